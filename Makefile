@@ -53,7 +53,7 @@ unit: $(VENV)/.dev $(VENV)/.model
 
 # Of the language, by its own tests: measuring takes as long as they do, so `make test` does not.
 coverage: $(VENV)/.dev $(VENV)/.model
-	$(PYTEST) tests/lang tests/test_protocol.py tests/test_wire.py --cov=sglang_lite.errors --cov=sglang_lite.wire --cov=sglang_lite.protocol --cov=sglang_lite.lang --cov-report=term:skip-covered --cov-fail-under=90
+	$(PYTEST) tests/lang tests/protocol/test_protocol.py tests/wire/test_wire.py --cov=sglang_lite.errors --cov=sglang_lite.wire --cov=sglang_lite.protocol --cov=sglang_lite.lang --cov-report=term:skip-covered --cov-fail-under=90
 
 # With the libraries that sglang_lite.integrations runs engines for, in an environment of their own: their plugins of
 # pytest would change other tests. And with Node's clients of a server, where npm is.

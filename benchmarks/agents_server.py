@@ -21,7 +21,7 @@ from typing import Any, cast
 import httpx
 
 from sglang_lite import Engine
-from sglang_lite.bench.agents import agents, run_agents, total_tokens_at_end
+from sglang_lite.bench.agents import draw_agents, run_agents, total_tokens_at_end
 from sglang_lite.protocol import Generation, SamplingParams, Usage
 
 
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--vllm", metavar="MODEL")
     options = parser.parse_args()
-    turns = agents(options.agents, scale=options.scale)
+    turns = draw_agents(options.agents, scale=options.scale)
     server = cast(Engine, Server(options.url, options.vllm))
     print(
         f"{options.agents} agents, {total_tokens_at_end(turns):,} tokens at their ends", flush=True

@@ -188,7 +188,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"{name:10}{len(waits):7}" + "".join(f"{1000 * each:10.1f}" for each in found) + f"{memory:9.0f}",
                   flush=True)  # fmt: skip
     finally:
-        server.end()
+        server.end_server()
 
 
 if __name__ == "__main__":

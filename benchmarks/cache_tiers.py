@@ -41,7 +41,7 @@ from benchmarks.machine import describe
 from sglang_lite import Engine
 from sglang_lite.bench.agents import AgentTurn, run_agents, total_tokens_at_end
 from sglang_lite.bench.shapes import SHAPES, load_shape
-from sglang_lite.bench.workloads import WORKLOADS, run
+from sglang_lite.bench.workloads import WORKLOADS, run_workload
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor.page_memory import GpuPageMemory, page_bytes
 from sglang_lite.runtime.kernels import blocks
@@ -295,7 +295,7 @@ def no_reuse(loaded: LoadedModel, less: int, repeat: int) -> None:
         rates: list[list[float]] = [[], []]
         for i in range(repeat + 1):
             for engine, found in zip((without, tiers), rates):
-                measured = run(engine, work)
+                measured = run_workload(engine, work)
                 if i:
                     found.append(sum(work.output_lengths) / measured.seconds)
     plain, with_tiers = (statistics.median(each) for each in rates)

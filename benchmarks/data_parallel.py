@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import sglang_lite as sgl
 from sglang_lite.bench.shapes import SHAPES, text_from_ids, write_model
-from sglang_lite.bench.workloads import WORKLOADS, Workload, generate
+from sglang_lite.bench.workloads import WORKLOADS, Workload, generate_all
 
 
 @sgl.function
@@ -43,9 +43,9 @@ def forked(s: Any, shared: str, own: list[str], new: tuple[int, ...]) -> None:
 def w1(engine: sgl.Engine, work: Workload, replicas: int, seed: int) -> float:
     """Tokens/s of the workload's requests, as many times as there are replicas."""
     draw = random.Random(seed)
-    prompts = [prompt for _ in range(replicas) for prompt in work.prompts(draw)]
+    prompts = [prompt for _ in range(replicas) for prompt in work.draw_prompts(draw)]
     engine.flush_cache()
-    return replicas * sum(work.output_lengths) / generate(
+    return replicas * sum(work.output_lengths) / generate_all(
         engine, prompts, work.output_lengths * replicas, work.temperature
     )  # fmt: skip
 
@@ -54,7 +54,7 @@ def fork64(engine: sgl.Engine, work: Workload, programs: int, seed: int) -> floa
     """Tokens/s of programs, each of which is the workload with other tokens."""
     draw, given = random.Random(seed), []
     for _ in range(programs):
-        prompts = work.prompts(draw)
+        prompts = work.draw_prompts(draw)
         shared, own = (
             prompts[0][: work.prefix_length],
             [prompt[work.prefix_length :] for prompt in prompts],

@@ -352,7 +352,7 @@ def main() -> int:
     try:
         return asyncio.run(run(process, grpc_port, given))
     finally:
-        process.end()
+        process.end_server()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from sglang_lite import Engine
 from sglang_lite.bench.shapes import SHAPES, load_shape
-from sglang_lite.bench.workloads import WORKLOADS, run
+from sglang_lite.bench.workloads import WORKLOADS, run_workload
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -48,7 +48,8 @@ def main(arguments: list[str] | None = None) -> None:
     for name in options.workload:
         work = WORKLOADS[name]()
         runs = [
-            [run(engine, work).seconds for engine in engines] for _ in range(options.repeat + 1)
+            [run_workload(engine, work).seconds for engine in engines]
+            for _ in range(options.repeat + 1)
         ]
         normal, deterministic = (statistics.median(each) for each in zip(*runs[1:]))
         print(f"{name:8} {normal:.3f} {deterministic:.3f} {normal / deterministic:.2f}", flush=True)

@@ -120,7 +120,7 @@ def shaped(shape: str, tokens: int, count: int, repeat: int) -> None:
             asked = EncodeRequest(ids, np.zeros_like(ids), lengths)
 
             def read() -> object:
-                return engine.core.ask(asked).result()
+                return engine.core.submit_call(asked).result()
 
             read()
             seconds = median(elapsed(read) for _ in range(repeat))

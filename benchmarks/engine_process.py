@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import sglang_lite as sgl
 from sglang_lite.bench.shapes import ON_CPUS, SHAPES, text_from_ids, write_model
-from sglang_lite.bench.workloads import WORKLOADS, run
+from sglang_lite.bench.workloads import WORKLOADS, run_workload
 from sglang_lite.protocol import Delta, SamplingParams
 
 TOKENS = 300_000  # of KV cache: two engines share a GPU
@@ -91,7 +91,9 @@ def undisturbed(
     for name in names:
         pairs = []
         for i in range(repeat + 1):  # the first warms up
-            took = {form: run(engine, work(name)).seconds for form, engine in engines.items()}
+            took = {
+                form: run_workload(engine, work(name)).seconds for form, engine in engines.items()
+            }
             if i:
                 pairs.append((took["here"], took["process"]))
         ratios = sorted(b / a for a, b in pairs)
@@ -110,18 +112,18 @@ def busy(
         for label, (code, count) in loops.items():
             took: dict[str, list[float]] = {"alone": [], "unrelated": [], "beside": []}
             for _ in range(repeat):
-                took["alone"].append(run(engine, work(name)).seconds)
+                took["alone"].append(run_workload(engine, work(name)).seconds)
                 with unrelated(code, count):
-                    took["unrelated"].append(run(engine, work(name)).seconds)
+                    took["unrelated"].append(run_workload(engine, work(name)).seconds)
                 with threads(code, count):
-                    took["beside"].append(run(engine, work(name)).seconds)
+                    took["beside"].append(run_workload(engine, work(name)).seconds)
             alone, apart, beside = (median(took[key]) for key in ("alone", "unrelated", "beside"))
             print(f"{name + ', ' + label:28}{alone:10.4f}{apart:11.4f}{beside:9.4f}{beside / alone:8.2f}"
                   f"{beside / apart:12.2f}", flush=True)  # fmt: skip
     few = work("decode1").scaled_down(8)
-    alone = run(engines["here"], few).seconds
+    alone = run_workload(engines["here"], few).seconds
     with threads(_PYTHON, 1):
-        beside = run(engines["here"], few).seconds
+        beside = run_workload(engines["here"], few).seconds
     tokens = few.output_lengths[0]
     print(
         f"in process: {tokens} tokens alone {alone:.4f} s, beside x += 1 {beside:.4f} s: {beside / alone:.0f}x"

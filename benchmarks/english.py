@@ -66,7 +66,10 @@ def is_participle(name: str) -> bool:
     """Returns whether a name is a single participle."""
     word = name.strip("_")
     return word in WORDS["irregular_participles"] or (
-        word.endswith("ed") and len(word) > 3 and word not in WORDS["not_participles"]
+        word.endswith("ed")
+        and "_" not in word
+        and len(word) > 3
+        and word not in WORDS["not_participles"]
     )
 
 

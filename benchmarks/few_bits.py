@@ -19,7 +19,7 @@ import torch
 
 from sglang_lite import Engine
 from sglang_lite.bench.shapes import SHAPES, load_shape
-from sglang_lite.bench.workloads import WORKLOADS, run
+from sglang_lite.bench.workloads import WORKLOADS, run_workload
 
 GPU = torch.cuda.is_available()
 FORMATS = ("bfloat16", "int4", "nf4", "gguf", "int8", "fp8")
@@ -67,7 +67,9 @@ def main() -> None:
             ]
             cells = "  ".join(f"{rows}: {each:.3f}" for rows, each in zip(options.rows, times))
             for work in options.workloads:
-                seconds = [run(engine, WORKLOADS[work]()).seconds for _ in range(options.repeat)]
+                seconds = [
+                    run_workload(engine, WORKLOADS[work]()).seconds for _ in range(options.repeat)
+                ]
                 cells += f"  {work}: {' '.join(f'{each:.3f}' for each in seconds)} s"
             print(
                 f"{name:9} {cells}  ({weights:.1f} GB, loading {peak - weights:.2f} GB)", flush=True

@@ -19,7 +19,7 @@ import torch
 
 from sglang_lite import Engine
 from sglang_lite.bench.shapes import SHAPES, load_shape
-from sglang_lite.bench.workloads import generate
+from sglang_lite.bench.workloads import generate_all
 
 # Cached tokens, new ones a prompt, prompts.
 ASKED = [
@@ -37,7 +37,7 @@ def ids(count: int) -> list[int]:
 
 def first(engine: Engine, cached: list[int], new: int, rows: int) -> float:
     """Seconds until all of these prompts have a token."""
-    return generate(engine, [cached + ids(new) for _ in range(rows)], (1,) * rows, 0.0)
+    return generate_all(engine, [cached + ids(new) for _ in range(rows)], (1,) * rows, 0.0)
 
 
 def beside(engine: Engine, rows: int, new: int) -> tuple[float, int, float]:
@@ -47,7 +47,7 @@ def beside(engine: Engine, rows: int, new: int) -> tuple[float, int, float]:
     took: list[float] = []
     decoding = threading.Thread(
         target=lambda: took.append(
-            generate(engine, [ids(100) for _ in range(rows)], (300,) * rows, 0.0)
+            generate_all(engine, [ids(100) for _ in range(rows)], (300,) * rows, 0.0)
         )
     )
     decoding.start()
@@ -70,7 +70,7 @@ def main() -> None:
         for cached, new, rows in ASKED:
             prefix = ids(cached)
             if prefix:
-                generate(engine, [prefix], (1,), 0.0)
+                generate_all(engine, [prefix], (1,), 0.0)
             times = [first(engine, prefix, new, rows) for _ in range(asked.repeat + 2)][2:]
             print(
                 f"{cached:8}{new:8}{rows:6}{1e3 * statistics.median(times):9.2f}{1e3 * min(times):9.2f}",

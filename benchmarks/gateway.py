@@ -160,7 +160,7 @@ def main() -> None:
     gateway = Gateway(ServerSettings(log_level="error"), replicas, "127.0.0.1", port)
     try:
         for stub in stubs:
-            gateway.add(stub.url)
+            gateway.add_worker(stub.url)
         while len(gateway.known) < len(stubs):
             time.sleep(0.1)
         time.sleep(2)  # it asks them for their load

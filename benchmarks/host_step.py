@@ -68,7 +68,7 @@ def measure(
     for _ in range(steps):
         began = time.perf_counter()
         engine.loop.inbox.run()
-        engine.loop.step()
+        engine.loop.run_step()
         times.append(time.perf_counter() - began)
     return times, first
 

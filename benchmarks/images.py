@@ -395,7 +395,10 @@ class Benchmark:
         def prepared() -> Callable[[], object]:
             images = self.take(number)
             ready.update(
-                {each: prepare(preparer, media.item(Media(each, "image/jpeg"))) for each in images}
+                {
+                    each: prepare(preparer, media.media_item(Media(each, "image/jpeg")))
+                    for each in images
+                }
             )
             return partial(self.ours.ask, images, asked)
 

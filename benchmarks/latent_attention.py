@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 import triton
 
-from sglang_lite.bench.limits import measure
+from sglang_lite.bench.limits import measure_rates
 from sglang_lite.runtime.attention import latent as attention
 from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.latent import LatentAttention
@@ -82,7 +82,7 @@ def milliseconds(heads: int, cache: KVCache, plan: DevicePlan, tokens: int) -> f
 def launches(sweep: bool, heads: int) -> Iterator[tuple[str, Launch | None]]:
     """Names and launches: None for the one in use, then others that can be tried."""
     yield "", None
-    queries = latent_attention.head_block(heads)
+    queries = latent_attention.heads_per_program(heads)
     for tokens, warps, stages in LAUNCHES if sweep else ():
         if (warps == 8) >= (queries >= 64):
             yield (
@@ -115,7 +115,7 @@ def main() -> None:
     )
     sweep = parser.parse_args().sweep
     torch.manual_seed(0)
-    rates = measure()
+    rates = measure_rates()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}, "
           f"copies {rates.bytes_per_s / 1e12:.2f} TB/s, products {rates.flops_per_s / 1e12:.0f} TFLOP/s")  # fmt: skip
     print(f"{'':44}{'us':>9}{'TB/s':>7}{'share':>7}{'TFLOP/s':>9}")

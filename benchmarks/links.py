@@ -61,7 +61,7 @@ def check(ranks: GpuRanks, device: torch.device, steps: int) -> None:
         match dice.choice(["sum", "parts", "norm", "gather"]):
             case "sum":
                 found = ranks.sum(own.clone())
-            case "parts" if ranks.parts is not None and ranks.parts.takes(own):
+            case "parts" if ranks.parts is not None and ranks.parts.can_sum(own):
                 found = sum_parts(own, ranks.parts)
             case "norm" if fused is not None:
                 residual = torch.zeros_like(own).view(rows, -1)
@@ -137,7 +137,7 @@ def rank_main(rank: int, count: int, share: bool, meeting: str, small: bool) -> 
             found[2] = (
                 f"{graph_us(partial(add_norm, rows, torch.zeros_like(rows), weight, 1e-5, None, peers)):.1f}"
             )
-        if ranks.parts is not None and ranks.parts.takes(x):
+        if ranks.parts is not None and ranks.parts.can_sum(x):
             found[3] = f"{graph_us(partial(sum_parts, x, ranks.parts)):.1f}"
         if ranks.nccl is not None:
             found[4] = f"{graph_us(partial(nccl.sum, x)):.1f}"

@@ -136,7 +136,7 @@ def filled(model: GpuDecoder, count: int, rank: int) -> GpuAdapters:
     )
     one = Adapter("random", 1, rank, (), "", pages=matrices)
     for number in range(count):
-        adapters.write(number, range(number * pages, (number + 1) * pages), one)
+        adapters.write_adapter_slot(number, range(number * pages, (number + 1) * pages), one)
     return adapters
 
 

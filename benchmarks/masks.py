@@ -183,7 +183,7 @@ def main() -> None:
     if options.vocabulary:
         tokenizer.backend.add_special_tokens([AddedToken("<|endoftext|>", special=True)])
         size, eos = PADDED, [size]
-    vocabulary = Vocabulary.of(tokenizer, size, eos)
+    vocabulary = Vocabulary.from_tokenizer(tokenizer, size, eos)
     words = -(-len(vocabulary.tokens) // 32)
     masks = np.empty((options.rows, words), np.int32)
     print(machine.describe())

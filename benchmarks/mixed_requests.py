@@ -631,7 +631,7 @@ def main() -> int:
     try:
         return asyncio.run(soak(server, options))
     finally:
-        server.end()
+        server.end_server()
 
 
 if __name__ == "__main__":

@@ -62,8 +62,8 @@ class Counting(SteppedEngine):
 
         self.scheduler.record_launch = counted  # type: ignore[method-assign]  # to count
         if not knows:
-            self.scheduler.pauses.want = _nothing  # type: ignore[method-assign]  # to switch it off
-            self.scheduler.pauses.begin = _nothing  # type: ignore[method-assign]  # as above
+            self.scheduler.pauses.pause_at_next_step = _nothing  # type: ignore[method-assign]  # to switch it off
+            self.scheduler.pauses.begin_pause = _nothing  # type: ignore[method-assign]  # as above
             self.scheduler.pauses.growth_ahead = _no_tokens  # type: ignore[method-assign]  # as above
 
     def check(self) -> None:

@@ -34,7 +34,7 @@ from sglang_lite.constraints.python_types.value_type import value_type
 from sglang_lite.protocol import JsonSchema
 from sglang_lite.runtime.structured_output.base import Matcher, next_mask
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
-from sglang_lite.runtime.structured_output.vocabulary import tokens_of
+from sglang_lite.runtime.structured_output.vocabulary import list_allowed_tokens
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 
@@ -58,7 +58,9 @@ def by_chance(matcher: Matcher, dice: Random, tokenizer: Tokenizer) -> Iterator[
     """Tokens that a model with random logits writes."""
     while not matcher.finished:
         allowed = [
-            each for each in tokens_of(next_mask(matcher)) if each not in tokenizer.special_ids
+            each
+            for each in list_allowed_tokens(next_mask(matcher))
+            if each not in tokenizer.special_ids
         ]
         if not allowed and matcher.complete:
             return

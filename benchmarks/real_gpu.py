@@ -34,8 +34,8 @@ from typing import Any
 import torch
 
 import sglang_lite as sgl
-from sglang_lite.bench.limits import Rates, measure
-from sglang_lite.bench.workloads import WORKLOADS, Workload, run
+from sglang_lite.bench.limits import Rates, measure_rates
+from sglang_lite.bench.workloads import WORKLOADS, Workload, run_workload
 from sglang_lite.commands.verify.engines import GreedyAnswer, answer_greedily
 from sglang_lite.commands.verify.greedy import measure_distance
 from sglang_lite.commands.verify.texts import PROMPTS
@@ -103,7 +103,7 @@ def measure_speeds(engine: sgl.Engine, repeat: int) -> dict[str, float]:
     """Median seconds of each workload; the first run of each warms up."""
     found = {}
     for name, workload in SPEEDS.items():
-        seconds = [run(engine, WORKLOADS[workload]()).seconds for _ in range(repeat + 1)]
+        seconds = [run_workload(engine, WORKLOADS[workload]()).seconds for _ in range(repeat + 1)]
         found[name] = median(seconds[1:])
     return found
 
@@ -150,7 +150,7 @@ def main() -> None:
         Format("int4", folder, {"quantization": "int4"}, 0.5 + 2 / 128),
         Format("file", options.file, {}, None),
     ]
-    rates = measure()
+    rates = measure_rates()
     spec = open_model_files(folder).spec
     assert isinstance(spec, ModelSpec)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.file.name}")

@@ -90,11 +90,11 @@ class ScriptedCore:
         sink: Callable[[Any], None],
         flush: Callable[[], object] | None = None,
     ) -> Ticket:  # each kind of submission has its own events
-        request.check()
-        sink = self._flushes.with_flush(sink, flush)
+        request.check_fields()
+        sink = self._flushes.wrap_sink_with_flush(sink, flush)
         match request:
             case GenerateRequest():
-                count = self.builder.resolved(request.params).max_tokens
+                count = self.builder.resolve_with_defaults(request.params).max_tokens
                 return self._begin(_Generating(sink, count, request.stream))
             case ProgramRequest():
                 _check_nodes(request.program.nodes)
@@ -112,7 +112,7 @@ class ScriptedCore:
     def open_program(
         self, request: OpenRequest, sink: ProgramSink, flush: Callable[[], object] | None = None
     ) -> OpenProgram:
-        sink = self._flushes.with_flush(sink, flush)
+        sink = self._flushes.wrap_sink_with_flush(sink, flush)
         playing = _Playing(sink, (), self.vocab_size, stream=request.stream, closed=False)
         return _Growing(playing, self._begin(playing))
 
@@ -150,13 +150,13 @@ class ScriptedCore:
                 with self._lock:
                     gone = set(map(id, ended))
                     self._open = [row for row in self._open if id(row) not in gone]
-            self._flushes.flush()
+            self._flushes.call_flush_callbacks()
         for row in self._open:
             row.sink(EngineClosedError("the engine was closed before the request finished."))
 
     # --------------------------------------------------------------------------- the rest of a core
 
-    def ask(self, call: EngineCall[R]) -> Future[R]:
+    def submit_call(self, call: EngineCall[R]) -> Future[R]:
         answer: Future[Any] = Future()
         match call:
             case UpdateWeights():
@@ -239,7 +239,7 @@ class _Growing:
     def abort(self) -> None:
         self._ticket.abort()
 
-    def drop(self, path: tuple[int, ...]) -> None:
+    def drop_branch(self, path: tuple[int, ...]) -> None:
         self.abort()
 
     def expect_pause(self, path: tuple[int, ...], seconds: float) -> None:

@@ -49,7 +49,7 @@ from sglang_lite.runtime.core.step_loop import RequestEnds
 from sglang_lite.runtime.core.token_reader import TokenReader
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.requests.output_builder import Finish
-from sglang_lite.runtime.requests.random_uniforms import seed_of_sample
+from sglang_lite.runtime.requests.random_uniforms import derive_sample_seed
 
 EXAMPLES = 3
 CALL = 30  # tokens of a call around its arguments, at most
@@ -96,8 +96,8 @@ class Log:
         """Replaces the methods that end a request, read a step's tokens, and give a request its
         seed.
         """
-        log, finish, read = self, RequestEnds.finish, TokenReader.read
-        give = getattr(RequestBuilder, "_give_prompt")  # noqa: B009, as it is private
+        log, finish, read = self, RequestEnds.end_with_result, TokenReader.read_draws
+        give = getattr(RequestBuilder, "_set_prompt")  # noqa: B009, as it is private
 
         def noted_finish(self: Any, request: Any, end: Any) -> None:
             log.note(request, self._scheduler.store.table, end.reason)
@@ -123,9 +123,9 @@ class Log:
                 request.seed = request.seed if said is None else int(said[1])
 
         with (
-            mock.patch.object(RequestEnds, "finish", noted_finish),
-            mock.patch.object(TokenReader, "read", capped_read),
-            mock.patch.object(RequestBuilder, "_give_prompt", seeded_give),
+            mock.patch.object(RequestEnds, "end_with_result", noted_finish),
+            mock.patch.object(TokenReader, "read_draws", capped_read),
+            mock.patch.object(RequestBuilder, "_set_prompt", seeded_give),
         ):
             yield
 
@@ -158,7 +158,7 @@ class Run:
             drawn, WAYS[name](self.context, [(source, UNLIMITED) for source in drawn], False)
         ):
             draws = [
-                self.log.taken(seed_of_sample(source.seed, i), UNLIMITED)
+                self.log.taken(derive_sample_seed(source.seed, i), UNLIMITED)
                 for i in range(source.samples)
             ]
             if not all(draws):
@@ -204,7 +204,7 @@ class Run:
         return sorted(found)
 
     def _drawn(self, source: Source, sample: int, limit: int) -> Draws | None:
-        found = self.log.taken(seed_of_sample(source.seed, sample), limit)
+        found = self.log.taken(derive_sample_seed(source.seed, sample), limit)
         return found[-1] if found else None
 
     def _judge(
@@ -233,7 +233,7 @@ class Run:
         """A stream has to say what the whole answer says."""
         source, limit = call
         for i, (one, other) in enumerate(zip(whole, stream)):
-            self.log.taken(seed_of_sample(source.seed, i), limit)
+            self.log.taken(derive_sample_seed(source.seed, i), limit)
             self.judge.case(name, "streams")
             if (one.text, one.finish, one.calls) != (
                 other.text,

@@ -14,7 +14,7 @@ import torch
 
 import sglang_lite as sgl
 from sglang_lite.bench.shapes import SHAPES, load_shape
-from sglang_lite.bench.workloads import WORKLOADS, run
+from sglang_lite.bench.workloads import WORKLOADS, run_workload
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.models.parameters import parameters
 
@@ -66,10 +66,10 @@ def w1_by_turns(shape: str, pairs: int, shorten: int) -> None:
         start(shape, saver=True, room=room) as saving,
     ):
         for engine in (plain, saving):
-            run(engine, work)
+            run_workload(engine, work)
         for turn in range(pairs):
             order = (plain, saving) if turn % 2 else (saving, plain)
-            found = {engine: run(engine, work).seconds for engine in order}
+            found = {engine: run_workload(engine, work).seconds for engine in order}
             ratios.append(found[plain] / found[saving])
     print(
         f"W1, tokens divided by {shorten}, {pairs} pairs, the last {found[plain]:.3f} and {found[saving]:.3f} s"

@@ -331,7 +331,7 @@ class Wrong:
 
     name = "prompt"
 
-    def drafts(self, *_: object) -> bool:
+    def can_draft(self, *_: object) -> bool:
         return True
 
     def make_guesser(self, *_: object) -> Guesser:
@@ -344,7 +344,7 @@ class Wrong:
 class Free(StepCost):
     """Cost of steps that drafts add nothing to, so that all are computed."""
 
-    def seconds(self, tokens: int) -> float:
+    def estimate_seconds(self, tokens: int) -> float:
         return 1.0
 
 

@@ -52,7 +52,7 @@ class Simulated:
         self.answers: dict[int, Sequence[int]] = {}
         self._dice = random.Random(0)
 
-    def drafts(self, request: object) -> bool:
+    def can_draft(self, request: object) -> bool:
         return True
 
     def make_guesser(self, request: Any, known: Any, *_: object) -> Guesser:  # as of Drafter

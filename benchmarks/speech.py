@@ -34,9 +34,9 @@ from transformers import GenerationConfig, GenerationMixin, WhisperConfig, Whisp
 from transformers import WhisperForConditionalGeneration as Whisper
 
 import sglang_lite as sgl
-from sglang_lite.media_files import MAX_SECONDS, encode_wav, samples
+from sglang_lite.media.files import MAX_SECONDS, decode_samples, encode_wav
 from sglang_lite.protocol import Media, Prompt, SamplingParams, Span
-from sglang_lite.runtime.media.speech import WhisperSpeech, speech_of
+from sglang_lite.runtime.media.speech import WhisperSpeech, load_whisper_speech
 from tests.real.convert_whisper import END, convert, save_rest, whisper_config
 
 GPU = torch.cuda.is_available()
@@ -64,10 +64,14 @@ def compare(source: Path, files: list[Path], language: str) -> None:
         convert(source, folder)
         extractor = WhisperFeatureExtractor.from_pretrained(folder)
         with sgl.Engine(made, in_process=True, device="cpu", dtype="float32", threads=1) as engine:
-            speech = speech_of(engine.core.builder.media, engine.tokenizer, lambda: folder)
+            speech = load_whisper_speech(
+                engine.core.builder.media, engine.tokenizer, lambda: folder
+            )
             assert isinstance(speech, WhisperSpeech)
             for file in files:
-                heard = samples(Media(file.read_bytes(), "audio/*"), RATE, MAX_SECONDS)[:WINDOW]
+                heard = decode_samples(Media(file.read_bytes(), "audio/*"), RATE, MAX_SECONDS)[
+                    :WINDOW
+                ]
                 features = extractor(heard, sampling_rate=RATE, return_tensors="np").input_features
                 for timed in (False, True):
                     start = speech.instructions(language, "transcribe", timed=timed)
@@ -80,7 +84,7 @@ def compare(source: Path, files: list[Path], language: str) -> None:
                     begun, answer = time.process_time(), Future[Any]()
                     engine.submit(
                         speech.prompt(encode_wav(heard, RATE), start), SamplingParams(max_tokens=448, temperature=0),
-                        sink=answer.set_result, logit_processor=speech.rules(start, timed=timed),
+                        sink=answer.set_result, logit_processor=speech.logit_rules(start, timed=timed),
                     )  # fmt: skip
                     ids, ours = (
                         [each for each in answer.result().token_ids if each != speech.end],

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import sglang_lite as sgl
 from sglang_lite.bench.shapes import SHAPES, hf_config
-from sglang_lite.bench.workloads import WORKLOADS, generate, run
+from sglang_lite.bench.workloads import WORKLOADS, generate_all, run_workload
 from sglang_lite.protocol import SamplingParams
 
 MOST = 14  # kernels of a table
@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> None:
                 input_ids=[5, 6, 7], sampling_params={"max_new_tokens": 8, "ignore_eos": True}
             )
             engine.start_profile(folder)
-            generate(engine, prompts, (1,) * options.rows, 1.0)
+            generate_all(engine, prompts, (1,) * options.rows, 1.0)
             table(engine.stop_profile(), "prefill")
             params = SamplingParams(max_tokens=LONGEST, ignore_eos=True)
             tickets = [engine.submit(prompt, params, sink=lambda _: None) for prompt in prompts]
@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> None:
                 ticket.abort()
             if options.w1:
                 work = WORKLOADS["w1"]()
-                found = run(engine, work)
+                found = run_workload(engine, work)
                 rate = sum(work.output_lengths) / found.seconds
                 print(
                     f"w1: {found.seconds:.2f} s, {found.steps} steps, {rate:.0f} tokens/s",

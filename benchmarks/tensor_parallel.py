@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import sglang_lite as sgl
 from sglang_lite.bench.shapes import SHAPES, hf_config
-from sglang_lite.bench.workloads import WORKLOADS, run
+from sglang_lite.bench.workloads import WORKLOADS, run_workload
 from sglang_lite.protocol import Generation, SamplingParams
 
 ROWS, TOKENS = 8, 64  # answers that are compared
@@ -110,7 +110,9 @@ def main(arguments: list[str] | None = None) -> None:
                         if options.device == "cuda"
                         else WORKLOADS[name]().scaled_down(64)
                     )
-                    seconds = [run(engine, work).seconds for _ in range(options.repeat + 1)][1:]
+                    seconds = [
+                        run_workload(engine, work).seconds for _ in range(options.repeat + 1)
+                    ][1:]
                     tokens = sum(work.output_lengths)
                     each = statistics.median(seconds)
                     print(

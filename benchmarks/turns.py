@@ -4,7 +4,7 @@ no network.
     python benchmarks/turns.py [--record]
 
 The model is a scripted chat API without prefill. Its first answer to a text is one of the
-checked-in ones in tests/lang/backends/turns: written by hand at three levels of format noise, or
+checked-in ones in tests/lang/backend/turns: written by hand at three levels of format noise, or
 the default model's (`--record` makes those). Where it is asked to go on, it goes on with the right
 fields. A token is a word, a number or a mark.
 """

@@ -62,7 +62,7 @@ def main() -> None:
     for _ in range(options.waiting):
         engine.start([draw.randrange(1, 27) for _ in range(60)], greedy(options.answer))
     engine.loop.inbox.run()
-    plan, times = engine.scheduler.plan, []
+    plan, times = engine.scheduler.plan_batch, []
 
     def timed() -> object:
         began = time.process_time()
@@ -70,7 +70,7 @@ def main() -> None:
         times.append(time.process_time() - began)
         return batch
 
-    engine.scheduler.plan = timed  # type: ignore[method-assign, assignment]  # measured
+    engine.scheduler.plan_batch = timed  # type: ignore[method-assign, assignment]  # measured
     for i in range(options.steps):
         engine.step()
         if programs and i % 3 == 0:

@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 
 from sglang_lite import Engine
-from sglang_lite.bench.shapes import tokenizer
+from sglang_lite.bench.shapes import make_tokenizer
 from sglang_lite.runtime.executor.kv_pool_size import pool_bytes
 from sglang_lite.runtime.loading.load_model import LoadedModel, precision
 from sglang_lite.runtime.models.decoder import Decoder
@@ -65,7 +65,9 @@ def load(spec: ModelSpec) -> LoadedModel:
             spec, DummySource(device), precision("auto", device), device, spec.max_positions
         )
     size = spec.vocab_size
-    return LoadedModel("gpt-oss", model, tokenizer(size), size, frozenset(), spec.max_positions)
+    return LoadedModel(
+        "gpt-oss", model, make_tokenizer(size), size, frozenset(), spec.max_positions
+    )
 
 
 def main() -> None:

@@ -32,8 +32,8 @@ from sglang_lite.commands.parser import (
     CommandParser,
     add_file,
     add_model,
-    near,
     split_file_and_function,
+    suggest_near,
 )
 from sglang_lite.commands.verify import command as verify
 from sglang_lite.protocol import (
@@ -57,15 +57,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser, commands = _parser(arguments)
+    parser, commands = _build_parser(arguments)
     if not arguments:
         parser.print_help(sys.stderr)
         return 2
     if arguments[0] not in commands and not arguments[0].startswith("-"):
-        parser.error(f"there is no command {arguments[0]!r}{near(arguments[0], commands)}")
+        parser.error(f"there is no command {arguments[0]!r}{suggest_near(arguments[0], commands)}")
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        commands[options.command].refuse(unknown)
+        commands[options.command].reject_unknown(unknown)
     try:
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser(arguments: Sequence[str]) -> tuple[CommandParser, Mapping[str, CommandParser]]:
+def _build_parser(arguments: Sequence[str]) -> tuple[CommandParser, Mapping[str, CommandParser]]:
     """Builds the parser of the command line and those of the commands. `arguments` are those that
     will be parsed.
     """
@@ -121,7 +121,7 @@ def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
         from sglang_lite.server import flags
     except ModuleNotFoundError as error:
         raise _missing_packages_exit(error) from error
-    flags.add(parser)
+    flags.add_serve_flags(parser)
     parser.add_argument(
         "--config",
         action=ConfigFile,
@@ -140,7 +140,7 @@ def _missing_packages_exit(error: ModuleNotFoundError) -> SystemExit:
 def _run_serve(options: argparse.Namespace) -> int:
     from sglang_lite.server import flags
 
-    settings, engine, several = flags.read(options)
+    settings, engine, several = flags.read_serve_flags(options)
     if engine.get("node_rank"):
         return _run_node(engine)
     if several.replicas or several.workers:
@@ -195,7 +195,7 @@ def _run_completion(options: argparse.Namespace) -> int:
     from sglang_lite.commands.completion import SHELLS
     from sglang_lite.runtime.host.installed import is_installed
 
-    _, commands = _parser(["serve"] if is_installed("uvicorn") else [])
+    _, commands = _build_parser(["serve"] if is_installed("uvicorn") else [])
     words = {
         name: dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][\w-]*", own.format_help()))
         for name, own in commands.items()
@@ -229,11 +229,11 @@ def _run_chat(options: argparse.Namespace) -> int:
     return 0
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run_program(options: argparse.Namespace) -> int:
     """Prints the variables of each run as JSON; for rows, one line per run. Returns exit status 1
     if a run has failed.
     """
-    from sglang_lite.commands.run_file import load_program, parse_arguments, results
+    from sglang_lite.commands.run_file import load_program, parse_arguments, run_on_rows
     from sglang_lite.engine.engine import Engine
 
     file, function = split_file_and_function(options.file)
@@ -244,7 +244,7 @@ def _run(options: argparse.Namespace) -> int:
             program = load_program(file, function)
         arguments = parse_arguments(program, options.arg)
         engine = None if options.model is None else stack.enter_context(Engine(options.model))
-        for result in results(program, arguments, options.rows, engine, options.seed):
+        for result in run_on_rows(program, arguments, options.rows, engine, options.seed):
             failed |= "error" in result and len(result) == 1
             print(
                 json.dumps(result, ensure_ascii=ascii_only, indent=None if options.rows else 2),
@@ -256,10 +256,10 @@ def _run(options: argparse.Namespace) -> int:
 def _run_playground(options: argparse.Namespace) -> int:
     from sglang_lite.engine.engine import Engine
     from sglang_lite.playground.programs import Playground
-    from sglang_lite.server.http.sockets import bound
+    from sglang_lite.server.http.sockets import bind_socket
 
     try:
-        from sglang_lite.playground.app import serve
+        from sglang_lite.playground.app import serve_playground
     except ModuleNotFoundError as error:
         raise _missing_packages_exit(error) from error
     file, function = split_file_and_function(options.file)
@@ -268,9 +268,9 @@ def _run_playground(options: argparse.Namespace) -> int:
             "FILE", f"there is no file {file}.", hint="Give prog.py, or prog.py:function."
         )
     with contextlib.ExitStack() as stack:
-        listening = stack.enter_context(bound("127.0.0.1", options.port))
+        listening = stack.enter_context(bind_socket("127.0.0.1", options.port))
         engine = None if options.model is None else stack.enter_context(Engine(options.model))
-        serve(Playground(file, function, engine), listening, partial(print, flush=True))
+        serve_playground(Playground(file, function, engine), listening, partial(print, flush=True))
     return 0
 
 
@@ -299,7 +299,7 @@ def _run_lint(options: argparse.Namespace) -> int:
     after an error.
     """
     from sglang_lite.lint import lint
-    from sglang_lite.lint.report import Prices, written
+    from sglang_lite.lint.report import Prices, format_reports
 
     file, function = split_file_and_function(options.file)
     try:
@@ -312,7 +312,7 @@ def _run_lint(options: argparse.Namespace) -> int:
     except SglError as error:
         print(f"sglang-lite: {error}", file=sys.stderr)
         return 2
-    print(written(reports, options.format), end="")
+    print(format_reports(reports, options.format), end="")
     return 1 if any(report.findings for report in reports) else 0
 
 
@@ -329,7 +329,7 @@ def _run_bench(options: argparse.Namespace) -> int:
     from sglang_lite.runtime.host.installed import check_engine_packages
 
     check_engine_packages("a measurement")
-    from sglang_lite.bench.report import print_agents_report, report
+    from sglang_lite.bench.report import print_agents_report, print_report
     from sglang_lite.bench.shapes import SHAPES
     from sglang_lite.bench.workloads import WORKLOADS
     from sglang_lite.runtime.parallel.layout import Parallel
@@ -363,7 +363,7 @@ def _run_bench(options: argparse.Namespace) -> int:
         raise ParameterError(
             "--tp", "transformers' code runs on one GPU.", hint="Leave one of the two out."
         )
-    report(
+    print_report(
         options.shape,
         names,
         options.repeat,
@@ -432,7 +432,7 @@ def _run_grammar(options: argparse.Namespace) -> int:
     return 0 if matched else 1
 
 
-def _command_with(
+def _build_flag_adder(
     run: Callable[[argparse.Namespace], int], *flags: Callable[[argparse.ArgumentParser], object]
 ) -> Callable[[argparse.ArgumentParser], None]:
     """Returns a function that adds flags to a command's parser and sets the function that runs the
@@ -448,32 +448,28 @@ def _command_with(
 
 
 # of `add_argument`
-def _flag_adder(*names: str, **options: Any) -> Callable[[argparse.ArgumentParser], object]:
+def _flag(*names: str, **options: Any) -> Callable[[argparse.ArgumentParser], object]:
     return lambda parser: parser.add_argument(*names, **options)
 
 
 def _add_grammar_flags(grammar: argparse.ArgumentParser) -> None:
     actions = grammar.add_subparsers(dest="action", required=True, metavar="ACTION")
     told = "report what is enforced and what is refused; exit status 1 if something is refused"
-    _command_with(
+    _build_flag_adder(
         _run_grammar,
-        _flag_adder("file", type=Path, help=f"a file that ends in {', '.join(_KINDS)}"),
-        _flag_adder(
+        _flag("file", type=Path, help=f"a file that ends in {', '.join(_KINDS)}"),
+        _flag(
             "--match",
             metavar="TEXT",
             help="also report whether TEXT is allowed; exit status 1 if it is not",
         ),
-        _flag_adder(
-            "--model", help="compile for the tokens of this model (default: one token per byte)"
-        ),
-        _flag_adder(
+        _flag("--model", help="compile for the tokens of this model (default: one token per byte)"),
+        _flag(
             "--closed",
             action="store_true",
             help="objects have the members that the schema names, no others",
         ),
-        _flag_adder(
-            "--best-effort", action="store_true", help="check afterwards what can't be enforced"
-        ),
+        _flag("--best-effort", action="store_true", help="check afterwards what can't be enforced"),
     )(actions.add_parser("check", help=told))
 
 
@@ -493,28 +489,28 @@ _GROUPS = {
     "begin": (
         _Command(
             "init", "write a project: a program, its test, rows of data", "sglang-lite init extraction",
-            _command_with(
+            _build_flag_adder(
                 _run_init,
-                _flag_adder("folder", type=Path, metavar="DIR",
+                _flag("folder", type=Path, metavar="DIR",
                     help="the folder to write; it is made if it is not there",
                 ),
             ),
         ),
         _Command(
             "doctor", "tell what this machine can run, how fast, and what is missing", "sglang-lite doctor",
-            _command_with(_run_doctor),
+            _build_flag_adder(_run_doctor),
         ),
         _Command(
             "chat", "talk with a model", "sglang-lite chat --system 'Be brief.'",
-            _command_with(
+            _build_flag_adder(
                 _run_chat,
-                _flag_adder("--model", help="a model, as for Engine (default: the default model)"),
-                _flag_adder("--system", default="", metavar="TEXT", help="text of the system turn (default: none)"),
-                _flag_adder(
+                _flag("--model", help="a model, as for Engine (default: the default model)"),
+                _flag("--system", default="", metavar="TEXT", help="text of the system turn (default: none)"),
+                _flag(
                     "--max-tokens", type=int, default=512, metavar="N",
                     help="largest number of tokens of an answer (default: 512)",
                 ),
-                _flag_adder(
+                _flag(
                     "--temperature", type=float, default=0.0, metavar="T",
                     help="0 for the likeliest tokens, 1 for draws (default: 0)",
                 ),
@@ -523,25 +519,25 @@ _GROUPS = {
         _Command(
             "completion", "print a script by which a shell completes commands and flags",
             "sglang-lite completion bash >> ~/.bashrc",
-            _command_with(_run_completion, _flag_adder("shell", choices=("bash", "zsh", "fish"), help="the shell")),
+            _build_flag_adder(_run_completion, _flag("shell", choices=("bash", "zsh", "fish"), help="the shell")),
         ),
     ),
     "programs": (
         _Command(
             "run", "run a program of a file, on arguments or on rows of a file",
             "sglang-lite run prog.py --arg day=Monday",
-            _command_with(
-                _run, add_file,
-                _flag_adder(
+            _build_flag_adder(
+                _run_program, add_file,
+                _flag(
                     "--arg", action="append", default=[], metavar="NAME=VALUE",
                     help="an argument of the program, several times for several; JSON, or else text (default: none)",
                 ),
-                _flag_adder(
+                _flag(
                     "--rows", type=Path, metavar="ROWS.jsonl",
                     help="run once for each row, a JSON object of arguments per line",
                 ),
                 add_model,
-                _flag_adder("--seed", type=int, help="seed of the draws (default: another one each time)"),
+                _flag("--seed", type=int, help="seed of the draws (default: another one each time)"),
             ),
         ),
         _Command(
@@ -555,9 +551,9 @@ _GROUPS = {
         _Command(
             "playground", "open a page that changes a program's prompts, schemas and answers, and runs it",
             "sglang-lite playground prog.py",
-            _command_with(
+            _build_flag_adder(
                 _run_playground, add_file, add_model,
-                _flag_adder("--port", type=int, default=0,
+                _flag("--port", type=int, default=0,
                     help="port of the page on this machine (default: a free one)",
                 ),
             ),
@@ -565,39 +561,39 @@ _GROUPS = {
         _Command(
             "lint", "find faults in programs without running them; count the tokens that runs share",
             "sglang-lite lint prog.py --data rows.jsonl",
-            _command_with(
+            _build_flag_adder(
                 _run_lint, add_file,
-                _flag_adder(
+                _flag(
                     "--data", type=Path, metavar="ROWS.jsonl",
                     help="arguments of the program: one JSON object per line",
                 ),
-                _flag_adder(
+                _flag(
                     "--model",
                     help="model that the programs are for, whose tokens are counted (default: the default model's are)",
                 ),
-                _flag_adder(
+                _flag(
                     "--fail-under", type=float, metavar="PERCENT",
                     help="exit status 1 if the cache serves less than this share of the prompts (default: 0)",
                 ),
-                _flag_adder(
+                _flag(
                     "--price", type=float, help="price of a million prompt tokens (default: no costs are reported)"
                 ),
-                _flag_adder(
+                _flag(
                     "--cached-price", type=float, default=0.0,
                     help="price of a million cached prompt tokens (default: 0)",
                 ),
-                _flag_adder(
+                _flag(
                     "--format", choices=("text", "json"), default="text", help="form of the report (default: text)"
                 ),
             ),
         ),
         _Command(
             "trace", "make an HTML page of a run's trace, as Trace.save writes it", "sglang-lite trace plan.jsonl",
-            _command_with(
+            _build_flag_adder(
                 _run_trace,
-                _flag_adder("file", type=Path, help="JSON lines that state.trace().save(…) has written"),
-                _flag_adder("beside", type=Path, nargs="?", metavar="OTHER", help="another run, shown beside it"),
-                _flag_adder("-o", "--output", type=Path,
+                _flag("file", type=Path, help="JSON lines that state.trace().save(…) has written"),
+                _flag("beside", type=Path, nargs="?", metavar="OTHER", help="another run, shown beside it"),
+                _flag("-o", "--output", type=Path,
                     help="the page to write (default: FILE with the ending .html)",
                 ),
             ),
@@ -622,7 +618,7 @@ _GROUPS = {
         ),
         _Command(
             "serve", "serve a model over HTTP: SGLang's, OpenAI's, Anthropic's and Ollama's protocols",
-            "sglang-lite serve --model-path Qwen/Qwen3-0.6B --port 30000", _command_with(_run_serve),
+            "sglang-lite serve --model-path Qwen/Qwen3-0.6B --port 30000", _build_flag_adder(_run_serve),
         ),
         _Command(
             "warm", "load a model once, so that its GPU kernels are compiled and cached",
@@ -643,32 +639,32 @@ _GROUPS = {
         _Command(
             "bench", "measure a GPU, and vllm and sglang if installed, with random weights",
             "sglang-lite bench --workload w1",
-            _command_with(
+            _build_flag_adder(
                 _run_bench,
-                _flag_adder(
+                _flag(
                     "--shape", default="llama-3.1-8b",
                     help="llama-3.1-8b (default), qwen3-0.6b, qwen3-14b, qwen3-30b-a3b, deepseek-v2-lite; small: on "
                     "CPUs, too",
                 ),
-                _flag_adder(
+                _flag(
                     "--workload", nargs="+", metavar="NAME", help="w1, decode1, fork64 … (default: all); or agents"
                 ),
-                _flag_adder(
+                _flag(
                     "--repeat", type=int, default=3, help="runs of each workload after the first one (default: 3)"
                 ),
-                _flag_adder("--fp8", action="store_true",
+                _flag("--fp8", action="store_true",
                     help="weights, keys and values in 8 bits; latents stay in 16",
                 ),
-                _flag_adder("--tp", type=int, default=1, metavar="N", help="GPUs that share each layer (default: 1)"),
-                _flag_adder(
+                _flag("--tp", type=int, default=1, metavar="N", help="GPUs that share each layer (default: 1)"),
+                _flag(
                     "--ep", type=int, default=1, metavar="N",
                     help="groups of these GPUs that share out experts by number (default: 1)",
                 ),
-                _flag_adder(
+                _flag(
                     "--model-impl", choices=("native", "transformers"), default="native",
                     help="code that runs the model (default: native)",
                 ),
-                _flag_adder("--json", type=Path, metavar="FILE", help="also write every run to FILE (default: none)"),
+                _flag("--json", type=Path, metavar="FILE", help="also write every run to FILE (default: none)"),
             ),
         ),
     ),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Returns a short representation of a value for error messages."""
     try:
         return reprlib.repr(value)

@@ -121,7 +121,7 @@ def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) 
         BackendError: packages that models need are not installed.
     """
     known = as_constraint(constraint)
-    _engine(*_tokens(model))  # load it before measuring the time
+    _llguidance_engine(*_resolve_tokenizer(model))  # load it before measuring the time
     began = time.perf_counter()
     refused: tuple[tuple[str, str], ...] = ()
     checked: tuple[tuple[str, str], ...] = ()
@@ -140,7 +140,7 @@ def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) 
     except ConstraintError as error:
         refused = ((error.pointer or "", str(error)),)
     seconds = time.perf_counter() - began
-    enforced, remarks = _enforced_and_remarks(known)
+    enforced, remarks = _split_keywords_by_enforcement(known)
     kind = type_of(constraint)
     checked += kind.checked if kind is not None else ()
     if isinstance(known, JsonSchema) and not refused:
@@ -214,8 +214,8 @@ def explain(
 
 
 def _describe_limits(constraint: Constraint) -> Iterator[str]:
-    """Yields in which ways generated texts are held to more than a constraint says, or end
-    elsewhere.
+    """Yields descriptions of where generated texts are more restricted than a constraint says, or
+    end differently.
     """
     if isinstance(constraint, Number):
         yield (
@@ -240,7 +240,9 @@ def _describe_limits(constraint: Constraint) -> Iterator[str]:
         yield f"{pointer}: an item may be written twice where masks can't prevent it; the set has it once"
 
 
-def _enforced_and_remarks(constraint: Constraint) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _split_keywords_by_enforcement(
+    constraint: Constraint,
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if not isinstance(constraint, JsonSchema):
         return (), ()
     return assertions_and_annotations(
@@ -271,7 +273,7 @@ def matches(
     known = as_constraint(constraint)
     kind = type_of(constraint)
     _check_is_text(text)
-    engine = _engine(*_tokens(model))
+    engine = _llguidance_engine(*_resolve_tokenizer(model))
     grammar = _compile_for_model(known, model)
     texts: list[str | None] = [text]
     try:
@@ -322,7 +324,7 @@ def complete(constraint: ConstraintLike, text: str = "") -> Completion:
     with within_limits("the constraint"):
         matcher = ByteMatcher(known)
         matcher.push(text)
-        ruled = _ruled_matcher(known)
+        ruled = _matcher_with_mask_rules(known)
         return matcher.completion() if ruled is None else continuations(ruled, text)
 
 
@@ -355,7 +357,7 @@ def _check_is_text(text: object) -> None:
 
 
 @lru_cache(maxsize=4)
-def _engine(tokenizer: Tokenizer | None, vocab_size: int | None) -> LlguidanceEngine:
+def _llguidance_engine(tokenizer: Tokenizer | None, vocab_size: int | None) -> LlguidanceEngine:
     if not is_installed("numpy"):
         raise BackendError(
             "masks need numpy, which is not installed.", hint="pip install 'sglang-lite[grammar]'."
@@ -378,16 +380,16 @@ def _compile_with_rules(engine: LlguidanceEngine, constraint: Constraint) -> Com
 def _compile_for_model(
     constraint: Constraint, model: str | Path | Engine | None
 ) -> CompiledGrammar:
-    """Compiles the grammar of a constraint: with the given Engine as it would for a generation, or
-    else with llguidance.
+    """Compiles the grammar of a constraint. With an Engine, compiles it as for a generation;
+    otherwise uses llguidance.
     """
     if model is None or isinstance(model, str | Path):
         with within_limits("the constraint"):
-            return _compile_with_rules(_engine(*_tokens(model)), constraint)
+            return _compile_with_rules(_llguidance_engine(*_resolve_tokenizer(model)), constraint)
     return model.compile_grammar(constraint)
 
 
-def _tokens(model: str | Path | Engine | None) -> tuple[Tokenizer | None, int | None]:
+def _resolve_tokenizer(model: str | Path | Engine | None) -> tuple[Tokenizer | None, int | None]:
     """Returns the tokenizer of a model and the size of its vocabulary, or (None, None) for one
     token per byte.
     """
@@ -403,12 +405,12 @@ def _tokens(model: str | Path | Engine | None) -> tuple[Tokenizer | None, int | 
     from sglang_lite.runtime.models.resolve import resolve
 
     check_engine_packages("a model's tokenizer")
-    tokenizer = _tokenizer_at(resolve(str(model)))
+    tokenizer = _load_tokenizer_from_path(resolve(str(model)))
     return tokenizer, tokenizer.vocab_size
 
 
 @lru_cache(maxsize=4)
-def _tokenizer_at(path: Path) -> Tokenizer:
+def _load_tokenizer_from_path(path: Path) -> Tokenizer:
     from sglang_lite.runtime.models.weights.gguf_file import GgufFile
     from sglang_lite.runtime.tokens.from_folder import tokenizer_from_folder
     from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf
@@ -420,14 +422,14 @@ def _tokenizer_at(path: Path) -> Tokenizer:
     )
 
 
-def _ruled_matcher(constraint: Constraint) -> Matcher | None:
+def _matcher_with_mask_rules(constraint: Constraint) -> Matcher | None:
     """Returns a byte matcher that also enforces requirements which no grammar expresses, such as
     distinct member names. Returns None if the constraint has none.
     """
     from sglang_lite.runtime.structured_output.ruled_grammar import RuledGrammar
 
     grammar = (
-        _compile_with_rules(_engine(None, None), constraint)
+        _compile_with_rules(_llguidance_engine(None, None), constraint)
         if isinstance(constraint, JsonSchema)
         else None
     )

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
-from sglang_lite.lang.batches.batch import BatchPlan, Item, equal_items_are_meant
+from sglang_lite.lang.batches.batch import BatchPlan, Item, allow_equal_items
 from sglang_lite.lang.batches.body_pool import Outcome, Report
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.function import SglFunction
-from sglang_lite.lang.load_state import finished
-from sglang_lite.lang.runs.saving import saved_run
+from sglang_lite.lang.load_state import load_finished_run
+from sglang_lite.lang.runs.saving import to_saved_run
 from sglang_lite.protocol import BackendError, CapabilityError, ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.wire.failure import as_error, as_failure
@@ -109,7 +109,7 @@ class RayOptions:
         return ActorPool(self, program, plan, report, until_released=until_released)
 
 
-def groups(rows: Sequence[tuple[int, Item]], max_rows: int) -> list[list[int]]:
+def group_rows(rows: Sequence[tuple[int, Item]], max_rows: int) -> list[list[int]]:
     """Splits rows into groups by the longest text among their arguments that several rows share,
     but not all: for example, a document with several questions. Rows without a shared text form one
     group. Groups are in the order of their first rows.
@@ -143,7 +143,7 @@ class ActorPool:
 
     Args:
         report: called with each row's index and outcome.
-        until_released: whether a row occupies room until `release` is called for it; rows then run
+        until_released: whether a row occupies room until `release_room` is called; rows then run
             in their order.
     """
 
@@ -190,7 +190,7 @@ class ActorPool:
         order = list(self._plan.pending)
         max_rows = max(-(-len(order) // (2 * _LANES * count)), _FEWEST)
         self._waiting.extend(
-            [[i for i, _ in order]] if self._until_released else groups(order, max_rows)
+            [[i for i, _ in order]] if self._until_released else group_rows(order, max_rows)
         )
         self._seats = count
         self._room = self._plan.window * count
@@ -223,7 +223,7 @@ class ActorPool:
         for actor in actors:
             self._ray.kill(actor)
 
-    def release(self) -> None:
+    def release_room(self) -> None:
         """Makes room for another row, if rows occupy room until they are released."""
         with self._bell:
             self._room += 1
@@ -353,7 +353,7 @@ class _Actor:
     def run(self, rows: list[tuple[int, Item]]) -> Iterator[tuple[int, str, Any]]:
         """Executes rows, and yields the index and outcome of each as it finishes."""
         items = [list(args) if args else kwargs for _, (args, kwargs) in rows]
-        with equal_items_are_meant():  # otherwise the driver has already warned
+        with allow_equal_items():  # otherwise the driver has already warned
             outcomes = self._program.run_batch(
                 items,
                 backend=self._backend,
@@ -363,7 +363,7 @@ class _Actor:
                 **self._settings,
             )
         for i, outcome in outcomes:
-            yield rows[i][0], *_data(outcome)
+            yield rows[i][0], *_serialize_outcome(outcome)
 
 
 _Sent = bytes | tuple[Callable[..., UserValue], int | None, dict[str, UserValue], bool]
@@ -391,13 +391,13 @@ def deserialize_program(data: _Sent) -> SglFunction:
     return SglFunction(*data)
 
 
-def _data(outcome: Outcome) -> tuple[str, Any]:
+def _serialize_outcome(outcome: Outcome) -> tuple[str, Any]:
     """Converts an outcome to its kind ("state", "failure" or "error") and data that can be sent to
     another process.
     """
     if not isinstance(outcome, Exception):
         try:
-            return "state", saved_run(outcome.branch, outcome.ret_value, again=False)
+            return "state", to_saved_run(outcome.branch, outcome.ret_value, again=False)
         except SglError as error:
             outcome = error
     if isinstance(outcome, SglError):
@@ -411,7 +411,7 @@ def _data(outcome: Outcome) -> tuple[str, Any]:
 
 def _restore_outcome(kind: str, data: Any) -> Outcome:
     if kind == "state":
-        return finished(data)
+        return load_finished_run(data)
     found: Exception = as_error(data) if kind == "failure" else data
     return found
 

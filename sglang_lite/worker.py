@@ -11,9 +11,9 @@ import sys
 from sglang_lite.cli import main
 
 
-def arguments(environment: dict[str, str]) -> list[str]:
-    """Returns flags that give a process its place, from the variables that torchrun sets. Ports
-    follow torchrun's own.
+def place_flags(environment: dict[str, str]) -> list[str]:
+    """Returns the flags for a process's rank, the number of ranks and the address of rank 0, from
+    the variables that torchrun sets. Its ports begin after torchrun's own.
 
     Raises:
         SystemExit: a variable is missing.
@@ -33,7 +33,7 @@ def arguments(environment: dict[str, str]) -> list[str]:
     )
 
 
-def visible(environment: dict[str, str]) -> str:
+def visible_gpu(environment: dict[str, str]) -> str:
     """Returns the number of the process's GPU, among those that the machine's processes may see."""
     local = int(environment.get("LOCAL_RANK", "0"))
     gpus = environment.get("CUDA_VISIBLE_DEVICES")
@@ -42,5 +42,5 @@ def visible(environment: dict[str, str]) -> str:
 
 if __name__ == "__main__":
     own = dict(os.environ)
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible(own)
-    sys.exit(main(["serve", *sys.argv[1:], *arguments(own)]))
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpu(own)
+    sys.exit(main(["serve", *sys.argv[1:], *place_flags(own)]))

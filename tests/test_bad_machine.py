@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.runtime.host.cpu_library import cpu_library
+from sglang_lite.runtime.host.cpu_library import load_cpu_library
 from sglang_lite.runtime.models.aliases import ALIASES, PackagedModel
 from sglang_lite.runtime.models.resolve import packaged_model
 
@@ -104,7 +104,7 @@ def test_a_folder_that_can_not_be_written_is_named_with_the_variable_that_moves_
     ):
         fetch(home / ".cache")
     (tmp_path / "a.cpp").write_text("int a;")
-    assert cpu_library(tmp_path / "a.cpp", home / ".cache") is None
+    assert load_cpu_library(tmp_path / "a.cpp", home / ".cache") is None
     assert caplog.text.count("slower code runs instead") == 1
     assert "Set SGLANG_LITE_CACHE to a folder that can be written." in caplog.text
 

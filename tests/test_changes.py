@@ -16,7 +16,8 @@ def test_a_release_shows_every_note():
     for path in NOTES:
         assert re.fullmatch(r"\+[a-z0-9-]+\.(changed|added|fixed)\.md", path.name), path.name
         first = path.read_text().split("\n")[0]
-        assert first and first in shown.stdout, path.name
+        assert first, path.name
+        assert first in shown.stdout, path.name
 
 
 def test_releases_begin_where_notes_are_put():

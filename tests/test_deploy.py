@@ -33,9 +33,9 @@ def read(*line):
     servers.
     """
     parser = CommandParser(prog="serve")
-    flags.add(parser)
+    flags.add_serve_flags(parser)
     parser.add_argument("--config", action=ConfigFile)
-    return flags.read(parser.parse_args(line))
+    return flags.read_serve_flags(parser.parse_args(line))
 
 
 # ------------------------------------------------------------------------------------------- images

@@ -17,15 +17,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite import Engine
-from sglang_lite.lang.load_state import finished
-from sglang_lite.lang.runs.saving import saved_run
+from sglang_lite.lang.load_state import load_finished_run
+from sglang_lite.lang.runs.saving import to_saved_run
 from sglang_lite.protocol import BatchError, CapabilityError, ParameterError
 from sglang_lite.ray import (
     RayOptions,
     _Actor,
     _restore_outcome,
     deserialize_program,
-    groups,
+    group_rows,
     serialize_program,
 )
 from tests.constraints.test_generation import random_model
@@ -90,7 +90,9 @@ class _Thread:
             raise ValueError(f"item {index}")
         state = program.run(*args, **kwargs, backend=scripted())
         state.sync()
-        return finished(pickle.loads(pickle.dumps(saved_run(state.branch, None, again=False))))
+        return load_finished_run(
+            pickle.loads(pickle.dumps(to_saved_run(state.branch, None, again=False)))
+        )
 
     def start(self):
         self._thread.start()
@@ -98,7 +100,7 @@ class _Thread:
     def stop(self):
         self._thread.join()
 
-    def release(self):
+    def release_room(self):
         pass
 
 
@@ -201,10 +203,13 @@ def test_rows_that_share_a_text_are_together():
         (i, ((), {"document": document, "question": "what?"}))
         for i, document in enumerate(documents)
     ]
-    assert groups(rows, 8) == [[0, 2], [1, 4], [3]]
-    assert groups(rows, 1) == [[0], [2], [1], [4], [3]]
-    assert groups([(i, ((number,), {})) for i, number in enumerate((5, 5, 6))], 2) == [[0, 1], [2]]
-    assert groups([], 8) == []
+    assert group_rows(rows, 8) == [[0, 2], [1, 4], [3]]
+    assert group_rows(rows, 1) == [[0], [2], [1], [4], [3]]
+    assert group_rows([(i, ((number,), {})) for i, number in enumerate((5, 5, 6))], 2) == [
+        [0, 1],
+        [2],
+    ]
+    assert group_rows([], 8) == []
 
 
 @pytest.mark.parametrize(

@@ -361,7 +361,7 @@ MAY_SIGNAL = {
     "effects/hidden.py": "forks, which are its own, and what they left behind",
     "children.py": "sends them to processes that a test has started, and in such a one to itself",
     "constraints/test_fuzz.py": "computes in a process of its own",
-    "lang/backends/test_forked.py": "ends a forked copy that hangs",
+    "lang/backend/test_forked.py": "ends a forked copy that hangs",
 }
 SIGNALS = {
     "os.abort", "os.kill", "os.killpg", "signal.alarm", "signal.pidfd_send_signal", "signal.pthread_kill",
@@ -542,8 +542,20 @@ def test_folders_of_tests_are_folders_of_the_package():
     folders -= {
         Path("conformance"),
         Path("effects"),
-        Path("lang/backends"),
+        Path("lang/backend"),
         Path("docs"),
         Path("real"),
     }
     assert sorted(folder for folder in folders if not (PACKAGE / folder).is_dir()) == []
+
+
+def test_each_room_has_a_folder_of_tests():
+    """Rooms are the folders of the package and of its runtime, and those with a README. `srt` has
+    only SGLang's import paths, which `tests/compat` tests.
+    """
+    parents = (PACKAGE, PACKAGE / "runtime")
+    rooms = {file.parent for parent in parents for file in parent.glob("*/__init__.py")}
+    rooms |= {file.parent for file in PACKAGE.rglob("README.md")}
+    names = {room.relative_to(PACKAGE).as_posix() for room in rooms}
+    tested = {name for name in names if any((ROOT / "tests" / name).rglob("test_*.py"))}
+    assert names - tested == {"srt"}

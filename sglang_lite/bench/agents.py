@@ -1,5 +1,5 @@
-"""Agents: programs of many turns that wait for tools in between, with memory for all or only some
-of them.
+"""Agents: programs of many turns that wait for tools between their turns, in engines with memory
+for all of them or only for some.
 
 The shape is that of published traces of coding agents (vLLM's: a median of 43 turns and 142,000
 tokens in, 444 out, with subagents in 44 %), with fewer turns and a 30th of the tokens, so that a
@@ -29,8 +29,8 @@ TIMES_MEMORY = (0.7, 1.0, 2.0, 4.0)  # tokens of all agents, relative to those t
 
 @dataclass(frozen=True, slots=True)
 class AgentTurn:
-    """A turn: tokens that are read, tokens that are generated, seconds in a tool, and a subagent to
-    wait for.
+    """A turn: numbers of tokens that are read and generated, seconds spent in a tool, and a
+    subagent to wait for, if any.
     """
 
     reads: int
@@ -54,7 +54,7 @@ class AgentsMeasured:
     programs: int
 
 
-def agents(count: int = 64, *, scale: float = 1.0) -> list[tuple[AgentTurn, ...]]:
+def draw_agents(count: int = 64, *, scale: float = 1.0) -> list[tuple[AgentTurn, ...]]:
     """Draws the turns of each agent.
 
     Args:
@@ -80,12 +80,12 @@ def agents(count: int = 64, *, scale: float = 1.0) -> list[tuple[AgentTurn, ...]
     return made
 
 
-def with_subagents(turns: tuple[AgentTurn, ...]) -> Iterator[tuple[AgentTurn, ...]]:
+def iterate_agent_turns(turns: tuple[AgentTurn, ...]) -> Iterator[tuple[AgentTurn, ...]]:
     """Yields the turns of an agent and those of its subagents."""
     yield turns
     for turn in turns:
         if turn.subagent:
-            yield from with_subagents(turn.subagent)
+            yield from iterate_agent_turns(turn.subagent)
 
 
 def total_tokens_at_end(all_turns: Sequence[tuple[AgentTurn, ...]]) -> int:
@@ -93,7 +93,7 @@ def total_tokens_at_end(all_turns: Sequence[tuple[AgentTurn, ...]]) -> int:
     return sum(
         turn.reads + turn.writes
         for each in all_turns
-        for own in with_subagents(each)
+        for own in iterate_agent_turns(each)
         for turn in own
     )
 
@@ -119,7 +119,7 @@ def run_agents(
     remaining = len(all_turns)
     lock = threading.Lock()
 
-    def ended(error: object = None) -> None:
+    def count_down(error: object = None) -> None:
         nonlocal remaining
         with lock:
             remaining -= 1
@@ -131,14 +131,14 @@ def run_agents(
     kind = _ProgramAgent if as_program else _RequestAgent
     began = time.perf_counter()
     for number, turns in enumerate(all_turns):
-        kind(engine, turns, number, ended).begin()
+        kind(engine, turns, number, count_down).start_first_turn()
     done.wait()
     seconds = time.perf_counter() - began
     if failed:
         raise RuntimeError(f"{len(failed)} agents failed: {failed[0]!r}")
     after = engine.stats()
     told, cached = (after[key] - before[key] for key in ("prompt_tokens", "prompt_tokens_cached"))
-    programs = [own for turns in all_turns for own in with_subagents(turns)]
+    programs = [own for turns in all_turns for own in iterate_agent_turns(turns)]
     needed = sum(turn.reads + 1 for own in programs for turn in own)
     return AgentsMeasured(seconds, (told - cached) / needed, len(programs))
 
@@ -152,7 +152,7 @@ def measure_agents(loaded: LoadedModel, *, scale: float = 1.0, count: int = 64) 
         scale: factor of all token counts.
         count: number of agents.
     """
-    turns = agents(count, scale=scale)
+    turns = draw_agents(count, scale=scale)
     total = total_tokens_at_end(turns)
     yield f"{count} agents of {_TURNS} turns, {total:,} tokens at their ends"
     yield f"{'of memory':>10}{'as':>10}{'s':>9}{'programs/min':>14}{'computed/needed':>17}"
@@ -187,24 +187,24 @@ class _Agent(ABC):
         self.at = 0
         self._draw = random.Random(number)
 
-    def begin(self) -> None:
-        self.play(self.turns[0])
+    def start_first_turn(self) -> None:
+        self.play_turn(self.turns[0])
 
     @abstractmethod
-    def play(self, turn: AgentTurn) -> None:
+    def play_turn(self, turn: AgentTurn) -> None:
         """Starts a turn, at whose end `finish_turn` is called."""
 
     def close(self) -> None:
         """Ends the agent."""
         self.ended()
 
-    def reads(self, turn: AgentTurn) -> list[int]:
+    def tokens_to_read(self, turn: AgentTurn) -> list[int]:
         return [self._draw.randint(0, 10000) for _ in range(turn.reads)]
 
-    def params(self, turn: AgentTurn) -> SamplingParams:
+    def turn_params(self, turn: AgentTurn) -> SamplingParams:
         return SamplingParams(max_tokens=turn.writes, temperature=0, ignore_eos=True)
 
-    def played(self) -> None:
+    def finish_turn(self) -> None:
         turn = self.turns[self.at]
         self.at += 1
         timer = threading.Timer(turn.tool_s, self._continue_after_tool, (turn,))
@@ -213,7 +213,9 @@ class _Agent(ABC):
 
     def _continue_after_tool(self, turn: AgentTurn) -> None:
         if turn.subagent:
-            type(self)(self.engine, turn.subagent, 1000 + self.number, self._play_next_turn).begin()
+            type(self)(
+                self.engine, turn.subagent, 1000 + self.number, self._play_next_turn
+            ).start_first_turn()
         else:
             self._play_next_turn()
 
@@ -224,19 +226,19 @@ class _Agent(ABC):
             self.close()
         else:
             try:
-                self.play(self.turns[self.at])
+                self.play_turn(self.turns[self.at])
             except SglError as refused:  # on a timer's thread, where nobody would see it
                 self.ended(refused)
 
 
 class _ProgramAgent(_Agent):
-    def begin(self) -> None:
+    def start_first_turn(self) -> None:
         self._program = self.engine.open_program(sink=self._handle_event)
-        super().begin()
+        super().start_first_turn()
 
-    def play(self, turn: AgentTurn) -> None:
+    def play_turn(self, turn: AgentTurn) -> None:
         self._program.extend(
-            (), (Text("", tuple(self.reads(turn))), Gen("step", self.params(turn)))
+            (), (Text("", tuple(self.tokens_to_read(turn))), Gen("step", self.turn_params(turn)))
         )
 
     def close(self) -> None:
@@ -248,21 +250,21 @@ class _ProgramAgent(_Agent):
         elif not isinstance(event, Played):
             self.ended(event)
         elif isinstance(event.event, Generation):
-            self.played()
+            self.finish_turn()
 
 
 class _RequestAgent(_Agent):
-    def begin(self) -> None:
+    def start_first_turn(self) -> None:
         self._text: list[int] = []
-        super().begin()
+        super().start_first_turn()
 
-    def play(self, turn: AgentTurn) -> None:
-        self._text += self.reads(turn)
-        self.engine.submit(list(self._text), self.params(turn), sink=self._handle_event)
+    def play_turn(self, turn: AgentTurn) -> None:
+        self._text += self.tokens_to_read(turn)
+        self.engine.submit(list(self._text), self.turn_params(turn), sink=self._handle_event)
 
     def _handle_event(self, event: object) -> None:
         if isinstance(event, Generation):
             self._text += event.token_ids
-            self.played()
+            self.finish_turn()
         else:
             self.ended(event)

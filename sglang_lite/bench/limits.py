@@ -1,5 +1,6 @@
-"""Lower bound on the time of one or several GPUs: all weights, keys and values are read once per
-step, all products run at the measured rate, and sums over GPUs at the rate of their links.
+"""Lower bound on the time that one or several GPUs need. All weights, keys and values are read once
+per step, all matrix products run at the measured rate, and sums across GPUs run at the rate of
+their links.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Rates:
     link_bytes_per_s: float = math.inf
 
 
-def measure(gpus: int = 1) -> Rates:
+def measure_rates(gpus: int = 1) -> Rates:
     """Measures the rates on the first GPU and, if there are several, on its link to the second."""
     source = torch.randn(1 << 29, device="cuda")
     target = torch.empty_like(source)
@@ -62,8 +63,9 @@ def _time_on_gpu(run: object) -> float:
 def lower_bound(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16) -> float:
     """Returns the minimum seconds for a workload: all prompts are computed, then each step
     generates one token per row. A step reads each row's keys and values once, and a shared prefix
-    once for all rows. Several GPUs sum the hidden states of all tokens twice per layer, for which
-    each sends its part to the others, and the sum of another part.
+    once for all rows. With several GPUs, the hidden states of all tokens are summed across GPUs
+    twice per layer. For each sum, a GPU sends its terms to the others, and then its share of the
+    result.
 
     Args:
         bits: width of weights, keys and values; latents have 16 bits, as in the benchmarks.

@@ -20,7 +20,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sglang_lite.bench.workloads import WORKLOADS, Workload, prepare
+from sglang_lite.bench.workloads import WORKLOADS, Workload, prepare_workload
 
 # Takes prompts, the number of tokens to generate for each, and a temperature; returns the number
 # generated for each.
@@ -44,7 +44,7 @@ class PeerResults:
     failure: str
 
 
-def installed() -> list[str]:
+def installed_peers() -> list[str]:
     """Returns the names of the peers that can be imported, without importing them."""
     return [name for name in _ENGINES if find_spec(name)]
 
@@ -91,7 +91,7 @@ def measure_peer(
         )
 
 
-def _vllm(folder: str, fp8: bool) -> tuple[_Generate, Callable[[], bool]]:
+def _start_vllm(folder: str, fp8: bool) -> tuple[_Generate, Callable[[], bool]]:
     from vllm import LLM, SamplingParams, TokensPrompt
 
     llm = LLM(model=folder, **_common_settings(fp8))
@@ -111,7 +111,7 @@ def _vllm(folder: str, fp8: bool) -> tuple[_Generate, Callable[[], bool]]:
     return generate, llm.reset_prefix_cache
 
 
-def _sglang(folder: str, fp8: bool) -> tuple[_Generate, Callable[[], bool]]:
+def _start_sglang(folder: str, fp8: bool) -> tuple[_Generate, Callable[[], bool]]:
     from sglang import Engine
 
     engine = Engine(model_path=folder, **_common_settings(fp8))
@@ -129,7 +129,7 @@ def _sglang(folder: str, fp8: bool) -> tuple[_Generate, Callable[[], bool]]:
     return generate, lambda: engine.flush_cache().success
 
 
-_ENGINES = {"vllm": _vllm, "sglang": _sglang}
+_ENGINES = {"vllm": _start_vllm, "sglang": _start_sglang}
 
 
 def _common_settings(fp8: bool) -> dict[str, Any]:
@@ -139,12 +139,12 @@ def _common_settings(fp8: bool) -> dict[str, Any]:
 
 
 def _time_workload(work: Workload, generate: _Generate, flush: Callable[[], bool]) -> float:
-    def emptied() -> None:
+    def flush_peer_cache() -> None:
         # Refused for a moment after the last result, until the following step has been processed.
         if not any(flush() for _ in range(1000)):
             raise RuntimeError("the prefix cache can't be emptied")
 
-    prompts = prepare(work, generate, emptied)
+    prompts = prepare_workload(work, generate, flush_peer_cache)
     started = time.perf_counter()
     counts = generate(prompts, work.output_lengths, work.temperature)
     seconds = time.perf_counter() - started
@@ -153,7 +153,7 @@ def _time_workload(work: Workload, generate: _Generate, flush: Callable[[], bool
     return seconds
 
 
-def _main(peer: str, folder: str, repeat: str, numbers: str, *workloads: str) -> None:
+def _run_peer_process(peer: str, folder: str, repeat: str, numbers: str, *workloads: str) -> None:
     """Runs the peer's process. Writes its version, its times and a failure as lines of JSON."""
 
     def write_result(name: str, value: object) -> None:
@@ -175,4 +175,4 @@ def _main(peer: str, folder: str, repeat: str, numbers: str, *workloads: str) ->
 
 
 if __name__ == "__main__":  # peers start processes that import this module again
-    _main(*sys.argv[1:])
+    _run_peer_process(*sys.argv[1:])

@@ -9,14 +9,14 @@ from typing import Any
 
 from sglang_lite import Engine
 from sglang_lite.bench.shapes import text_from_ids
-from sglang_lite.bench.workloads import Measured, Workload, generate, prepare
+from sglang_lite.bench.workloads import Measured, Workload, generate_all, prepare_workload
 from sglang_lite.lang.api import function, gen
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.state import ProgramState
 
 
 @function
-def _forked(s: Any, shared: str, own: Sequence[str], new: Sequence[int]) -> None:
+def _answer_in_forks(s: Any, shared: str, own: Sequence[str], new: Sequence[int]) -> None:
     s += shared
     branches = s.fork(len(own))
     branches += [
@@ -35,7 +35,9 @@ def _run_forking(
 ) -> list[ProgramState]:
     """Runs one program that forks into all prompts."""
     return [
-        _forked.run(shared, own, work.output_lengths, backend=backend, temperature=work.temperature)
+        _answer_in_forks.run(
+            shared, own, work.output_lengths, backend=backend, temperature=work.temperature
+        )
     ]
 
 
@@ -66,7 +68,7 @@ def run_as_program(engine: Engine, name: str, work: Workload) -> Measured:
     Raises:
         RuntimeError: the number of generated tokens is not the expected one.
     """
-    prompts = prepare(work, partial(generate, engine), engine.flush_cache)
+    prompts = prepare_workload(work, partial(generate_all, engine), engine.flush_cache)
     shared = text_from_ids(prompts[0][: work.prefix_length])
     own = [text_from_ids(prompt[work.prefix_length :]) for prompt in prompts]
     backend = LocalBackend(engine)

@@ -18,19 +18,19 @@ import torch
 
 from sglang_lite import Engine
 from sglang_lite.bench.agents import measure_agents
-from sglang_lite.bench.limits import lower_bound, measure
-from sglang_lite.bench.peers import PeerResults, installed, measure_peer
+from sglang_lite.bench.limits import lower_bound, measure_rates
+from sglang_lite.bench.peers import PeerResults, installed_peers, measure_peer
 from sglang_lite.bench.programs import PROGRAMS, run_as_program
 from sglang_lite.bench.records import BenchReport, Machine, Row, Runs
 from sglang_lite.bench.shapes import ON_CPUS, SHAPES, load_shape, write_model
-from sglang_lite.bench.start import first_token
-from sglang_lite.bench.workloads import WORKLOADS, Measured, Workload, run
+from sglang_lite.bench.start import measure_first_token
+from sglang_lite.bench.workloads import WORKLOADS, Measured, Workload, run_workload
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.models.sharding import rank_spec
 from sglang_lite.runtime.parallel.layout import ALONE, Parallel
 
 
-def report(
+def print_report(
     shape: str,
     names: Sequence[str],
     repeat: int,
@@ -73,20 +73,20 @@ def report(
             row.workload: (row.requests.median, math.nan if row.ideal is None else row.ideal)
             for row in rows
         }
-        peers = compare(shape, ours, repeat, fp8=fp8)
+        peers = compare_with_peers(shape, ours, repeat, fp8=fp8)
     if file is not None:
         BenchReport(machine, tuple(rows), peers).save(file)
 
 
 def print_agents_report(shape: str, *, fp8: bool = False) -> None:
-    """Measures agents that wait for tools, with memory for all or only some of them, and prints a
-    table.
+    """Measures agents that wait for tools, in engines with memory for all of them or only for some,
+    and prints a table.
 
     Args:
-        shape, fp8: as in `report`.
+        shape, fp8: as in `print_report`.
 
     Raises:
-        ParameterError: as in `report`.
+        ParameterError: as in `print_report`.
     """
     gpu = torch.cuda.is_available()
     _check_shape(shape, gpu=gpu)
@@ -116,10 +116,10 @@ def _measure_ours(
     }
     if fp8:
         settings |= {"quantization": "fp8"} | ({} if SHAPES[shape].latent else {"kv_dtype": "fp8"})
-    start = first_token(shape, settings)  # first, because this process takes the GPU
-    rates = measure(parallel.ranks) if gpu else None
+    start = measure_first_token(shape, settings)  # first, because this process takes the GPU
+    rates = measure_rates(parallel.ranks) if gpu else None
     started = time.perf_counter()
-    with _engine(shape, fp8, settings) as engine:
+    with _start_engine(shape, fp8, settings) as engine:
         machine = Machine(
             device=torch.cuda.get_device_name() if gpu else "CPU",
             ranks=parallel.ranks,
@@ -149,7 +149,7 @@ def _measure_ours(
 
 
 @contextmanager
-def _engine(shape: str, fp8: bool, settings: Mapping[str, Any]) -> Iterator[Engine]:
+def _start_engine(shape: str, fp8: bool, settings: Mapping[str, Any]) -> Iterator[Engine]:
     if settings["tp_size"] == 1:
         with Engine.of(load_shape(shape, fp8=fp8, model_impl=settings["model_impl"])) as engine:
             yield engine
@@ -173,7 +173,7 @@ def _number_formats(shape: str, *, fp8: bool, gpu: bool) -> str:
 
 def _measure_row(engine: Engine, name: str, work: Workload, best: float | None, repeat: int) -> Row:
     """Measures a workload once, then `repeat` times, alternating between requests and program."""
-    forms: list[Callable[[], Measured]] = [partial(run, engine, work)]
+    forms: list[Callable[[], Measured]] = [partial(run_workload, engine, work)]
     if name in PROGRAMS:
         forms.append(partial(run_as_program, engine, name, work))
     first = [form() for form in forms]
@@ -221,7 +221,7 @@ def _print_row(row: Row) -> None:
     print(f"{row.workload:10}{seconds}{limit}{speed}{beside}", flush=True)
 
 
-def compare(
+def compare_with_peers(
     shape: str,
     ours: Mapping[str, tuple[float, float]],
     repeat: int,
@@ -234,14 +234,14 @@ def compare(
 
     Args:
         ours: median seconds and minimum seconds of this runtime, by workload.
-        repeat, fp8: as in `report`.
+        repeat, fp8: as in `print_report`.
         patience: seconds that a peer may take to start. In addition, it gets ten times our seconds
             for the workloads.
     """
     limit = patience + 10 * (repeat + 1) * sum(seconds for seconds, _ in ours.values())
     peers = {
         name: measure_peer(name, shape, list(ours), repeat, fp8=fp8, limit=limit)
-        for name in installed()
+        for name in installed_peers()
     }
     if not peers:
         return {}

@@ -30,7 +30,7 @@ from sglang_lite.runtime.models.weights.quantised_formats import PLAIN, Q4_K
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 
-def _spec(
+def _build_shape_spec(
     hidden: int,
     layers: int,
     heads: int,
@@ -81,15 +81,15 @@ def _deepseek_v2_lite() -> ModelSpec:
 
 
 SHAPES = {
-    "llama-3.1-8b": _spec(4096, 32, 32, 14336, 128_256),
-    "llama-3.1-70b": _spec(8192, 80, 64, 28672, 128_256),
-    "qwen3-0.6b": _spec(1024, 28, 16, 3072, 151_936, qk_norm=True, tied=True),
-    "qwen3-14b": _spec(5120, 40, 40, 17408, 151_936, qk_norm=True),
-    "qwen3-30b-a3b": _spec(
+    "llama-3.1-8b": _build_shape_spec(4096, 32, 32, 14336, 128_256),
+    "llama-3.1-70b": _build_shape_spec(8192, 80, 64, 28672, 128_256),
+    "qwen3-0.6b": _build_shape_spec(1024, 28, 16, 3072, 151_936, qk_norm=True, tied=True),
+    "qwen3-14b": _build_shape_spec(5120, 40, 40, 17408, 151_936, qk_norm=True),
+    "qwen3-30b-a3b": _build_shape_spec(
         2048, 48, 32, ExpertsSpec(128, 8, 768, normalise=True), 151_936, qk_norm=True, kv_heads=4
     ),
     "deepseek-v2-lite": _deepseek_v2_lite(),
-    "small": _spec(256, 2, 4, 512, 10_240, kv_heads=2, head_dim=64),
+    "small": _build_shape_spec(256, 2, 4, 512, 10_240, kv_heads=2, head_dim=64),
 }
 # Shapes for CPUs, and the factor by which texts are shortened there, because whole ones take too
 # long.
@@ -210,7 +210,7 @@ def load_shape(
     return LoadedModel(
         name,
         model,
-        tokenizer(spec.vocab_size),
+        make_tokenizer(spec.vocab_size),
         spec.vocab_size,
         frozenset(),
         spec.max_positions,
@@ -231,11 +231,16 @@ def _load_with_transformers(name: str) -> LoadedModel:
             Path(folder), precision("auto", device).compute, device, dummy=True
         )
     return LoadedModel(
-        name, model, tokenizer(spec.vocab_size), spec.vocab_size, frozenset(), spec.max_positions
+        name,
+        model,
+        make_tokenizer(spec.vocab_size),
+        spec.vocab_size,
+        frozenset(),
+        spec.max_positions,
     )
 
 
-def tokenizer(size: int) -> Tokenizer:
+def make_tokenizer(size: int) -> Tokenizer:
     """Creates a tokenizer with `size` tokens, each of which is one word."""
     words = [_word_of_token(i) for i in range(size)]
     backend = Backend(models.BPE({word: i for i, word in enumerate(words)}, [], ignore_merges=True))

@@ -32,7 +32,7 @@ class Started:
 
 
 # values of settings have many types
-def first_token(shape: str, settings: Mapping[str, Any]) -> Started:
+def measure_first_token(shape: str, settings: Mapping[str, Any]) -> Started:
     """Measures how long a process takes to start an engine of a shape with random weights and
     generate one token.
 
@@ -71,7 +71,7 @@ def _count_cached_kernels() -> int:
     return sum(1 for _ in Path(triton.knobs.cache.dir).glob("*/*.cubin"))
 
 
-def _main(folder: str, settings: str) -> None:
+def _time_first_start(folder: str, settings: str) -> None:
     from sglang_lite import Engine
 
     with Engine(
@@ -84,4 +84,4 @@ def _main(folder: str, settings: str) -> None:
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    _time_first_start(*sys.argv[1:])

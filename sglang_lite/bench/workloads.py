@@ -46,14 +46,14 @@ class Workload:
             output_lengths=less(self.output_lengths),
         )
 
-    def prompts(self, draw: random.Random) -> list[list[int]]:
+    def draw_prompts(self, draw: random.Random) -> list[list[int]]:
         prefix = [draw.randint(0, 10000) for _ in range(self.prefix_length)]
         return [
             prefix + [draw.randint(0, 10000) for _ in range(count)] for count in self.suffix_lengths
         ]
 
 
-def _w1() -> Workload:
+def _build_w1() -> Workload:
     draw = random.Random(0)
     own: list[int] = []
     for _ in range(256):
@@ -67,7 +67,7 @@ def _w1() -> Workload:
 
 
 WORKLOADS: dict[str, Callable[[], Workload]] = {
-    "w1": _w1,
+    "w1": _build_w1,
     "decode1": lambda: Workload(0, (128,), (256,)),
     "fork64": lambda: Workload(8192, (1,) * 64, (256,) * 64),
     "fewshot": lambda: Workload(2048, (64,) * 256, (128,) * 256, cached=True),
@@ -85,7 +85,7 @@ class Measured:
     steps: int
 
 
-def prepare(
+def prepare_workload(
     work: Workload,
     generate: Callable[[list[list[int]], tuple[int, ...], float], object],
     flush: Callable[[], object],
@@ -97,24 +97,24 @@ def prepare(
         generate: function of prompts, tokens to generate for each, and a temperature.
         flush: function that empties the cache.
     """
-    prompts = work.prompts(random.Random(1))
+    prompts = work.draw_prompts(random.Random(1))
     flush()
     if work.cached:
         generate([prompts[0][: work.prefix_length]], (1,), 0.0)
     return prompts
 
 
-def run(engine: Engine, work: Workload) -> Measured:
+def run_workload(engine: Engine, work: Workload) -> Measured:
     """Runs a workload. The cache is empty at the start, except for the shared tokens if the
     workload is `cached`.
     """
-    prompts = prepare(work, partial(generate, engine), engine.flush_cache)
+    prompts = prepare_workload(work, partial(generate_all, engine), engine.flush_cache)
     before = engine.stats()["steps"]
-    seconds = generate(engine, prompts, work.output_lengths, work.temperature)
+    seconds = generate_all(engine, prompts, work.output_lengths, work.temperature)
     return Measured(seconds, engine.stats()["steps"] - before)
 
 
-def generate(
+def generate_all(
     engine: Engine, prompts: list[list[int]], new: tuple[int, ...], temperature: float
 ) -> float:
     """Submits one request for each prompt. Returns the seconds until the last one has ended."""

@@ -17,7 +17,7 @@ from sglang_lite.lang.api import assistant, function, gen, system, user
 from sglang_lite.lang.backend.default import BackendLike
 from sglang_lite.lang.runs import files
 from sglang_lite.lang.state import ProgramState
-from sglang_lite.markup import printable
+from sglang_lite.notebook.markup import replace_unprintable
 from sglang_lite.protocol import JsonSchema, ParameterError, SglError
 
 HELP: Final = """\
@@ -157,7 +157,7 @@ def _answer_question(
         for piece in state.text_iter("answer"):
             pieces.append(piece)
             # no escape sequences from the model
-            print(printable(piece), end="", file=out, flush=True)
+            print(replace_unprintable(piece), end="", file=out, flush=True)
     except KeyboardInterrupt:
         state.cancel()
         print(" (stopped)", end="", file=out)

@@ -55,7 +55,7 @@ class ConfigFile(argparse.Action):
 
 
 def _parse_line(parser: CommandParser, name: str, value: Json) -> argparse.Namespace:
-    """Parses a line of the file. Exits with a message if the line is no known flag."""
+    """Parses a line of the file. Exits with a message if the line doesn't name a known flag."""
     abbreviates = parser.allow_abbrev
     parser.allow_abbrev = False
     try:
@@ -67,7 +67,7 @@ def _parse_line(parser: CommandParser, name: str, value: Json) -> argparse.Names
             if not (flag.startswith("--no-") and _is_known_flag(parser, f"--{flag[5:]}"))
         ]
         if unknown:
-            parser.refuse(unknown)
+            parser.reject_unknown(unknown)
     finally:
         parser.allow_abbrev = abbreviates
     return found

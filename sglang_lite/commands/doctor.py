@@ -16,7 +16,7 @@ from sglang_lite.protocol import SamplingParams, SglError
 from sglang_lite.runtime.host.cache_folder import cache_folder
 from sglang_lite.runtime.host.installed import NEEDED, is_installed
 from sglang_lite.runtime.models.aliases import ALIASES
-from sglang_lite.runtime.models.resolve import fetched
+from sglang_lite.runtime.models.resolve import has_local_copy
 from sglang_lite.version import __version__
 
 _EXTRAS: Final = {
@@ -114,7 +114,7 @@ def _diagnose_cache() -> Diagnosis:
 
 
 def _diagnose_machine() -> Iterator[Diagnosis]:
-    """Yields what an engine runs on."""
+    """Yields findings about the hardware and software that an engine would run on."""
     import torch
 
     from sglang_lite.runtime.loading.load_model import why_no_gpu
@@ -147,7 +147,7 @@ def _diagnose_machine() -> Iterator[Diagnosis]:
 
 
 def _diagnose_model() -> Diagnosis:
-    """Diagnoses which model is proposed for this machine."""
+    """Reports which model is suggested for this machine."""
     from sglang_lite.runtime.loading.model_choice import choose_model, gigabytes, measure_machine
 
     choice = choose_model(measure_machine())
@@ -168,7 +168,7 @@ def _diagnose_generation() -> Diagnosis:
     from sglang_lite.engine.engine import Engine
 
     name = next(iter(ALIASES))
-    if not fetched(name):
+    if not has_local_copy(name):
         return Diagnosis(
             "speed", f"not measured: {name} is not fetched", f"sglang-lite models pull {name}"
         )

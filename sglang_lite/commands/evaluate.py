@@ -41,12 +41,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from sglang_lite.commands.evaluation import evaluate
-    from sglang_lite.commands.metrics import parse
+    from sglang_lite.commands.metrics import parse_metric
 
     return evaluate(
         options.file,
         options.data,
-        [parse(text) for text in options.metric],
+        [parse_metric(text) for text in options.metric],
         model=options.model,
         seed=options.seed,
         out=options.out,

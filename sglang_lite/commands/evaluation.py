@@ -20,11 +20,11 @@ from sglang_lite.commands.metrics import Metric, Score
 from sglang_lite.commands.parser import split_file_and_function
 from sglang_lite.commands.run_file import load_program, plain_result
 from sglang_lite.lang.backend.default import BackendLike
-from sglang_lite.lang.batches.batch import equal_items_are_meant
+from sglang_lite.lang.batches.batch import allow_equal_items
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.runs import files
 from sglang_lite.lang.state import ProgramState
-from sglang_lite.markup import Markup, element, fragment, table
+from sglang_lite.notebook.markup import Markup, element, fragment, table_of_rows
 from sglang_lite.protocol import ParameterError, ProgramError
 from sglang_lite.protocol.anything import Json
 
@@ -109,7 +109,7 @@ def evaluate(
                 kept,
             )
     scores = [_compute_score(metric, rows) for metric in asked]
-    print(metrics.written(scores), end="")
+    print(metrics.format_scores(scores), end="")
     failures = broken | {row.number: str((row.result or {})["error"]) for row in rows if row.failed}
     if failures:
         print(
@@ -148,7 +148,7 @@ def _read_labelled_rows(
                 for name, value in columns.items()
                 if name in program.signature.parameters
             }
-            program.signature.bind(**program.bound((), arguments, ""))
+            program.signature.bind(**program.bind_call((), arguments, ""))
             for label in labels:
                 if label not in columns:
                     raise ValueError(f"it has no column {label!r}.")
@@ -272,7 +272,7 @@ def _run_rows(
 ) -> None:
     """Runs a program on rows and stores their results."""
     sure = [each.value for each in asked if each.kind == "calibration"]
-    with equal_items_are_meant():
+    with allow_equal_items():
         outcomes = program.run_batch(
             [dict(row.arguments) for row in rows],
             backend=backend,
@@ -317,8 +317,9 @@ def _score_by_judge(
     backend: BackendLike | None,
     out: FileIO | None,
 ) -> None:
-    """Lets a program score the results of rows. Its arguments are columns of a row and variables of
-    its run, by name. The score is the return value of its body, or its variable `score`.
+    """Lets a program score the results of rows. The program's arguments are columns of a row and
+    variables of the row's run, by name. The score is the return value of its body, or its variable
+    `score`.
 
     Raises:
         ParameterError: the program needs arguments that a row does not have, or gives no score from
@@ -328,7 +329,7 @@ def _score_by_judge(
     for row in rows:
         known = {**row.columns, **(row.result or {})}
         items.append({each: known[each] for each in judge.signature.parameters if each in known})
-    with equal_items_are_meant():
+    with allow_equal_items():
         outcomes = judge.run_batch(
             items, backend=backend, seed=0, on_error="return", generator_style=True
         )
@@ -354,7 +355,7 @@ def _score_by_judge(
 
 def _compute_score(metric: Metric, rows: Sequence[_Row]) -> Score:
     if metric.kind == "judge":
-        return metrics.mean(metric.name, [row.judged.get(metric.value, 0.0) for row in rows])
+        return metrics.mean_score(metric.name, [row.judged.get(metric.value, 0.0) for row in rows])
     ran = [row for row in rows if not row.failed]
     if metric.kind == "calibration":
         ran = [row for row in ran if metric.value in row.sure]
@@ -364,7 +365,7 @@ def _compute_score(metric: Metric, rows: Sequence[_Row]) -> Score:
                 f"no result has a confidence in {metric.value!r}.",
                 hint="Evaluate a select, or a gen(confidence=True); results of an --out without it give another file.",
             )
-        return metrics.calibration(
+        return metrics.calibration_error(
             metric.name, [(row.sure[metric.value], _is_right(metric, row)) for row in ran]
         )
     if ran and all(_lacks_value(metric, row) for row in ran):
@@ -372,7 +373,7 @@ def _compute_score(metric: Metric, rows: Sequence[_Row]) -> Score:
         raise ParameterError(
             "--metric", f"no result has {metric.value!r}; variables of the results: {names}."
         )
-    return metrics.mean(metric.name, [float(_is_right(metric, row)) for row in rows])
+    return metrics.mean_score(metric.name, [float(_is_right(metric, row)) for row in rows])
 
 
 def _lacks_value(metric: Metric, row: _Row) -> bool:
@@ -385,7 +386,7 @@ def _lacks_value(metric: Metric, row: _Row) -> bool:
 
 def _is_right(metric: Metric, row: _Row) -> bool:
     try:
-        return not row.failed and metrics.right(metric, row.result or {}, row.columns)
+        return not row.failed and metrics.has_right_value(metric, row.result or {}, row.columns)
     except LookupError:  # its run took a path that sets no such variable
         return False
 
@@ -413,11 +414,13 @@ def _render_evaluation(
     )
     body = fragment(
         element("h1", title),
-        table(("metric", "score", "95 % interval", "rows"), map(metrics.cells, scores)),
+        table_of_rows(
+            ("metric", "score", "95 % interval", "rows"), map(metrics.score_cells, scores)
+        ),
         element("h2", "Rows"),
-        table(("line", "wrong", "columns", "result", "scores and confidence"), lines),
+        table_of_rows(("line", "wrong", "columns", "result", "scores and confidence"), lines),
         *(
-            [element("h2", "Broken lines"), table(("line", "why"), sorted(broken.items()))]
+            [element("h2", "Broken lines"), table_of_rows(("line", "why"), sorted(broken.items()))]
             if broken
             else []
         ),

@@ -32,14 +32,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     """Serves on standard input and output until the client has gone."""
     from sglang_lite.engine.engine import Engine
-    from sglang_lite.lint.files import load, programs_in
+    from sglang_lite.lint.files import import_program_file, programs_in
 
     file, function = split_file_and_function(options.file)
     with contextlib.ExitStack() as stack:
         with redirect_stdout(sys.stderr):  # output of the file, whose code runs
-            programs = programs_in(load(file), function)
+            programs = programs_in(import_program_file(file), function)
         engine = None if options.model is None else stack.enter_context(Engine(options.model))
-        server_of(file.stem, programs, engine, _redirect_prints).run()
+        build_mcp_server(file.stem, programs, engine, _redirect_prints).run()
     return 0
 
 
@@ -50,7 +50,7 @@ async def _redirect_prints(_: MCPServer) -> AsyncIterator[None]:
         yield
 
 
-def server_of(
+def build_mcp_server(
     name: str,
     programs: dict[str, SglFunction],
     backend: BackendLike | None,

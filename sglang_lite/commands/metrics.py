@@ -59,7 +59,7 @@ class Score:
     rows: int
 
 
-def parse(text: str) -> Metric:
+def parse_metric(text: str) -> Metric:
     """Parses the metric of a flag: `exact:VALUE=COLUMN`, `accuracy:VALUE=COLUMN`,
     `calibration:VALUE=COLUMN`, or `judge:FILE[:FUNCTION]`. Without `=COLUMN`, the column has the
     value's name.
@@ -103,7 +103,9 @@ def value_at(result: Mapping[str, Json], path: str) -> Json:
     return found
 
 
-def right(metric: Metric, result: Mapping[str, Json], columns: Mapping[str, Json]) -> bool:
+def has_right_value(
+    metric: Metric, result: Mapping[str, Json], columns: Mapping[str, Json]
+) -> bool:
     """Returns True if a result has the right value. "exact" compares as JSON. The others ignore
     case and whitespace in texts, and treat a number like its text.
 
@@ -127,7 +129,7 @@ def _normalize_value(value: Json) -> str:
     return str(Decimal(text).normalize()) if _NUMBER.fullmatch(text) else text
 
 
-def mean(metric: str, scores: Sequence[float]) -> Score:
+def mean_score(metric: str, scores: Sequence[float]) -> Score:
     """Computes the mean of scores from 0 to 1, with Wilson's interval (Wilson 1927), which is
     accurate enough for few rows.
     """
@@ -140,7 +142,7 @@ def mean(metric: str, scores: Sequence[float]) -> Score:
     return Score(metric, p, max(middle - half, 0), min(middle + half, 1), n)
 
 
-def calibration(metric: str, judged: Iterable[tuple[float, bool]]) -> Score:
+def calibration_error(metric: str, judged: Iterable[tuple[float, bool]]) -> Score:
     """Computes the expected calibration error (Guo et al. 2017, arXiv:1706.04599) from confidences
     and whether each value was right, in ten bins of equal width.
     """
@@ -152,9 +154,9 @@ def calibration(metric: str, judged: Iterable[tuple[float, bool]]) -> Score:
     return Score(metric, error, None, None, rows)
 
 
-def written(scores: Sequence[Score]) -> str:
+def format_scores(scores: Sequence[Score]) -> str:
     """Formats scores as a text table."""
-    lines = [("metric", "score", "95 % interval", "rows"), *map(cells, scores)]
+    lines = [("metric", "score", "95 % interval", "rows"), *map(score_cells, scores)]
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "".join(
         "  ".join(
@@ -165,7 +167,7 @@ def written(scores: Sequence[Score]) -> str:
     )
 
 
-def cells(score: Score) -> tuple[str, str, str, str]:
+def score_cells(score: Score) -> tuple[str, str, str, str]:
     """Returns the cells of a score's line."""
     if score.low is None or score.high is None:
         return score.metric, f"{score.value:.3f}", "", str(score.rows)

@@ -50,10 +50,10 @@ def _run(wrong: Callable[[str], NoReturn], options: argparse.Namespace) -> int:
 
 def _list_all() -> int:
     from sglang_lite.runtime.models.aliases import ALIASES
-    from sglang_lite.runtime.models.resolve import fetched
+    from sglang_lite.runtime.models.resolve import has_local_copy
 
     for name, model in ALIASES.items():
-        size = f"{model.file_bytes / 1e9:.1f} GB{' *' if fetched(name) else ''}"
+        size = f"{model.file_bytes / 1e9:.1f} GB{' *' if has_local_copy(name) else ''}"
         cache = (
             f"+ {2 * _LISTED_TOKENS * model.token_numbers / 1e9:.1f} GB"
             if model.token_numbers

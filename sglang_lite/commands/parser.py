@@ -23,15 +23,15 @@ class CommandParser(argparse.ArgumentParser):
             f"{self.prog}: {message}{'' if message[-1] in '.?' else '.'} See {self.prog} --help.\n",
         )
 
-    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+    def reject_unknown(self, unknown: Sequence[str]) -> NoReturn:
         """Exits with status 2 and a message that suggests the flag that was probably meant."""
         flags = re.findall(r"--[\w-]+", self.format_help())
         self.error(
-            f"unrecognized arguments: {' '.join(unknown)}{near(unknown[0].partition('=')[0], flags)}"
+            f"unrecognized arguments: {' '.join(unknown)}{suggest_near(unknown[0].partition('=')[0], flags)}"
         )
 
 
-def near(word: str, known: Iterable[str]) -> str:
+def suggest_near(word: str, known: Iterable[str]) -> str:
     """Returns the end of a message about an unknown word: the known word that was probably meant,
     if one is similar.
     """

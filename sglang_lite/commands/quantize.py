@@ -32,7 +32,7 @@ def _run(options: argparse.Namespace) -> int:
     from sglang_lite.runtime.loading.quantise import quantise
 
     out = options.out or Path(f"{Path(options.model).name}-{options.to}")
-    bar = partial(startup_messages.progress, level=None)
+    bar = partial(startup_messages.show_loading_progress, level=None)
     quantise(
         options.model,
         out,

@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace) -> int:
     for record in records:
         forward = runner.forward(record)
     if records:  # sampling waits for the other ranks, which have then written their files
-        runner.sample(forward, Draws(np.zeros(1, dtype=np.int64))).read()
+        runner.sample(forward, Draws(np.zeros(1, dtype=np.int64))).wait_for_tokens()
     runner.close()
     print(f"{len(records):,} steps written to {options.out}")
     return 0

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from sglang_lite.lang.backend.default import BackendLike
-from sglang_lite.lang.batches.batch import equal_items_are_meant
+from sglang_lite.lang.batches.batch import allow_equal_items
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.state import ProgramState
-from sglang_lite.lint.files import fitting, load, programs_in, read_json_lines
+from sglang_lite.lint.files import bind_rows, import_program_file, programs_in, read_json_lines
 from sglang_lite.protocol import ParameterError, SglError
 from sglang_lite.protocol.anything import Json, UserValue
 
@@ -30,7 +30,7 @@ def load_program(file: Path, function: str | None) -> SglFunction:
         ParameterError: the file can't be imported, or has no such program, or several and no name
             is given.
     """
-    found = programs_in(load(file), function)
+    found = programs_in(import_program_file(file), function)
     if len(found) > 1:
         names = ", ".join(found)
         raise ParameterError(
@@ -60,19 +60,21 @@ def parse_arguments(program: SglFunction, given: Sequence[str]) -> dict[str, Jso
             raise ParameterError("--arg", f"{each!r:.80} {problem}.", hint=hint)
         parameter = program.signature.parameters.get(name)
         found[name] = (
-            text if parameter is not None and parameter.annotation in (str, "str") else _value(text)
+            text
+            if parameter is not None and parameter.annotation in (str, "str")
+            else _json_or_text(text)
         )
     return found
 
 
-def _value(text: str) -> Json:
+def _json_or_text(text: str) -> Json:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
 
 
-def results(
+def run_on_rows(
     program: SglFunction,
     arguments: Mapping[str, Json],
     rows: Path | None,
@@ -89,10 +91,10 @@ def results(
         ParameterError: arguments don't fit the program, or the file can't be read.
     """
     given = [{}] if rows is None else read_json_lines(rows, "--rows")
-    items = fitting(
+    items = bind_rows(
         program, [{**arguments, **row} for row in given], rows, "--rows" if rows else "--arg"
     )
-    with equal_items_are_meant():
+    with allow_equal_items():
         outcomes = program.run_batch(
             items, backend=backend, seed=seed, on_error="return", generator_style=True
         )

@@ -27,7 +27,10 @@ def _run(options: argparse.Namespace) -> int:
 
     out = options.out or Path(f"{Path(options.model).resolve().name}-sharded")
     save_sharded(
-        options.model, out, options.tp, progress=partial(startup_messages.progress, level=None)
+        options.model,
+        out,
+        options.tp,
+        progress=partial(startup_messages.show_loading_progress, level=None),
     )
     print(f"written to {out}")
     return 0

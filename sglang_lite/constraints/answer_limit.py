@@ -23,7 +23,7 @@ def answer_limit(constraint: Constraint) -> int | None:
         most = most_bytes(language.rules, language.start)
         if most is not None and most < _MAXIMUM:
             return most + 1  # for the token that ends the text
-        shortest = ShortestTexts(language.rules).text(language.start)
+        shortest = ShortestTexts(language.rules).find_shortest_text(language.start)
     except (ConstraintError, RecursionError):
         return None
     least = 0 if shortest is None else len(shortest.encode("utf-8", "surrogatepass"))

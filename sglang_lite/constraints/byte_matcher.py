@@ -81,14 +81,14 @@ def _forces_slowly(text: str) -> bool:
         ConstraintError: the first byte alone takes too much work.
     """
     matcher = start(NO_FORCING + text, _bytes())
-    _mask(matcher)  # limits the work until the next mask
+    _next_byte_mask(matcher)  # limits the work until the next mask
     matcher.compute_ff_bytes()
     matcher.compute_bitmask()
     if not matcher.is_error():
         return False
     matcher = start(NO_FORCING + text, _bytes())
-    _consume(matcher, _forced_bytes(matcher, slow=True))
-    _mask(matcher)
+    _consume_longest_prefix(matcher, _forced_bytes(matcher, slow=True))
+    _next_byte_mask(matcher)
     return True
 
 
@@ -103,14 +103,14 @@ def start(text: str, tokenizer: LLTokenizer) -> LLMatcher:
         ConstraintError: llguidance refuses the grammar.
     """
     matcher = LLMatcher(
-        tokenizer, LLMatcher.grammar_from_lark(text), log_level=0, limits=_limits(text)
+        tokenizer, LLMatcher.grammar_from_lark(text), log_level=0, limits=_parser_limits(text)
     )
     if matcher.is_error():
         raise matcher_error(matcher)
     return matcher
 
 
-def _limits(text: str) -> LLParserLimits:
+def _parser_limits(text: str) -> LLParserLimits:
     """Limits llguidance's work for a grammar, according to its number of alternatives."""
     # a terminal is always one item
     rules = (line for line in text.split("\n") if not line.startswith("T"))
@@ -163,7 +163,7 @@ def error_reason(matcher: LLMatcher) -> str:
 
 
 @memoize
-def _start(constraint: Constraint) -> _Start:
+def _prepare_start(constraint: Constraint) -> _Start:
     language = language_of(constraint)
     text, slow = _grammar(language, ShortestTexts(language.rules).longest_forced)
     return _Start(NO_FORCING + text, slow)  # forcing would only slow down byte masks
@@ -189,7 +189,7 @@ class _Start:
         self.size = PARSER_BYTES * len(text)
         self._matcher = start(text, _bytes())
 
-    def matcher(self) -> Any:
+    def copy_start_matcher(self) -> Any:
         """Returns a matcher at the start of the grammar, with a working lexer even if the shared
         one failed on another text.
         """
@@ -246,8 +246,8 @@ class ByteMatcher:
     def __init__(self, constraint: Constraint) -> None:
         self.constraint = constraint
         self.text = ""
-        first = _start(constraint)
-        self.matcher = first.matcher()
+        first = _prepare_start(constraint)
+        self.matcher = first.copy_start_matcher()
         self.slow = first.slow
 
     def copy(self) -> ByteMatcher:
@@ -290,7 +290,7 @@ class ByteMatcher:
             )
         return found
 
-    def end(self) -> None:
+    def check_complete(self) -> None:
         """Checks that the text is complete and, for a JSON schema, valid.
 
         Raises:
@@ -316,10 +316,10 @@ class ByteMatcher:
         while len(forced) < most and (more := _forced_bytes(at, slow=self.slow)):
             more = more[: most - len(forced)]
             forced += more
-            _consume(at, more)
+            _consume_longest_prefix(at, more)
         text = forced.decode("utf-8", "ignore")
         inside = len(text.encode()) < len(forced)  # only the first bytes of a character are forced
-        mask = 0 if at.is_stopped() else _mask(at)
+        mask = 0 if at.is_stopped() else _next_byte_mask(at)
         follows = "" if inside else "".join(chr(byte) for byte in range(128) if mask >> byte & 1)
         beyond = inside or any(mask >> byte & 1 for byte in range(128, 256))
         return Completion(
@@ -337,8 +337,8 @@ class ByteMatcher:
         count = 0
         while count < len(data) and not at.is_stopped():
             part = data[count : count + _BETWEEN_MASKS]
-            _mask(at)  # limits the work until the next mask
-            accepted = _consume(at, part)
+            _next_byte_mask(at)  # limits the work until the next mask
+            accepted = _consume_longest_prefix(at, part)
             count += accepted
             if accepted < len(part):
                 break
@@ -353,11 +353,11 @@ def _forced_bytes(at: Any, *, slow: bool) -> bytes:
         return b""
     if not slow and (found := bytes(at.compute_ff_bytes())):
         return found
-    mask = _mask(at)
+    mask = _next_byte_mask(at)
     return bytes([mask.bit_length() - 1]) if mask.bit_count() == 1 else b""
 
 
-def _mask(at: Any) -> int:
+def _next_byte_mask(at: Any) -> int:
     """Returns the bytes that may come next, as a bit mask."""
     mask = int.from_bytes(at.compute_bitmask(), "little") & ((1 << 256) - 1)
     if at.is_error():
@@ -365,7 +365,7 @@ def _mask(at: Any) -> int:
     return mask
 
 
-def _consume(at: Any, data: bytes) -> int:
+def _consume_longest_prefix(at: Any, data: bytes) -> int:
     """Consumes the longest allowed prefix of some bytes and returns its length."""
     count: int = at.try_consume_tokens(list(data))
     if at.is_error():
@@ -382,7 +382,7 @@ def _continuation_hint(at: Any, *, slow: bool) -> str:
     forced = _forced_bytes(at, slow=slow).decode("utf-8", "ignore")
     if forced:
         return f" It continues with {forced!r:.60}."
-    mask = _mask(at)
+    mask = _next_byte_mask(at)
     allowed = [chr(byte) for byte in range(128) if mask >> byte & 1]
     if len(allowed) > _MAX_SHOWN or any(mask >> byte & 1 for byte in range(128, 256)):
         return ""

@@ -14,7 +14,13 @@ from typing import Any, Final, TypeAlias
 
 from sglang_lite.constraints.emit.gbnf import to_gbnf
 from sglang_lite.constraints.kinds import language_of
-from sglang_lite.constraints.notes import SHAPE, decimal_notes, notes_of, string_word, to_json_line
+from sglang_lite.constraints.notes import (
+    SHAPE,
+    decimal_notes,
+    describe_string_type,
+    list_schema_notes,
+    to_json_line,
+)
 from sglang_lite.protocol import (
     Choices,
     Constraint,
@@ -59,7 +65,7 @@ def description(constraint: Constraint, annotation: object = None) -> str:
                 (_resolve_reference(schema, f"#{pointer}") if pointer else schema)[
                     "uniqueItems"
                 ] = True
-            return _Describer(schema).text()
+            return _Describer(schema).describe_schema()
         case Choices(options):
             return "one of: " + ", ".join(options)
         case Number(kind):
@@ -88,7 +94,7 @@ class _Shape:
     notes: list[str] = field(default_factory=list)
     is_union: bool = False
 
-    def with_notes(self) -> list[_Line]:
+    def lines_with_notes(self) -> list[_Line]:
         """Returns the lines with the notes: in parentheses after a single line, or as a comment
         after the first of several.
         """
@@ -104,7 +110,7 @@ def _comment(*notes: str) -> str:
     return "; ".join(dict.fromkeys(filter(None, notes)))
 
 
-def _joined(parts: Sequence[list[_Line]], between: str) -> list[_Line]:
+def _join_parts(parts: Sequence[list[_Line]], between: str) -> list[_Line]:
     """Joins several parts: the last line of each runs on into the first line of the next."""
     found = list(parts[0])
     for (code, comment), *rest in parts[1:]:
@@ -123,21 +129,21 @@ class _Describer:
         self._schema = schema
         self._names = _names(schema)
 
-    def text(self) -> str:
+    def describe_schema(self) -> str:
         whole = (
             [(self._names["#"], "")]
             if "#" in self._names
-            else self._shape_of(self._schema).with_notes()
+            else self._shape_of(self._schema).lines_with_notes()
         )
         parts = ["JSON: " + _format_lines(whole)]
-        if least := self._least():
+        if least := self._describe_shortest_object():
             parts.append(f"If nothing more is known: {least}")
         for reference, name in self._names.items():
-            lines = self._shape_of(_resolve_reference(self._schema, reference)).with_notes()
+            lines = self._shape_of(_resolve_reference(self._schema, reference)).lines_with_notes()
             parts.append(f"{name} = {_format_lines(lines)}")
         return "\n".join(parts)
 
-    def _least(self) -> str:
+    def _describe_shortest_object(self) -> str:
         """Returns the shortest object: each member is null or left out wherever possible. Returns
         "" if no member may be null.
 
@@ -180,7 +186,7 @@ class _Describer:
     def _shape_of(self, schema: Any) -> _Shape:
         if not isinstance(schema, dict):
             return _Shape([("nothing" if schema is False else "anything", "")])
-        notes = notes_of(schema, string_word(schema))
+        notes = list_schema_notes(schema, describe_string_type(schema))
         shapes = [self._shape_of_reference(schema["$ref"])] if "$ref" in schema else []
         if "const" in schema or "enum" in schema:
             values = [schema["const"]] if "const" in schema else schema["enum"]
@@ -188,7 +194,9 @@ class _Describer:
                 _Shape([(" | ".join(map(to_json_line, values)), "")], is_union=len(values) > 1)
             )
         shapes += [
-            self._union(schema[keyword]) for keyword in ("anyOf", "oneOf") if keyword in schema
+            self._describe_union(schema[keyword])
+            for keyword in ("anyOf", "oneOf")
+            if keyword in schema
         ]
         for each in schema.get("allOf", ()):
             shape = self._shape_of(each)
@@ -202,12 +210,12 @@ class _Describer:
             notes = [*notes, *shapes[0].notes]
             lines = shapes[0].lines
         else:
-            lines = _joined([_in_parentheses(shape) for shape in shapes], " & ")
+            lines = _join_parts([_in_parentheses(shape) for shape in shapes], " & ")
         return _Shape(
             lines, list(dict.fromkeys(notes)), is_union=len(shapes) == 1 and shapes[0].is_union
         )
 
-    def _union(self, schemas: Sequence[Any]) -> _Shape:
+    def _describe_union(self, schemas: Sequence[Any]) -> _Shape:
         # models choose the first alternative more often
         schemas = sorted(schemas, key=lambda each: not _is_null(each))
         decimals = decimal_notes(schemas)
@@ -217,16 +225,16 @@ class _Describer:
         known = [shape for shape in shapes if shape.lines != [("null", "")]]
         if len(known) == 1:  # then all notes are about it
             return _Shape(
-                _joined([shape.lines for shape in shapes], " | "),
+                _join_parts([shape.lines for shape in shapes], " | "),
                 known[0].notes,
                 is_union=len(shapes) > 1,
             )
         parts: list[list[_Line]] = []
         for shape in shapes:
-            lines = shape.with_notes()
+            lines = shape.lines_with_notes()
             if lines not in parts:
                 parts.append(lines)
-        return _Shape(_joined(parts, " | "), is_union=len(parts) > 1)
+        return _Shape(_join_parts(parts, " | "), is_union=len(parts) > 1)
 
     def _shape_by_type(self, schema: Mapping[str, Any]) -> _Shape:
         kinds = schema.get("type")
@@ -239,32 +247,32 @@ class _Describer:
             sorted(kinds, key=lambda each: each != "null") if isinstance(kinds, list) else [kinds]
         ):
             if kind == "object":
-                parts.append(self._object(schema))
+                parts.append(self._describe_object(schema))
             elif kind == "array":
-                parts.append(self._array(schema))
+                parts.append(self._describe_array(schema))
             else:
-                parts.append([(_word(kind, schema), "")])
-        return _Shape(_joined(parts, " | "), is_union=len(parts) > 1)
+                parts.append([(_type_word(kind, schema), "")])
+        return _Shape(_join_parts(parts, " | "), is_union=len(parts) > 1)
 
-    def _array(self, schema: Mapping[str, Any]) -> list[_Line]:
-        first, rest = _items(schema)
-        parts = [self._shape_of(each).with_notes() for each in first]
+    def _describe_array(self, schema: Mapping[str, Any]) -> list[_Line]:
+        first, rest = _item_schemas(schema)
+        parts = [self._shape_of(each).lines_with_notes() for each in first]
         if rest is not False:
-            parts += [self._shape_of(rest).with_notes(), [("…", "")]]
-        inside = _joined(parts, ", ") if parts else [("", "")]
-        return _joined([[("[", "")], inside, [("]", "")]], "")
+            parts += [self._shape_of(rest).lines_with_notes(), [("…", "")]]
+        inside = _join_parts(parts, ", ") if parts else [("", "")]
+        return _join_parts([[("[", "")], inside, [("]", "")]], "")
 
-    def _object(self, schema: Mapping[str, Any]) -> list[_Line]:
+    def _describe_object(self, schema: Mapping[str, Any]) -> list[_Line]:
         members = schema.get("properties", {})
         required = schema.get("required", ())
         found = []
         for name in dict.fromkeys((*members, *required)):
             each = members.get(name, True)
             must = name in required or self._may_be_null(each)  # null means the same as omission
-            found.append(self._member(f"{to_json_line(name)}{'' if must else '?'}", each))
+            found.append(self._describe_member(f"{to_json_line(name)}{'' if must else '?'}", each))
         more = schema.get("additionalProperties", not members)
         if more is not False and (more is not True or not found):
-            found.append(self._member("…", more))
+            found.append(self._describe_member("…", more))
         if not found:
             return [("{}", "")]
         for lines in found[:-1]:
@@ -276,7 +284,7 @@ class _Describer:
             ("}", ""),
         ]
 
-    def _member(self, name: str, schema: Any) -> list[_Line]:
+    def _describe_member(self, name: str, schema: Any) -> list[_Line]:
         shape = self._shape_of(schema)
         (code, comment), *rest = shape.lines
         return [(f"{name}: {code}", _comment(*shape.notes, comment)), *rest]
@@ -292,13 +300,13 @@ def _is_null(schema: Any) -> bool:
 
 
 def _in_parentheses(shape: _Shape) -> list[_Line]:
-    lines = shape.with_notes()
-    return _joined([[("(", "")], lines, [(")", "")]], "") if shape.is_union else lines
+    lines = shape.lines_with_notes()
+    return _join_parts([[("(", "")], lines, [(")", "")]], "") if shape.is_union else lines
 
 
-def _word(kind: object, schema: Mapping[str, Any]) -> str:
+def _type_word(kind: object, schema: Mapping[str, Any]) -> str:
     if kind == "string":
-        return string_word(schema)
+        return describe_string_type(schema)
     return "anything" if kind is None else str(kind)
 
 
@@ -306,7 +314,7 @@ def _format_lines(lines: Iterable[_Line]) -> str:
     return "\n".join(f"{code}{f'  // {comment}' if comment else ''}" for code, comment in lines)
 
 
-def _items(schema: Mapping[str, Any]) -> tuple[list[Any], Any]:
+def _item_schemas(schema: Mapping[str, Any]) -> tuple[list[Any], Any]:
     """Returns the schemas of an array's first items, and the schema of the remaining ones, which is
     False if none are allowed.
     """
@@ -337,7 +345,9 @@ def _names(schema: Any) -> dict[str, str]:
         target = _resolve_reference(schema, reference)
         is_object = isinstance(target, dict) and "properties" in target
         if count > 1 and (reference in composed or (is_object and count > _OFTEN)):
-            wanted = "Root" if reference == "#" else re.sub(r"\W", "_", _steps(reference)[-1])
+            wanted = (
+                "Root" if reference == "#" else re.sub(r"\W", "_", _pointer_steps(reference)[-1])
+            )
             numbered = (f"{wanted}{number}" for number in itertools.count(2))
             names[reference] = next(
                 n for n in itertools.chain([wanted], numbered) if n not in names.values()
@@ -370,7 +380,7 @@ def _resolve_reference(schema: Any, reference: str) -> Any:
     if not reference.startswith("#/"):
         return True
     found: Any = schema
-    for step in _steps(reference):
+    for step in _pointer_steps(reference):
         try:
             found = (
                 found[int(step)]
@@ -382,7 +392,7 @@ def _resolve_reference(schema: Any, reference: str) -> Any:
     return found
 
 
-def _steps(reference: str) -> list[str]:
+def _pointer_steps(reference: str) -> list[str]:
     """Returns the unescaped steps of a JSON Pointer reference."""
     return [
         step.replace("~1", "/").replace("~0", "~")

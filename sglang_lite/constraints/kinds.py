@@ -22,7 +22,11 @@ from sglang_lite.constraints.formal.nodes import (
     literal,
     repeat,
 )
-from sglang_lite.constraints.json_schema.normal_form import normalise, normalise_inside, tagged
+from sglang_lite.constraints.json_schema.normal_form import (
+    normalise,
+    normalise_embedded_schema,
+    tagged_language,
+)
 from sglang_lite.constraints.limits import within_limits
 from sglang_lite.constraints.memo import memoize
 from sglang_lite.constraints.number_text import PATTERNS
@@ -72,19 +76,21 @@ def language_of(constraint: Constraint) -> Language:
             case JsonSchema():
                 return normalise(constraint).language
             case TaggedObject(schema, tags):
-                return tagged(schema, tags)
-        return _language_of(constraint)
+                return tagged_language(schema, tags)
+        return _build_constraint_language(constraint)
 
 
 @memoize
-def _language_of(constraint: _Other) -> Language:
+def _build_constraint_language(constraint: _Other) -> Language:
     match constraint:
         case Ebnf(text):
             return prune_rules(gbnf.parse(text))
         case Lark(text):
             outer, schemas = lark.parse(text)
             return prune_rules(
-                _joined(outer, {name: _inner(schema) for name, schema in schemas.items()})
+                _embed_languages(
+                    outer, {name: _embedded_language(schema) for name, schema in schemas.items()}
+                )
             )
         case Regex(pattern):
             return prune_rules(Language(_START, {_START: parse(pattern)}))
@@ -97,13 +103,15 @@ def _language_of(constraint: _Other) -> Language:
                 "a Continuation can't be compiled by itself: it is the remainder of a grammar over several nodes.",
                 hint="Use the whole grammar.",
             )
-    parts = _parts(constraint)
-    names = {f"{i}": _inner(part) for i, part in enumerate(parts)}
-    outer = Language(_START, _body(constraint, [Ref(name) for name in names]))
-    return prune_rules(_joined(outer, names))
+    parts = _constraint_parts(constraint)
+    names = {f"{i}": _embedded_language(part) for i, part in enumerate(parts)}
+    outer = Language(_START, _combine_part_rules(constraint, [Ref(name) for name in names]))
+    return prune_rules(_embed_languages(outer, names))
 
 
-def _parts(constraint: StructuralTag | InOrder | OneOf | Repeated) -> Iterable[Constraint]:
+def _constraint_parts(
+    constraint: StructuralTag | InOrder | OneOf | Repeated,
+) -> Iterable[Constraint]:
     match constraint:
         case InOrder(parts):
             return parts
@@ -115,7 +123,7 @@ def _parts(constraint: StructuralTag | InOrder | OneOf | Repeated) -> Iterable[C
             return [tag.content for tag in tags]
 
 
-def _body(
+def _combine_part_rules(
     constraint: StructuralTag | InOrder | OneOf | Repeated, refs: list[Ref]
 ) -> dict[str, Node]:
     match constraint:
@@ -128,10 +136,10 @@ def _body(
                 raise ConstraintError(f"repeated: from {least} to {most} times is not possible.")
             return {_START: repeat(refs[0], least, most)}
         case StructuralTag():
-            return _structural(constraint, refs)
+            return _structural_tag_rules(constraint, refs)
 
 
-def _structural(constraint: StructuralTag, contents: list[Ref]) -> dict[str, Node]:
+def _structural_tag_rules(constraint: StructuralTag, contents: list[Ref]) -> dict[str, Node]:
     """Returns the rules of a structural tag: free text without triggers, interrupted by tags, each
     of which starts at the first trigger in the remaining text.
     """
@@ -167,10 +175,10 @@ def _structural(constraint: StructuralTag, contents: list[Ref]) -> dict[str, Nod
     return {_START: whole, "tag": alternation(options)}
 
 
-def _inner(constraint: Constraint) -> Language:
+def _embedded_language(constraint: Constraint) -> Language:
     if not isinstance(constraint, JsonSchema):
         return language_of(constraint)
-    form = normalise_inside(constraint)
+    form = normalise_embedded_schema(constraint)
     if form.checked and constraint.enforce != "unchecked":
         pointer, problem = form.checked[0]
         raise ConstraintError(
@@ -181,7 +189,7 @@ def _inner(constraint: Constraint) -> Language:
     return form.language
 
 
-def _joined(outer: Language, inner: dict[str, Language]) -> Language:
+def _embed_languages(outer: Language, inner: dict[str, Language]) -> Language:
     """Adds inner languages to an outer one, each under the rule name that the outer one uses for
     it.
     """

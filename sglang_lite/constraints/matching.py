@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_lite.constraints.formal.automaton import accepts, is_empty
 from sglang_lite.constraints.formal.earley import recognises
-from sglang_lite.constraints.formal.grammars import regular
+from sglang_lite.constraints.formal.grammars import inline_all_rules
 from sglang_lite.constraints.formal.nodes import ANY_TEXT, concat, intersection, literal
 from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.schema import parse_json
@@ -53,7 +53,7 @@ def may_contain(constraint: Constraint, text: str) -> bool | None:
     Raises:
         ConstraintError: the constraint is not valid or can't be enforced.
     """
-    body = regular(language_of(constraint))
+    body = inline_all_rules(language_of(constraint))
     if body is None:
         return None
     try:

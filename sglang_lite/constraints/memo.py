@@ -39,7 +39,7 @@ class BoundedCache:
         self._entries: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: object) -> Any:  # the value under the key
+    def find_entry(self, key: object) -> Any:  # the value under the key
         """Returns a cached value as a one-tuple, or None if the key is not cached."""
         with self._lock:
             found = self._entries.get(key)
@@ -53,14 +53,14 @@ class BoundedCache:
             self._entries.move_to_end(key)
             return (value,)
 
-    def put(self, key: object, value: object, size: int) -> None:
+    def put_entry(self, key: object, value: object, size: int) -> None:
         with self._lock:
             self.bytes += size - self._entries.pop(key, (None, 0))[1]
             self._entries[key] = value, size
             while self.bytes > self._max_bytes and len(self._entries) > 1:
                 self.bytes -= self._entries.popitem(last=False)[1][1]
 
-    def clear(self) -> None:
+    def drop_entries(self) -> None:
         with self._lock:
             self._entries.clear()
             self.bytes = 0
@@ -73,23 +73,23 @@ def memoize(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Memoizes a function of hashable arguments in the shared cache. Errors are not cached."""
 
     @wraps(function)
-    def found(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def call_memoized(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         key = (function, args, *kwargs.items()) if kwargs else (function, args)
-        cached = _cache.get(key)
+        cached = _cache.find_entry(key)
         if cached is not None:
             value: _R = cached[0]
         else:
             value = function(*args, **kwargs)
-            size = size_of((args, value))
+            size = estimate_bytes((args, value))
             if size > LARGE:
                 trim()
-            _cache.put(key, value, size)
+            _cache.put_entry(key, value, size)
         return value
 
-    return found
+    return call_memoized
 
 
-def size_of(value: object) -> int:
+def estimate_bytes(value: object) -> int:
     """Estimates the memory of a value in bytes. An object with a `size` attribute reports its own
     size, which may grow later.
     """
@@ -107,7 +107,7 @@ def size_of(value: object) -> int:
         elif isinstance(each, tuple):
             total += 8 * len(each)
             stack += each
-        elif (read := _reader(type(each))) is not None:  # type: ignore[arg-type]  # classes are hashable
+        elif (read := _fields_reader(type(each))) is not None:  # type: ignore[arg-type]  # classes are hashable
             count, found = read
             total += 8 * count
             if count == 1:
@@ -129,7 +129,7 @@ def size_of(value: object) -> int:
 
 
 @cache
-def _reader(kind: Hashable) -> tuple[int, Callable[[object], Any]] | None:
+def _fields_reader(kind: Hashable) -> tuple[int, Callable[[object], Any]] | None:
     """Returns the number of fields of a record or dataclass and a function that reads them, or None
     if a class has no fields or reports its own `size`.
     """
@@ -143,7 +143,7 @@ def _reader(kind: Hashable) -> tuple[int, Callable[[object], Any]] | None:
 
 def clear() -> None:
     """Drops all entries of the shared cache and returns the freed memory to the system."""
-    _cache.clear()
+    _cache.drop_entries()
     trim()
 
 

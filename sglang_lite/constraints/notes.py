@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from sglang_lite.constraints.json_schema.quotes import KEYWORD, in_words
+from sglang_lite.constraints.json_schema.quotes import KEYWORD, describe_quote
 from sglang_lite.constraints.python_types import patterns
 
 _SILENT: Final = frozenset((  # keywords that constrain no value
@@ -40,7 +40,9 @@ _FORMATS: Final[Mapping[str, str]] = {
 _ZONE_ONLY: Final = "^.{17}[0-5]"  # occurs with the format of moments with a time zone
 _PATTERNS: Final[Mapping[str, str]] = {
     **{
-        patterns.moments(day=day, naive=naive, aware=aware): f"{_DAY}T{_TIME}" if day else _TIME
+        patterns.moment_pattern(day=day, naive=naive, aware=aware): f"{_DAY}T{_TIME}"
+        if day
+        else _TIME
         for day in (True, False)
         for naive, aware in ((True, True), (True, False), (False, True))
     },
@@ -56,7 +58,7 @@ _LONGEST_PATTERN: Final = 100
 _LARGE: Final = 10**5  # limits of numbers that only express how many digits fit
 
 
-def string_word(schema: Mapping[str, Any]) -> str:  # any JSON
+def describe_string_type(schema: Mapping[str, Any]) -> str:  # any JSON
     """Returns the word for the strings of a schema: the layout or kind of text that its format or
     pattern implies, else "string".
     """
@@ -66,14 +68,16 @@ def string_word(schema: Mapping[str, Any]) -> str:  # any JSON
     return _FORMATS.get(schema.get("format", ""), _PATTERNS.get(pattern, "string"))
 
 
-def notes_of(schema: Mapping[str, Any], word: str) -> list[str]:  # any JSON
+def list_schema_notes(schema: Mapping[str, Any], word: str) -> list[str]:  # any JSON
     """Returns the notes on a schema, in an order that does not depend on the schema's.
 
     Args:
         schema: schema, an object.
         word: word that the shape uses for the schema's strings.
     """
-    return list(dict.fromkeys((*_limits(schema, word), *_others(schema), *_author_notes(schema))))
+    return list(
+        dict.fromkeys((*_limit_notes(schema, word), *_others(schema), *_author_notes(schema)))
+    )
 
 
 def decimal_notes(schemas: Sequence[Any]) -> list[str] | None:  # any JSON
@@ -83,7 +87,7 @@ def decimal_notes(schemas: Sequence[Any]) -> list[str] | None:  # any JSON
     known = [each for each in schemas if isinstance(each, dict) and each.get("type") == "number"]
     if not known or len(known) < len(schemas):
         return None
-    counts = [_decimals(each) for each in known]
+    counts = [_count_decimals(each) for each in known]
     most = max(counts)
     if min(counts) < 0 or most == 0 or len(set(counts)) < len(counts):
         return None
@@ -93,10 +97,10 @@ def decimal_notes(schemas: Sequence[Any]) -> list[str] | None:  # any JSON
         limit = abs(widest.get(keyword, 0))
         if limit >= _LARGE and math.log10(limit).is_integer():
             del widest[keyword]
-    return notes + list(_range(widest))
+    return notes + list(_range_notes(widest))
 
 
-def _decimals(schema: Mapping[str, Any]) -> int:
+def _count_decimals(schema: Mapping[str, Any]) -> int:
     """Returns the number of decimals that a number may have, or -1 if its step is not a power of
     ten.
     """
@@ -114,21 +118,21 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
-def one_line(text: object) -> str:
+def collapse_whitespace(text: object) -> str:
     """Replaces line ends and repeated blanks in a text, so that it stays within its comment."""
     return _printable(" ".join(str(text).split()))
 
 
-def _limits(schema: Mapping[str, Any], word: str) -> Iterator[str]:
+def _limit_notes(schema: Mapping[str, Any], word: str) -> Iterator[str]:
     decimals = decimal_notes([schema])
     if decimals is not None:
         yield from decimals
     else:
-        yield from _range(schema)
+        yield from _range_notes(schema)
         if "multipleOf" in schema:
             yield f"a multiple of {schema['multipleOf']}"
     if word != "URL":
-        yield from _count(schema.get("minLength", 0), schema.get("maxLength"), "character")
+        yield from _count_notes(schema.get("minLength", 0), schema.get("maxLength"), "character")
     pattern = schema.get("pattern")
     if (
         pattern is not None
@@ -138,21 +142,23 @@ def _limits(schema: Mapping[str, Any], word: str) -> Iterator[str]:
     ):
         yield f"matches /{_printable(pattern)}/"
     if "format" in schema and schema["format"] not in _FORMATS:
-        yield f"format: {one_line(schema['format'])}"
+        yield f"format: {collapse_whitespace(schema['format'])}"
     first = schema.get(
         "prefixItems", schema["items"] if isinstance(schema.get("items"), list) else ()
     )
     low = schema.get("minItems", 0)
     high = schema.get("maxItems")
-    yield from _count(0 if low <= len(first) else low, None if high == len(first) else high, "item")
+    yield from _count_notes(
+        0 if low <= len(first) else low, None if high == len(first) else high, "item"
+    )
     if schema.get("uniqueItems"):
         yield "no two alike"
-    yield from _count(schema.get("minProperties", 0), schema.get("maxProperties"), "member")
+    yield from _count_notes(schema.get("minProperties", 0), schema.get("maxProperties"), "member")
     if KEYWORD in schema:
-        yield in_words(schema[KEYWORD])
+        yield describe_quote(schema[KEYWORD])
 
 
-def _range(schema: Mapping[str, Any]) -> Iterator[str]:
+def _range_notes(schema: Mapping[str, Any]) -> Iterator[str]:
     low, high = (
         None if abs(schema.get(keyword, patterns.MAX_INT)) == patterns.MAX_INT else schema[keyword]
         for keyword in ("minimum", "maximum")
@@ -166,7 +172,7 @@ def _range(schema: Mapping[str, Any]) -> Iterator[str]:
             yield f"{words} {schema[keyword]}"
 
 
-def _count(low: float, high: float | None, noun: str) -> Iterator[str]:
+def _count_notes(low: float, high: float | None, noun: str) -> Iterator[str]:
     plural = f"{noun}s"
     if high is None and low == 1:
         yield "not empty"
@@ -184,12 +190,12 @@ def _others(schema: Mapping[str, Any]) -> Iterator[str]:
         if not keyword.startswith("x-"):
             value = schema[keyword]
             text = value if isinstance(value, str) else to_json_line(value)
-            yield one_line(f"{keyword}: {text}")
+            yield collapse_whitespace(f"{keyword}: {text}")
 
 
 def _author_notes(schema: Mapping[str, Any]) -> Iterator[str]:
     """Yields the author's description and examples of the value."""
     if schema.get("description"):
-        yield one_line(schema["description"])
+        yield collapse_whitespace(schema["description"])
     if schema.get("examples"):
         yield "e.g. " + ", ".join(to_json_line(each) for each in schema["examples"])

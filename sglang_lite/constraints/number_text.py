@@ -62,7 +62,7 @@ class NumberText:
         self.finished = False
         self.committed = ""
         self._before = len(before)
-        self._look()
+        self._update_committed()
 
     def copy(self) -> NumberText:
         """Returns an independent copy."""
@@ -79,9 +79,9 @@ class NumberText:
         """Appends the text of the next token."""
         self._text += piece
         self._ends.append(len(self._text))
-        self._look()
+        self._update_committed()
 
-    def _look(self) -> None:
+    def _update_committed(self) -> None:
         if _PREFIXES[self._number.kind].fullmatch(self._text):
             self.committed = _OPEN.sub("", self._text)
         else:

@@ -47,9 +47,9 @@ def sample(constraint: Constraint, random: Random) -> str:
     """
     sampler = _Sampler(language_of(constraint), random)
     for deepest in (*[_DEPTH] * _DRAWS, 0):
-        text = sampler.text(deepest)
+        text = sampler.draw_text(deepest)
         if text is None:  # in some languages only the shortest options lead to short texts
-            text = sampler.text(0)
+            text = sampler.draw_text(0)
         if text is None:
             break
         if not isinstance(constraint, JsonSchema) or _passes_checks(constraint, text):
@@ -78,9 +78,9 @@ class _Sampler:
     def __init__(self, language: Language, random: Random) -> None:
         self._language = language
         self._random = random
-        self._heights = _heights(language)
+        self._heights = _rule_depths(language)
 
-    def text(self, deepest: int) -> str | None:
+    def draw_text(self, deepest: int) -> str | None:
         """Returns a random text of the language, with only the shortest options from depth
         `deepest`, or None if the text or the work exceeds its limit.
         """
@@ -95,7 +95,7 @@ class _Sampler:
                 case Concat(parts):
                     stack += [(part, depth) for part in reversed(parts)]
                 case Alternation(options):
-                    stack.append((self._option(options, brief=depth >= deepest), depth))
+                    stack.append((self._choose_option(options, brief=depth >= deepest), depth))
                 case Repeat(inner, least, most):
                     more = (
                         0
@@ -108,50 +108,50 @@ class _Sampler:
                 case Ref(name):
                     stack.append((self._language.rules[name], depth + 1))
                 case _:
-                    written.append(self._piece(node))
+                    written.append(self._draw_node(node))
                     length += len(written[-1])
             if length > MAX_CHARS or steps > MAX_STEPS or len(stack) > MAX_STEPS:
                 return None
         return "".join(written)
 
-    def _option(self, options: tuple[Node, ...], *, brief: bool) -> Node:
+    def _choose_option(self, options: tuple[Node, ...], *, brief: bool) -> Node:
         if brief:
-            return min(options, key=lambda option: _height(option, self._heights))
+            return min(options, key=lambda option: _node_depth(option, self._heights))
         # prefers ordinary characters to single escapes
-        wide = [option for option in options if _is_wide(option)]
+        wide = [option for option in options if _has_many_characters(option)]
         return self._random.choice(wide or options)
 
-    def _piece(self, node: Node) -> str:
+    def _draw_node(self, node: Node) -> str:
         match node:
             case LiteralText(text):
                 return text
             case CharSet():
-                return _character(node, self._random)
+                return _draw_character(node, self._random)
         return _random_walk(automaton(node), self._random)
 
 
-def _heights(language: Language) -> dict[str, float]:
+def _rule_depths(language: Language) -> dict[str, float]:
     """Returns the least depth of nested rules that a text of each rule needs, by rule name."""
     heights = dict.fromkeys(language.rules, float("inf"))
     referring = referring_rules({name: references(body) for name, body in language.rules.items()})
     for name in (queue := list(language.rules)):
-        height = 1 + _height(language.rules[name], heights)
+        height = 1 + _node_depth(language.rules[name], heights)
         if height < heights[name]:
             heights[name] = height
             queue += referring[name]
     return heights
 
 
-def _height(node: Node, heights: dict[str, float]) -> float:
+def _node_depth(node: Node, heights: dict[str, float]) -> float:
     match node:
         case Ref(name):
             return heights[name]
         case Concat(parts):
-            return max((_height(part, heights) for part in parts), default=0)
+            return max((_node_depth(part, heights) for part in parts), default=0)
         case Alternation(options):
-            return min(_height(option, heights) for option in options)
+            return min(_node_depth(option, heights) for option in options)
         case Repeat(inner, least, _):
-            return _height(inner, heights) if least else 0
+            return _node_depth(inner, heights) if least else 0
     return 0
 
 
@@ -166,27 +166,30 @@ def _random_walk(machine: Automaton, random: Random) -> str:
         if machine.accepting(state) and random.random() < 0.3:
             return text
         steps = [(c, machine.step(state, c)) for c in machine.classes]
-        live = [(c, after) for c, after in steps if after != DEAD and machine.nonempty(after)]
+        live = [
+            (c, after) for c, after in steps if after != DEAD and machine.accepts_some_text(after)
+        ]
         if not live:
             break
         remaining_steps -= len(live) > 1
-        printable = [step for step in live if _printable(machine.class_characters(step[0]))]
+        printable = [step for step in live if _printable_ranges(machine.class_characters(step[0]))]
         symbol, state = random.choice(printable or live)
-        text += _character(machine.class_characters(symbol), random)
+        text += _draw_character(machine.class_characters(symbol), random)
     return text + "".join(
-        _character(machine.class_characters(c), random) for c in shortest_path_from(machine, state)
+        _draw_character(machine.class_characters(c), random)
+        for c in shortest_path_from(machine, state)
     )
 
 
-def _is_wide(node: Node) -> bool:
-    return isinstance(node, CharSet) and sum(b - a for a, b in _printable(node)) > 50
+def _has_many_characters(node: Node) -> bool:
+    return isinstance(node, CharSet) and sum(b - a for a, b in _printable_ranges(node)) > 50
 
 
 @lru_cache(maxsize=1024)
-def _printable(characters: CharSet) -> tuple[tuple[int, int], ...]:
+def _printable_ranges(characters: CharSet) -> tuple[tuple[int, int], ...]:
     return tuple((max(a, 32), min(b, 126)) for a, b in characters.ranges if b >= 32 and a <= 126)
 
 
-def _character(characters: CharSet, random: Random) -> str:
-    low, high = random.choice(_printable(characters) or characters.ranges)
+def _draw_character(characters: CharSet, random: Random) -> str:
+    low, high = random.choice(_printable_ranges(characters) or characters.ranges)
     return chr(random.randint(low, high))

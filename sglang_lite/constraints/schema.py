@@ -11,7 +11,7 @@ import msgspec
 
 from sglang_lite.constraints.json_schema import closed_objects, wellformed
 from sglang_lite.constraints.json_schema.resources import embed_resources
-from sglang_lite.constraints.json_schema.style import style_of
+from sglang_lite.constraints.json_schema.style import read_json_style
 from sglang_lite.constraints.json_schema.validator import violations
 from sglang_lite.protocol import ConstraintError, JsonSchema, SglError, ValueValidationError
 from sglang_lite.protocol.anything import Json
@@ -52,13 +52,13 @@ def json_schema(
             hint = 'A schema refers to itself by name: {"$ref": "#"}.'
         raise ConstraintError(f"json_schema: not a JSON document: {error}", hint=hint) from error
     schema = JsonSchema(text, enforce, format, separators, whitespace, order, integers)
-    style_of(schema)  # raises if the `whitespace` pattern is invalid
+    read_json_style(schema)  # raises if the `whitespace` pattern is invalid
     if resources:
         text = _with_resources(text, resources)
     wellformed.check_text(text)
     if closed:
         try:
-            text = json.dumps(closed_objects.closed(json.loads(text)))
+            text = json.dumps(closed_objects.close_objects(json.loads(text)))
         except RecursionError as error:
             raise ConstraintError("json_schema: nested too deeply.") from error
     return msgspec.structs.replace(schema, schema=text)
@@ -85,14 +85,16 @@ def client_schema(
     """
     constraint = json_schema(source, enforce=enforce)
     try:
-        text = json.dumps(closed_objects.closed(json.loads(constraint.schema), simple_only=True))
+        text = json.dumps(
+            closed_objects.close_objects(json.loads(constraint.schema), simple_only=True)
+        )
     # the grammar's compiler reports it with its place, or ignores it
     except (ConstraintError, RecursionError):
         return constraint
     return msgspec.structs.replace(constraint, schema=text)
 
 
-def refuse_example(constraint: JsonSchema) -> None:
+def raise_if_example_document(constraint: JsonSchema) -> None:
     """Raises ConstraintError if the supposed schema is an example document: it has names that no
     schema has, and no keyword that asserts anything, so any JSON would be valid.
     """
@@ -140,7 +142,7 @@ def parse_json(constraint: JsonSchema, text: str) -> Json:
         value = json.loads(
             text,
             parse_constant=wellformed.refuse_non_finite,
-            parse_float=_finite,
+            parse_float=_parse_finite_number,
             object_pairs_hook=wellformed.refuse_duplicate_names,
         )
     except (ValueError, RecursionError) as error:
@@ -161,6 +163,6 @@ def parse_json(constraint: JsonSchema, text: str) -> Json:
     return value
 
 
-def _finite(text: str) -> float:
+def _parse_finite_number(text: str) -> float:
     value = float(text)
     return value if math.isfinite(value) else wellformed.refuse_non_finite(text)

@@ -51,12 +51,16 @@ def parse(text: str) -> Constraint:
             for i, each in fields.list("structures")
         ]
         parsed_tags = (
-            Tag(tag.text("begin"), json_schema(tag.get("schema", True)), tag.text("end"))
+            Tag(
+                tag.read_text_field("begin"),
+                json_schema(tag.find_field("schema", True)),
+                tag.read_text_field("end"),
+            )
             for tag in tags
         )
         return StructuralTag(tuple(parsed_tags), fields.texts("triggers"))
     fields = _Fields(found, "", "type", "format")
-    return _format(fields.get("format"), "/format", 0)
+    return _format(fields.find_field("format"), "/format", 0)
 
 
 class _Fields:
@@ -78,29 +82,29 @@ class _Fields:
         self._found = found
         self.pointer = pointer
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def find_field(self, name: str, default: Any = None) -> Any:
         value = self._found.get(name, default)
         return default if value is None else value
 
-    def text(self, name: str) -> str:
-        return str(self._get_of_type(name, str))
+    def read_text_field(self, name: str) -> str:
+        return str(self._require_type(name, str))
 
     def list(self, name: str) -> list[tuple[int, Any]]:
-        return list(enumerate(self._get_of_type(name, list)))
+        return list(enumerate(self._require_type(name, list)))
 
     def texts(self, name: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
-        if default is not None and self.get(name) is None:
+        if default is not None and self.find_field(name) is None:
             return default
-        texts = tuple(self._get_of_type(name, list))
+        texts = tuple(self._require_type(name, list))
         if not all(isinstance(each, str) for each in texts):
             raise _tag_error(f"{name!r} must be a list of strings", f"{self.pointer}/{name}")
         return texts
 
     def flag(self, name: str) -> bool:
-        value: bool = self._get_of_type(name, bool) if self.get(name) is not None else False
+        value: bool = self._require_type(name, bool) if self.find_field(name) is not None else False
         return value
 
-    def _get_of_type(self, name: str, kind: type) -> Any:
+    def _require_type(self, name: str, kind: type) -> Any:
         value = self._found.get(name)
         if not isinstance(value, kind):
             problem = "but it is missing" if value is None else f"not {_abbreviate_json(value)}"
@@ -140,8 +144,8 @@ def _several(fields: _Fields, depth: int) -> tuple[Constraint, ...]:
     )
 
 
-def _inner(fields: _Fields, depth: int) -> Constraint:
-    return _format(fields.get("content"), f"{fields.pointer}/content", depth)
+def _content_format(fields: _Fields, depth: int) -> Constraint:
+    return _format(fields.find_field("content"), f"{fields.pointer}/content", depth)
 
 
 def _text_without(*excluded: str) -> Constraint:
@@ -152,22 +156,24 @@ def _text_without(*excluded: str) -> Constraint:
 
 
 def _json_schema(fields: _Fields, depth: int) -> Constraint:
-    if fields.get("style", "json") != "json":
+    if fields.find_field("style", "json") != "json":
         raise _tag_error("other styles than 'json' are not supported", f"{fields.pointer}/style")
-    return json_schema(fields.get("json_schema", True))
+    return json_schema(fields.find_field("json_schema", True))
 
 
 def _tag(fields: _Fields, depth: int) -> Tag:
-    end = fields.text("end")
-    content = fields.get("content")
+    end = fields.read_text_field("end")
+    content = fields.find_field("content")
     # up to the first `end`
     if end and isinstance(content, dict) and content.get("type") == "any_text":
         found = _Fields(content, f"{fields.pointer}/content", "type", "excludes")
-        return Tag(fields.text("begin"), _text_without(end, *found.texts("excludes", ())), end)
-    return Tag(fields.text("begin"), _inner(fields, depth), end)
+        return Tag(
+            fields.read_text_field("begin"), _text_without(end, *found.texts("excludes", ())), end
+        )
+    return Tag(fields.read_text_field("begin"), _content_format(fields, depth), end)
 
 
-def _tag_alone(fields: _Fields, depth: int) -> Constraint:
+def _single_tag(fields: _Fields, depth: int) -> Constraint:
     tag = _tag(fields, depth)
     return InOrder((Choices((tag.begin,)), tag.content, Choices((tag.end,))))
 
@@ -191,24 +197,27 @@ def _triggered_tags(fields: _Fields, depth: int) -> Constraint:
 
 
 def _tags_with_separator(fields: _Fields, depth: int) -> Constraint:
-    tags = OneOf(tuple(_tag_alone(each, depth) for each in _tags(fields)))
-    more = Repeated(InOrder((Choices((fields.text("separator"),)), tags)))
+    tags = OneOf(tuple(_single_tag(each, depth) for each in _tags(fields)))
+    more = Repeated(InOrder((Choices((fields.read_text_field("separator"),)), tags)))
     several = tags if fields.flag("stop_after_first") else InOrder((tags, more))
     return several if fields.flag("at_least_one") else Repeated(several, 0, 1)
 
 
 _FORMATS: dict[str, tuple[tuple[str, ...], Callable[[_Fields, int], Constraint]]] = {
-    "const_string": (("value",), lambda fields, depth: Choices((fields.text("value"),))),
+    "const_string": (("value",), lambda fields, depth: Choices((fields.read_text_field("value"),))),
     "json_schema": (("json_schema", "style"), _json_schema),
-    "regex": (("pattern",), lambda fields, depth: Regex(fields.text("pattern"))),
-    "grammar": (("grammar",), lambda fields, depth: Ebnf(fields.text("grammar"))),
+    "regex": (("pattern",), lambda fields, depth: Regex(fields.read_text_field("pattern"))),
+    "grammar": (("grammar",), lambda fields, depth: Ebnf(fields.read_text_field("grammar"))),
     "any_text": (("excludes",), lambda fields, depth: _text_without(*fields.texts("excludes", ()))),
     "sequence": (("elements",), lambda fields, depth: InOrder(_several(fields, depth))),
     "or": (("elements",), lambda fields, depth: OneOf(_several(fields, depth))),
-    "optional": (("content",), lambda fields, depth: Repeated(_inner(fields, depth), 0, 1)),
-    "star": (("content",), lambda fields, depth: Repeated(_inner(fields, depth))),
-    "plus": (("content",), lambda fields, depth: Repeated(_inner(fields, depth), 1)),
-    "tag": (("begin", "content", "end"), _tag_alone),
+    "optional": (
+        ("content",),
+        lambda fields, depth: Repeated(_content_format(fields, depth), 0, 1),
+    ),
+    "star": (("content",), lambda fields, depth: Repeated(_content_format(fields, depth))),
+    "plus": (("content",), lambda fields, depth: Repeated(_content_format(fields, depth), 1)),
+    "tag": (("begin", "content", "end"), _single_tag),
     "tags_with_separator": (
         ("tags", "separator", "at_least_one", "stop_after_first"),
         _tags_with_separator,

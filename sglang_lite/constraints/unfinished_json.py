@@ -74,7 +74,7 @@ class _Container:
         """JSON Pointer of the value that is being written or comes next."""
         if not self.is_object:
             return f"{self.pointer}/{len(self.ends) - 1}"
-        return f"{self.pointer}/{'-' if self.name is None else _escape(self.name)}"
+        return f"{self.pointer}/{'-' if self.name is None else _pointer_step(self.name)}"
 
 
 class UnfinishedJson:
@@ -101,7 +101,7 @@ class UnfinishedJson:
         self._string: int | None = None  # index after the opening quotation mark of the open string
         self._expects_name = False
         self.begin: int | None = 0 if mark is None else None
-        self._read(before)
+        self._read_text(before)
         self._first = -len(before)  # index of the JSON's first character in the generation
 
     def push(self, text: str) -> None:
@@ -118,9 +118,9 @@ class UnfinishedJson:
             self._first = found.start()
             self.begin = found.start()
             text = self._reasoning[found.start() :]
-        self._read(text)
+        self._read_text(text)
 
-    def _read(self, text: str) -> None:
+    def _read_text(self, text: str) -> None:
         self._text += text
         size = len(self._text)
         while self._at < size:
@@ -195,7 +195,7 @@ class UnfinishedJson:
         Returns:
             The closed text, or None if there is no such place.
         """
-        for tried, (end, brackets, left_out) in enumerate(self._closings()):
+        for tried, (end, brackets, left_out) in enumerate(self._possible_closings()):
             kept = end + self._first
             if kept < first or tried == _MAX_TRIED:
                 return None
@@ -203,11 +203,11 @@ class UnfinishedJson:
                 return ClosedText(kept, brackets, left_out)
         return None
 
-    def close_anyhow(self) -> str:
+    def close_at_last_position(self) -> str:
         """Returns the JSON closed at the last possible place, valid or not. Returns "" if it has
         not begun.
         """
-        last = next(self._closings(), None)
+        last = next(self._possible_closings(), None)
         return "" if last is None else self._text[: last[0]] + last[1]
 
     def _is_valid(self, text: str) -> bool:
@@ -217,7 +217,7 @@ class UnfinishedJson:
             return False
         return True
 
-    def _closings(self) -> Iterator[tuple[int, str, str]]:
+    def _possible_closings(self) -> Iterator[tuple[int, str, str]]:
         """Yields the ways to complete the JSON with brackets only, last place first: the index, the
         brackets, and the JSON Pointer of the first missing value.
         """
@@ -237,7 +237,7 @@ class UnfinishedJson:
             return f"{container.pointer}/{count}"
         after = self._text[container.ends[count] : container.ends[count + 1]]
         name = re.search(r'"((?:[^"\\]|\\.)*)"', after)
-        return f"{container.pointer}/{'-' if name is None else _escape(name.group(1))}"
+        return f"{container.pointer}/{'-' if name is None else _pointer_step(name.group(1))}"
 
     def _brackets(self, depth: int) -> str:
         return "".join("}" if each.is_object else "]" for each in reversed(self._open[:depth]))
@@ -287,6 +287,6 @@ def _name(text: str) -> str:
     return str(json.loads(f'"{text}"'))
 
 
-def _escape(text: str) -> str:
+def _pointer_step(text: str) -> str:
     """Returns a member's step in a JSON Pointer (RFC 6901), from its name as written in JSON."""
     return _name(text).replace("~", "~0").replace("/", "~1")

@@ -59,7 +59,7 @@ class Connection:
                 raise BrokenPipeError("the connection is closed")
             rest = memoryview(frame)
             if not self._unsent:
-                rest = rest[self._send_some(frame) :]
+                rest = rest[self._send_without_waiting(frame) :]
             if rest:
                 self._unsent.append(rest)
                 if self._writer is None:
@@ -69,9 +69,9 @@ class Connection:
                     self._writer.start()
                 self._more.notify()
 
-    def _send_some(self, frame: bytes) -> int:
-        """Sends as much as the socket's buffer accepts now and returns the number of bytes. Keeps
-        the interpreter's lock during the call: a computing thread would not give it back for
+    def _send_without_waiting(self, frame: bytes) -> int:
+        """Sends as much as the socket's buffer accepts now and returns the number of bytes. Does
+        not release the GIL for the call, because getting it back from a computing thread could take
         milliseconds.
         """
         count: int = _send(self._socket.fileno(), frame, len(frame), _NOT_WAITING)
@@ -111,18 +111,18 @@ class Connection:
                 else:
                     self._unsent[0] = rest[sent:]
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Sends a frame without messages, unless the other end is not reading. Only for connections
         on which nobody calls `send`, and while nobody calls `send_now`.
 
         Raises:
             OSError: the connection is closed at either end.
         """
-        sent = self._send_some(_BEAT)
+        sent = self._send_without_waiting(_BEAT)
         if sent:
             self.send_now(_BEAT[sent:])
 
-    def frames(
+    def read_frames(
         self, look: Callable[[], object] = lambda: None, look_s: float = 0.0
     ) -> Iterator[memoryview]:
         """Yields the content of each received frame until either end is closed. Each view is only
@@ -165,15 +165,15 @@ class Connection:
             del unread[:start]
 
     def close(self) -> None:
-        """Ends the connection for both ends. In a forked copy of this process, leaves the socket
-        alone. Takes no lock, because a garbage collector may call it.
+        """Ends the connection for both ends. In a forked copy of this process, does not touch the
+        socket. Takes no lock, because a garbage collector may call it.
         """
         self._closed = True
         if os.getpid() == self._process:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
-    def release(self) -> None:
+    def release_socket(self) -> None:
         """Closes the socket's descriptor, once no thread reads from the connection any more."""
         self.close()
         with self._lock:

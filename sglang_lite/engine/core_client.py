@@ -35,9 +35,9 @@ from sglang_lite.engine.frames import (
     Submit,
     WindDown,
 )
-from sglang_lite.engine.futures import then
+from sglang_lite.engine.futures import convert_result
 from sglang_lite.engine.open_submissions import OpenSubmission
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.program.nodes import Gen, Node, Verdict
 from sglang_lite.program.nodes import Path as BranchPath
 from sglang_lite.protocol import (
@@ -180,7 +180,7 @@ class CoreClient:
         and `run_program`.
         """
         self._check_generates()
-        request.check()
+        request.check_fields()
         return self._submit_by_kind[type(request)](self, request, sink, flush)
 
     def _generate(
@@ -188,9 +188,9 @@ class CoreClient:
     ) -> Ticket:
         check_replica_rank(request.routed_dp_rank, 1)
         ids, media = self.builder.prompt_with_images(request)
-        params = self.builder.resolved(request.params)
-        tokens = self.builder.tokens(ids, params, media)
-        output = self.builder.output(request.output_ids, len(tokens), params)
+        params = self.builder.resolve_with_defaults(request.params)
+        tokens = self.builder.check_prompt_tokens(ids, params, media)
+        output = self.builder.check_output_ids(request.output_ids, len(tokens), params)
         processor, args = _import_name_and_args(request.logit_processor)
         number = self._link.new_number()
         entry = OpenSubmission(params.n, flush)
@@ -213,7 +213,7 @@ class CoreClient:
             media,
             args,
         )
-        self._link.begin(
+        self._link.send_submission(
             number,
             message,
             entry,
@@ -228,31 +228,31 @@ class CoreClient:
         flush: Callable[[], object] | None,
     ) -> Ticket:
         self.builder.check_images(request.prompt)
-        return self._submit_whole(request, sink, flush)
+        return self._submit_to_process(request, sink, flush)
 
     def _play(
         self, request: ProgramRequest, sink: ProgramSink, flush: Callable[[], object] | None
     ) -> Ticket:
         check_priority(request.priority, self.config.policy)
         self.builder.check_images(request.prompt)
-        for error in self.builder.refused(request.program.nodes).values():
+        for error in self.builder.invalid_node_errors(request.program.nodes).values():
             raise error
-        return self._submit_whole(request, sink, flush)
+        return self._submit_to_process(request, sink, flush)
 
-    def _submit_whole(
+    def _submit_to_process(
         self,
         request: SelectRequest | ProgramRequest,
         sink: Callable[[Any], None],
         flush: Callable[[], object] | None,
     ) -> Ticket:
         number = self._link.new_number()
-        self._link.begin(
+        self._link.send_submission(
             number, request, OpenSubmission(flush=flush), lambda: self.open_requests.track(sink)
         )
         return Ticket(partial(self._link.abort, number), wind_down=partial(self._wind_down, number))
 
     def _wind_down(self, number: int) -> None:
-        self._link.tell(number, WindDown())
+        self._link.notify_submission(number, WindDown())
 
     _submit_by_kind: ClassVar[Mapping[type[Submission], Callable[..., Ticket]]] = {
         GenerateRequest: _generate,
@@ -265,25 +265,25 @@ class CoreClient:
     ) -> _OpenProgram:
         """Opens a program: see `Engine.open_program`."""
         self._check_generates()
-        request.check(self.config.policy)
+        request.check_for_policy(self.config.policy)
         number = self._link.new_number()
-        self._link.open(number, request, OpenSubmission(flush=flush), sink)
+        self._link.register_program(number, request, OpenSubmission(flush=flush), sink)
         return _OpenProgram(self, self._link, number)
 
     # ------------------------------------------------------------------------ calls with one answer
 
-    def ask(self, call: EngineCall[R]) -> Future[R]:
-        """Returns the future of the answer to a call: see `EngineCore.ask`."""
+    def submit_call(self, call: EngineCall[R]) -> Future[R]:
+        """Returns the future of the answer to a call: see `EngineCore.submit_call`."""
         self.gate.check_open()
         answer = self._answers.get(type(call))
-        future: Future[R] = self._link.ask(call) if answer is None else answer(self, call)
+        future: Future[R] = self._link.call_engine(call) if answer is None else answer(self, call)
         return future
 
     def ask_process(self, call: EngineCall[Any]) -> Future[Any]:  # as the call's own
-        """Returns the future of the engine process's answer, for a call in which this process takes
-        no part.
+        """Returns the future of the engine process's answer to a call that involves only that
+        process.
         """
-        return self._link.ask(call)
+        return self._link.call_engine(call)
 
     def _encode(self, request: EncodeRequest) -> Future[NDArray[np.float32]]:
         encoder = self.encoder
@@ -292,11 +292,15 @@ class CoreClient:
         ids, types, lengths = (
             each.tobytes() for each in (request.ids, request.types, request.lengths)
         )
-        answer = self._link.ask(Encode(ids, types, lengths, request.adapters))
-        return then(answer, lambda data: np.frombuffer(data, np.float32).reshape(-1, encoder.width))
+        answer = self._link.call_engine(Encode(ids, types, lengths, request.adapters))
+        return convert_result(
+            answer, lambda data: np.frombuffer(data, np.float32).reshape(-1, encoder.width)
+        )
 
     def _compile(self, call: CompileGrammar) -> Future[CompiledGrammar]:
-        """Compiles in both processes. The engine's process starts when the caller's has succeeded."""
+        """Compiles a constraint in both processes: first in the caller's and, if that succeeds, in
+        the engine's.
+        """
         self._check_generates()
         self.gate.check_wait("compile_grammar")
         # imports a grammar engine
@@ -313,18 +317,18 @@ class CoreClient:
                     timeout_s=self.config.compile_timeout_s,
                     memory_mb=self.config.compile_memory_mb,
                 )
-        compiled = self._compiler.request(call.constraint).result()
-        return then(self._link.ask(call), lambda _: compiled)
+        compiled = self._compiler.compile_in_background(call.constraint).result()
+        return convert_result(self._link.call_engine(call), lambda _: compiled)
 
     def _update_tensors(
         self, call: UpdateTensors | OpenTensors | ReceiveWeights | NameWeights
     ) -> Future[str]:
-        def named(version: str) -> str:
+        def keep_version(version: str) -> str:
             self.config = replace(self.config, weight_version=version)
             self._link.note_weights(self.config)
             return version
 
-        return then(self._link.ask(call), named)
+        return convert_result(self._link.call_engine(call), keep_version)
 
     def _update_weights(self, call: UpdateWeights) -> Future[str]:
         path = call.path
@@ -334,13 +338,15 @@ class CoreClient:
         absolute = os.path.abspath(path) if os.path.exists(path) else path
         folder = resolve(absolute, None)
 
-        def updated(name: str) -> str:
+        def keep_weights(name: str) -> str:
             self.model_name = path if name == absolute else name
             self.config = config
             self._link.note_weights(config, folder)
             return self.model_name
 
-        return then(self._link.ask(UpdateWeights(absolute, version, call.load_format)), updated)
+        return convert_result(
+            self._link.call_engine(UpdateWeights(absolute, version, call.load_format)), keep_weights
+        )
 
     _answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]] = {
         EncodeRequest: _encode,
@@ -351,8 +357,8 @@ class CoreClient:
         ReceiveWeights: _update_tensors,
         WriteTensors: lambda self, call: update_through_file(call, self._update_tensors),
         NameWeights: _update_tensors,
-        Stats: lambda self, call: then(
-            self._link.ask(call), lambda counts: counts | {"restarts": self._link.restarts}
+        Stats: lambda self, call: convert_result(
+            self._link.call_engine(call), lambda counts: counts | {"restarts": self._link.restarts}
         ),
     }
 
@@ -368,8 +374,8 @@ class CoreClient:
 
     @property
     def is_silent(self) -> bool:
-        """True while its process is stopped or swapped out, according to the last look. Cheap
-        enough for choices made per request.
+        """True if the process was stopped or swapped out when last checked. Cheap enough to be read
+        for each request.
         """
         return self._link.is_silent
 
@@ -381,18 +387,18 @@ class CoreClient:
     def close(self, patience_s: float | None = None) -> None:
         """Ends the engine's process and this process's compiler: see `EngineLink.close`."""
         self._link.disconnect()
-        if self._compiler is not None and not self.gate.is_copy:
+        if self._compiler is not None and not self.gate.is_forked_copy:
             self._compiler.close()
         self._link.close(patience_s)
 
     def disconnect(self, reason: str | None = None) -> None:
         """Makes the process end: see `EngineLink.disconnect`. With a reason, ends it immediately:
-        see `EngineLink.end`.
+        see `EngineLink.end_process`.
         """
         if reason is None:
             self._link.disconnect()
         else:
-            self._link.end(reason)
+            self._link.end_process(reason)
 
     def _check_generates(self) -> None:
         """Raises EngineClosedError if the engine is closed, and CapabilityError if its model
@@ -415,7 +421,7 @@ class _OpenProgram:
         check_nodes(nodes, path)
         sent = [*nodes]
         refused = dict[int, Failure]()
-        for i, error in self.core.builder.refused(nodes).items():
+        for i, error in self.core.builder.invalid_node_errors(nodes).items():
             node = nodes[i]
             # its parameters may have any type, and may not be serialisable
             if isinstance(node, Gen):
@@ -427,21 +433,21 @@ class _OpenProgram:
         check_verdict(path, place, verdict)
         # invalid parameters may have any type, and may not be serialisable
         if verdict.again is not None:
-            for error in self.core.builder.refused((verdict.again,)).values():
+            for error in self.core.builder.invalid_node_errors((verdict.again,)).values():
                 raise error
         self.link.send(self.number, Judge(path, place, verdict))
 
-    def drop(self, path: BranchPath) -> None:
-        self.link.tell(self.number, DropBranch(path))
+    def drop_branch(self, path: BranchPath) -> None:
+        self.link.notify_submission(self.number, DropBranch(path))
 
     def expect_pause(self, path: BranchPath, seconds: float) -> None:
-        self.link.tell(self.number, ExpectPause(path, seconds))
+        self.link.notify_submission(self.number, ExpectPause(path, seconds))
 
     def wind_down(self) -> None:
-        self.link.tell(self.number, WindDown())
+        self.link.notify_submission(self.number, WindDown())
 
     def close(self) -> None:
-        self.link.tell(self.number, Close())
+        self.link.notify_submission(self.number, Close())
 
     def abort(self) -> None:
         self.link.abort(self.number)
@@ -453,17 +459,17 @@ def update_through_file(
     """Writes the tensors of a call to a file in shared memory, and returns the answer of an update
     from that file.
     """
-    from sglang_lite.runtime.models.weights.given import shared_file  # needs torch
+    from sglang_lite.runtime.models.weights.given import write_shared_file  # needs torch
 
-    file = shared_file(call.tensors)
+    file = write_shared_file(call.tensors)
     answer = update(UpdateTensors(str(file), call.last, call.version))
     answer.add_done_callback(lambda _: file.unlink())
     return answer
 
 
 def read_model_parts(config: EngineConfig, path: Path) -> ReadingParts:
-    """Returns the specification of an embedding or classification model (None for other models),
-    the model's tokenizer, and how its prompts contain images, videos and sounds.
+    """Returns the model's tokenizer, and how its prompts embed images, videos and sounds. For an
+    embedding or classification model, also returns its specification, otherwise None.
     """
     if is_encoder(path):
         spec = encoder_spec(path)
@@ -498,7 +504,7 @@ def _import_name(processor: Callable[..., Any]) -> str:
     if module == "__main__" or value is not processor:
         raise ParameterError(
             "logit_processor",
-            f"{shown(processor)} can't be found by name in the engine's process.",
+            f"{short_repr(processor)} can't be found by name in the engine's process.",
             hint="Define it at the top of a module of its own and import it from there, or use in_process=True.",
         )
     return f"{module}:{name}"

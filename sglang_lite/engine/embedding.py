@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
+from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
-from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.embedding.request import (
     EncodeRequest,
     EncoderInput,
-    are_ids,
     encode_request,
+    is_token_id_list,
     not_a_generator_error,
     not_an_encoder_error,
 )
@@ -42,12 +42,12 @@ AdapterNames: TypeAlias = str | Sequence[str | None] | None  # of all texts, or 
 
 
 # a dictionary, or a list: by the prompt
-def sglang_form(compute: Callable[[Any], Numbers], prompt: Texts) -> Any:
+def encode_in_sglang_form(compute: Callable[[Any], Numbers], prompt: Texts) -> Any:
     """Returns the vectors of texts in SGLang's form, that of `sgl.Engine.encode`. For a reward
     model, its outputs replace the vectors.
 
     Args:
-        compute: `embeddings` or `label_numbers` with all arguments except the texts.
+        compute: `embeddings` or `classifier_outputs` with all arguments except the texts.
     """
     texts, single = split_prompt(prompt)
     started = time.perf_counter()
@@ -91,7 +91,7 @@ def embeddings(
     """
     import numpy as np
 
-    spec = spec_of(engine)
+    spec = require_encoder_spec(engine)
     if spec.classifier is not None:
         raise CapabilityError(
             f"{engine.model_name} gives scores or classes.", hint="Use score_pairs or classify."
@@ -135,7 +135,7 @@ def score_text_pairs(
     the errors of `score_pairs`.
     """
     classifier = _classifier(engine)
-    _check_several(pairs, field)
+    _require_sequence(pairs, field)
     if len(classifier.labels) > 1:
         raise CapabilityError(
             f"{engine.model_name} has {len(classifier.labels)} labels.", hint="Use classify."
@@ -159,7 +159,7 @@ def classify_texts(
     field: str = "prompt",
 ) -> tuple[list[dict[str, Json]], list[int]]:
     """Returns labels of texts in the form of `classify`, and the number of tokens of each text."""
-    shares, tokens = label_numbers(
+    shares, tokens = classifier_outputs(
         engine, texts, plain=False, truncate=truncate, lora_path=lora_path, field=field
     )
     labels = _classifier(engine).labels
@@ -169,7 +169,7 @@ def classify_texts(
     ], tokens
 
 
-def label_numbers(
+def classifier_outputs(
     engine: Engine,
     texts: Sequence[EncoderInput],
     *,
@@ -203,19 +203,19 @@ def split_prompt(prompt: Texts) -> tuple[Any, bool]:  # a list of any texts
     """Returns the texts of a prompt, each a text or token ids, and whether the prompt is a single
     text.
     """
-    single = isinstance(prompt, str) or are_ids(prompt)
+    single = isinstance(prompt, str) or is_token_id_list(prompt)
     if not single:
-        _check_several(prompt, "prompt")
+        _require_sequence(prompt, "prompt")
     return [prompt] if single else prompt, single
 
 
-def _check_several(given: object, field: str) -> None:
+def _require_sequence(given: object, field: str) -> None:
     """Raises ParameterError if a value isn't a sequence of texts."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise ParameterError(field, f"{type(given).__name__} is not a list. Give a list.")
 
 
-def spec_of(engine: Engine) -> EncoderSpec:
+def require_encoder_spec(engine: Engine) -> EncoderSpec:
     """Returns the specification of an engine's model. Raises CapabilityError if the model does not
     read texts.
     """
@@ -228,7 +228,7 @@ def spec_of(engine: Engine) -> EncoderSpec:
 
 
 def _classifier(engine: Engine) -> Classifier:
-    classifier = spec_of(engine).classifier
+    classifier = require_encoder_spec(engine).classifier
     if classifier is None:
         raise CapabilityError(f"{engine.model_name} gives embeddings.", hint="Use encode.")
     return classifier
@@ -253,11 +253,16 @@ def _compute_outputs(
     if not requests:
         given: Any = texts
         requests = tokenize_texts(
-            engine.tokenizer, spec_of(engine), given, truncate=truncate, field=field, prompt=prompt
+            engine.tokenizer,
+            require_encoder_spec(engine),
+            given,
+            truncate=truncate,
+            field=field,
+            prompt=prompt,
         )
     if lora_path is not None:
         requests = _with_adapters(requests, lora_path)
-    futures = [engine.core.ask(request) for request in requests]
+    futures = [engine.core.submit_call(request) for request in requests]
     try:
         found = [future.result() for future in futures]
     except BaseException:
@@ -272,14 +277,12 @@ def _compute_outputs(
 def _with_adapters(
     requests: Sequence[EncodeRequest], lora_path: str | Sequence[str | None]
 ) -> list[EncodeRequest]:
-    """Adds the names of adapters to requests. Raises ParameterError if there are not as many names
-    as texts.
-    """
+    """Adds adapters to requests, by name. Raises ParameterError unless there is one name per text."""
     count = sum(len(each.lengths) for each in requests)
     names = [lora_path] * count if isinstance(lora_path, str) else [*lora_path]
     if wrong := [name for name in names if not isinstance(name, str | None)]:
         raise ParameterError(
-            "lora_path", f"{shown(wrong[0])} is no name of an adapter.", hint="Give its name."
+            "lora_path", f"{short_repr(wrong[0])} is no name of an adapter.", hint="Give its name."
         )
     if len(names) != count:
         raise ParameterError(
@@ -303,8 +306,8 @@ def tokenize_texts(
     field: str,
     prompt: str,
 ) -> list[EncodeRequest]:
-    """Tokenizes texts or pairs into requests, each as large as one message to the engine's process
-    may be: see `encode_request`.
+    """Tokenizes texts or pairs into requests, each of which fits into one message to the engine's
+    process: see `encode_request`.
     """
     return [
         encode_request(

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from sglang_lite.engine import weights
 from sglang_lite.engine.engine_process import EngineProcess
-from sglang_lite.errors import shown
-from sglang_lite.markup import cut, facts, meter
+from sglang_lite.errors import short_repr
+from sglang_lite.notebook.markup import definition_list, share_meter, shorten_text
 from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import (
     BackendError,
@@ -50,7 +50,7 @@ from sglang_lite.runtime.core.submission import (
 from sglang_lite.runtime.embedding.spec import is_encoder
 from sglang_lite.runtime.host import startup_messages
 from sglang_lite.runtime.host.installed import check_engine_packages, check_platform
-from sglang_lite.runtime.loading.seeding import with_seed
+from sglang_lite.runtime.loading.seeding import complete_from_seed
 from sglang_lite.runtime.models.resolve import resolve, resolve_for_engine
 from sglang_lite.version import __version__
 
@@ -83,14 +83,16 @@ class Engine:
     ) -> None:
         if model is not None:
             if not isinstance(model, str | os.PathLike):
-                raise ParameterError("model", f"{shown(model)} is not a name, a folder or a file.")
+                raise ParameterError(
+                    "model", f"{short_repr(model)} is not a name, a folder or a file."
+                )
             config["model"] = os.fspath(model)
         is_named = "model" in config
         is_embedding = config.pop("is_embedding", None)
-        settings = with_seed(EngineConfig.make(**config))
+        settings = complete_from_seed(EngineConfig.make(**config))
         check_platform()
         check_engine_packages("an engine")
-        startup_messages.set_level(settings.log_level)
+        startup_messages.set_up_logging(settings.log_level)
         path = resolve_for_engine(settings.model, settings.revision)
         if is_embedding is not None and bool(is_embedding) != is_encoder(path):
             raise ParameterError(
@@ -100,7 +102,7 @@ class Engine:
         started = time.perf_counter()
         self.core, advice = _start_core(self, settings, path)
         seconds = time.perf_counter() - started
-        startup_messages.announce(
+        startup_messages.announce_line(
             f"{self.core.description}; ready after {seconds:.1f} s.", settings.log_level
         )
         if not is_named:
@@ -112,13 +114,13 @@ class Engine:
         from sglang_lite.runtime.core import engine_thread
 
         settings = EngineConfig.make(**{**config, "in_process": True})
-        startup_messages.set_level(settings.log_level)
+        startup_messages.set_up_logging(settings.log_level)
         engine = cls.__new__(cls)
-        engine.core = engine_thread.start(engine, settings, lambda: loaded)
+        engine.core = engine_thread.start_engine_thread(engine, settings, lambda: loaded)
         return engine
 
     @classmethod
-    def unstarted(cls) -> Self:
+    def from_default_model_files(cls) -> Self:
         """Creates a handle of the default engine that only knows what its model's files say:
         `config`, `model_name`, `tokenizer` and `chat_template`.
         """
@@ -284,7 +286,9 @@ class Engine:
             EngineClosedError: the engine is closed.
         """
         try:
-            compiled: CompiledGrammar = self.core.ask(calls.CompileGrammar(constraint)).result()
+            compiled: CompiledGrammar = self.core.submit_call(
+                calls.CompileGrammar(constraint)
+            ).result()
         except SglError as error:  # may be raised for several callers
             raise copy(error) from error
         return compiled
@@ -347,9 +351,9 @@ class Engine:
         namespace: str = "",
         priority: int = 0,
     ) -> OpenProgram:
-        """Opens a program, to which nodes are added while it is played: at the end of a generation
-        the next text is appended, and its row continues in its slot. A program with nothing to play
-        holds no slot and doesn't count as open.
+        """Opens a program, to which nodes are added while it is played. When a generation ends, the
+        text that follows is appended and the row continues in the same slot. A program with nothing
+        to play holds no slot and doesn't count as open.
 
         Args:
             sink: function called on the engine's thread with the result of each node (Played), and
@@ -408,7 +412,7 @@ class Engine:
             ParameterError: no waiting or running request has this name.
         """
         self.core.gate.check_process()  # before a lock is taken
-        self.core.open_requests.ticket(rid).abort()
+        self.core.open_requests.ticket_by_name(rid).abort()
 
     # ---------------------------------------------------------------------------- the engine itself
 
@@ -496,9 +500,9 @@ class Engine:
     def load_lora_adapter(
         self, lora_name: str, lora_path: str | os.PathLike[str], *, pinned: bool = False
     ) -> None:
-        """Checks the config of an adapter (LoRA) in a folder of peft's, and the shapes of its
-        matrices. Requests can then name it as `lora_path`. The first one reads the matrices, and
-        fails if they can't be read or contain NaN.
+        """Registers an adapter (LoRA) from a folder in peft's format, after checking its config and
+        the shapes of its matrices. Requests can then name it as `lora_path`. The first such request
+        reads the matrices, and fails if they can't be read or contain NaN.
 
         Args:
             lora_name: name of the adapter. The name of an unloaded one may be used again.
@@ -581,8 +585,8 @@ class Engine:
         namespace: str = "",
         secret: str | None = None,
     ) -> int:
-        """Reads a file of `export_prefix` into the host's part of the cache, where requests that
-        begin with its prompt find it, and to the device as far as pages are free there.
+        """Loads a file written by `export_prefix` into the host cache, where requests that begin
+        with its prompt find it. Also copies it to the device, as far as free pages allow.
 
         Args:
             path: the file.
@@ -610,7 +614,7 @@ class Engine:
         """Returns counts, taken between two steps.
 
         These are: requests waiting and running; tokens cached and free; pages without an owner,
-        which an idle engine recounts once a minute (0, or a bug of the engine); tokens of all
+        which an idle engine recounts once a minute (if not 0, a bug of the engine); tokens of all
         prompts so far, and how many of them were cached; steps; calls so far (requests and
         selections, programs, and extensions of programs); open programs; processes that
         `restart=True` has started in place of others; constraints compiled, found compiled, and
@@ -629,9 +633,9 @@ class Engine:
         return self.answer(calls.Stats())
 
     def answer(self, call: EngineCall[R]) -> R:
-        """Returns the answer to a call of runtime/calls.py, which it waits for."""
+        """Makes a call of runtime/calls.py, and waits for its answer."""
         self.core.gate.check_wait(str(call.__struct_config__.tag))
-        return self.core.ask(call).result()
+        return self.core.submit_call(call).result()
 
     def close(self) -> None:
         """Stops the engine and frees its memory. Requests that have not ended fail with
@@ -640,7 +644,7 @@ class Engine:
         self.core.close()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({cut(self.core.description, 280)})"
+        return f"{type(self).__name__}({shorten_text(self.core.description, 280)})"
 
     def _repr_html_(self) -> str:
         """Returns the model, device, limits and counts as HTML, for notebooks."""
@@ -648,17 +652,17 @@ class Engine:
         try:
             stats = self.stats()
         except SglError as error:
-            return facts("Engine", named | {"state": error})
+            return definition_list("Engine", named | {"state": error})
         if stats["total_tokens"]:
             named["longest sequence"] = f"{self.context_length:,} tokens"
-            named["cache in use"] = meter(1 - stats["free_tokens"] / stats["total_tokens"])
+            named["cache in use"] = share_meter(1 - stats["free_tokens"] / stats["total_tokens"])
         if prompts := stats.get("prompt_tokens"):
-            named["prompts cached"] = meter(stats["prompt_tokens_cached"] / prompts)
+            named["prompts cached"] = share_meter(stats["prompt_tokens_cached"] / prompts)
         numbers = {name: n for name, n in stats.items() if n and isinstance(n, int | float)}
         counts = {
             name: f"{n:.3g}" if isinstance(n, float) else f"{n:,}" for name, n in numbers.items()
         }
-        return facts("Engine", named | counts)
+        return definition_list("Engine", named | counts)
 
     def __enter__(self) -> Self:
         return self
@@ -680,7 +684,7 @@ def _start_core(engine: Engine, config: EngineConfig, path: Path) -> tuple[Core,
         from sglang_lite.runtime.loading.model_choice import suggest_larger_model
 
         advice = suggest_larger_model(config)  # while the memory is free
-        return engine_thread.start(engine, config, lambda: load(config, path)), advice
+        return engine_thread.start_engine_thread(engine, config, lambda: load(config, path)), advice
     core: CoreClient | Replicas
     advice = ""
     if config.dp_size > 1:
@@ -700,8 +704,8 @@ def _start_core(engine: Engine, config: EngineConfig, path: Path) -> tuple[Core,
 def _wait_for_last_event(
     submit: Callable[..., Ticket], also: Callable[[Played], object] = lambda _: None
 ) -> Any:
-    """Returns the last event of a submission, and passes earlier events to `also`. Aborts the
-    submission if the waiting thread is interrupted.
+    """Returns the last event of a submission, and passes the results of a program's nodes to
+    `also`. Aborts the submission if the waiting thread is interrupted.
     """
     future: Future[Any] = Future()
 

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from sglang_lite.engine import frames, spawned_process, switch_interval
 from sglang_lite.engine.engine_process import EngineProcess
-from sglang_lite.engine.frames import encode_frame, reports
+from sglang_lite.engine.frames import decode_reports, encode_frame
 from sglang_lite.engine.open_submissions import OpenSubmission, OpenSubmissions
 from sglang_lite.protocol import EngineClosedError, ProgramSink
 from sglang_lite.runtime.config import EngineConfig
@@ -39,7 +39,7 @@ Watch: TypeAlias = Callable[[frames.Ready | frames.Prefixes | None], object]
 
 
 def ignore_news(_: object) -> None:
-    """Ignores all news of a process."""
+    """Does nothing: for links whose owner needs no news about the process."""
 
 
 class EngineLink:
@@ -75,7 +75,7 @@ class EngineLink:
         self.submissions = OpenSubmissions(self.abort)
         self._starts: deque[float] = deque()
         self.restarts = 0
-        switch_interval.shorten()
+        switch_interval.shorten_switch_interval()
         self._start_reader()
         _open_links.add(self)
 
@@ -90,7 +90,7 @@ class EngineLink:
 
     @property
     def is_silent(self) -> bool:
-        """True while the process is stopped or swapped out, according to the last look."""
+        """True if the process was stopped or swapped out when last checked."""
         return self._process.signs.missing
 
     @property
@@ -100,8 +100,8 @@ class EngineLink:
         return ready.done() and ready.exception() is None
 
     def note_weights(self, config: EngineConfig, path: Path | None = None) -> None:
-        """Remembers the settings and folder of the currently loaded weights, for a process that
-        replaces this one.
+        """Remembers the settings and folder of the loaded weights, so that a replacement process
+        can load them.
 
         Args:
             path: the folder; None if it is the same.
@@ -116,7 +116,7 @@ class EngineLink:
         Args:
             patience_s: seconds to wait for a sink that has not returned; None for no limit.
         """
-        if self._gate.is_copy:
+        if self._gate.is_forked_copy:
             self._gate.reason = CLOSED
             return
         self.disconnect()
@@ -127,11 +127,11 @@ class EngineLink:
         """Makes the process end, so that open requests fail. Does not block and takes no lock: a
         garbage collector may call it on a thread that holds any lock.
         """
-        if not self._gate.is_copy and not self._gate.reason:
+        if not self._gate.is_forked_copy and not self._gate.reason:
             self._gate.reason = CLOSED
             self._process.child.connection.close()
 
-    def end(self, reason: str) -> None:
+    def end_process(self, reason: str) -> None:
         """Ends the process, so that open requests fail with a reason. Does nothing if it was
         already ended.
         """
@@ -145,7 +145,7 @@ class EngineLink:
         """Returns the number for a new submission."""
         return next(self._ids)
 
-    def begin(
+    def send_submission(
         self,
         number: int,
         request: frames.Submitted,
@@ -167,15 +167,15 @@ class EngineLink:
             self.submissions.open[number] = entry
             _send_to(self._process, data)
 
-    def open(
+    def register_program(
         self, number: int, request: OpenRequest, entry: OpenSubmission, sink: ProgramSink
     ) -> None:
-        """Registers a program that will be extended. It is sent with its first message, because
-        until then there is nothing to play.
+        """Registers a program that will be extended. The request to open it is sent together with
+        its first nodes, because until then there is nothing to play.
         """
         entry.unsent = encode_frame([(number, request)])
         with self.submissions.lock:
-            if self._gate.reason:  # as in `begin`
+            if self._gate.reason:  # as in `send_submission`
                 self._gate.check_open()
             entry.sink = sink
             entry.process = self._process
@@ -188,11 +188,11 @@ class EngineLink:
         self._gate.check_open()
         self._send_data(number, encode_frame([(number, message)]))
 
-    def tell(self, number: int, message: frames.Later) -> None:
+    def notify_submission(self, number: int, message: frames.Later) -> None:
         """Sends a message that needs no answer, unless its submission has ended or this process is
         a forked copy.
         """
-        if not self._gate.is_copy:
+        if not self._gate.is_forked_copy:
             self._send_data(number, encode_frame([(number, message)]))
 
     def _send_data(self, number: int, data: bytes) -> None:
@@ -202,9 +202,11 @@ class EngineLink:
                 entry.unsent = b""
 
     def abort(self, number: int) -> None:
-        self.tell(number, frames.Abort())
+        self.notify_submission(number, frames.Abort())
 
-    def ask(self, call: Any) -> Future[Any]:  # any of `ASKED`; each has its own type of answer
+    def call_engine(
+        self, call: Any
+    ) -> Future[Any]:  # any of `ASKED`; each has its own type of answer
         number = self.new_number()
         data = encode_frame([(number, call)])
         with self.submissions.lock:
@@ -222,41 +224,43 @@ class EngineLink:
         problem = ""
         self._gate.claim_thread()
         try:
-            for content in process.child.connection.frames(
-                process.signs.look, process.signs.every_s
+            for content in process.child.connection.read_frames(
+                process.signs.look_for_sign, process.signs.every_s
             ):
-                process.signs.seen()
-                for message in reports(content):
+                process.signs.record_sign()
+                for message in decode_reports(content):
                     self._handle_report(message, process)
-                self.submissions.flush()
+                self.submissions.run_deferred_calls()
         except Exception as error:  # any error; otherwise callers would wait forever
             problem = f"sent what can't be read ({error!r}), and "
             process.child.kill()
         closed = bool(self._gate.reason)
-        ended = process.child.end()
-        process.child.connection.release()
+        ended = process.child.await_process_end()
+        process.child.connection.release_socket()
         startup_messages.update_progress_bar(process.bar, 1, 1, self._config.log_level)
         if closed:
             why = "the engine was closed before the request finished."
             reason = self._gate.reason
-            self.submissions.fail(process, EngineClosedError(why if reason == CLOSED else reason))
+            self.submissions.fail_all_of(
+                process, EngineClosedError(why if reason == CLOSED else reason)
+            )
         elif process.failure is not None:
             self._gate.reason = f"the engine could not be started: {process.failure}"
-            self.submissions.fail(process, process.failure)
+            self.submissions.fail_all_of(process, process.failure)
         else:
             self._on_death(process, f"{process.name} {problem}{ended.text}")
         self._watch(None)
-        self._gate.release()
+        self._gate.release_thread()
         # and not that of a restarted process
         if threading.current_thread() is self.submissions.reader:
-            switch_interval.restore()
+            switch_interval.restore_switch_interval()
 
     def _handle_report(self, message: frames.Report, process: EngineProcess) -> None:
         match message:
             case frames.RequestEvent():
                 self.submissions.deliver_event(message)
             case frames.AskReply():
-                self.submissions.answer(message)
+                self.submissions.complete_call(message)
             case frames.Log():
                 with contextlib.suppress(Exception):  # the caller's logging handlers may raise
                     logging.getLogger(message.logger).log(message.level, "%s", message.line)
@@ -285,7 +289,7 @@ class EngineLink:
                 self._gate.reason = why = why + (_SPENT if len(self._starts) > MAX_RESTARTS else "")
             elif not self._gate.reason:
                 self._restart(why)
-        self.submissions.fail(process, EngineClosedError(why))
+        self.submissions.fail_all_of(process, EngineClosedError(why))
 
     def _may_restart(self) -> bool:
         now = time.monotonic()

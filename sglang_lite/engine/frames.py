@@ -41,7 +41,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Meeting(_Message, frozen=True):
-    """Place where replicas that share a model's feed-forwards meet."""
+    """Files through which replicas that share the weights of their feed-forward layers synchronize."""
 
     replica: int  # number of this replica
     file: str  # path of the file through which collectives meet
@@ -86,8 +86,8 @@ class Encode(_Message, frozen=True, tag="encode"):
 
 
 class Extend(_Message, frozen=True, tag="extend"):
-    """More nodes for a branch of an open program. `refused`: failures of nodes by index, see
-    `EngineProgram.extend`.
+    """More nodes for a branch of an open program. `refused` maps the indices of nodes to the
+    reasons why they fail: see `EngineProgram.extend`.
     """
 
     path: Path
@@ -96,7 +96,7 @@ class Extend(_Message, frozen=True, tag="extend"):
 
 
 class Judge(_Message, frozen=True, tag="judge"):
-    """Verdict on the node at a place of a branch."""
+    """Verdict on one node of a branch, given by its place."""
 
     path: Path
     place: int
@@ -110,14 +110,16 @@ class DropBranch(_Message, frozen=True, tag="drop"):
 
 
 class ExpectPause(_Message, frozen=True, tag="expect_pause"):
-    """Notice that the caller of an open program adds nothing to a branch for some seconds."""
+    """Notice that the caller of an open program will add nothing to a branch for some seconds."""
 
     path: Path
     seconds: float
 
 
 class WindDown(_Message, frozen=True, tag="wind_down"):
-    """Request to end the generations of a submission at the first place where a limit may cut them."""
+    """Request to end a submission's generations as soon as each reaches a place where a limit may
+    cut it.
+    """
 
 
 class Close(_Message, frozen=True, tag="close"):
@@ -190,8 +192,8 @@ class ProgramEnded(msgspec.Struct, frozen=True, tag_field="kind", tag="Ended"):
 
 
 class RequestEvent(_Message, frozen=True, tag="told"):
-    """Event of a submission. An event of a program has the path and name of its node, and the
-    attempt at it.
+    """Event of a submission. For an event of a program, also has the path and name of the node, and
+    the number of the attempt.
 
     Attributes:
         cached: number of tokens of the prompt that were found in the cache; -1 while unknown.
@@ -286,10 +288,10 @@ def encode_frame(messages: Sequence[Command] | Sequence[Report]) -> bytes:
     return bytes(data)
 
 
-def commands(content: memoryview) -> Sequence[Command | tuple[int, ParameterError]]:
-    """Decodes the messages of a frame to the engine. A message with values of wrong types, passed
-    by the sender's caller, has an error in place of its record. Raises msgspec.MsgspecError if the
-    content can't be decoded.
+def decode_commands(content: memoryview) -> Sequence[Command | tuple[int, ParameterError]]:
+    """Decodes the messages of a frame to the engine. If a message has a value of the wrong type,
+    which comes from the user's call, returns an error in its place. Raises msgspec.MsgspecError if
+    the content can't be decoded.
     """
     try:
         return _commands.decode(content)
@@ -311,8 +313,8 @@ def _decode_command(message: Any) -> Command | tuple[int, ParameterError]:  # a 
 
 
 def _type_error(tag: str, error: msgspec.ValidationError) -> ParameterError:
-    """Makes the error for a value of a wrong type, with its field of the record and the path within
-    it.
+    """Creates the error for a value of the wrong type. It names the record's field and the path
+    within it.
     """
     problem, _, path = str(error).partition(" - at `$")
     place = _PLACE.match(path)
@@ -322,7 +324,7 @@ def _type_error(tag: str, error: msgspec.ValidationError) -> ParameterError:
     return ParameterError(fields[int(place[1])] + place[2], f"{problem[:1].lower()}{problem[1:]}.")
 
 
-def reports(content: memoryview) -> list[Report]:
+def decode_reports(content: memoryview) -> list[Report]:
     """Decodes the messages of a frame from the engine. Raises msgspec.MsgspecError if the content
     can't be decoded.
     """

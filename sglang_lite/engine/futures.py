@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 R = TypeVar("R")
 
 
-def then(future: Future[Any], convert: Callable[[Any], R]) -> Future[R]:  # of anything
+def convert_result(future: Future[Any], convert: Callable[[Any], R]) -> Future[R]:  # of anything
     """Returns the future of a converted result. The conversion runs before anybody sees the result."""
     converted: Future[R] = Future()
 
@@ -30,7 +30,7 @@ def then(future: Future[Any], convert: Callable[[Any], R]) -> Future[R]:  # of a
     return converted
 
 
-def when_all_end(futures: Sequence[Future[Any]]) -> Future[None]:  # of anything
+def all_done_future(futures: Sequence[Future[Any]]) -> Future[None]:  # of anything
     """Returns a future that is done when all of the given futures (at least one) are done, whatever
     their results.
     """
@@ -51,7 +51,7 @@ def when_all_end(futures: Sequence[Future[Any]]) -> Future[None]:  # of anything
     return ended
 
 
-def all_done_or_any_after(
+def all_done_or_any_after_delay(
     futures: Sequence[Future[Any]], seconds: float
 ) -> Future[None]:  # of anything
     """Returns a future that is done when all of the given futures are done, or, after some seconds,
@@ -71,7 +71,7 @@ def all_done_or_any_after(
     timer = threading.Timer(seconds, late)
     timer.daemon = True
     timer.start()
-    when_all_end(futures).add_done_callback(settle)
+    all_done_future(futures).add_done_callback(settle)
     return ended
 
 
@@ -79,4 +79,6 @@ def gather_results(futures: Sequence[Future[R]]) -> Future[list[R]]:
     """Returns the future of the results of the given futures (at least one), once all are done. If
     some fail, it has the first one's error.
     """
-    return then(when_all_end(futures), lambda _: [future.result() for future in futures])
+    return convert_result(
+        all_done_future(futures), lambda _: [future.result() for future in futures]
+    )

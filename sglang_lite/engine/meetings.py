@@ -1,6 +1,6 @@
-"""Places where replicas that share a model's feed-forwards meet: a file for their collectives, and
-a pipe to each replica that announces steps. Both are in no folder; the replicas open them while
-they start.
+"""Files through which replicas that share the weights of their feed-forward layers synchronize: one
+for their collectives, and for each replica a pipe that announces steps. They have no name in any
+folder; the replicas open them while they start.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_meetings(config: EngineConfig) -> Iterator[Sequence[Meeting | None]]:
-    """Opens the meeting places while replicas start, and yields one per replica, or None for
-    replicas that do not share a model.
+    """Creates the files through which replicas synchronize, and keeps them open while the replicas
+    start. Yields one Meeting per replica, or None for replicas that do not share a model.
 
     Raises:
         ParameterError: the system has no such files.
@@ -46,8 +46,9 @@ def open_meetings(config: EngineConfig) -> Iterator[Sequence[Meeting | None]]:
         yield [Meeting(replica, file, pipes) for replica in range(config.dp_size)]
 
 
-def join(meeting: Meeting, config: EngineConfig) -> SharedSteps:
-    """Joins the steps that all replicas share, once all have arrived.
+def join_meeting(meeting: Meeting, config: EngineConfig) -> SharedSteps:
+    """Waits until all replicas have arrived, and returns this replica's part in the steps that they
+    run together.
 
     Raises:
         RuntimeError: not all have arrived in time.
@@ -61,5 +62,8 @@ def join(meeting: Meeting, config: EngineConfig) -> SharedSteps:
     others = [open(meeting.pipes[each], "wb", 0) for each in every if each != own]  # noqa: SIM115  # the same
     patience = config.dist_timeout or DIST_TIMEOUT_S
     return SharedSteps(
-        GlooCollectives(config.sharing.of(own), meeting.file, patience), inbox, others, patience
+        GlooCollectives(config.sharing.as_seen_by(own), meeting.file, patience),
+        inbox,
+        others,
+        patience,
     )

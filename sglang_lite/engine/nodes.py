@@ -30,7 +30,7 @@ from sglang_lite.engine.spawned_process import CAUSE_FIRST_S, ProcessEnd, Spawne
 from sglang_lite.protocol import BackendError
 from sglang_lite.runtime.config import DIST_TIMEOUT_S, EngineConfig
 from sglang_lite.runtime.host import startup_messages
-from sglang_lite.runtime.parallel.addresses import GLOO, address, meeting
+from sglang_lite.runtime.parallel.addresses import GLOO, parse_address, rendezvous_url
 from sglang_lite.version import __version__
 
 logger = logging.getLogger("sglang_lite")
@@ -73,12 +73,12 @@ class Hello(msgspec.Struct, frozen=True):
     settings: dict[str, str]
 
     @staticmethod
-    def of(config: EngineConfig, path: Path, rank: int) -> Hello:
+    def for_rank(config: EngineConfig, path: Path, rank: int) -> Hello:
         names = _OF_ALL_NODES + (_OF_ALL_REPLICAS if config.dp_size > 1 else ())
         settings = {name: repr(getattr(config, name)) for name in names}
         return Hello(rank, __version__, _model_digest(path), settings)
 
-    def unlike(self, own: Hello) -> str | None:
+    def describe_difference(self, own: Hello) -> str | None:
         """Returns how this differs from what node 0 runs, for a message, or None if it does not."""
         if self.version != own.version:
             return f"sglang_lite {self.version}, and node 0 has {own.version}"
@@ -93,7 +93,9 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """Answer of node 0: None, or why it rejects a rank."""
+    """Reply of node 0 to a rank's greeting: None if the rank is accepted, otherwise the reason for
+    rejecting it.
+    """
 
     refusal: str | None
 
@@ -113,7 +115,7 @@ class RemoteProcess:
         self.connection = connection
         self._node = node
 
-    def end(self) -> ProcessEnd:
+    def await_process_end(self) -> ProcessEnd:
         return ProcessEnd(
             f"on node {self._node} is gone: the connection to it ended.", by_itself=False
         )
@@ -140,12 +142,12 @@ class NodeListener:
     ) -> None:
         self._config = config
         self._joined = joined
-        self._own = Hello.of(config, path, 0)
+        self._own = Hello.for_rank(config, path, 0)
         self._per_node = processes_per_node(config)
         self._missing = set(range(self._per_node, self._per_node * config.nnodes))
         self._changed = threading.Condition()
         self._closed = False
-        there = address(config.dist_init_addr)
+        there = parse_address(config.dist_init_addr)
         family = socket.AF_INET6 if ":" in there[0] else socket.AF_INET
         try:
             self._server = socket.create_server(there, family=family)
@@ -157,7 +159,7 @@ class NodeListener:
         self._server.settimeout(_LOOK_S)
         threading.Thread(target=self._accept, name="sglang_lite-nodes", daemon=True).start()
 
-    def wait(self, timeout_s: float, ended: Callable[[], bool]) -> None:
+    def wait_for_processes(self, timeout_s: float, ended: Callable[[], bool]) -> None:
         """Awaits the processes of other nodes until all have connected, or until `ended` returns
         True because the engine has ended.
 
@@ -205,7 +207,7 @@ class NodeListener:
         rank = -1
         with contextlib.suppress(*_NO_HANDSHAKE):
             hello = msgspec.msgpack.decode(_receive_handshake(line), type=Hello)
-            problem = hello.unlike(self._own)
+            problem = hello.describe_difference(self._own)
             rank = hello.rank
             refusal = f"it has {problem}" if problem is not None else ""
         with self._changed:
@@ -216,7 +218,7 @@ class NodeListener:
                     "a rank of another node, from %s, was refused: %.500r", host, refusal
                 )
             try:
-                line.sendall(_with_length(msgspec.msgpack.encode(Welcome(refusal or None))))
+                line.sendall(_prepend_length(msgspec.msgpack.encode(Welcome(refusal or None))))
                 connection = Connection(line)
             except OSError:
                 refusal = "it has left"
@@ -250,13 +252,13 @@ def run_agent(config: EngineConfig, path: Path) -> int:
         contextlib.ExitStack() as children,
     ):
         for rank in range(first, first + here):
-            line = join(config, path, rank)
-            lines.callback(line.release)
+            line = connect_to_node_0(config, path, rank)
+            lines.callback(line.release_socket)
             relay = _Relay(config, path, rank, line)
             children.callback(relay.child.kill)
-            left.append(threads.submit(relay.wait))
+            left.append(threads.submit(relay.relay_until_end))
         joined = f"Node {config.node_rank} of {config.nnodes} has joined {config.dist_init_addr}."
-        startup_messages.announce(joined, config.log_level)
+        startup_messages.announce_line(joined, config.log_level)
         wait(left)
         return int(not all(each.result() for each in left))
 
@@ -296,7 +298,7 @@ class _Relay:
         else:
             name = f"rank {rank} of {config.parallel.ranks}"
             started = config
-            there = meeting(config.dist_init_addr, GLOO)
+            there = rendezvous_url(config.dist_init_addr, GLOO)
             self.child = SpawnedProcess("sglang_lite.engine.child.rank", name, rank, there)
         self._name = name
         self.child.connection.send(
@@ -306,13 +308,13 @@ class _Relay:
             target=self._relay_from_node_0, name=f"sglang_lite-to-{rank}", daemon=True
         ).start()
 
-    def wait(self) -> bool:
+    def relay_until_end(self) -> bool:
         """Relays what the process sends until it ends. Returns whether node 0 has ended it."""
         used = processor_time(self.child.pid)
 
         def look() -> None:
-            """Sends a sign of life for a process that is computing, whose own sign the
-            interpreter's lock may delay.
+            """Sends a sign of life on behalf of the process if it has used processor time. The
+            process's own sign may be delayed by the GIL.
             """
             nonlocal used
             before = used
@@ -321,9 +323,9 @@ class _Relay:
                 self._line.send(encode_frame([]))
 
         with contextlib.suppress(OSError):
-            for content in self.child.connection.frames(look, _LOOK_S):
-                self._line.send(_with_length(content))
-        end = self.child.end()
+            for content in self.child.connection.read_frames(look, _LOOK_S):
+                self._line.send(_prepend_length(content))
+        end = self.child.await_process_end()
         left = self._left
         if not left and not self._whole:
             if end.by_itself:
@@ -343,8 +345,8 @@ class _Relay:
 
     def _relay_from_node_0(self) -> None:
         with contextlib.suppress(OSError):
-            for content in self._line.frames():
-                self.child.connection.send(_with_length(content))
+            for content in self._line.read_frames():
+                self.child.connection.send(_prepend_length(content))
             self._left = True
         if self._whole:
             self.child.connection.close()  # it then writes its pending files
@@ -352,11 +354,11 @@ class _Relay:
             self.child.kill()
 
 
-def join(config: EngineConfig, path: Path, rank: int) -> Connection:
+def connect_to_node_0(config: EngineConfig, path: Path, rank: int) -> Connection:
     """Connects to node 0 and returns the connection once node 0 has accepted the rank. Arguments
     and errors as for `run_agent`.
     """
-    there = address(config.dist_init_addr)
+    there = parse_address(config.dist_init_addr)
     patience = config.dist_timeout or DIST_TIMEOUT_S
     deadline = time.monotonic() + patience
     while True:
@@ -372,7 +374,7 @@ def join(config: EngineConfig, path: Path, rank: int) -> Connection:
             time.sleep(_AGAIN_S)
     try:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        line.sendall(_with_length(msgspec.msgpack.encode(Hello.of(config, path, rank))))
+        line.sendall(_prepend_length(msgspec.msgpack.encode(Hello.for_rank(config, path, rank))))
         refusal = msgspec.msgpack.decode(_receive_handshake(line), type=Welcome).refusal
     except _NO_HANDSHAKE as error:
         refusal = f"{type(error).__name__}: {error}"
@@ -410,12 +412,14 @@ def _receive_handshake(line: socket.socket) -> bytes:
     return read(size)
 
 
-def _with_length(content: bytes | memoryview) -> bytes:
+def _prepend_length(content: bytes | memoryview) -> bytes:
     return len(content).to_bytes(HEADER, "big") + content
 
 
 def _model_digest(path: Path) -> str:
-    """Computes the digest by which nodes compare their models. Reads little of them."""
+    """Computes a digest that shows whether nodes have the same model. Reads only a small part of
+    the weights.
+    """
     files = (
         [each for each in sorted(path.iterdir()) if each.suffix in _WEIGHTS]
         if path.is_dir()

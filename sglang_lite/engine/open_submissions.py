@@ -81,7 +81,7 @@ class OpenSubmissions:
 
     # ---------------------------------------------------------------- called on the reader's thread
 
-    def answer(self, message: AskReply) -> None:
+    def complete_call(self, message: AskReply) -> None:
         """Completes the future of a call."""
         _, future = self._calls.pop(message.id)
         if message.failure is None:
@@ -132,11 +132,11 @@ class OpenSubmissions:
             ended = self.open.pop(number, None)
         del ended  # without the lock: destructors of objects it refers to may send
 
-    def flush(self) -> None:
-        """Calls the flushes of the sinks that were called since the last time, and the callbacks of
-        `call_soon`.
+    def run_deferred_calls(self) -> None:
+        """Flushes the sinks that have received events since the last flush, and runs the callbacks
+        of `call_soon`.
         """
-        self._flushes.flush()
+        self._flushes.call_flush_callbacks()
         while self._late:
             try:
                 self._late.popleft()()
@@ -144,7 +144,7 @@ class OpenSubmissions:
                 with contextlib.suppress(Exception):  # the caller's logging handlers may raise
                     logger.exception("a stream that nobody reads could not be ended")
 
-    def fail(self, process: EngineProcess, error: SglError) -> None:
+    def fail_all_of(self, process: EngineProcess, error: SglError) -> None:
         """Fails all submissions and calls of a process that has ended."""
         if not process.ready.done():
             process.ready.set_exception(copy(error))
@@ -168,4 +168,4 @@ class OpenSubmissions:
         for flush in {entry.flush for entry in ended if entry.flush is not None}:
             with contextlib.suppress(Exception):
                 flush()  # immediately: another process's reader may be calling the sinks by now
-        self.flush()
+        self.run_deferred_calls()

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from msgspec.structs import replace
 
 from sglang_lite.engine.core_client import CoreClient, update_through_file
-from sglang_lite.engine.futures import all_done_or_any_after, gather_results, then
+from sglang_lite.engine.futures import all_done_or_any_after_delay, convert_result, gather_results
 from sglang_lite.protocol import EngineClosedError, ModelError, SglError
 from sglang_lite.runtime import calls
 from sglang_lite.runtime.calls import EngineCall, R
@@ -25,8 +25,8 @@ _LARGEST = ("asleep", "mask_", "max_")  # prefixes of counts that are combined b
 
 
 class ReplicaCalls:
-    """Calls to the replicas that are running, and what a process that replaces one of them must be
-    told again.
+    """Calls to the running replicas. Also remembers the calls that must be repeated to a process
+    that replaces one of them.
 
     Args:
         clients: all replicas.
@@ -48,13 +48,13 @@ class ReplicaCalls:
         # all-or-none calls, which wait for answers
         self._updates = ThreadPoolExecutor(1, "sglang_lite-updates")
 
-    def ask(self, call: EngineCall[Any]) -> Future[Any]:  # as the call's own
+    def call_replicas(self, call: EngineCall[Any]) -> Future[Any]:  # as the call's own
         """Returns the future of the answer to a call."""
         answer = self.answers.get(type(call))
         return self._ask_all(call) if answer is None else answer(self, call)
 
-    def repeat(self, client: CoreClient) -> Future[list[Any]]:  # answers that nobody needs
-        """Repeats to a replacement process the calls that its predecessor was told."""
+    def repeat_calls_to(self, client: CoreClient) -> Future[list[Any]]:  # answers that nobody needs
+        """Sends a replacement process the remembered calls that its predecessor had received."""
         if self._written or self._groups:
             raise ModelError(_WRITTEN)
         return gather_results(
@@ -65,7 +65,7 @@ class ReplicaCalls:
         """Ends the thread of updates once its last update has ended."""
         self._updates.shutdown(wait=False)
 
-    def there(self) -> Sequence[CoreClient]:
+    def accepting_replicas(self) -> Sequence[CoreClient]:
         """Returns the replicas that accept calls, or all of them if none does."""
         return [client for client in self._clients if not client.gate.reason] or self._clients
 
@@ -74,15 +74,18 @@ class ReplicaCalls:
     def _ask_all(self, call: EngineCall[Any]) -> Future[Any]:
         combine = COMBINED[type(call)]
 
-        def combined(answers: list[Any]) -> Any:  # as the call's own
+        def combine_and_remember(answers: list[Any]) -> Any:  # as the call's own
             self._remember_call(call)
             return combine(answers)
 
-        return then(gather_results([_asked(client, call) for client in self.there()]), combined)
+        return convert_result(
+            gather_results([_ask_or_fail(client, call) for client in self.accepting_replicas()]),
+            combine_and_remember,
+        )
 
     def _remember_call(self, call: EngineCall[Any]) -> None:
-        """Remembers calls that a replacement process must be told again, and forgets those that are
-        over.
+        """Remembers a call that must be repeated to a replacement process, or forgets earlier calls
+        that it cancels.
         """
         with self._lock:
             match call:
@@ -115,10 +118,11 @@ class ReplicaCalls:
             rank for rank, client in enumerate(self._clients) if client.is_up and client.responds
         ]
         answers = {
-            rank: _asked(self._clients[rank], call) for rank in ranks or range(len(self._clients))
+            rank: _ask_or_fail(self._clients[rank], call)
+            for rank in ranks or range(len(self._clients))
         }
 
-        def combined(_: None) -> dict[str, Any]:
+        def combine_stats(_: None) -> dict[str, Any]:
             ended = {rank: stats for rank, stats in answers.items() if stats.done()}
             each = {
                 rank: stats.result() for rank, stats in ended.items() if stats.exception() is None
@@ -126,16 +130,18 @@ class ReplicaCalls:
             if not each:
                 next(iter(ended.values())).result()  # raises
             return {
-                **_added([*each.values()]),
+                **_combine_counts([*each.values()]),
                 "replicas": [{"dp_rank": rank, **stats} for rank, stats in each.items()],
             }
 
-        return then(all_done_or_any_after([*answers.values()], STATS_S), combined)
+        return convert_result(
+            all_done_or_any_after_delay([*answers.values()], STATS_S), combine_stats
+        )
 
     def _compile(self, call: calls.CompileGrammar) -> Future[Any]:
-        first, *others = self.there()
-        compiled = first.ask(call)  # in this process, too
-        return then(
+        first, *others = self.accepting_replicas()
+        compiled = first.submit_call(call)  # in this process, too
+        return convert_result(
             gather_results([compiled, *(client.ask_process(call) for client in others)]),
             lambda answers: answers[0],
         )
@@ -143,19 +149,19 @@ class ReplicaCalls:
     # ------------------------------------------------------------------------------------------ one
 
     def _ask_one(self, call: EngineCall[Any]) -> Future[Any]:
-        return self.there()[0].ask(call)
+        return self.accepting_replicas()[0].submit_call(call)
 
     # ---------------------------------------------------------------------------------- all or none
 
     def _load_lora(self, call: calls.LoadLoraAdapter) -> Future[None]:
         def undo(client: CoreClient) -> None:
-            client.ask(calls.UnloadLoraAdapter(call.name)).result()
+            client.submit_call(calls.UnloadLoraAdapter(call.name)).result()
 
-        return self._updates.submit(self._all_or_none, call, undo)
+        return self._updates.submit(self._call_all_or_undo, call, undo)
 
     def _update_weights(self, call: calls.UpdateWeights) -> Future[str]:
         def update() -> str:
-            name: str = self._all_or_none(call, self._reload_common_weights)
+            name: str = self._call_all_or_undo(call, self._reload_common_weights)
             self._path = os.path.abspath(call.path) if os.path.exists(call.path) else call.path
             self._written = False
             self._version = self._clients[0].config.weight_version
@@ -168,7 +174,9 @@ class ReplicaCalls:
     ) -> Future[str]:
         def update() -> str:
             together = isinstance(call, calls.ReceiveWeights)
-            version: str = self._all_or_none(call, self._reload_common_weights, together=together)
+            version: str = self._call_all_or_undo(
+                call, self._reload_common_weights, together=together
+            )
             self._written = True
             return version
 
@@ -176,9 +184,9 @@ class ReplicaCalls:
 
     def _name_weights(self, call: calls.NameWeights) -> Future[str]:
         def name() -> str:
-            before = self.there()[0].config.weight_version
-            version: str = self._all_or_none(
-                call, lambda client: client.ask(calls.NameWeights(before)).result()
+            before = self.accepting_replicas()[0].config.weight_version
+            version: str = self._call_all_or_undo(
+                call, lambda client: client.submit_call(calls.NameWeights(before)).result()
             )
             self._version = version
             return version
@@ -190,16 +198,16 @@ class ReplicaCalls:
         for client in self._clients:
             client.gate.check_open()
         joins = [
-            client.ask(replace(call, rank=call.rank + rank))
+            client.submit_call(replace(call, rank=call.rank + rank))
             for rank, client in enumerate(self._clients)
         ]
-        return then(gather_results(joins), lambda _: self._groups.add(call.name))
+        return convert_result(gather_results(joins), lambda _: self._groups.add(call.name))
 
     def _leave_group(self, call: calls.LeaveGroup) -> Future[None]:
-        left = gather_results([_asked(client, call) for client in self.there()])
-        return then(left, lambda _: self._groups.discard(call.name))
+        left = gather_results([_ask_or_fail(client, call) for client in self.accepting_replicas()])
+        return convert_result(left, lambda _: self._groups.discard(call.name))
 
-    def _all_or_none(
+    def _call_all_or_undo(
         self, call: EngineCall[Any], undo: Callable[[CoreClient], object], *, together: bool = False
     ) -> Any:  # as the call's own
         """Returns the answer of the first replica. If a replica fails, undoes the call at those
@@ -209,11 +217,11 @@ class ReplicaCalls:
             together: whether to ask all at the same time, instead of the others once the first one
                 has succeeded.
         """
-        first, *others = self.there()
-        answers = [(first, _asked(first, call))]
+        first, *others = self.accepting_replicas()
+        answers = [(first, _ask_or_fail(first, call))]
         if not together:
             answers[0][1].result()  # an error that concerns all is raised here
-        answers += [(client, _asked(client, call)) for client in others]
+        answers += [(client, _ask_or_fail(client, call)) for client in others]
         errors = [error for _, each in answers if (error := each.exception()) is not None]
         if errors:
             for client, each in answers:
@@ -224,15 +232,15 @@ class ReplicaCalls:
         return answers[0][1].result()
 
     def _reload_common_weights(self, client: CoreClient) -> None:
-        """Restores the weights that all replicas had. Ends the replica if those were written as
-        tensors, because then they exist nowhere any more.
+        """Reloads the weights that all replicas had from disk. If tensors have been written since,
+        those weights no longer exist anywhere, and the replica is ended.
         """
         try:
             if self._written:
                 raise ModelError(
                     "has weights that another replica could not take, and can't go back."
                 )
-            client.ask(calls.UpdateWeights(self._path, self._version)).result()
+            client.submit_call(calls.UpdateWeights(self._path, self._version)).result()
         except SglError as error:
             client.disconnect()
             client.gate.reason = f"the replica was ended: {error}"
@@ -256,27 +264,27 @@ class ReplicaCalls:
     }
 
 
-def _asked(client: CoreClient, call: EngineCall[R]) -> Future[R]:
+def _ask_or_fail(client: CoreClient, call: EngineCall[R]) -> Future[R]:
     """Asks a replica and returns the future of its answer. If the replica has ended, the future has
     the error.
     """
     try:
-        return client.ask(call)
+        return client.submit_call(call)
     except EngineClosedError as error:
         failed: Future[R] = Future()
         failed.set_exception(error)
         return failed
 
 
-def _added(stats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Combines the counts of several engines as if they were one: sums, but maxima of times and
-    states, and means of averages.
+def _combine_counts(stats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Combines the counts of several engines as if they were one: adds them up, but takes the
+    maximum of times and states and the mean of averages.
     """
     found: dict[str, Any] = {}
     for name in {name: None for each in stats for name in each}:
         values = [each[name] for each in stats if name in each]
         if isinstance(values[0], Mapping):
-            found[name] = _added(values)
+            found[name] = _combine_counts(values)
         elif name.startswith("avg_"):
             found[name] = sum(values) / len(values)
         elif isinstance(values[0], int | float):
@@ -309,7 +317,7 @@ def _combine_loras(lists: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, 
     return [{**adapter, "resident": name in resident} for name, adapter in found.items()]
 
 
-def _nothing(_: Sequence[object]) -> None:
+def _no_answer(_: Sequence[object]) -> None:
     """Returns nothing, for calls without an answer."""
 
 
@@ -317,15 +325,15 @@ def _nothing(_: Sequence[object]) -> None:
 COMBINED: Mapping[type[EngineCall[Any]], Callable[[list[Any]], Any]] = {
     calls.CheckWeights: _check_equal,
     calls.PauseGeneration: sum,
-    calls.ContinueGeneration: _nothing,
-    calls.ReleaseMemory: _nothing,
-    calls.ResumeMemory: _nothing,
-    calls.UnloadLoraAdapter: _nothing,
+    calls.ContinueGeneration: _no_answer,
+    calls.ReleaseMemory: _no_answer,
+    calls.ResumeMemory: _no_answer,
+    calls.UnloadLoraAdapter: _no_answer,
     calls.Loras: _combine_loras,
     calls.FlushCache: sum,
-    calls.EndSession: _nothing,
+    calls.EndSession: _no_answer,
     calls.ImportPrefix: min,
-    calls.StartProfile: _nothing,
+    calls.StartProfile: _no_answer,
     calls.RecordExperts: lambda each: [
         [sum(rows) for rows in zip(*layers)] for layers in zip(*each)
     ],

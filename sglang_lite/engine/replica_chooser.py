@@ -85,7 +85,7 @@ class ReplicaChooser:
         self._turn = 0
         self._lock = threading.Lock()
 
-    def place(
+    def place_prompt(
         self,
         digests: Sequence[int],
         length: int,
@@ -105,7 +105,7 @@ class ReplicaChooser:
             rank: replica to use; None for the best.
         """
         with self._lock:
-            known = self._known(digests)
+            known = self._count_leading_digests(digests)
             if rank is None:
                 rank = self._choose_best(known, length, rows)
             tokens = max(length - known[rank] * self._every, 0) + expected
@@ -116,12 +116,12 @@ class ReplicaChooser:
             self._adjust_counts(placement, rows, tokens)
             return placement
 
-    def count(self, placement: Placement, rows: int, tokens: int) -> None:
+    def adjust(self, placement: Placement, rows: int, tokens: int) -> None:
         """Adds rows and tokens to a placement; negative numbers subtract."""
         with self._lock:
             self._adjust_counts(placement, rows, tokens)
 
-    def ended(self, placement: Placement) -> None:
+    def forget_placement(self, placement: Placement) -> None:
         """Forgets a placement that has ended. Its prefixes stay known only as far as the replica's
         tree has them.
         """
@@ -137,13 +137,13 @@ class ReplicaChooser:
             placement.digests = ()
             placement.over = True
 
-    def holder(self, digests: Sequence[int]) -> int:
+    def find_holder(self, digests: Sequence[int]) -> int:
         """Returns the replica that has the most of a prompt's prefixes."""
         with self._lock:
-            known = self._known(digests)
+            known = self._count_leading_digests(digests)
         return known.index(max(known))
 
-    def changed(
+    def update_tree(
         self, rank: int, gained: Iterable[int], lost: Iterable[int], *, forgotten: bool = False
     ) -> None:
         """Records what a replica's tree has gained and lost.
@@ -173,7 +173,7 @@ class ReplicaChooser:
         replica.rows = replica.rows + rows
         replica.tokens = replica.tokens + tokens
 
-    def _known(self, digests: Sequence[int]) -> list[int]:
+    def _count_leading_digests(self, digests: Sequence[int]) -> list[int]:
         """Returns, for each replica, how many of a prompt's leading digests it has or will have."""
         known = [len(digests)] * len(self._replicas)
         there = (1 << len(known)) - 1
@@ -198,25 +198,27 @@ class ReplicaChooser:
             self._turn = chosen + 1
             return chosen
         if self._rule in ("total_requests", "shortest_queue"):
-            return min(ranks, key=lambda rank: (self._replicas[rank].rows, self._load(rank)))
+            return min(
+                ranks, key=lambda rank: (self._replicas[rank].rows, self._load_sort_key(rank))
+            )
         if self._rule == "total_tokens":
-            return min(ranks, key=self._load)
+            return min(ranks, key=self._load_sort_key)
         fewest = min(self._replicas[rank].rows for rank in ranks)
         # the emptiest never is
-        ranks = [rank for rank in ranks if not self._is_ahead(rank, fewest)]
+        ranks = [rank for rank in ranks if not self._is_overloaded(rank, fewest)]
         ranks = [rank for rank in ranks if self._has_room(rank, rows)] or ranks
         longest = max(known[rank] for rank in ranks)
         if longest * self._every < FOLLOWED * length:
-            return min(ranks, key=self._load)
-        return min((rank for rank in ranks if known[rank] == longest), key=self._load)
+            return min(ranks, key=self._load_sort_key)
+        return min((rank for rank in ranks if known[rank] == longest), key=self._load_sort_key)
 
-    def _load(self, rank: int) -> tuple[int, int, int]:
+    def _load_sort_key(self, rank: int) -> tuple[int, int, int]:
         """Returns the sort key of a replica's load: the tokens to compute, then the cached digests,
         then its number.
         """
         return self._replicas[rank].tokens, self._replicas[rank].cached, rank
 
-    def _is_ahead(self, rank: int, fewest: int) -> bool:
+    def _is_overloaded(self, rank: int, fewest: int) -> bool:
         """Returns True if a replica has so many more rows than the emptiest one that new rows
         belong elsewhere.
         """

@@ -1,5 +1,5 @@
-"""A program at one of several replicas. The replica is chosen when the first question comes, after
-the text that leads to it.
+"""A program that runs on one of several replicas. The replica is chosen when the program first asks
+for a generation or selection, because the text before that is then known.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """Branches of forks that have asked nothing yet.
+    """Forked branches that have not asked for a generation or selection yet.
 
     Attributes:
         branches: number of these branches.
@@ -50,21 +50,21 @@ Early: TypeAlias = Sequence[tuple[BranchPath, Sequence[Node]]]
 
 
 def count_coming_branches(early: Early, builder: RequestBuilder) -> Coming:
-    """Counts the branches that a program's first nodes have forked. They count from the start
-    because programs begin side by side: otherwise other programs would be placed beside this one
-    before its branches ask.
+    """Counts the branches forked by a program's first nodes. They count as load from the start:
+    many programs may begin together, and otherwise too many would be placed on one replica before
+    their branches ask.
     """
     nodes = [node for _, nodes in early for node in nodes]
     forked = sum(
         len(node.branches) for node in nodes if isinstance(node, Fork) and not any(node.branches)
     )
-    first = next(_questions(nodes), None)
+    first = next(_walk_questions(nodes), None)
     return Coming(forked, 0 if first is None else _expect_tokens(first, builder))
 
 
 class ProgramLoad:
-    """Rows and tokens of a program at its replica: those of its unanswered questions, and of
-    branches that have asked nothing yet.
+    """Rows and tokens by which a program adds to its replica's load: those of its unanswered
+    generations and selections, and of branches that have not asked for any yet.
 
     Args:
         chooser: chooser that counts them.
@@ -87,48 +87,48 @@ class ProgramLoad:
         self._asked: Counter[BranchPath] = Counter()  # questions by branch
         self._lock = threading.Lock()
 
-    def add(self, path: BranchPath, nodes: Sequence[Node]) -> None:
-        """Adds new nodes of a branch to the load. Nodes that a fork brings for its own branches
+    def add_nodes(self, path: BranchPath, nodes: Sequence[Node]) -> None:
+        """Adds new nodes of a branch to the load. Nodes listed inside a fork, for its branches,
         count until the program ends.
         """
-        tokens = sum(self._expected_tokens_of(node) for node in _questions(nodes))
+        tokens = sum(self._expected_tokens_of(node) for node in _walk_questions(nodes))
         asked = Counter[BranchPath]({path: sum(isinstance(node, Gen | Select) for node in nodes)})
         for place, node in enumerate(nodes):
             for index, branch in enumerate(node.branches if isinstance(node, Fork) else ()):
                 # no place of a node
-                asked[(*path, -1 - place, index)] += sum(1 for _ in _questions(branch))
+                asked[(*path, -1 - place, index)] += sum(1 for _ in _walk_questions(branch))
         with self._lock:
-            before = self._rows
+            before = self._count_expected_rows
             if path and +asked and path not in self._asked and self._coming.branches:
                 self._coming = replace(self._coming, branches=self._coming.branches - 1)
                 tokens -= self._coming.tokens
             self._asked.update(+asked)
-            self._chooser.count(self._placement, self._rows - before, tokens)
+            self._chooser.adjust(self._placement, self._count_expected_rows - before, tokens)
 
     def count_and_pass_to(self, sink: ProgramSink) -> ProgramSink:
         """Returns a callback that counts answers and passes all events on to a sink."""
 
-        def tell(event: ProgramEvent) -> None:
+        def count_and_forward_event(event: ProgramEvent) -> None:
             if not isinstance(event, Played):
-                self._chooser.ended(self._placement)
+                self._chooser.forget_placement(self._placement)
             elif not isinstance(event.event, Delta):
                 self._count_answer(event.path[:-1])
             sink(event)
 
-        return tell
+        return count_and_forward_event
 
     def _count_answer(self, path: BranchPath) -> None:
         with self._lock:
             if self._asked[path]:
-                before = self._rows
+                before = self._count_expected_rows
                 share = self._placement.tokens // self._asked.total()
                 self._asked[path] -= 1
-                self._chooser.count(self._placement, self._rows - before, -share)
+                self._chooser.adjust(self._placement, self._count_expected_rows - before, -share)
 
     @property
-    def _rows(self) -> int:
-        """Number of branches with questions or still to come. A program without any still counts as
-        one.
+    def _count_expected_rows(self) -> int:
+        """Number of branches that have an unanswered question or have not asked one yet; at least
+        1.
         """
         return max(sum(count > 0 for count in self._asked.values()), 1) + self._coming.branches
 
@@ -167,39 +167,39 @@ class ProgramAtReplica:
                 if self._placed is None:
                     self._early.append((path, tuple(nodes)))
                     if any(isinstance(node, Pause | GrammarBegin) for node in nodes) or any(
-                        _questions(nodes)
+                        _walk_questions(nodes)
                     ):
                         self._open_at_replica()
                     return
         program, load = self._placed
-        load.add(path, nodes)
+        load.add_nodes(path, nodes)
         program.extend(path, nodes)
 
     def judge(self, path: BranchPath, place: int, verdict: Verdict) -> None:
         self._gate.check_open()
-        self._program().judge(path, place, verdict)
+        self._program_at_replica().judge(path, place, verdict)
 
-    def drop(self, path: BranchPath) -> None:
+    def drop_branch(self, path: BranchPath) -> None:
         with self._report_closed_engine():
-            self._program().drop(path)
+            self._program_at_replica().drop_branch(path)
 
     def expect_pause(self, path: BranchPath, seconds: float) -> None:
         with self._report_closed_engine():
-            self._program().expect_pause(path, seconds)
+            self._program_at_replica().expect_pause(path, seconds)
 
     def wind_down(self) -> None:
         with self._report_closed_engine():
-            self._program().wind_down()
+            self._program_at_replica().wind_down()
 
     def close(self) -> None:
         with self._report_closed_engine():
-            self._program().close()
+            self._program_at_replica().close()
 
     def abort(self) -> None:
         with self._report_closed_engine():
-            self._program().abort()
+            self._program_at_replica().abort()
 
-    def _program(self) -> OpenProgram:
+    def _program_at_replica(self) -> OpenProgram:
         """Returns the program at its replica, which is chosen now if necessary."""
         if self._placed is None:
             with self._lock:
@@ -210,10 +210,12 @@ class ProgramAtReplica:
 
     def _open_at_replica(self) -> None:
         """Opens the program at a replica. The caller holds the lock."""
-        spans = _beginning([node for path, nodes in self._early if not path for node in nodes])
+        spans = _spans_before_first_answer(
+            [node for path, nodes in self._early if not path for node in nodes]
+        )
         program, load = self._begin(spans, self._early)
         for path, nodes in self._early:
-            load.add(path, nodes)
+            load.add_nodes(path, nodes)
             program.extend(path, nodes)
         self._early.clear()
         self._placed = program, load
@@ -231,13 +233,13 @@ class ProgramAtReplica:
             sink(error)
 
 
-def program_spans(prompt: Sequence[Span], nodes: Sequence[Node]) -> list[Span]:
-    """Returns the text that a whole program begins with."""
-    return [*prompt, *_beginning(nodes)]
+def opening_spans(prompt: Sequence[Span], nodes: Sequence[Node]) -> list[Span]:
+    """Returns the text at the beginning of a program that is sent as a whole."""
+    return [*prompt, *_spans_before_first_answer(nodes)]
 
 
-def _beginning(nodes: Sequence[Node]) -> list[Span]:
-    """Returns the text before the first node that adds something else."""
+def _spans_before_first_answer(nodes: Sequence[Node]) -> list[Span]:
+    """Returns the text before the first node that adds anything other than text."""
     spans: list[Span] = []
     for node in nodes:
         if isinstance(node, Text):
@@ -248,20 +250,20 @@ def _beginning(nodes: Sequence[Node]) -> list[Span]:
 
 
 def _expect_tokens(node: Gen | Select, builder: RequestBuilder) -> int:
-    """Returns the number of tokens that a question is expected to add."""
+    """Estimates how many tokens a generation or selection will add."""
     try:
-        params = builder.resolved(node.params) if isinstance(node, Gen) else None
+        params = builder.resolve_with_defaults(node.params) if isinstance(node, Gen) else None
     except ParameterError:  # the node will fail
         return 0
     expected = estimate_node_tokens(node, params, ())
     return expected.text + expected.generated
 
 
-def _questions(nodes: Sequence[Node]) -> Iterator[Gen | Select]:
-    """Yields the generations and selections among nodes, and in branches of their forks."""
+def _walk_questions(nodes: Sequence[Node]) -> Iterator[Gen | Select]:
+    """Yields the generations and selections among nodes, including those in the branches of forks."""
     for node in nodes:
         if isinstance(node, Gen | Select):
             yield node
         elif isinstance(node, Fork):
             for branch in node.branches:
-                yield from _questions(branch)
+                yield from _walk_questions(branch)

@@ -28,7 +28,7 @@ from sglang_lite.engine.replica_program import (
     ProgramAtReplica,
     ProgramLoad,
     count_coming_branches,
-    program_spans,
+    opening_spans,
 )
 from sglang_lite.protocol import (
     BackendError,
@@ -65,14 +65,14 @@ _NAME = "the process of replica {}"
 
 
 class _ReplicasGate(Gate):
-    """Gate of all replicas, whose sinks are called on several threads."""
+    """Gate of all replicas together. Their sinks are called on several threads."""
 
     def __init__(self, gates: Sequence[Gate]) -> None:
         super().__init__()
         self._gates = gates
 
-    def on_own_thread(self) -> bool:
-        return any(gate.on_own_thread() for gate in self._gates)
+    def is_on_own_thread(self) -> bool:
+        return any(gate.is_on_own_thread() for gate in self._gates)
 
 
 class Replicas:
@@ -84,7 +84,7 @@ class Replicas:
 
     Attributes:
         capacity: capacity of the smallest replica.
-        others: as for CoreClient.
+        other attributes: as for CoreClient.
 
     Raises:
         SglError: a replica can't be started.
@@ -119,7 +119,7 @@ class Replicas:
 
     @property
     def config(self) -> EngineConfig:
-        now = self._calls.there()[0].config
+        now = self._calls.accepting_replicas()[0].config
         if (now.model, now.weight_version) != (self._config.model, self._config.weight_version):
             self._config = replace(
                 self._config,
@@ -131,11 +131,11 @@ class Replicas:
 
     @property
     def model_name(self) -> str:
-        return self._calls.there()[0].model_name
+        return self._calls.accepting_replicas()[0].model_name
 
     @property
     def responds(self) -> bool:
-        return any(client.responds for client in self._calls.there())
+        return any(client.responds for client in self._calls.accepting_replicas())
 
     # ---------------------------------------------------------------------------------- submissions
 
@@ -147,7 +147,7 @@ class Replicas:
     ) -> Ticket:  # each kind of submission has its own events
         """Submits a request to one replica: see `Engine.submit`, `submit_select` and `run_program`."""
         self.gate.check_open()
-        request.check()
+        request.check_fields()
         if not self.generates:
             raise not_a_generator_error(self.model_name, encoder_only=self._config.encoder_only)
         return self._submit_by_kind[type(request)](self, request, sink, flush)
@@ -156,8 +156,8 @@ class Replicas:
         self, request: GenerateRequest, sink: Sink, flush: Callable[[], object] | None
     ) -> Ticket:
         ids, media = self.builder.prompt_with_images(request)
-        params = self.builder.resolved(request.params)
-        tokens = self.builder.tokens(ids, params, media)
+        params = self.builder.resolve_with_defaults(request.params)
+        tokens = self.builder.check_prompt_tokens(ids, params, media)
         placement = self._choose_replica(
             tokens,
             request.namespace,
@@ -166,7 +166,9 @@ class Replicas:
             rank=request.routed_dp_rank,
         )
         request = replace(request, prompt=ids, media=media, routed_dp_rank=None)
-        return self._submit_at(placement, request, self._count_last_events(placement, sink), flush)
+        return self._submit_to_placement(
+            placement, request, self._count_last_events(placement, sink), flush
+        )
 
     def _select(
         self,
@@ -174,10 +176,12 @@ class Replicas:
         sink: Callable[[Selection | SglError], None],
         flush: Callable[[], object] | None,
     ) -> Ticket:
-        prompt = self.builder.log(request.prompt).ids()
+        prompt = self.builder.start_log(request.prompt).ids()
         choices = sum(map(len, request.choices)) // _BYTES_A_TOKEN
         placement = self._choose_replica(prompt, request.namespace, choices)
-        return self._submit_at(placement, request, self._count_last_events(placement, sink), flush)
+        return self._submit_to_placement(
+            placement, request, self._count_last_events(placement, sink), flush
+        )
 
     def _play(
         self, request: ProgramRequest, sink: ProgramSink, flush: Callable[[], object] | None
@@ -189,11 +193,13 @@ class Replicas:
             else Prompt((Span(request.prompt),))
         )
         placement = self._choose_replica(
-            self._ids(program_spans(prompt.spans, request.program.nodes)), request.namespace, 0
+            self._ids_of_spans(opening_spans(prompt.spans, request.program.nodes)),
+            request.namespace,
+            0,
         )
-        load = ProgramLoad(self._placed, placement, self.builder)
-        load.add((), request.program.nodes)
-        return self._submit_at(placement, request, load.count_and_pass_to(sink), flush)
+        load = ProgramLoad(self._require_chooser, placement, self.builder)
+        load.add_nodes((), request.program.nodes)
+        return self._submit_to_placement(placement, request, load.count_and_pass_to(sink), flush)
 
     _submit_by_kind: ClassVar[Mapping[type[Submission], Callable[..., Ticket]]] = {
         GenerateRequest: _generate,
@@ -208,30 +214,32 @@ class Replicas:
         `Engine.open_program`.
         """
         self.gate.check_open()
-        request.check(self.config.policy)
+        request.check_for_policy(self.config.policy)
         if not self.generates:
             raise not_a_generator_error(self.model_name, encoder_only=self._config.encoder_only)
 
-        def begin(spans: Sequence[Span], early: Early) -> tuple[Any, ProgramLoad]:  # an OpenProgram
+        def open_at_replica(
+            spans: Sequence[Span], early: Early
+        ) -> tuple[Any, ProgramLoad]:  # an OpenProgram
             coming = count_coming_branches(early, self.builder)
             expected = coming.branches * coming.tokens
             rows = 1 + coming.branches
             placement = self._choose_replica(
-                self._ids(spans), request.namespace, expected, rows=rows
+                self._ids_of_spans(spans), request.namespace, expected, rows=rows
             )
-            load = ProgramLoad(self._placed, placement, self.builder, coming)
+            load = ProgramLoad(self._require_chooser, placement, self.builder, coming)
             try:
                 return self._clients[placement.rank].open_program(
                     request, load.count_and_pass_to(sink), flush
                 ), load
             except BaseException:
-                self._placed.ended(placement)
+                self._require_chooser.forget_placement(placement)
                 raise
 
-        return ProgramAtReplica(self.gate, sink, begin)
+        return ProgramAtReplica(self.gate, sink, open_at_replica)
 
     @property
-    def _placed(self) -> ReplicaChooser:
+    def _require_chooser(self) -> ReplicaChooser:
         assert self._chooser is not None
         return self._chooser
 
@@ -245,21 +253,21 @@ class Replicas:
         rank: int | None = None,
     ) -> Placement:
         check_replica_rank(rank, len(self._clients))
-        return self._placed.place(
-            self._digests(ids, namespace), len(ids), expected, rows=rows, rank=rank
+        return self._require_chooser.place_prompt(
+            self._prefix_digests(ids, namespace), len(ids), expected, rows=rows, rank=rank
         )
 
-    def _digests(self, ids: Sequence[int] | Ints, namespace: str) -> list[int]:
+    def _prefix_digests(self, ids: Sequence[int] | Ints, namespace: str) -> list[int]:
         if not self._config.prefix_cache:
             return []
         tokens = np.asarray(ids[:_MAX_TOKENS], np.int32)
-        root = PrefixHash.of(PrefixSpace.of(namespace).namespace)
+        root = PrefixHash.for_namespace(PrefixSpace.in_namespace(namespace).namespace)
         found: list[int] = self._hasher.compute_digests(root, tokens, self._every).tolist()
         return found
 
-    def _ids(self, spans: Sequence[Span]) -> Sequence[int]:
-        """Returns the token ids of text, as far as its prefixes are looked up."""
-        log = self.builder.log("")
+    def _ids_of_spans(self, spans: Sequence[Span]) -> Sequence[int]:
+        """Returns the token ids of a text, up to the longest prefix that is looked up."""
+        log = self.builder.start_log("")
         characters = 0
         for span in spans:
             log.append((span,))
@@ -273,17 +281,19 @@ class Replicas:
     ) -> Callable[[Any], None]:
         """Returns a callback that counts last events, one per row, before passing them on."""
 
-        def tell(event: object) -> None:
+        def forward_and_count(event: object) -> None:
             if not isinstance(event, Delta):
                 if placement.rows > 1:
-                    self._placed.count(placement, -1, -(placement.tokens // placement.rows))
+                    self._require_chooser.adjust(
+                        placement, -1, -(placement.tokens // placement.rows)
+                    )
                 else:
-                    self._placed.ended(placement)
+                    self._require_chooser.forget_placement(placement)
             sink(event)
 
-        return tell
+        return forward_and_count
 
-    def _submit_at(
+    def _submit_to_placement(
         self,
         placement: Placement,
         request: Submission,
@@ -293,12 +303,12 @@ class Replicas:
         try:
             return self._clients[placement.rank].submit(request, sink, flush)
         except BaseException:
-            self._placed.ended(placement)
+            self._require_chooser.forget_placement(placement)
             raise
 
     # ------------------------------------------------------------------------ calls with one answer
 
-    def ask(self, call: EngineCall[R]) -> Future[R]:
+    def submit_call(self, call: EngineCall[R]) -> Future[R]:
         """Returns the future of the answer to a call to one replica or all of them: see
         replica_calls.py.
         """
@@ -306,30 +316,34 @@ class Replicas:
         answer: Future[Any]
         match call:
             case EncodeRequest() | EncodeMedia():
-                placement = self._placed.place(
+                placement = self._require_chooser.place_prompt(
                     (), len(call.ids if isinstance(call, EncodeRequest) else call.media), 0
                 )
-                answer = self._clients[placement.rank].ask(call)
-                answer.add_done_callback(lambda _: self._placed.ended(placement))
+                answer = self._clients[placement.rank].submit_call(call)
+                answer.add_done_callback(
+                    lambda _: self._require_chooser.forget_placement(placement)
+                )
             case ExportPrefix():
                 ids = self.builder.prompt_ids(call.ids or call.prompt)
-                self.builder.tokens(ids, self.builder.resolved(SamplingParams(max_tokens=0)))
-                rank = self._placed.holder(self._digests(ids, call.namespace))
-                answer = self._clients[rank].ask(call)
+                self.builder.check_prompt_tokens(
+                    ids, self.builder.resolve_with_defaults(SamplingParams(max_tokens=0))
+                )
+                rank = self._require_chooser.find_holder(self._prefix_digests(ids, call.namespace))
+                answer = self._clients[rank].submit_call(call)
             case _:
-                answer = self._calls.ask(call)
+                answer = self._calls.call_replicas(call)
         return answer
 
     # ------------------------------------------------------------------------ state of the replicas
 
     def call_soon(self, call: Callable[[], object]) -> None:
         """Schedules a call on the thread of a replica's sinks. Takes no lock."""
-        self._calls.there()[0].call_soon(call)
+        self._calls.accepting_replicas()[0].call_soon(call)
 
     def close(self) -> None:
         """Ends all processes."""
         self.disconnect()
-        if not self.gate.is_copy:
+        if not self.gate.is_forked_copy:
             self._calls.close()
         for client in self._clients:
             client.close()
@@ -347,7 +361,7 @@ class Replicas:
         return 2 if computes else int(not client.gate.reason)
 
     def _handle_news(self, rank: int, message: Ready | Prefixes | None) -> None:
-        """Handles news of a replica, on the thread of its sinks."""
+        """Handles a status message of a replica, on the thread of its sinks."""
         if self._chooser is None:
             return
         match message:
@@ -356,28 +370,30 @@ class Replicas:
                     np.frombuffer(data, np.uint64).tolist()
                     for data in (message.gained, message.lost)
                 )
-                self._chooser.changed(rank, gained, lost, forgotten=message.forgotten)
+                self._chooser.update_tree(rank, gained, lost, forgotten=message.forgotten)
             case Ready():
                 self._bring_back(rank)
             case None:
-                self._chooser.changed(rank, (), (), forgotten=True)
+                self._chooser.update_tree(rank, (), (), forgotten=True)
                 for client in self._clients if self._config.enable_dp_attention else ():
                     client.disconnect(self._clients[rank].gate.reason)
                 if not self.gate.reason and all(client.gate.reason for client in self._clients):
                     self.gate.reason = self._clients[rank].gate.reason
 
     def _bring_back(self, rank: int) -> None:
-        """Repeats earlier calls to a replacement process. Requests are sent to it afterwards."""
+        """Brings a replacement process up to date by repeating earlier calls. It receives requests
+        only after that.
+        """
         client = self._clients[rank]
 
-        def told(answers: Future[list[Any]]) -> None:
+        def finish_return(answers: Future[list[Any]]) -> None:
             if (error := answers.exception()) is not None:
                 client.disconnect()
                 client.gate.reason = f"replica {rank} could not be used again: {error}"
             self._coming_back.discard(rank)
 
         self._coming_back.add(rank)
-        self._calls.repeat(client).add_done_callback(told)
+        self._calls.repeat_calls_to(client).add_done_callback(finish_return)
 
 
 def _start_clients(
@@ -436,7 +452,7 @@ def _wait_for_other_nodes(config: EngineConfig, path: Path) -> dict[int, RemoteP
         return found
     listener = NodeListener(config, path, found.__setitem__)
     try:
-        listener.wait(config.dist_timeout or DIST_TIMEOUT_S, lambda: False)
+        listener.wait_for_processes(config.dist_timeout or DIST_TIMEOUT_S, lambda: False)
     except BackendError:
         for child in found.values():
             child.kill()

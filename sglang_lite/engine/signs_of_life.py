@@ -55,19 +55,20 @@ class SignsOfLife:
         """True once the process has been killed, or has ended: see `is_ending`."""
         return is_ending(self._pid)
 
-    def seen(self) -> None:
+    def record_sign(self) -> None:
         """Records that the process has sent something."""
         self._looks = 0
         self.missing = False
 
-    def look(self) -> None:
-        """Looks for another sign of life when nothing has arrived for `every_s`. Logs once if there
-        is none. Counts looks instead of time, because this process may also have been stopped.
+    def look_for_sign(self) -> None:
+        """Checks for another sign of life when nothing has arrived for `every_s`, and logs once if
+        there is none. Counts checks rather than time, because this process may also have been
+        stopped.
         """
         before = self._used
         self._used = processor_time(self._pid)
         if self._used is None or self._used != before:
-            self.seen()
+            self.record_sign()
             return
         self._looks += 1
         if self._looks == self._most:

@@ -87,7 +87,7 @@ class SpawnedProcess:
         )
         self._drain.start()
 
-    def end(self) -> ProcessEnd:
+    def await_process_end(self) -> ProcessEnd:
         """Gives the process `PATIENCE_S` to exit after its connection was closed, and then kills
         it. Returns how it ended.
         """

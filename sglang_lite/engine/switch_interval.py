@@ -19,8 +19,10 @@ _wanted = 0  # number of engines that want the short interval
 _before = SHORT_S
 
 
-def shorten() -> None:
-    """Shortens the switch interval until `restore` has been called as often as this function."""
+def shorten_switch_interval() -> None:
+    """Shortens the switch interval until `restore_switch_interval` has been called as often as this
+    function.
+    """
     global _wanted, _before
     with _lock:
         _wanted += 1
@@ -29,7 +31,7 @@ def shorten() -> None:
             sys.setswitchinterval(min(_before, SHORT_S))
 
 
-def restore() -> None:
+def restore_switch_interval() -> None:
     """Restores the former switch interval on the last call, unless other code has changed it in the
     meantime.
     """

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime import calls
 from sglang_lite.runtime.core.submission import check_kind
@@ -65,7 +65,7 @@ def update_from_tensors(
     Raises:
         ParameterError: an argument is invalid, or a tensor is given twice.
         ModelError: a tensor has no place in the model, has another shape or numbers that are not
-            finite, or needs other tensors of its product that the engine has in fewer bits or has
+            finite, or needs other tensors of its matmul that the engine has in fewer bits or has
             dropped. The engine continues with the weights that it has.
     """
     if load_format not in (None, "flattened_bucket"):
@@ -107,7 +107,7 @@ def update_from_handle(
 
 
 def update_weight_version(engine: Engine, new_version: str) -> None:
-    """Renames the weights, for all later results. Nothing else changes.
+    """Sets the version that later results report for the weights. Nothing else changes.
 
     Prefixes that have left the device may be computed again, because pages in the host's memory and
     in files contain the name.
@@ -201,7 +201,7 @@ def update_from_group(
     for shape in shapes:
         check_kind("shapes", shape, list, tuple)
         if not all(isinstance(size, int) and abs(size) < 1 << 63 for size in shape):
-            raise ParameterError("shapes", f"{shown(list(shape))} is no shape.")
+            raise ParameterError("shapes", f"{short_repr(list(shape))} is no shape.")
     lists = tuple(names), tuple(map(str, dtypes)), tuple(map(tuple, shapes))
     engine.answer(
         calls.ReceiveWeights(
@@ -240,8 +240,8 @@ def offer_weights(
 
 
 def send_weights(engine: Engine, group_name: str, names: Sequence[str]) -> str:
-    """Sends tensors of `offer_weights` in its group, as one tensor of their bytes. Ends the group
-    if no names are given.
+    """Sends some of the tensors listed by `offer_weights` to its group, packed into one tensor of
+    bytes. Without names, ends the group.
 
     Returns:
         Version of the weights.
@@ -268,7 +268,7 @@ def release_memory_occupation(engine: Engine, tags: Sequence[str] | None = None)
         CapabilityError: a tag's memory is already released, the engine is on a GPU and was started
             without `enable_memory_saver`, or transformers' code runs its model.
     """
-    engine.answer(calls.ReleaseMemory(_tags(tags), keep=True))
+    engine.answer(calls.ReleaseMemory(_check_tags(tags), keep=True))
 
 
 def resume_memory_occupation(engine: Engine, tags: Sequence[str] | None = None) -> None:
@@ -282,7 +282,7 @@ def resume_memory_occupation(engine: Engine, tags: Sequence[str] | None = None) 
         CapabilityError: a tag's memory is not released.
         ModelError: weights that were not kept can't be read.
     """
-    engine.answer(calls.ResumeMemory(_tags(tags)))
+    engine.answer(calls.ResumeMemory(_check_tags(tags)))
 
 
 def sleep(engine: Engine, level: int = 1) -> None:
@@ -297,7 +297,7 @@ def sleep(engine: Engine, level: int = 1) -> None:
         CapabilityError: the engine is asleep, or as for `release_memory_occupation`.
     """
     if level not in (1, 2) or isinstance(level, bool):
-        raise ParameterError("level", f"{shown(level)} is neither 1 nor 2.")
+        raise ParameterError("level", f"{short_repr(level)} is neither 1 nor 2.")
     engine.answer(calls.ReleaseMemory(("kv_cache", "weights"), keep=level == 1))
 
 
@@ -311,7 +311,7 @@ def is_sleeping(engine: Engine) -> bool:
     return bool(engine.stats()["asleep"])
 
 
-def _tags(tags: Sequence[str] | None) -> tuple[str, ...]:
+def _check_tags(tags: Sequence[str] | None) -> tuple[str, ...]:
     check_kind("tags", tags, list, tuple, set, frozenset, type(None))
     for tag in tags or ():
         check_kind("tags", tag, str)
@@ -338,8 +338,8 @@ def read_weights(engine: Engine, name: str, truncate_size: int = 100) -> list[An
 
 
 def check_weights(engine: Engine, action: str = "checksum") -> dict[str, Any]:  # JSON
-    """Returns SHA-256 `checksums` of all tensors by name, and the names of `unreadable` ones, which
-    are in fewer bits.
+    """Returns SHA-256 `checksums` of all tensors by name, and the names of the `unreadable` ones,
+    which are quantized.
 
     Args:
         action: "checksum"; "snapshot" to keep them; "compare" to add the names of tensors that have

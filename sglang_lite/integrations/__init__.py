@@ -1,3 +1,3 @@
-"""Engines of this process as models of other libraries: a file a library, each loaded only with its
-library.
+"""Engines of this process as models of other libraries. There is one file per library, loaded only
+together with that library.
 """

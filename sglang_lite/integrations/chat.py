@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias, TypeVar
 from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.checks import check_limits
 from sglang_lite.lang.concurrency.loop import executor, running_mailbox
-from sglang_lite.lang.tools import closed
+from sglang_lite.lang.tools import forbid_extra_members
 from sglang_lite.protocol import (
     Delta,
     Generation,
@@ -31,10 +31,10 @@ from sglang_lite.server.conversation.sample_reader import (
     PartialToolCall,
     SampleDelta,
     SampleReader,
-    entries_of,
-    logprobs_of,
+    encode_openai_logprobs,
+    reported_logprobs,
 )
-from sglang_lite.server.openai.chat_answer import message_of, usage_of
+from sglang_lite.server.openai.chat_answer import build_assistant_reply, chat_token_counts
 from sglang_lite.server.openai.chat_request import CHAT, FunctionTool, RenderedChat, render_chat
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.settings import ServerSettings
@@ -67,7 +67,7 @@ class ChatAnswer:
 
     def as_completion(self, model: str) -> dict[str, Json]:
         """Returns the answer as an OpenAI chat completion."""
-        message = message_of(self.text, self.reasoning, self.calls)
+        message = build_assistant_reply(self.text, self.reasoning, self.calls)
         logprobs = None if self.logprobs is None else {"content": self.logprobs}
         choice = {
             "index": 0,
@@ -75,7 +75,7 @@ class ChatAnswer:
             "finish_reason": self.finish,
             "logprobs": logprobs,
         }
-        usage = usage_of([self.usage], self.reasoning_tokens)
+        usage = chat_token_counts([self.usage], self.reasoning_tokens)
         return {"object": "chat.completion", "model": model, "choices": [choice], "usage": usage}
 
 
@@ -103,7 +103,7 @@ class EngineChat:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._reader = RequestReader.of(engine, ServerSettings())
+        self._reader = RequestReader.from_engine(engine, ServerSettings())
 
     def answer(self, **fields: Json) -> ChatAnswer:
         """Answers a conversation."""
@@ -148,12 +148,12 @@ class EngineChat:
             )
         asked = {name: value for name, value in fields.items() if name != "timeout"}
         chat = self._render_fields({**asked, "stream": parts})
-        request = replace(chat.request(self.engine.context_length), timeout=timeout)
-        sample = chat.sample()
+        request = replace(chat.engine_request(self.engine.context_length), timeout=timeout)
+        sample = chat.new_sample_reader()
         text = ""
         async with contextlib.aclosing(_events(self.engine, request, timeout)) as events:
             async for event in events:
-                new = sample.read(event)
+                new = sample.read_event(event)
                 text += new.content
                 if new:
                     yield new
@@ -165,22 +165,22 @@ class EngineChat:
     ) -> ChatAnswer:
         tokenizer = self.engine.tokenizer
         logprobs = (
-            entries_of(tokenizer.token_bytes, logprobs_of(generation))
+            encode_openai_logprobs(tokenizer.token_bytes, reported_logprobs(generation))
             if chat.body.logprobs
             else None
         )
         reasoning = len(tokenizer.encode(sample.reasoning, first=False))
-        finish = sample.finish(generation)
+        finish = sample.openai_finish_reason(generation)
         return ChatAnswer(
             text, sample.reasoning, sample.calls, finish, generation.usage, reasoning, logprobs
         )
 
     def _render_fields(self, fields: dict[str, Json]) -> RenderedChat:
         unused: list[str] = []
-        body = CHAT.read(fields)
+        body = CHAT.parse_record(fields)
         for tool in body.tools or ():
             if isinstance(tool, FunctionTool) and tool.function.parameters is not None:
-                tool.function.parameters = closed(tool.function.parameters)
+                tool.function.parameters = forbid_extra_members(tool.function.parameters)
         chat = render_chat(self._reader, body, unused)
         if chat.body.n not in (None, 1):
             raise ParameterError(
@@ -215,7 +215,7 @@ async def _events(
     """
     deadline = None if timeout is None else time.monotonic() + timeout
 
-    async def in_time(awaited: Awaitable[T]) -> T:
+    async def await_until_deadline(awaited: Awaitable[T]) -> T:
         try:
             return await asyncio.wait_for(
                 awaited, None if deadline is None else deadline - time.monotonic()
@@ -226,12 +226,12 @@ async def _events(
     mailbox = running_mailbox()
     events = asyncio.Queue[Delta | Generation | SglError]()
     sink = partial(mailbox.enqueue, events.put_nowait)
-    ticket = await in_time(
+    ticket = await await_until_deadline(
         engine.submit_when_room(partial(engine.core.submit, request, sink, mailbox.wake), 1)
     )
     try:
         while True:
-            event = await in_time(events.get())
+            event = await await_until_deadline(events.get())
             if isinstance(event, SglError):
                 raise event
             yield event

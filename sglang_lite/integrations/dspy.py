@@ -60,7 +60,7 @@ class _Dialect:
             api_key="none is sent", compat="sglang", adaptations="refuse"
         )
 
-    def fields(self, request: lm15.Request) -> dict[str, Json]:
+    def completion_fields(self, request: lm15.Request) -> dict[str, Json]:
         """Returns a request as fields of a chat completion."""
         written = json.loads(self._dialect.build_request(request, stream=False).body or b"{}")
         return {name: value for name, value in written.items() if name != "model"}
@@ -70,7 +70,7 @@ class _Dialect:
         return lm15.response_from_openai_chat(body, response_format=request.config.response_format)
 
     @contextlib.contextmanager
-    def errors(self) -> Iterator[None]:
+    def translate_errors(self) -> Iterator[None]:
         """Raises our errors as DSPy's, by which DSPy decides whether to retry."""
         try:
             yield
@@ -87,14 +87,14 @@ class DspyEngine(_Dialect):
     """
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        with self.errors():
-            return self.response(self.chat.answer(**self.fields(request)), request)
+        with self.translate_errors():
+            return self.response(self.chat.answer(**self.completion_fields(request)), request)
 
     # lm15.StreamEvent is a union, not a class
     def stream(self, request: lm15.Request) -> Iterator[Any]:
-        with self.errors():
+        with self.translate_errors():
             yield lm15.StreamStartEvent(model=request.model)
-            for event in self.chat.stream(**self.fields(request)):
+            for event in self.chat.stream(**self.completion_fields(request)):
                 yield from _stream_events(event)
 
 
@@ -102,14 +102,16 @@ class AsyncDspyEngine(_Dialect):
     """Engine of `dspy.LM`, for event loops."""
 
     async def complete(self, request: lm15.Request) -> lm15.Response:
-        with self.errors():
-            return self.response(await self.chat.answer_async(**self.fields(request)), request)
+        with self.translate_errors():
+            return self.response(
+                await self.chat.answer_async(**self.completion_fields(request)), request
+            )
 
     async def stream(self, request: lm15.Request) -> AsyncIterator[Any]:  # as above
-        with self.errors():
+        with self.translate_errors():
             yield lm15.StreamStartEvent(model=request.model)
             async with contextlib.aclosing(
-                self.chat.stream_async(**self.fields(request))
+                self.chat.stream_async(**self.completion_fields(request))
             ) as events:
                 async for event in events:
                     for each in _stream_events(event):

@@ -68,9 +68,9 @@ class ChatSglangLite(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Json]:
-        return {"model": self.model, **self._asked([], None, {})}
+        return {"model": self.model, **self._call_fields([], None, {})}
 
-    def _asked(
+    def _call_fields(
         self, messages: list[BaseMessage], stop: list[str] | None, given: dict[str, Json]
     ) -> dict[str, Json]:
         """Returns the fields of a call. Leaves out what only LangChain's callbacks and tracer read
@@ -97,24 +97,24 @@ class ChatSglangLite(BaseChatModel):
     def _stream(
         self, messages: list[BaseMessage], stop: list[str] | None = None, **kwargs: Json
     ) -> Iterator[ChatGenerationChunk]:
-        return map(self._to_chunk, self.chat.stream(**self._asked(messages, stop, kwargs)))
+        return map(self._to_chunk, self.chat.stream(**self._call_fields(messages, stop, kwargs)))
 
     async def _astream(
         self, messages: list[BaseMessage], stop: list[str] | None = None, **kwargs: Json
     ) -> AsyncIterator[ChatGenerationChunk]:
-        async for event in self.chat.stream_async(**self._asked(messages, stop, kwargs)):
+        async for event in self.chat.stream_async(**self._call_fields(messages, stop, kwargs)):
             yield self._to_chunk(event)
 
     def _generate(
         self, messages: list[BaseMessage], stop: list[str] | None = None, **kwargs: Json
     ) -> ChatResult:
-        events = self.chat.stream(False, **self._asked(messages, stop, kwargs))
+        events = self.chat.stream(False, **self._call_fields(messages, stop, kwargs))
         return generate_from_stream(map(self._to_chunk, events))
 
     async def _agenerate(
         self, messages: list[BaseMessage], stop: list[str] | None = None, **kwargs: Json
     ) -> ChatResult:
-        events = self.chat.stream_async(False, **self._asked(messages, stop, kwargs))
+        events = self.chat.stream_async(False, **self._call_fields(messages, stop, kwargs))
         return await agenerate_from_stream(self._to_chunk(event) async for event in events)
 
     def _to_chunk(self, event: ChatEvent) -> ChatGenerationChunk:

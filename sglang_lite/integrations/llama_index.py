@@ -74,22 +74,26 @@ class SglangLite(FunctionCallingLLM):
             model_name=self.engine.model_name,
         )
 
-    def _fields(self, messages: Sequence[ChatMessage], given: dict[str, Json]) -> dict[str, Json]:
+    def _completion_fields(
+        self, messages: Sequence[ChatMessage], given: dict[str, Json]
+    ) -> dict[str, Json]:
         written = [_to_chat_message(message) for message in messages]
         return {"max_tokens": self.max_tokens, **self.fields, **given, "messages": written}
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Json) -> ChatResponse:
-        return _to_chat_response(self.asked.answer(**self._fields(messages, kwargs)))
+        return _to_chat_response(self.asked.answer(**self._completion_fields(messages, kwargs)))
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Json) -> ChatResponse:
-        return _to_chat_response(await self.asked.answer_async(**self._fields(messages, kwargs)))
+        return _to_chat_response(
+            await self.asked.answer_async(**self._completion_fields(messages, kwargs))
+        )
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Json) -> ChatResponseGen:
         text = ""
-        for event in self.asked.stream(**self._fields(messages, kwargs)):
+        for event in self.asked.stream(**self._completion_fields(messages, kwargs)):
             text += "" if isinstance(event, ChatAnswer) else event.content
             yield _to_partial_response(event, text)
 
@@ -99,7 +103,7 @@ class SglangLite(FunctionCallingLLM):
     ) -> ChatResponseAsyncGen:
         async def responses() -> ChatResponseAsyncGen:
             text = ""
-            async for event in self.asked.stream_async(**self._fields(messages, kwargs)):
+            async for event in self.asked.stream_async(**self._completion_fields(messages, kwargs)):
                 text += "" if isinstance(event, ChatAnswer) else event.content
                 yield _to_partial_response(event, text)
 

@@ -213,7 +213,10 @@ class SglangLiteLM(TemplateLM):
         texts: list[str] = []
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Generating") as shown:
             for start in range(0, len(requests), _CHUNK):
-                asked = [self._asked(*request.args) for request in requests[start : start + _CHUNK]]
+                asked = [
+                    self._to_engine_request(*request.args)
+                    for request in requests[start : start + _CHUNK]
+                ]
                 prompts = [each[0] for each in asked]
                 params = [each[1] for each in asked]
                 answers = self.engine.generate(input_ids=prompts, sampling_params=params)
@@ -223,7 +226,9 @@ class SglangLiteLM(TemplateLM):
             self.cache_hook.add_partial("generate_until", request.args, text)
         return texts
 
-    def _asked(self, context: str, options: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+    def _to_engine_request(
+        self, context: str, options: dict[str, Any]
+    ) -> tuple[list[int], dict[str, Any]]:
         """Returns the prompt and sampling parameters of a request."""
         given: dict[str, Any] = dict(normalize_gen_kwargs(options, self.max_gen_toks))
         if (wanted := given["max_gen_toks"]) >= self.max_length:

@@ -16,11 +16,11 @@ from openai import AsyncOpenAI
 from sglang_lite.engine.engine import Engine
 from sglang_lite.integrations.chat import ChatAnswer, ChatEvent, EngineChat
 from sglang_lite.lang.checks import check_flags
+from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import SglError
 from sglang_lite.protocol.anything import Json
-from sglang_lite.random_ids import random_id
-from sglang_lite.server.errors import NotFoundError, content_of, status_of
-from sglang_lite.server.openai.chat_answer import delta_of
+from sglang_lite.server.errors import NotFoundError, encode_error_content, find_error_status
+from sglang_lite.server.openai.chat_answer import encode_chat_delta
 
 BASE_URL = "http://engine/v1"  # placeholder: nothing is sent there
 
@@ -70,7 +70,9 @@ class EngineTransport(httpx2.AsyncBaseTransport):
                 200, headers={"content-type": "text/event-stream"}, stream=stream
             )
         except SglError as error:
-            return httpx2.Response(status_of(error).status, json=content_of(error, "openai"))
+            return httpx2.Response(
+                find_error_status(error).status, json=encode_error_content(error, "openai")
+            )
 
 
 class _Chunks(httpx2.AsyncByteStream):
@@ -98,7 +100,7 @@ class _Chunks(httpx2.AsyncByteStream):
                 for each in self._chunks(event):
                     yield _event(each)
         except SglError as error:
-            yield _event(content_of(error, "openai"))
+            yield _event(encode_error_content(error, "openai"))
         yield b"data: [DONE]\n\n"
 
     async def aclose(self) -> None:
@@ -107,7 +109,7 @@ class _Chunks(httpx2.AsyncByteStream):
 
     def _chunks(self, event: ChatEvent) -> list[dict[str, Any]]:  # JSON
         if not isinstance(event, ChatAnswer):
-            return [self._chunk(delta_of(event))]
+            return [self._chunk(encode_chat_delta(event))]
         chunks = [self._chunk({}, event.finish, event.logprobs)]
         if self._usage:
             chunks.append({**self._head, "choices": [], "usage": event.as_completion("")["usage"]})

@@ -72,7 +72,7 @@ class Rollouts:
         ]
 
 
-def reward_of(state: ProgramState) -> float | None:
+def returned_reward(state: ProgramState) -> float | None:
     """Returns the number that the program of a run returned, or None if it returned something else."""
     value = state.ret_value
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

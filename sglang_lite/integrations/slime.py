@@ -10,7 +10,12 @@ import copy
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
-from sglang_lite.integrations.rollouts import Rollouts, response_text, response_tokens, reward_of
+from sglang_lite.integrations.rollouts import (
+    Rollouts,
+    response_text,
+    response_tokens,
+    returned_reward,
+)
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.protocol import CapabilityError, TokenSequence
 from sglang_lite.protocol.anything import Foreign, UserValue
@@ -56,7 +61,7 @@ def generate_function(program: SglFunction) -> _Generate:
         for each, sequence in zip(samples, sequences):
             _fill_sample(each, sequence)
             each.response = response_text(trace, sequence)
-            if (reward := reward_of(state)) is not None:
+            if (reward := returned_reward(state)) is not None:
                 each.reward = reward
         return samples if len(samples) > 1 else sample
 

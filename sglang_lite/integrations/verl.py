@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from sglang_lite.integrations.rollouts import Rollouts, response_tokens, reward_of
+from sglang_lite.integrations.rollouts import Rollouts, response_tokens, returned_reward
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Foreign, UserValue
@@ -68,7 +68,7 @@ class ProgramAgentLoop(AgentLoopBase):
             response_ids=ids,
             response_mask=mask,
             response_logprobs=logprobs,
-            reward_score=reward_of(state),
+            reward_score=returned_reward(state),
             num_turns=2 * len(sequence.spans),
             metrics=AgentLoopMetrics(generate_sequences=time.monotonic() - started),
         )

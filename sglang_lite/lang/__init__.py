@@ -1,3 +1,3 @@
-"""The language: programs, the nodes they consist of, and their execution. Imports neither torch nor
-the runtime nor any provider's SDK.
+"""The language: programs, the nodes they are made of, and their execution. Importing it loads
+neither torch nor the runtime nor any provider's SDK.
 """

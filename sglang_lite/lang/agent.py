@@ -9,10 +9,10 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.lang.api import gen
-from sglang_lite.lang.argument_names import no_such_argument
-from sglang_lite.lang.checks import check_whole
+from sglang_lite.lang.argument_names import unknown_argument_error
+from sglang_lite.lang.checks import check_whole_number
 from sglang_lite.lang.execution.reading import check_name
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.tools import SchemaTool, ToolCall, check_tools
@@ -28,8 +28,8 @@ def describe(
     *,
     parallel_tool_calls: bool = False,
 ) -> str:
-    """Description of tools for a prompt: the name, signature and first docstring line of each, and
-    the format of a call.
+    """Describes tools for a prompt: the name, signature and first docstring line of each, and the
+    format of a call.
 
     Args:
         s: state whose prompt the text is for: the format depends on its model. None for the JSON
@@ -67,8 +67,9 @@ def use_tools(
     with their results.
 
     Args:
-        s: state to add to; its last turn should be the question. `describe(tools)` gives a text for
-            the prompt that lists the tools.
+        s: state to add to; its last turn should be the question.
+            `sglang_lite.lang.agent.describe(tools, s)` returns a text for the prompt that lists the
+            tools.
         tools: functions with annotated parameters; their docstrings describe them to the model.
         name: variable that holds the answer; the calls are in the variables `<name>_call_0`,
             `<name>_call_1` …
@@ -87,12 +88,12 @@ def use_tools(
     where: Location | None = user_location()
     if not isinstance(s, ProgramState):
         raise ParameterError("s", f"{s!r:.60} is not the state of a program.", where=where)
-    check_whole("max_steps", max_steps, 0, where)
+    check_whole_number("max_steps", max_steps, 0, where)
     check_name(name, where)
     check_tools(tools, where)
     for option in options:
         if option not in _OPTIONS:
-            raise no_such_argument("use_tools", option, ["max_steps", *_OPTIONS])
+            raise unknown_argument_error("use_tools", option, ["max_steps", *_OPTIONS])
     for tool in tools:
         if inspect.iscoroutinefunction(tool):
             raise ParameterError(
@@ -106,46 +107,48 @@ def use_tools(
         with s.assistant():
             s += gen(variable, tools=tools, **options)
         value = s[variable]
-        if not _calls(value):
+        if not _calls_in(value):
             s[name] = value
             return str(value)
         if step == max_steps:
             break
-        results = _results(value, where)
+        results = _run_calls(value, where)
         with s.user():
             s += results
-    raise _no_answer(options.get("tool_choice"), max_steps, where)
+    raise _no_answer_error(options.get("tool_choice"), max_steps, where)
 
 
 _OPTIONS = [name for name in inspect.signature(gen).parameters if name not in ("name", "tools")]
 
 
-def _calls(value: object) -> list[ToolCall]:
+def _calls_in(value: object) -> list[ToolCall]:
     return [value] if isinstance(value, ToolCall) else value if isinstance(value, list) else []
 
 
-def _results(value: object, where: Location | None) -> str:
-    """Text with the results of all calls, for the model to read."""
+def _run_calls(value: object, where: Location | None) -> str:
+    """Runs all calls and returns a text with their results, for the model to read."""
     try:
         return "\n".join(
-            [result_text(call.name, _result_as_text(call.run())) for call in _calls(value)]
+            [result_text(call.name, _result_as_text(call.run())) for call in _calls_in(value)]
         )
     except ToolError as error:
         error.where = where
         raise
 
 
-def _no_answer(choice: object, max_steps: int, where: Location | None) -> ToolError:
+def _no_answer_error(choice: object, max_steps: int, where: Location | None) -> ToolError:
     problem = f"the model gave no answer within {max_steps} tool calls."
     hint = "Raise max_steps, or improve the prompt."
     if choice not in (None, "auto"):
-        problem += f" tool_choice={shown(choice)} forces a call in each turn."
+        problem += f" tool_choice={short_repr(choice)} forces a call in each turn."
         hint = 'Leave it out, or force only the first call: gen(tools=…, tool_choice="required").'
     return ToolError(problem, hint=hint, where=where)
 
 
 def _result_as_text(result: Any) -> str:
-    """Text of a tool's result: JSON if the result can be written as JSON, else `str(result)`."""
+    """Converts a tool's result to text: JSON if the result can be written as JSON, otherwise
+    `str(result)`.
+    """
     try:
         return json.dumps(result, ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError):  # keys that aren't strings, or a cycle

@@ -1,5 +1,5 @@
-"""Functions that programs are written with: `gen`, `select`, roles … return expressions to add to a
-state (expressions.py).
+"""Functions that programs are written with: `gen`, `select`, roles and others return expressions to
+add to a state (expressions.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing_extensions import TypeForm
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
 from sglang_lite.constraints.python_types.value_type import ValueType, number_text, value_type
 from sglang_lite.constraints.schema import json_schema as checked_schema
-from sglang_lite.constraints.schema import refuse_example
+from sglang_lite.constraints.schema import raise_if_example_document
 from sglang_lite.errors import with_article
 from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.default import BackendLike, as_backend
@@ -45,14 +45,14 @@ from sglang_lite.lang.expressions import (
 )
 from sglang_lite.lang.expressions import SglSeparateReasoning as SglSeparateReasoning
 from sglang_lite.lang.function import SglFunction
-from sglang_lite.lang.sampling_keywords import gen_params, written_out
+from sglang_lite.lang.sampling_keywords import gen_params, with_sampling_signature
 from sglang_lite.lang.tools import Toolbox, ToolCall
 from sglang_lite.lang.tracebacks import user_location, warn_here
 from sglang_lite.program.choosing import (
     ChoicesSamplingMethod,
-    checked_choices,
-    method_of,
-    name_of,
+    builtin_method_name,
+    check_choices,
+    resolve_method,
     token_length_normalized,
 )
 from sglang_lite.program.nodes import Expression, Expressions, Gen, Select, TurnBegin, TurnEnd
@@ -79,7 +79,7 @@ _Body: TypeAlias = Callable[Concatenate[_First, _P], _T]
 _AsyncBody: TypeAlias = Callable[Concatenate[_First, _P], Coroutine[UserValue, UserValue, _T]]
 
 
-class _MakesPrograms(Protocol):
+class _ProgramDecorator(Protocol):
     @overload
     def __call__(self, func: _AsyncBody[_First, _P, _T], /) -> AsyncFunction[_P, _T]: ...
     @overload
@@ -103,23 +103,23 @@ def function(
 @overload
 def function(
     func: None = None, num_api_spec_tokens: int | None = None, *, untrusted_arguments: bool = False
-) -> _MakesPrograms: ...
+) -> _ProgramDecorator: ...
 @explains_wrong_arguments
 def function(
     func: Callable[..., UserValue] | None = None,
     num_api_spec_tokens: int | None = None,
     *,
     untrusted_arguments: bool = False,
-) -> SglFunction | _MakesPrograms:
-    """Decorator that makes a program of a function whose first parameter is the state. Can be used
+) -> SglFunction | _ProgramDecorator:
+    """Turns a function whose first parameter is the state into a program. It is a decorator, used
     with or without parentheses; `num_api_spec_tokens` and `untrusted_arguments` are described at
     SglFunction.
     """
 
-    def made(func: Callable[..., UserValue]) -> UserValue:
+    def decorate(func: Callable[..., UserValue]) -> UserValue:
         return SglFunction(func, num_api_spec_tokens, untrusted_arguments=untrusted_arguments)
 
-    return made if func is None else made(func)
+    return decorate if func is None else decorate(func)
 
 
 _KINDS = ("dtype", "choices", "regex", "json_schema", "type", "tools", "constraint")
@@ -130,7 +130,7 @@ _IN_ORDER = ("name", *named("hooks"), "dtype", "choices", "choices_method", "reg
 
 
 class _GenOptions(OneSampleGenOptions, total=False):
-    """Keywords of `gen` on which the type of its value does not depend."""
+    """Keywords of `gen` that don't affect the type of its value."""
 
     timeout: float | None
     retries: int | None
@@ -172,7 +172,7 @@ def gen(
     **options: Unpack[_GenOptions],
 ) -> SglGen[list[ToolCall] | str]: ...
 @overload
-def gen(  # type: ignore[overload-overlap] # of one sample, as the next one is of several
+def gen(  # type: ignore[overload-overlap] # for one sample; the next overload is for several
     name: str | None = None,
     max_tokens: int | None = None,
     *,
@@ -217,7 +217,7 @@ def gen(
     n: int,
     **options: Unpack[_GenOptions],
 ) -> SglGen[list[str]]: ...
-@written_out("gen", _IN_ORDER)
+@with_sampling_signature("gen", _IN_ORDER)
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -241,10 +241,11 @@ def gen(
     parallel_tool_calls: bool | None = None,
     **sampling: Unpack[GenSamplingOptions],
 ) -> SglGen | SglSelect:
-    """Generation by the model. A parameter that is None takes its value from the run
-    (`program.run(temperature=…)`). If the run does not set it either, a remote model uses its
-    provider's default, and an engine of this process the default in parentheses, which is followed
-    by the range that an engine accepts. docs/sampling.md has the whole table.
+    """Returns a generation by the model, to add to a state. A parameter that is None takes its
+    value from the run (`program.run(temperature=…)`). If the run does not set it either, a remote
+    model uses its provider's default, and an engine in this process uses the default in
+    parentheses, which is followed by the range that an engine accepts. docs/sampling.md has the
+    whole table.
 
     Args:
         name: variable that holds the result.
@@ -295,10 +296,10 @@ def gen(
         logit_bias: added to the logits of these token ids (-10,000 to 10,000).
         dtype: int, float, bool or str: text that spells such a value; the result stays text. A
             number ends where the model continues with anything else, which is dropped, or at
-            `max_tokens`; the commas of grouped thousands are left out of the result.
+            `max_tokens`; commas between groups of thousands are left out of the result.
         choices, choices_method: as in `select`. Texts are scored instead of generated, so
-            parameters of the generation are ignored or refused.
-        regex: a pattern that the whole text matches; docs/constraints.md has the dialect.
+            parameters of the generation are ignored or rejected.
+        regex: a pattern that the whole text matches; docs/constraints.md describes the dialect.
         json_schema: a schema that the text, as JSON, is valid under: schema text, a dict, a
             pydantic model (whose objects have only its fields), or the result of
             sgl.grammar.json_schema, which takes options.
@@ -311,24 +312,24 @@ def gen(
         constraint: any constraint, as in sgl.grammar.check: an sgl.Regex or sgl.Choices, a grammar
             in GBNF or in Lark's syntax (sgl.Grammar), a schema …
         timeout: seconds after which an attempt, its check included, fails with RequestTimeoutError.
-            An engine completes a constrained answer before.
+            An engine completes a constrained answer before that.
         retries: number of attempts after the first if the backend fails, the value is invalid or
-            `check` refuses it (default: the run's number, which is 0 by default). Each starts from
+            `check` rejects it (default: the run's number, which is 0 by default). Each starts from
             the text before the node, with a different seed. At temperature 0 the model would repeat
-            a refused answer: the refusal is raised at once, unless `repair` is True.
+            a rejected answer, so the error is raised immediately, unless `repair` is True.
         check: a function of the value that returns True if it is valid, else False, or raises. With
             several samples, each must be valid.
         backend: the backend of this node, instead of the run's.
         reasoning: the type of the model ("qwen3" …), whose reasoning goes into
             `<name>_reasoning_content` instead of the variable. If the backend can enforce a
-            sequence of constraints, the node's constraint applies only to the answer, else to the
-            whole text.
-        repair: whether `retries` show the model its refused answer and the fault (False), in turns
+            sequence of constraints, the node's constraint applies only to the answer, otherwise to
+            the whole text.
+        repair: whether `retries` show the model its rejected answer and the error (False), in turns
             that are not part of the text. Possible only in an assistant turn, with one sample.
         shortened: what happens if `max_tokens`, the context or `timeout` cuts a constrained answer:
             "raise" TruncatedError (the default with `type` and `tools`), "warn" and keep it (the
-            default of others), or "keep" it. What is kept is a shorter value if brackets alone can
-            close it, else the text as it was cut.
+            default otherwise), or "keep" it. The kept answer is a shorter value if closing brackets
+            are enough to complete it, otherwise the text as it was cut.
 
     Raises:
         ParameterError: a parameter can't be honoured, or two parameters exclude each other.
@@ -343,12 +344,12 @@ def gen(
         dtype is None and choices is None and regex is None and json_schema is None and type is None
     )
     free = free and tools is None and constraint is None
-    kind = None if free else _only_kind(given)
+    kind = None if free else _single_constraint_kind(given)
     if tool_choice is not None or parallel_tool_calls is not None:
         _check_tool_use(tool_choice, parallel_tool_calls, tools)
     params = gen_params(max_tokens, sampling)
     if choices is not None:
-        _refuse_beside_choices(
+        _reject_options_with_choices(
             timeout=timeout,
             retries=retries,
             check=check,
@@ -381,12 +382,12 @@ def gen(
     options = (
         NO_OPTIONS
         if plain
-        else _options(timeout, retries, check, backend, reasoning, repair, shortened)
+        else _check_gen_options(timeout, retries, check, backend, reasoning, repair, shortened)
     )
     if kind is None:
         return SglGen(Gen(name, params, timeout=timeout, where=user_location()), None, options)
     if tools is not None:
-        toolbox = Toolbox.of(
+        toolbox = Toolbox.for_tools(
             tools,
             "auto" if tool_choice is None else tool_choice,
             parallel=bool(parallel_tool_calls),
@@ -394,14 +395,15 @@ def gen(
         call_type = toolbox.value_type(None)
         node = Gen(name, params, call_type.constraint, timeout=timeout, where=user_location())
         return SglGen(node, call_type, options, toolbox)
-    constraint, read = _constraint_of(kind, given[_KINDS.index(kind)])
+    constraint, read = _parse_constraint(kind, given[_KINDS.index(kind)])
     return SglGen(
         Gen(name, params, constraint, timeout=timeout, where=user_location()), read, options
     )
 
 
-def _only_kind(given: Sequence[Any]) -> str:
-    """Name of the constraint parameter that is given. Raises ParameterError if several are given.
+def _single_constraint_kind(given: Sequence[Any]) -> str:
+    """Returns the name of the constraint parameter that is given. Raises ParameterError if several
+    are given.
 
     Args:
         given: values of the parameters in _KINDS, in that order.
@@ -431,7 +433,7 @@ def _check_tool_use(tool_choice: Any, parallel_tool_calls: Any, tools: Any) -> N
         )
 
 
-def _refuse_beside_choices(**given: Any) -> None:
+def _reject_options_with_choices(**given: Any) -> None:
     for parameter, value in given.items():
         if value is not None:
             raise ParameterError(
@@ -439,7 +441,7 @@ def _refuse_beside_choices(**given: Any) -> None:
             )
 
 
-def _options(
+def _check_gen_options(
     timeout: Any,
     retries: Any,
     check: Any,
@@ -461,9 +463,9 @@ def _options(
     return GenOptions(timeout, retries, check, own_backend, reasoning, bool(repair), shortened)
 
 
-def _constraint_of(kind: str, value: Any) -> tuple[Constraint | None, ValueType | None]:
-    """Constraint of a generation, and the type that reads its text into a value, or None if the
-    value is the text.
+def _parse_constraint(kind: str, value: Any) -> tuple[Constraint | None, ValueType | None]:
+    """Returns the constraint of a generation and the type that reads its text into a value, or None
+    for the type if the value is the text.
     """
     if kind == "type":
         read_type = value_type(value)
@@ -478,8 +480,8 @@ def _constraint_of(kind: str, value: Any) -> tuple[Constraint | None, ValueType 
     if kind == "constraint":
         return check_syntax(as_constraint(value)), None
     if kind == "json_schema":
-        return _schema(value), None
-    if isinstance(value, Deferred):  # a symbol of a trace: its mark stands for it in text
+        return _as_json_schema(value), None
+    if isinstance(value, Deferred):  # a symbol of a trace, represented in text by its mark
         value = f"{value}"
     if not isinstance(value, str):
         hint = (
@@ -491,12 +493,12 @@ def _constraint_of(kind: str, value: Any) -> tuple[Constraint | None, ValueType 
     return check_syntax(Regex(value)), None
 
 
-def _schema(value: Any) -> JsonSchema:
+def _as_json_schema(value: Any) -> JsonSchema:
     if isinstance(value, JsonSchema):
         return value
     if isinstance(value, str | Mapping):
         schema = checked_schema(value)
-        refuse_example(schema)
+        raise_if_example_document(schema)
         return schema
     if isinstance(value, bool):
         hint = (
@@ -518,7 +520,7 @@ _SHORT_IN_ORDER = ("name", *(name for name in _IN_ORDER if name in named("run"))
 
 
 class _GenText(Protocol):
-    """Functions that generate the text of a value, one or `n`."""
+    """Type of the functions that generate a value as text, for one sample or several."""
 
     @overload
     def __call__(
@@ -540,7 +542,9 @@ class _GenText(Protocol):
     ) -> SglGen[list[str]]: ...
 
 
-_gen_text: Callable[[Callable[..., SglGen]], _GenText] = written_out("run", _SHORT_IN_ORDER)
+_gen_text: Callable[[Callable[..., SglGen]], _GenText] = with_sampling_signature(
+    "run", _SHORT_IN_ORDER
+)
 
 
 @_gen_text
@@ -550,10 +554,10 @@ def gen_int(
     *others: UserValue,
     **sampling: Unpack[SamplingOptions],
 ) -> SglGen:
-    """Generation of the text of a whole number; the same as `gen(dtype=int)`. The result stays
-    text.
+    """Returns a generation of the text of a whole number; the same as `gen(dtype=int)`. The result
+    stays text.
     """
-    return _gen_dtype(int, name, max_tokens, sampling)
+    return _gen_of_dtype(int, name, max_tokens, sampling)
 
 
 @_gen_text
@@ -563,16 +567,16 @@ def gen_string(
     *others: UserValue,
     **sampling: Unpack[SamplingOptions],
 ) -> SglGen:
-    """Generation of a string in double quotes; the quotes are part of the result. The same as
+    """Returns a generation of a string in double quotes, which are part of the result; the same as
     `gen(dtype=str)`.
     """
-    return _gen_dtype(str, name, max_tokens, sampling)
+    return _gen_of_dtype(str, name, max_tokens, sampling)
 
 
-def _gen_dtype(
+def _gen_of_dtype(
     dtype: type, name: str | None, max_tokens: int | None, sampling: SamplingOptions
 ) -> SglGen:
-    constraint, read = _constraint_of("dtype", dtype)
+    constraint, read = _parse_constraint("dtype", dtype)
     return SglGen(Gen(name, gen_params(max_tokens, sampling), constraint), read)
 
 
@@ -616,20 +620,21 @@ def select(
     multi: bool = False,
     lora_path: str | Sequence[str] | None = None,
 ) -> SglSelect:
-    """Choice among texts, each of which the model scores as the continuation of the state's text.
+    """Returns a choice among texts. The model scores each text as the continuation of the state's
+    text.
 
     Args:
         name: variable that holds the choice.
-        choices: at least one text. The first of duplicates counts. If a choice is empty, all are
-            scored together with the last token of the text before them, which then can't be empty.
+        choices: at least one text; duplicates count once. If a choice is empty, all are scored
+            together with the last token of the text before them, which then can't be empty.
         temperature: 0 (the default) takes the best choice by the method; above 0, the choice is
             drawn from the softmax of the scores.
-        choices_method: comparison of the scores, as a ChoicesSamplingMethod or its name
+        choices_method: method that compares the scores, as a ChoicesSamplingMethod or its name
             ("greedy_token_selection" …).
         multi: whether to select several choices; the variable is then a list. Choices are added one
             by one, with ", " between them, until a line end scores better.
-        lora_path: name of the adapter (LoRA) that an engine scores with, [] for none; by default
-            that of the run.
+        lora_path: name of the adapter (LoRA) that an engine scores with, or [] for none; by default
+            the run's adapter.
 
     Raises:
         ParameterError: `choices` is empty or not a list of strings, or another parameter has an
@@ -641,7 +646,7 @@ def select(
             f"{name!r:.60} is not a string.",
             hint='The name comes first: select("name", ["a", "b"]).',
         )
-    texts: Any = choices if isinstance(choices, Deferred) else checked_choices(choices)
+    texts: Any = choices if isinstance(choices, Deferred) else check_choices(choices)
     real = isinstance(temperature, int | float) and not isinstance(temperature, bool)
     if not real or not 0 <= temperature < float("inf"):
         raise ParameterError("temperature", f"{temperature!r} is not a number of at least 0.")
@@ -659,41 +664,46 @@ def select(
     if not multi and not isinstance(texts, Deferred) and len(set(texts)) < len(texts):
         twice = next(text for i, text in enumerate(texts) if text in texts[:i])
         warn_here(f"choices: {twice!r:.60} is given twice, and counts once. Remove it.")
-    method = method_of(choices_method)
+    method = resolve_method(choices_method)
     adapter = read_params({"lora_path": lora_path}, named("gen")).lora_path
     node = Select(
-        name, texts, name_of(method), float(temperature), lora_path=adapter, where=user_location()
+        name,
+        texts,
+        builtin_method_name(method),
+        float(temperature),
+        lora_path=adapter,
+        where=user_location(),
     )
     return SglSelect(node, method, multi)
 
 
 @explains_wrong_arguments
 def image(expr: object) -> SglImage:
-    """Image to add to a prompt, given as a path, a URL, encoded bytes, a PIL image, or a uint8
-    array or tensor.
+    """Returns an image to add to a prompt, given as a path, a URL, encoded bytes, a PIL image, or a
+    uint8 array or tensor.
     """
-    return SglImage(expr).at(user_location())
+    return SglImage(expr).set_location(user_location())
 
 
 @explains_wrong_arguments
 def video(path: object, num_frames: int) -> SglVideo:
-    """Video to add to a prompt as `num_frames` evenly spread frames, given as a path, a URL or
-    encoded bytes.
+    """Returns a video to add to a prompt as `num_frames` evenly spaced frames. The video is given
+    as a path, a URL or encoded bytes.
     """
-    return SglVideo(path, num_frames).at(user_location())
+    return SglVideo(path, num_frames).set_location(user_location())
 
 
 @explains_wrong_arguments
 def audio(expr: object) -> SglAudio:
-    """Sound to add to a prompt, given as a path, a URL or encoded bytes."""
-    return SglAudio(expr).at(user_location())
+    """Returns a sound to add to a prompt, given as a path, a URL or encoded bytes."""
+    return SglAudio(expr).set_location(user_location())
 
 
 def separate_reasoning(
     expr: Expression | None = None, model_type: str | None = None
 ) -> Expressions:
-    """Expression whose generations put their reasoning into `<name>_reasoning_content`, and only
-    the answer into `<name>`.
+    """Returns an expression whose generations put their reasoning into `<name>_reasoning_content`,
+    and only the answer into `<name>`.
 
     Args:
         expr: expression with the generations.
@@ -714,7 +724,7 @@ def separate_reasoning(
     return Expressions((SglSeparateReasoning(model_type, expr),))
 
 
-def _turn(role: str, expr: str | Expression | None) -> Expressions:
+def _wrap_in_turn(role: str, expr: str | Expression | None) -> Expressions:
     begin = TurnBegin(role)
     end = TurnEnd(role)
     return Expressions((begin, end) if expr is None else (begin, expr, end))
@@ -722,20 +732,20 @@ def _turn(role: str, expr: str | Expression | None) -> Expressions:
 
 @explains_wrong_arguments
 def system(expr: str | Expression | None = None) -> Expressions:
-    """System turn with `expr` as its content; an empty one if `expr` is None."""
-    return _turn("system", expr)
+    """Returns a system turn with `expr` as its content, or an empty turn if `expr` is None."""
+    return _wrap_in_turn("system", expr)
 
 
 @explains_wrong_arguments
 def user(expr: str | Expression | None = None) -> Expressions:
-    """User turn with `expr` as its content; an empty one if `expr` is None."""
-    return _turn("user", expr)
+    """Returns a user turn with `expr` as its content, or an empty turn if `expr` is None."""
+    return _wrap_in_turn("user", expr)
 
 
 @explains_wrong_arguments
 def assistant(expr: str | Expression | None = None) -> Expressions:
-    """Assistant turn with `expr` as its content; an empty one if `expr` is None."""
-    return _turn("assistant", expr)
+    """Returns an assistant turn with `expr` as its content, or an empty turn if `expr` is None."""
+    return _wrap_in_turn("assistant", expr)
 
 
 def system_begin() -> TurnBegin:

@@ -1,4 +1,4 @@
-"""Errors for wrong argument and attribute names, with the name that was probably meant."""
+"""Errors for wrong argument and attribute names that suggest the right ones."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.protocol import ParameterError
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-# Argument names of SGLang's engine, OpenAI's and Anthropic's APIs, guidance, LMQL, outlines and
-# transformers, with the names that this package has for them.
+# Argument names used by SGLang's engine, OpenAI's and Anthropic's APIs, guidance, LMQL, outlines and
+# transformers, mapped to the names that this package uses.
 _ELSEWHERE = {
     "max_new_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
@@ -68,19 +68,19 @@ _ELSEWHERE = {
 }
 
 
-_LISTED = 16  # maximum number of names in a message
+_LISTED = 16  # maximum number of names listed in a message
 
 
 def explains_wrong_arguments(func: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorator that turns the TypeError of a call with wrong arguments into a ParameterError that
-    names the right ones.
+    """Decorates a function so that calling it with wrong arguments raises a ParameterError that
+    suggests the right ones, instead of a TypeError.
     """
     signature = inspect.signature(func)
     owner, _, name = func.__qualname__.rpartition(".")
     called = owner.rpartition(".")[2] if name == "__init__" else name
 
     @functools.wraps(func)
-    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+    def call_and_explain(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             return func(*args, **kwargs)
         except TypeError:
@@ -90,27 +90,27 @@ def explains_wrong_arguments(func: Callable[_P, _T]) -> Callable[_P, _T]:
                 wrong = str(error)
             else:
                 raise
-        raise _wrong_call(called, signature, args, kwargs, wrong)
+        raise _wrong_call_error(called, signature, args, kwargs, wrong)
 
-    return checked
+    return call_and_explain
 
 
 def explains_wrong_fields(record: type[_T]) -> type[_T]:
-    """Class decorator that does for the constructor of a dataclass what `explains_wrong_arguments`
-    does for a function.
+    """Decorates a dataclass so that its constructor explains wrong arguments, like
+    `explains_wrong_arguments` does for functions.
     """
     record.__init__ = explains_wrong_arguments(record.__init__)  # type: ignore[method-assign] # the class has no subclasses
     return record
 
 
-def _wrong_call(
+def _wrong_call_error(
     called: str,
     signature: inspect.Signature,
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
     wrong: str,
 ) -> ParameterError:
-    """Error of a call that does not fit a signature.
+    """Returns the error for a call whose arguments do not fit a signature.
 
     Args:
         called: name of the function, for the message.
@@ -130,12 +130,12 @@ def _wrong_call(
     open_ended = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
     for name in () if open_ended else kwargs:
         if name not in names:
-            return no_such_argument(called, name, names)
+            return unknown_argument_error(called, name, names)
     for name, value in zip(by_position, args):
         if name in kwargs:
             return ParameterError(
                 name,
-                f"{called} got two values for it: {shown(value)} and {shown(kwargs[name])}.",
+                f"{called} got two values for it: {short_repr(value)} and {short_repr(kwargs[name])}.",
                 hint=order,
                 where=where,
             )
@@ -147,8 +147,8 @@ def _wrong_call(
     return ParameterError(called, f"{wrong}.", hint=order, where=where)
 
 
-def no_such_argument(called: str, unknown: str, known: Collection[str]) -> ParameterError:
-    """Error of a call with an argument that the function does not have.
+def unknown_argument_error(called: str, unknown: str, known: Collection[str]) -> ParameterError:
+    """Returns the error for a call with an argument that the function does not have.
 
     Args:
         called: name of the function, for the message.
@@ -158,13 +158,15 @@ def no_such_argument(called: str, unknown: str, known: Collection[str]) -> Param
     return ParameterError(
         unknown,
         f"{called} has no such argument.",
-        hint=name_meant(unknown, known),
+        hint=suggest_or_list_arguments(unknown, known),
         where=user_location(),
     )
 
 
-def nearest_name(unknown: str, known: Collection[str]) -> str:
-    """Hint with the parameter that an unknown argument name probably means, or an empty string."""
+def suggest_argument(unknown: str, known: Collection[str]) -> str:
+    """Returns a hint that names the parameter probably meant by an unknown argument name, or an
+    empty string if none is similar.
+    """
     here, _, value = _ELSEWHERE.get(unknown, "").partition("=")
     if here in known:
         return f"Use {here}={value} here."
@@ -172,19 +174,19 @@ def nearest_name(unknown: str, known: Collection[str]) -> str:
     return f"Did you mean {near[0]}=?" if near else ""
 
 
-def name_meant(unknown: str, known: Collection[str]) -> str:
-    """Hint with the parameter that an unknown argument name probably means, or else with the known
-    names.
+def suggest_or_list_arguments(unknown: str, known: Collection[str]) -> str:
+    """Returns a hint that names the parameter probably meant by an unknown argument name. If none
+    is similar, the hint lists the known names.
     """
     listed = sorted(known) if isinstance(known, Set) else [*known]
-    return nearest_name(unknown, known) or (
+    return suggest_argument(unknown, known) or (
         f"Its parameters: {', '.join(listed[:_LISTED])}{', …' if len(known) > _LISTED else '.'}"
     )
 
 
-def no_such_attribute(state: object, name: str) -> AttributeError:
-    """Error of reading an attribute that a state does not have: explains that `gen`, `select` … are
-    functions, and how to read a variable.
+def unknown_attribute_error(state: object, name: str) -> AttributeError:
+    """Returns the error for an attribute that a state does not have. Its message says how to read
+    variables, or how to call `gen`, `select` and the like, which are functions.
     """
     if name == "probs":
         return AttributeError("s.probs(name) is now s.selection(name).probs.", name=name, obj=state)
@@ -196,7 +198,7 @@ def no_such_attribute(state: object, name: str) -> AttributeError:
         return AttributeError(
             f"a state has no {name}. Text and generations are added by s += …", name=name, obj=state
         )
-    known = _variables(state)
+    known = _known_variables(state)
     read = [f"s[{each!r}]" for each in (known if known and name not in known else [name])]
     problem = f"{type(state).__name__!r} object has no attribute {name!r}. "
     cure = (
@@ -207,8 +209,10 @@ def no_such_attribute(state: object, name: str) -> AttributeError:
     return AttributeError(problem + cure, name=name, obj=state)
 
 
-def _variables(state: object) -> Sequence[str]:
-    """Names of some variables that a state has by now; none of an object that is no state."""
+def _known_variables(state: object) -> Sequence[str]:
+    """Returns the names of the first few variables that a state has so far, or an empty list if the
+    object is not a state.
+    """
     try:
         return list(object.__getattribute__(state, "branch").names.variables)[:_LISTED]
     except AttributeError:
@@ -216,8 +220,8 @@ def _variables(state: object) -> Sequence[str]:
 
 
 class AttributeHints:
-    """Base of states: reading an attribute that does not exist raises the error of
-    `no_such_attribute`.
+    """Base class of states: reading a missing attribute raises the error built by
+    `unknown_attribute_error`.
     """
 
     __slots__ = ()
@@ -225,4 +229,4 @@ class AttributeHints:
     if not TYPE_CHECKING:  # a type checker would accept any attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise no_such_attribute(self, name)
+            raise unknown_attribute_error(self, name)

@@ -1,6 +1,4 @@
-"""Runs of a program's body: in this thread, in another one or in an event loop, and the handling of
-its errors.
-"""
+"""Runs a program's body in this thread, in another one or in an event loop, and handles its errors."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.control_text import collect_spelled_tokens
 from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.player import Player
-from sglang_lite.lang.execution.reading import finished
+from sglang_lite.lang.execution.reading import completion_variable
 from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings, current_run
 from sglang_lite.lang.execution.streamed_body import StreamedBody
 from sglang_lite.lang.expressions import BaseProgram
@@ -34,12 +32,14 @@ from sglang_lite.protocol import Location, ProgramError, RequestAbortedError, Re
 from sglang_lite.protocol.anything import UserValue
 
 _UNCALLED = "'method' object does not support the context manager protocol"
-# level of a run from which on a body's RecursionError is taken for one of nested programs
+# nesting level of a run from which a body's RecursionError is blamed on nested programs
 _NESTED = 8
 
 
-def nested_too_deeply(name: str) -> ProgramError:
-    """Error of a program that runs inside others more deeply than Python's stack goes."""
+def nesting_error(name: str) -> ProgramError:
+    """Returns the error of a program that is nested in others more deeply than Python's stack
+    allows.
+    """
     limit = sys.getrecursionlimit()
     return ProgramError(
         f"{name}(…) is nested in itself or in others more deeply than Python's {limit:,} frames.",
@@ -49,27 +49,27 @@ def nested_too_deeply(name: str) -> ProgramError:
 
 
 def _explain_uncalled_role(error: BaseException) -> None:
-    """Notes on Python's own error of `with s.user:` what to write instead."""
+    """Adds a note to Python's own error of `with s.user:` on what to write instead."""
     if isinstance(error, TypeError) and _UNCALLED in str(error) and not hasattr(error, "__notes__"):
         error.add_note("A role is called: with s.user(): …")
 
 
-def _wait_for(ref: weakref.ref[Player]) -> None:
-    """Waits until everything that was added to a run has been played; returns at once if the player
-    no longer exists.
+def _wait_until_played(ref: weakref.ref[Player]) -> None:
+    """Returns once everything that was added to a run has been executed, or immediately if the
+    player no longer exists.
     """
     player = ref()
     if player is not None:
-        finished(player).wait()
+        completion_variable(player).wait()
 
 
 class BodyRun:
-    """Run of a program whose body is executed. The body runs inside `with run:`; an exception that
-    leaves the `with` block ends the run.
+    """One run of a program. The body runs inside `with run:`; an exception that leaves the `with`
+    block ends the run.
 
     Args:
         args, kwargs: arguments of the body; the caller has checked that they fit its signature.
-        kept: answers of the earlier run that this run repeats; None if it is no rerun.
+        kept: answers of an earlier run that this rerun keeps; None if it is not a rerun.
 
     Attributes:
         state: state of the run.
@@ -102,15 +102,17 @@ class BodyRun:
         warn_of_dropped_parts(program.func)
         if args or kwargs:
             run.spelled = collect_spelled_tokens(None, backend.control_texts, program, args, kwargs)
-        branch = self._branch = Branch(Player(run, run.pushed()), planner=run.planner(backend))
+        branch = self._branch = Branch(
+            Player(run, run.new_pushed_branch()), planner=run.plan_calls(backend)
+        )
         self.state = ProgramState(branch)
         if run.budgets:  # a BudgetError carries the state
             run.state = weakref.ref(self.state)
         if outer is not None:
             outer.register_inner(branch)
         if backend.on_run is not None:
-            backend.on_run(partial(_wait_for, weakref.ref(branch.player)))
-        branch.tell("begin_program")
+            backend.on_run(partial(_wait_until_played, weakref.ref(branch.player)))
+        branch.notify_listener("begin_program")
 
     def __enter__(self) -> None:
         run = self._branch.run
@@ -132,12 +134,14 @@ class BodyRun:
                 error.state = self.state
         finally:
             current_run.reset(self._token)
-            branch.end()
+            branch.end_body()
         if isinstance(error, RecursionError) and branch.run.level >= _NESTED:
-            raise nested_too_deeply(self._program.name) from error
+            raise nesting_error(self._program.name) from error
 
     def start(self) -> ProgramState:
-        """Runs the body, or starts it if the run streams, and returns the state: `program.run`."""
+        """Runs the body, or starts it in a thread if the run streams, and returns the state.
+        Implements `program.run`.
+        """
         settings = self._branch.run.settings
         with trimmed:
             if settings.stream:
@@ -145,7 +149,7 @@ class BodyRun:
             else:
                 self.run()
         if not (settings.use_thread or settings.stream):
-            finished(self._branch.player).wait()
+            completion_variable(self._branch.player).wait()
             self.state.error()
         if settings.stream:
             return self._state_for_caller()
@@ -154,14 +158,16 @@ class BodyRun:
         return self.state
 
     def _state_for_caller(self) -> ProgramState:
-        """State of a streamed run for the run's caller, beside the one that the body has."""
+        """Creates the state that the caller of a streamed run gets; the body has a separate one."""
         body_state = self.state
         found = ProgramState(self._branch)
         found.streamed_body = StreamedBody(self._branch.run, lambda: body_state.ret_value)
         return found
 
     async def astart(self) -> ProgramState:
-        """Async version of `start`, which awaits everything that the body adds: `program.arun`."""
+        """Runs the body like `start`, for coroutines. Unless the run streams, awaits everything
+        that the body adds. Implements `program.arun`.
+        """
         run = self._branch.run
         if not run.settings.stream:
             with trimmed:
@@ -181,24 +187,24 @@ class BodyRun:
         state = self.state
         program = self._program
         if program.is_async and in_event_loop():
-            if (raised := self._started().wait()) is not None:
+            if (raised := self._start_in_thread().wait()) is not None:
                 raise raised
             return state
         with self:
             result = program.func(state, *self._args, **self._kwargs)
             state.ret_value = (
-                asyncio.run(result) if program.is_async else checked_return_value(program, result)
+                asyncio.run(result) if program.is_async else check_return_value(program, result)
             )
         return state
 
     def run_streaming(self) -> None:
-        """Runs the body, for a thread that nobody joins: its exceptions are raised only by reads of
+        """Runs the body in a thread that nobody joins. Its exceptions are raised only by reads of
         the state.
         """
         with contextlib.suppress(Exception):  # kept in the state
             self.run()
 
-    def _started(self) -> Variable:
+    def _start_in_thread(self) -> Variable:
         """Starts the body in a new thread. Returns a variable that is set at the end of the body,
         to the exception that the body raised or None.
         """
@@ -220,8 +226,8 @@ class BodyRun:
         state = self.state
         program = self._program
         if not program.is_async:
-            with self._stopped_with_the_task():
-                raised = await self._started().get()
+            with self._stop_if_cancelled():
+                raised = await self._start_in_thread().wait_async()
             if raised is not None:
                 raise raised
             return state
@@ -232,12 +238,12 @@ class BodyRun:
     async def arun(self) -> None:
         """Awaits the body and everything that it has added to the state."""
         await self.arun_body()
-        with self._stopped_with_the_task():
-            await finished(self.state.branch.player).get()
+        with self._stop_if_cancelled():
+            await completion_variable(self.state.branch.player).wait_async()
 
     @contextlib.contextmanager
-    def _stopped_with_the_task(self) -> Iterator[None]:
-        """Context manager that stops the run if the task that awaits it is cancelled."""
+    def _stop_if_cancelled(self) -> Iterator[None]:
+        """Stops the run if the task that awaits it is cancelled inside the `with` block."""
         try:
             yield
         except asyncio.CancelledError:
@@ -249,9 +255,9 @@ class BodyRun:
             await self.arun_body()
 
 
-def checked_return_value(program: BaseProgram, result: object) -> UserValue:
-    """Return value of a plain body. Raises ProgramError if the value is a coroutine, which nobody
-    would await.
+def check_return_value(program: BaseProgram, result: object) -> UserValue:
+    """Returns the return value of a plain body. Raises ProgramError if the value is a coroutine,
+    which nobody would await.
     """
     if result is not None and inspect.iscoroutine(result):
         result.close()

@@ -1,7 +1,7 @@
-"""Registry of chat templates for models that bring none, under SGLang's names.
+"""Registry of chat templates, under SGLang's names, for models that come without one.
 
 A model's own template has priority (text/chat_template.py). A template of this registry is used
-only if it is requested by name or if a matching function recognises the model's path; an unknown
+only if it is requested by name or if a matching function recognises the model's path. An unknown
 model is an error and never falls back to "default".
 """
 
@@ -19,8 +19,8 @@ from sglang_lite.protocol.anything import Json
 
 
 class ChatTemplateStyle(Enum):
-    """Layout of a template. PLAIN: every turn of a role has the same text around it. LLAMA2: a
-    leading system turn is written into the first user turn.
+    """Layout of a template. PLAIN: every turn of a role is wrapped in the same text. LLAMA2: a
+    leading system turn is written inside the first user turn.
     """
 
     PLAIN = auto()
@@ -53,7 +53,7 @@ class ChatTemplate:
     def get_prefix_and_suffix(
         self, role: str, hist_messages: Sequence[Mapping[str, Json]]
     ) -> tuple[str, str]:
-        """Text before and after a turn of `role` that follows `hist_messages`.
+        """Returns the text before and after a turn of `role` that follows `hist_messages`.
 
         Raises:
             TemplateError: the template does not define the role.
@@ -72,8 +72,8 @@ class ChatTemplate:
         return prefix, suffix
 
     def get_prompt(self, messages: Sequence[Mapping[str, Json]]) -> str:
-        """Text of a whole conversation. A system message whose content is None has the default
-        system prompt as its content, or is left out if the template has none.
+        """Returns the text of a whole conversation. A system message whose content is None gets the
+        default system prompt, or is left out if the template has none.
         """
         prompt = ""
         for i, message in enumerate(messages):
@@ -107,7 +107,7 @@ def register_chat_template_matching_function(
 
 
 def get_chat_template(name: str) -> ChatTemplate:
-    """Template that is registered under a name.
+    """Returns the template registered under a name.
 
     Raises:
         TemplateError: no template has this name.
@@ -121,8 +121,8 @@ def get_chat_template(name: str) -> ChatTemplate:
 
 
 def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
-    """Template for a model, chosen by its path or name: the first matching function that recognises
-    it decides.
+    """Returns the template for a model's path or name, as chosen by the first matching function
+    that recognises it.
 
     Raises:
         TemplateError: no matching function recognises the model.
@@ -137,7 +137,7 @@ def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
     )
 
 
-def _registered() -> None:
+def _register_bundled_templates() -> None:
     """Registers the templates of chat_templates.toml."""
     text = resources.files("sglang_lite.lang").joinpath("chat_templates.toml").read_text("utf-8")
     for name, fields in tomllib.loads(text).items():
@@ -148,15 +148,15 @@ def _registered() -> None:
         register_chat_template(ChatTemplate(name, system, turns, stops, style=style, **fields))
 
 
-_registered()
+_register_bundled_templates()
 
 
-def _matching(*rows: tuple[str, str, str | None]) -> Callable[[str], str | None]:
+def _register_matcher(*rows: tuple[str, str, str | None]) -> Callable[[str], str | None]:
     """Registers and returns a function that maps a model's path to the name of a template.
 
     Args:
-        rows: name of a template, a pattern that must occur in the path, and a pattern that must not
-            (None for none); case is ignored, and the first row that fits counts.
+        rows: name of a template, a pattern that must occur in the path, and one that must not
+            (or None). Case is ignored, and the first row that fits is used.
     """
 
     def match(model_path: str) -> str | None:
@@ -171,16 +171,16 @@ def _matching(*rows: tuple[str, str, str | None]) -> Callable[[str], str | None]
 
 
 # Matching functions under SGLang's names, in the order in which they are tried.
-match_deepseek = _matching(("deepseek-v3", r"deepseek-(v3|r1)", r"base"))
-match_orion = _matching(("claude", r"orion", None))
-match_deepseek_janus_pro = _matching(("janus-pro", r"janus", None))
-match_dbrx = _matching(("dbrx-instruct", r"dbrx.*instruct", None))
-match_vicuna = _matching(("vicuna_v1.1", r"vicuna|llava-v1\.5|llava-next-video-7b", None))
-match_llama2_chat = _matching(("llama-2-chat", r"llama-2.*chat|codellama.*instruct", None))
-match_mistral = _matching(("mistral", r"pixtral|(mistral|mixtral).*instruct", None))
-match_llama4_instruct = _matching(("llama-4", r"llama-4.*instruct", None))  # not in SGLang
-match_llama3_instruct = _matching(("llama-3-instruct", r"llama-3.*instruct", None))
-match_chat_ml = _matching(
+match_deepseek = _register_matcher(("deepseek-v3", r"deepseek-(v3|r1)", r"base"))
+match_orion = _register_matcher(("claude", r"orion", None))
+match_deepseek_janus_pro = _register_matcher(("janus-pro", r"janus", None))
+match_dbrx = _register_matcher(("dbrx-instruct", r"dbrx.*instruct", None))
+match_vicuna = _register_matcher(("vicuna_v1.1", r"vicuna|llava-v1\.5|llava-next-video-7b", None))
+match_llama2_chat = _register_matcher(("llama-2-chat", r"llama-2.*chat|codellama.*instruct", None))
+match_mistral = _register_matcher(("mistral", r"pixtral|(mistral|mixtral).*instruct", None))
+match_llama4_instruct = _register_matcher(("llama-4", r"llama-4.*instruct", None))  # not in SGLang
+match_llama3_instruct = _register_matcher(("llama-3-instruct", r"llama-3.*instruct", None))
+match_chat_ml = _register_matcher(
     ("chatml", r"tinyllama.*chat|smollm.*instruct", None),
     ("qwen2-vl", r"qwen.*vl", None),
     ("glm-4v", r"glm[-_]?4(\.\d+)?v", None),
@@ -191,12 +191,14 @@ match_chat_ml = _matching(
     ),
     ("qwen", r"qwen.*(chat|instruct)|qwen3", r"llava|base"),
 )
-match_chat_yi = _matching(("yi-vl", r"yi-vl", r"llava"), ("yi-1.5", r"yi-1\.5.*chat", None))
-match_gemma = _matching(("gemma-4-it", r"gemma-4.*it", None), ("gemma-it", r"gemma.*-it", None))
-match_openbmb_minicpm = _matching(
+match_chat_yi = _register_matcher(("yi-vl", r"yi-vl", r"llava"), ("yi-1.5", r"yi-1\.5.*chat", None))
+match_gemma = _register_matcher(
+    ("gemma-4-it", r"gemma-4.*it", None), ("gemma-it", r"gemma.*-it", None)
+)
+match_openbmb_minicpm = _register_matcher(
     ("minicpmv", r"minicpm-v", None), ("minicpmo", r"minicpm-o", None)
 )
-match_c4ai_command_r = _matching(("c4ai-command-r", r"c4ai-command-r", None))
-match_granite_instruct = _matching(("granite-3-instruct", r"granite.*instruct", None))
-match_internvl_chat = _matching(("internvl-2-5", r"internvl2_5", None))
-match_interns1_chat = _matching(("interns1", r"intern-?s1", None))
+match_c4ai_command_r = _register_matcher(("c4ai-command-r", r"c4ai-command-r", None))
+match_granite_instruct = _register_matcher(("granite-3-instruct", r"granite.*instruct", None))
+match_internvl_chat = _register_matcher(("internvl-2-5", r"internvl2_5", None))
+match_interns1_chat = _register_matcher(("interns1", r"intern-?s1", None))

@@ -10,7 +10,7 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.parameter import check_known
 
 
-def check_whole(
+def check_whole_number(
     name: str,
     value: UserValue,
     least: int | None = None,
@@ -49,12 +49,12 @@ def check_limits(timeout: float | None, retries: int | None) -> None:
     if timeout is not None:
         check_positive("timeout", timeout, "seconds")
     if retries is not None:
-        check_whole("retries", retries, 0)
+        check_whole_number("retries", retries, 0)
 
 
 def check_wind_down(wind_down: UserValue, timeout: float | None) -> None:
-    """Raises ParameterError if `wind_down` of a run is not a positive number of seconds, or the run
-    has no timeout.
+    """Raises ParameterError if `wind_down` is not a positive number of seconds, or the run has no
+    timeout.
     """
     check_positive("wind_down", wind_down, "seconds")
     if timeout is None:
@@ -73,8 +73,8 @@ def check_flags(**flags: UserValue) -> None:
 
 
 def check_no_offset(offset: UserValue, where: Location | None) -> None:
-    """Raises ParameterError if `position_ids_offset`, which SGLang's `fork` and `copy` take and
-    don't use, is given.
+    """Raises ParameterError if `position_ids_offset` is given, which SGLang's `fork` and `copy`
+    accept but ignore.
     """
     if offset is not None:
         raise ParameterError(
@@ -88,7 +88,7 @@ def check_function(check: UserValue) -> None:
         raise ParameterError("check", f"{check!r} is not a function.")
     try:
         signature = inspect.signature(check)
-    except ValueError:  # of some functions written in C
+    except ValueError:  # some functions written in C have no signature
         return
     try:
         signature.bind(None)
@@ -104,7 +104,9 @@ _POLICIES = ("raise", "warn", "keep")
 
 
 def check_policy(value: object) -> None:
-    """Raises ParameterError if a value of `shortened` is not valid."""
+    """Raises ParameterError if a value of the argument `shortened` is not one of the known
+    policies.
+    """
     if value not in _POLICIES:
         raise ParameterError(
             "shortened", f"{value!r:.60} is not one of {', '.join(map(repr, _POLICIES))}."

@@ -1,4 +1,4 @@
-"""Methods of choosing in `select`, at SGLang's module path."""
+"""Scoring methods for `select`, at SGLang's module path."""
 
 from sglang_lite.program.choosing import ChoicesDecision as ChoicesDecision
 from sglang_lite.program.choosing import ChoicesSamplingMethod as ChoicesSamplingMethod

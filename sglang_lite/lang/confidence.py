@@ -1,9 +1,9 @@
-"""Confidence of a model in a generated value: in each part, from the scores of its tokens, and in
-choices, scored anew.
+"""Confidence of a model in a generated value and in each of its parts.
 
-A choice is scored as `select` scores it, since the tokens that were drawn may spell it in one of
-several ways, and end it together with what follows. One that other choices begin with counts with
-its end: where none of them follows.
+Most values are rated by the scores of their sampled tokens. Choices are scored again, in the way
+`select` scores them: the sampled tokens are only one of several spellings, and the last of them
+may also contain what follows. A choice that is the beginning of another counts only where the
+other does not follow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sglang_lite.constraints.byte_matcher import ByteMatcher
 from sglang_lite.constraints.json_schema.allowed_values import AllowedValues
 from sglang_lite.constraints.json_schema.json_spans import PlacedValue, locate_values
 from sglang_lite.lang.backend.base import Backend
-from sglang_lite.markup import cut, element, fragment, meter, table
+from sglang_lite.notebook.markup import element, fragment, share_meter, shorten_text, table_of_rows
 from sglang_lite.protocol import (
     UNSET,
     Choices,
@@ -37,7 +37,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import Json
 
-_TAIL: Final = re.compile(r"[ \t\r\n]*[,\]}]")  # what ends a value inside an array or object
+_TAIL: Final = re.compile(r"[ \t\r\n]*[,\]}]")  # ends a value inside an array or object
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -47,10 +47,10 @@ class Confidence:
     Attributes:
         text: text of the value.
         logprob: log of the probability of this value under the constraint, given the text before.
-            Of a choice (enum, Literal, boolean, null): of its share in `probs`. Of any other value:
-            of its tokens, one after the other, and of a number's end.
-        mass: log of the probability that the model itself gave to what the constraint allowed, over
-            all tokens of the value; 0 if the model would have written nothing else.
+            For a choice (enum, Literal, boolean, null), it is the log of its share in `probs`; for
+            any other value, the sum over its tokens, including the end of a number.
+        mass: log of the probability that the model itself gave to what the constraint allowed,
+            summed over the value's tokens; 0 if the model would have written nothing else.
         probs: probability of each choice, by its value, or by its text if the constraint is a list
             of texts; None for other values.
         parts: members by name, or items by index.
@@ -63,17 +63,19 @@ class Confidence:
     parts: Mapping[str | int, Confidence] = field(default_factory=dict)
 
     def __getitem__(self, part: str | int) -> Confidence:
-        """Confidence in a member of an object, by its name, or in an item of an array, by its
-        index.
+        """Returns the confidence in a member of an object, by its name, or in an item of an array,
+        by its index.
         """
         return self.parts[part]
 
     def __repr__(self) -> str:
-        parts = f", parts: {cut(', '.join(map(str, self.parts)), 100)}" if self.parts else ""
-        return f"Confidence({cut(repr(self.text), 100)}, prob={self.prob:.4f}, mass={self.mass:.4f}{parts})"
+        parts = (
+            f", parts: {shorten_text(', '.join(map(str, self.parts)), 100)}" if self.parts else ""
+        )
+        return f"Confidence({shorten_text(repr(self.text), 100)}, prob={self.prob:.4f}, mass={self.mass:.4f}{parts})"
 
     def _repr_html_(self) -> str:
-        rows = table(("part", "value", "probability", "choices"), _rows(self, ""))
+        rows = table_of_rows(("part", "value", "probability", "choices"), _rows(self, ""))
         return fragment(element("b", "Confidence"), rows)
 
     @property
@@ -85,15 +87,15 @@ class Confidence:
 def _rows(confidence: Confidence, path: str) -> Iterator[tuple[object, ...]]:
     """Yields a row for a value and one for each part inside it."""
     likeliest = sorted((confidence.probs or {}).items(), key=lambda each: -each[1])
-    choices = ", ".join(f"{cut(str(choice))} {share:.1%}" for choice, share in likeliest)
-    yield path or "(all)", confidence.text, meter(confidence.prob), choices
+    choices = ", ".join(f"{shorten_text(str(choice))} {share:.1%}" for choice, share in likeliest)
+    yield path or "(all)", confidence.text, share_meter(confidence.prob), choices
     for name, part in confidence.parts.items():
         yield from _rows(part, f"{path}.{name}" if path else str(name))
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """Question that a generation has answered: its backend, prompt, constraint and adapter."""
+class AnsweredQuestion:
+    """Question that was answered by a generation: its backend, prompt, constraint and adapter."""
 
     backend: Backend
     prompt: Prompt
@@ -107,8 +109,8 @@ class _Choice:
 
     Attributes:
         start: index of its first character.
-        texts: text of each possible choice, by the key of `Confidence.probs`.
-        tail: text that ends it.
+        texts: text of each possible choice, by the key used in `Confidence.probs`.
+        tail: text that ends the choice.
     """
 
     start: int
@@ -116,13 +118,15 @@ class _Choice:
     tail: str
 
 
-# Function that has a question's backend score texts as continuations of a prompt.
+# Function that scores texts as continuations of a prompt, on a question's backend.
 Scorer: TypeAlias = Callable[[Backend, Prompt, Sequence[str]], Awaitable[Selection]]
 
 
-def confidence_in(question: Answered, answer: Generation, score: Scorer) -> Awaitable[Confidence]:
-    """Confidence in the value of an answer, as a coroutine that has its choices scored, all at
-    once.
+def measure_confidence(
+    question: AnsweredQuestion, answer: Generation, score: Scorer
+) -> Awaitable[Confidence]:
+    """Returns a coroutine that scores the choices of an answer concurrently and computes the
+    confidence in its value.
 
     Args:
         question: the question that was answered.
@@ -132,23 +136,23 @@ def confidence_in(question: Answered, answer: Generation, score: Scorer) -> Awai
     Raises:
         ProgramError: the answer is free text, was cut, or has no scores of its tokens.
     """
-    scores = _scores_of(answer, question.constraint)
-    value = _value_of(answer, question.constraint)
-    choices = list(_choices(question.constraint, answer.text, value))
+    scores = _require_scores(answer, question.constraint)
+    value = _locate_value(answer, question.constraint)
+    choices = list(_find_choices(question.constraint, answer.text, value))
 
-    async def scored() -> Confidence:
-        prompts = [_prompt_before(choice, question.prompt, answer, scores) for choice in choices]
+    async def score_choices() -> Confidence:
+        prompts = [_extend_prompt(choice, question.prompt, answer, scores) for choice in choices]
         texts = [[text + choice.tail for text in choice.texts.values()] for choice in choices]
         selections = await asyncio.gather(
             *(score(question.backend, *each) for each in zip(prompts, texts))
         )
         found = {choice.start: (choice, each) for choice, each in zip(choices, selections)}
-        return _Reader(answer.text, scores, found).confidence(value)
+        return _Reader(answer.text, scores, found).confidence_of(value)
 
-    return scored()
+    return score_choices()
 
 
-def _scores_of(answer: Generation, constraint: Constraint | None) -> TokenScores:
+def _require_scores(answer: Generation, constraint: Constraint | None) -> TokenScores:
     if constraint is None:
         raise ProgramError(
             "free text has no value to be sure of.",
@@ -167,8 +171,10 @@ def _scores_of(answer: Generation, constraint: Constraint | None) -> TokenScores
     return scores
 
 
-def _value_of(answer: Generation, constraint: Constraint | None) -> PlacedValue:
-    """Value of an answer with its places. A text other than JSON is one value without parts."""
+def _locate_value(answer: Generation, constraint: Constraint | None) -> PlacedValue:
+    """Returns the value of an answer with its positions. Text other than JSON is one value without
+    parts.
+    """
     text = answer.text
     if not isinstance(constraint, JsonSchema):
         return PlacedValue(text, 0, len(text))
@@ -183,17 +189,19 @@ def _value_of(answer: Generation, constraint: Constraint | None) -> PlacedValue:
         raise ProgramError(f"{why}.", hint="Raise max_tokens.") from error
 
 
-def _choices(constraint: Constraint | None, text: str, value: PlacedValue) -> Iterator[_Choice]:
+def _find_choices(
+    constraint: Constraint | None, text: str, value: PlacedValue
+) -> Iterator[_Choice]:
     """Yields the choices in an answer, in the order of its text."""
     if isinstance(constraint, Choices):
         yield _Choice(0, {each: each for each in constraint.options}, "")
     elif isinstance(constraint, JsonSchema):
         matcher = ByteMatcher(constraint)
-        for each, options in _leaves(value, AllowedValues.of(constraint)):
-            texts = [json_text(option) for option in options]
+        for each, options in _enumerated_scalars(value, AllowedValues.for_schema(constraint)):
+            texts = [scalar_as_json(option) for option in options]
             own = text[each.start : each.end]
             matcher.push(text[len(matcher.text) : each.start])
-            possible = matcher.filter(texts)  # after the text before: it may have ruled some out
+            possible = matcher.filter(texts)  # the text before may have ruled some out
             if own in possible:
                 several = len(set(options)) < len(options)  # 1 and True are equal
                 keys = {t: t if several else option for t, option in zip(texts, options)}
@@ -203,32 +211,32 @@ def _choices(constraint: Constraint | None, text: str, value: PlacedValue) -> It
                 )
 
 
-def json_text(value: Json) -> str:
-    """JSON text of a scalar, as constraints spell it."""
+def scalar_as_json(value: Json) -> str:
+    """Returns the JSON text of a scalar, spelled like in constraints."""
     return msgspec.json.encode(value).decode()
 
 
-def _leaves(
+def _enumerated_scalars(
     value: PlacedValue, allowed: AllowedValues
 ) -> Iterator[tuple[PlacedValue, Sequence[Json]]]:
-    """Yields the scalars of a value that are one of a list, with that list."""
+    """Yields the scalars of a value that are restricted to a list of options, with their options."""
     if value.parts is None:
         if options := allowed.options:
             yield value, options
         return
     for name, part in value.parts.items():
-        yield from _leaves(
-            part, allowed.member(name) if isinstance(name, str) else allowed.item(name)
+        yield from _enumerated_scalars(
+            part, allowed.member(name) if isinstance(name, str) else allowed.allowed_item(name)
         )
 
 
-def _prompt_before(
+def _extend_prompt(
     choice: _Choice, prompt: Prompt, answer: Generation, scores: TokenScores
 ) -> Prompt:
-    """Prompt with the text of an answer before a choice."""
+    """Returns the prompt extended by the text of an answer before a choice."""
     before = answer.text[: choice.start]
     if before:
-        # blanks before a choice are part of its first token, as `select` would have them
+        # blanks before a choice are part of its first token, like in `select`
         own = len(before.rstrip())
         count = sum(end <= own for end in scores.ends)
         kept = scores.ends[count - 1] if count else 0
@@ -241,12 +249,12 @@ def _prompt_before(
 
 
 class _Reader:
-    """Reader of confidences from scores.
+    """Computes confidences from scores.
 
     Args:
         text: text of the answer.
         scores: scores of its tokens.
-        choices: choices in the text with their scores, by index of their first character.
+        choices: choices in the text with their scores, by the index of their first character.
     """
 
     def __init__(
@@ -260,17 +268,17 @@ class _Reader:
         for logprob, allowed, end in zip(scores.logprobs, scores.allowed, scores.ends):
             assert logprob is not None
             assert allowed is not None
-            # A token without text of its own (the rest of a character, or an end) belongs to the
+            # A token without text of its own (the rest of a character, or an end) counts for the
             # character before.
             self._tokens.append(
                 (min(start, end - 1), end, min(logprob - allowed, 0.0), min(allowed, 0.0))
             )
             start = end
 
-    def confidence(self, value: PlacedValue) -> Confidence:
+    def confidence_of(self, value: PlacedValue) -> Confidence:
         text = self._text[value.start : value.end]
         is_number = isinstance(value.value, int | float) and not isinstance(value.value, bool)
-        end = value.end + is_number  # only what follows a number says that it has ended
+        end = value.end + is_number  # a number ends only with the character after it
         own = [
             (logprob, mass)
             for first, behind, logprob, mass in self._tokens
@@ -280,18 +288,18 @@ class _Reader:
         mass = math.fsum(each for _, each in own)
         if value.parts is None and value.start in self._choices:
             choice, selection = self._choices[value.start]
-            shares = dict(zip(choice.texts, _shares(selection), strict=True))
+            shares = dict(zip(choice.texts, _choice_probabilities(selection), strict=True))
             key = next(key for key, each in choice.texts.items() if each == text)
             return Confidence(
                 text, math.log(shares[key]) if shares[key] else -math.inf, mass, shares
             )
-        parts = {name: self.confidence(part) for name, part in (value.parts or {}).items()}
+        parts = {name: self.confidence_of(part) for name, part in (value.parts or {}).items()}
         return Confidence(text, logprob, mass, parts=parts)
 
 
-def _shares(selection: Selection) -> list[float]:
-    """Probability of each choice with its end: of its tokens, less that of the choices that go on
-    from there.
+def _choice_probabilities(selection: Selection) -> list[float]:
+    """Returns the probability that each choice is generated and ends there: the probability of its
+    tokens, minus that of longer choices that continue them. The results add up to 1.
     """
     weights = selection.probs
     tokens = {score.text: score.token_ids for score in selection.scores}
@@ -302,7 +310,7 @@ def _shares(selection: Selection) -> list[float]:
             for each, first in tokens.items()
             if len(first) < len(ids) and ids[: len(first)] == first
         ]
-        if beginnings:  # the longest has taken what this one goes on with from the shorter ones
+        if beginnings:  # the longest one's weight is already subtracted from the shorter ones
             ended[max(beginnings, key=lambda each: len(tokens[each]))] -= weights[text]
     left = [max(each, 0.0) for each in ended.values()]
     return [each / math.fsum(left) for each in left]

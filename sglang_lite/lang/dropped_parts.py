@@ -1,4 +1,6 @@
-"""Finds statements of a program's body that make a generation or a turn and add it to nothing."""
+"""Finds statements in a program's body that create a generation or a turn without adding it to a
+state.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +16,22 @@ from typing import Any, NamedTuple
 from sglang_lite.protocol import Location
 from sglang_lite.protocol.anything import UserValue
 
-# Functions of this package that make what is added.
+# Functions of this package that create parts.
 _MADE = {
     "assistant", "audio", "gen", "gen_int", "gen_string", "image", "select", "separate_reasoning", "system", "user",
     "video",
 }  # fmt: skip
-# Code of bodies by its id: code of other files may be equal to it.
+# Code of checked bodies, by its id, since equal code may come from another file.
 _checked: weakref.WeakValueDictionary[int, CodeType] = weakref.WeakValueDictionary()
-_seen: dict[Any, Any] = {}  # warnings that were shown, as Python's filters keep them
+_seen: dict[Any, Any] = {}  # warnings already shown, in the format of Python's filters
 
 
 class DroppedPart(NamedTuple):
-    """Statement that makes a part of a text, and adds it to nothing.
+    """Statement that creates a generation or a turn without adding it to a state.
 
     Attributes:
-        name: what the statement calls, as it is written there: `sgl.user`.
-        where: its place.
+        name: the function called, as written in the source: `sgl.user`.
+        where: location of the statement.
     """
 
     name: str
@@ -44,9 +46,10 @@ class DroppedPart(NamedTuple):
         return f"Write s += {self.name}(…)."
 
 
-def dropped_parts(body: Callable[..., UserValue]) -> Iterator[DroppedPart]:
-    """Yields the statements of a body that only make a part. There are none if the body has no
-    source: one that `exec` has made, or a lambda in a call.
+def find_dropped_parts(body: Callable[..., UserValue]) -> Iterator[DroppedPart]:
+    """Yields the statements of a body that create a generation or a turn without adding it. Yields
+    nothing if the body's source is unavailable or can't be parsed, for example for code run by
+    `exec` or a lambda inside a call.
     """
     if not isinstance(body, FunctionType):
         return
@@ -59,34 +62,34 @@ def dropped_parts(body: Callable[..., UserValue]) -> Iterator[DroppedPart]:
     for statement in ast.walk(tree):
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
             name = ast.unparse(statement.value.func)
-            if _makes_a_part(_named(name, body.__globals__)):
+            if _makes_part(_resolve_dotted_name(name, body.__globals__)):
                 yield DroppedPart(
                     name, Location(file, first + statement.lineno - 1, body.__qualname__)
                 )
 
 
 def warn_of_dropped_parts(body: Callable[..., UserValue]) -> None:
-    """Warns about the dropped parts of a body, at their lines, when the body is run for the first
-    time.
+    """Warns about each generation or turn that a body creates without adding it, at its line, the
+    first time the body is run.
     """
     code = getattr(body, "__code__", None)
     if code is None or _checked.get(id(code)) is code:
         return
     _checked[id(code)] = code
-    for part in dropped_parts(body):
+    for part in find_dropped_parts(body):
         message = f"{part.problem} {part.cure}"
         warnings.warn_explicit(
             message, UserWarning, part.where.file, part.where.line, registry=_seen
         )
 
 
-def _makes_a_part(found: object) -> bool:
+def _makes_part(found: object) -> bool:
     module = getattr(found, "__module__", None) or ""
     return module.startswith("sglang_lite.lang.") and getattr(found, "__name__", "") in _MADE
 
 
-def _named(name: str, scope: dict[str, object]) -> object:
-    """Object that a dotted name has in a module, or None."""
+def _resolve_dotted_name(name: str, scope: dict[str, object]) -> object:
+    """Returns the object that a dotted name refers to in a module, or None."""
     first, *rest = name.split(".")
     found = scope.get(first)
     for part in rest:

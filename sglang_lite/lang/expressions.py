@@ -1,6 +1,6 @@
 """Expressions that a user adds to a program: nodes (program/nodes.py) under SGLang's names, and
-expressions with objects of the caller's Python, which no node contains. All are immutable; their
-results are variables (concurrency/variables.py).
+expressions that hold Python objects of the user, which nodes can't contain. All are immutable;
+their results are variables (concurrency/variables.py).
 """
 
 from __future__ import annotations
@@ -76,19 +76,20 @@ T = TypeVar("T", default=Any)
 
 @dataclass(frozen=True, slots=True)
 class GenOptions:
-    """Options of the execution of a generation, which have no influence on sampling.
+    """Options for executing a generation, which don't affect sampling.
 
     Attributes:
         timeout: seconds for an attempt, or None for no limit.
         retries: number of attempts after the first if the backend fails, the value is invalid or
-            `check` refuses it; None for the run's number.
+            `check` rejects it; None for the run's number.
         check: function or coroutine function of the value that returns True if the value is valid.
         backend: backend of this generation, or None for the run's backend.
         reasoning: type of the model, whose reasoning is split off into a separate variable; None to
             keep it in the text.
-        repair: whether an attempt after a refused answer shows the model that answer and the fault.
-        shortened: what happens to an answer that a limit cuts, "raise", "warn" or "keep"; None for
-            what the run says.
+        repair: whether an attempt after a rejected answer shows the model that answer and the
+            error.
+        shortened: what happens to an answer that a limit cuts: "raise", "warn" or "keep"; None for
+            the run's setting.
     """
 
     timeout: float | None = None
@@ -103,20 +104,20 @@ class GenOptions:
 NO_OPTIONS: Final = GenOptions()
 
 
-# most of the time of `gen` was its constructor
+# a Struct, since the constructor took most of the time of `gen`
 class SglGen(msgspec.Struct, Expression, Generic[T], frozen=True):
-    """Generation that `gen` returns: its node, and objects of the caller's Python. `T` is the type
-    of its value.
+    """Generation that `gen` returns: its node, and Python objects of the user, which a node can't
+    contain. `T` is the type of its value.
 
     Attributes:
         node: generation as data, with the parameters given to `gen`; unset parameters come from the
             run.
         value_type: type that reads the text into a value, or None if the value is the text.
-        options: options of the execution; `NO_OPTIONS` if none was given.
+        options: options for executing it; `NO_OPTIONS` if none was given.
         tools: tools that the model may call. The format of a call depends on the model: the node's
             constraint and `value_type` are for a model without its own format.
-        source: source of its answer; None for a call of its own, until the backend's planner finds
-            a source.
+        source: source of its answer that the backend's planner has found; None if it is answered by
+            its own call.
     """
 
     node: Gen
@@ -127,7 +128,7 @@ class SglGen(msgspec.Struct, Expression, Generic[T], frozen=True):
 
     @property
     def is_typed(self) -> bool:
-        """True if the value is one of a type that `type=` names, not a text or a call of a tool."""
+        """True if the value has a type given with `type=`, rather than being text or a tool call."""
         return self.value_type is not None and self.value_type.annotation is not None
 
     def __post_init__(self) -> None:
@@ -145,35 +146,36 @@ class SglGen(msgspec.Struct, Expression, Generic[T], frozen=True):
     @property
     def sampling_params(self) -> SglSamplingParams:
         """Parameters in the form that SGLang's backends read."""
-        return SglSamplingParams.of(self.node.params, self.node.constraint)
+        return SglSamplingParams.from_params(self.node.params, self.node.constraint)
 
     def __repr__(self) -> str:
         return f"Gen({self.node.name!r})"
 
 
-# Texts of a selection of several choices: between them, and the one that ends them if it scores
+# Texts in a selection of several choices: the separator, and the end, which is chosen if it scores
 # better.
 MULTI_SEPARATOR = ", "
 MULTI_END = "\n"
 
 
 def example_choices(choices: tuple[str, ...], *, multi: bool) -> tuple[str, ...]:
-    """Choices with which a backend checks that it can make a selection. For a selection of several
-    choices, two examples that begin with the separator, as all answers after the first do.
+    """Returns the choices with which a backend checks that it can make a selection. For a selection
+    of several choices, these are two examples that begin with the separator, like all answers after
+    the first.
     """
     return (MULTI_SEPARATOR + "a", MULTI_SEPARATOR + "b") if multi else choices
 
 
 class SglSelect(msgspec.Struct, Expression, Generic[T], frozen=True):
-    """Selection that `select` returns: its node, and objects of the caller's Python. `T` is the
-    type of its value.
+    """Selection that `select` returns: its node, and Python objects of the user, which a node can't
+    contain. `T` is the type of its value.
 
     Attributes:
         node: selection as data; its method is None if `choices_method` is not one of the built-in
             methods.
         choices_method: method that decides by the scores.
         multi: whether several choices are selected, until MULTI_END scores better or all are taken.
-        source: as of SglGen.
+        source: like `SglGen.source`.
     """
 
     node: Select
@@ -197,14 +199,14 @@ class SglSelect(msgspec.Struct, Expression, Generic[T], frozen=True):
         return f"Select({self.node.name!r}, choices={list(self.node.choices)!r})"
 
 
-# What names a variable: its name, or the generation or selection that was added under it.
+# Ways to refer to a variable: its name, or the generation or selection that was added under it.
 Named: TypeAlias = SglGen[T] | SglSelect[T]
 VariableName: TypeAlias = str | SglGen | SglSelect
 
 
-def only_picks(select: SglSelect) -> bool:
-    """True if a selection takes the model's best choice by the default method, so that the backend
-    need not report scores.
+def can_skip_scores(select: SglSelect) -> bool:
+    """Returns whether a selection takes the model's best choice by the default method, so that the
+    backend need not report scores.
     """
     return (
         not select.multi
@@ -213,8 +215,8 @@ def only_picks(select: SglSelect) -> bool:
     )
 
 
-class _Placed(Expression):
-    """Expression that knows where it was made, which is no part of its value."""
+class _LocatedExpression(Expression):
+    """Expression that knows where it was made. The place is not part of its value."""
 
     __slots__ = ("_made",)
 
@@ -223,20 +225,20 @@ class _Placed(Expression):
         found: Location | None = getattr(self, "_made", None)
         return found
 
-    def at(self, made: Location | None) -> Self:
-        """Returns the expression itself, which now knows where it was made."""
+    def set_location(self, made: Location | None) -> Self:
+        """Records where the expression was made, and returns the expression itself."""
         object.__setattr__(self, "_made", made)
         return self
 
 
 @dataclass(frozen=True, slots=True)
-class SglImage(_Placed):
+class SglImage(_LocatedExpression):
     """Image, given as a path, a URL, encoded bytes, a PIL image or an array."""
 
     kind: ClassVar[MediaKind] = "image"
     path: Any
 
-    def load(self, where: Location | None = None) -> Media:
+    def load_media(self, where: Location | None = None) -> Media:
         from sglang_lite.lang.media import load_image
 
         return load_image(self.path, where)
@@ -247,16 +249,16 @@ class SglImage(_Placed):
 
 @dataclass(frozen=True, slots=True)
 class SglVideo(SglImage):
-    """Video, of which a model is shown `num_frames` evenly spread frames."""
+    """Video, shown to a model as `num_frames` evenly spaced frames."""
 
     kind = "video"
     num_frames: int = 16
 
-    def load(self, where: Location | None = None) -> Media:
-        from sglang_lite.lang.checks import check_whole
+    def load_media(self, where: Location | None = None) -> Media:
+        from sglang_lite.lang.checks import check_whole_number
         from sglang_lite.lang.media import load_file
 
-        check_whole("num_frames", self.num_frames, 1, where)
+        check_whole_number("num_frames", self.num_frames, 1, where)
         found = load_file(self.path, "video", where)
         return Media(found.data, found.media_type, found.url, self.num_frames)
 
@@ -270,7 +272,7 @@ class SglAudio(SglImage):
 
     kind = "audio"
 
-    def load(self, where: Location | None = None) -> Media:
+    def load_media(self, where: Location | None = None) -> Media:
         from sglang_lite.lang.media import load_file
 
         return load_file(self.path, "audio", where)
@@ -288,9 +290,9 @@ class SglSeparateReasoning(Expression):
     model_type: str
     expr: Expression
 
-    def marked(self) -> Expressions:
-        """Parts of the expression, with the option `reasoning` set in each generation. Raises
-        ParameterError if a generation has no name.
+    def with_reasoning_option(self) -> Expressions:
+        """Returns the parts of the expression, with the option `reasoning` set in each generation.
+        Raises ParameterError if a generation has no name.
         """
         marked: list[Expression] = []
         for part in self.expr.walk():
@@ -317,7 +319,7 @@ R = TypeVar("R", default=Any)  # what a program's body returns
 
 
 class BaseProgram(ABC, Generic[R]):
-    """Interface of a program that `@function` makes (function.py), for modules which function.py
+    """Interface of the programs that `@function` makes (function.py), for modules that function.py
     imports.
 
     Attributes:
@@ -354,7 +356,7 @@ class BaseProgram(ABC, Generic[R]):
         """Runs the program, for coroutines, and returns its state."""
 
     @abstractmethod
-    def prepared(
+    def prepare_run(
         self,
         args: Sequence[UserValue],
         kwargs: dict[str, UserValue],
@@ -362,14 +364,14 @@ class BaseProgram(ABC, Generic[R]):
         settings: UserValue = None,
         kept: UserValue = None,
     ) -> UserValue:
-        """BodyRun of the program that has not started yet."""
+        """Creates a BodyRun of the program without starting it."""
 
     @abstractmethod
-    def bound(
+    def bind_call(
         self, args: Sequence[UserValue], kwargs: dict[str, UserValue], what: str
     ) -> dict[str, UserValue]:
-        """Keyword arguments of a call, including those given with `bind`. Raises ParameterError, in
-        which the call is named `what`, if the arguments don't fit the program.
+        """Returns the keyword arguments of a call, including those given with `bind`. Raises
+        ParameterError with the name `what` if the arguments don't fit the program.
         """
 
     @abstractmethod
@@ -378,8 +380,8 @@ class BaseProgram(ABC, Generic[R]):
 
 
 class AsyncProgram(BaseProgram[R]):
-    """Program of a coroutine function, for type checkers: `s.call` gives coroutines an awaitable of
-    its state.
+    """Program of a coroutine function. Its type tells type checkers that a coroutine must await the
+    state that `s.call` returns.
     """
 
 
@@ -400,8 +402,8 @@ _MAKERS = (SglGen, SglSelect, SglCall, SglSeparateReasoning)
 
 
 def is_constant(expression: Expression) -> bool:
-    """True if branches remain equal when an expression is added to all of them: nothing in it is
-    generated or called.
+    """Returns whether branches remain equal when an expression is added to all of them, because
+    nothing in it is generated or called.
     """
     return not any(isinstance(part, _MAKERS) for part in expression.walk())
 
@@ -441,7 +443,9 @@ class SglSamplingParams(HookParams):
     regex: str | None = None
 
     @staticmethod
-    def of(params: SamplingParams, constraint: Constraint | None = None) -> SglSamplingParams:
+    def from_params(
+        params: SamplingParams, constraint: Constraint | None = None
+    ) -> SglSamplingParams:
         """Builds the record from the parameters that were set. A regex or schema goes into the
         field of that name; a number or choices become a regex.
         """
@@ -464,11 +468,11 @@ class SglSamplingParams(HookParams):
 
 
 def number_as_regex(number: Number, ends: str = "") -> Regex:
-    """Regex of a number, for a backend that can't end a number where the model does.
+    """Returns the regex of a number, for a backend that can't end a number where the model does.
 
     Args:
-        ends: characters of which one may follow the number. Without them, NUMBER_STOPS should be
-            stop strings.
+        ends: characters, any one of which may follow the number. Without them, NUMBER_STOPS should
+            be stop strings.
     """
     return Regex(
         (REGEX_INT if number.kind == "integer" else REGEX_FLOAT) + (f"[{ends}]?" if ends else "")

@@ -28,29 +28,29 @@ from typing import (
 
 from typing_extensions import ParamSpec
 
-from sglang_lite.lang.argument_names import explains_wrong_arguments, nearest_name
+from sglang_lite.lang.argument_names import explains_wrong_arguments, suggest_argument
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.backend.planning import ApiDrafts
 from sglang_lite.lang.batches import batch
 from sglang_lite.lang.batches.batch import BatchOptions, Given, OnError, batch_keywords
 from sglang_lite.lang.body_run import BodyRun
-from sglang_lite.lang.checks import check_flags, check_whole
+from sglang_lite.lang.checks import check_flags, check_whole_number
 from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.lang.expressions import AsyncProgram, BaseProgram, R
 from sglang_lite.lang.program_call import ProgramCall
 from sglang_lite.lang.run_options import (
     RUN_OPTIONS,
-    backend_of,
+    convert_to_settings,
+    inherit_options,
+    resolve_run_backend,
     run_keywords,
     run_options,
-    settings_of,
-    with_inherited,
     with_signature_of,
 )
 from sglang_lite.lang.runs.values import import_by_name
 from sglang_lite.lang.state import ProgramState, user_location
-from sglang_lite.markup import cut, element, fragment
+from sglang_lite.notebook.markup import element, fragment, shorten_text
 from sglang_lite.protocol import CompileError, ParameterError, ProgramError
 from sglang_lite.protocol.anything import UserValue
 
@@ -61,34 +61,34 @@ if TYPE_CHECKING:
 P = ParamSpec("P", default=...)
 _P = ParamSpec("_P")
 _Outcome: TypeAlias = ProgramState[R] | Exception  # of an item with on_error="return"
-# values of on_error with which no exception is a result
+# values of on_error for which no result is an exception
 _Raised: TypeAlias = Literal["raise", "skip"]
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class SglFunction(BaseProgram[R], Generic[P, R]):
-    """Program: a Python function that adds to a state, and the methods that run it. `P` are its own
-    parameters, without the state, and `R` is what it returns: `state.ret_value`.
+    """Program: a Python function that adds to a state, and the methods that run it. `P` stands for
+    its own parameters, without the state, and `R` for what it returns, `state.ret_value`.
 
     Args:
         func: function or coroutine function whose first parameter is the state.
-        num_api_spec_tokens: number of tokens that a call of an API may generate ahead, for further
+        num_api_spec_tokens: number of tokens that an API call may generate ahead, for further
             generations that the same statement adds to the same turn (docs/backends.md); None for
             no drafts.
         bind_arguments: arguments given in advance; arguments of a call override them.
-        untrusted_arguments: whether control tokens that an argument's value spells are plain text
-            wherever the body writes text, also outside turns, where text names control tokens
-            otherwise (docs/programs.md). Of tokens that the body's own text spells, those that an
-            argument spells, too, are then plain. Values are those of texts, lists, dicts,
-            dataclasses and pydantic models.
+        untrusted_arguments: whether control tokens spelled in an argument's value are plain text
+            wherever the body writes text, even outside turns, where text can otherwise contain
+            control tokens (docs/programs.md). A token is then plain text even if the body's own
+            text spells it, too. Values are searched in texts, lists, dicts, dataclasses and
+            pydantic models.
 
     Attributes:
         arg_names: names of the positional parameters, without the state.
         arg_defaults: defaults of the last of these parameters.
         is_async: whether the body is a coroutine function.
         options: names of the parameters of `run` that are not also parameters of the program.
-        api_drafts: results of drafts on API calls so far: found, missed, and tokens saved and
-            thrown away.
+        api_drafts: results of drafts on API calls so far: drafts found and missed, and tokens saved
+            and thrown away.
 
     Raises:
         ParameterError: `func` can't be a program, or `num_api_spec_tokens` is not a whole number
@@ -105,11 +105,11 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         check_flags(untrusted_arguments=untrusted_arguments)
         self.untrusted_arguments = untrusted_arguments
         self.name: str = getattr(func, "__name__", repr(func))
-        parameters = _parameters_of(func, self.name)
+        parameters = _program_parameters(func, self.name)
         self._of_instances = parameters[0].name == "self"
         self.func = func
         if num_api_spec_tokens is not None:
-            check_whole(
+            check_whole_number(
                 "num_api_spec_tokens",
                 num_api_spec_tokens,
                 1,
@@ -133,7 +133,7 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> SglFunction[P, R]: ...
-    @overload  # a method, whose parameters are self, the state and its own
+    @overload  # a method: its parameters are self, the state and its own
     def __get__(
         self: SglFunction[Concatenate[ProgramState, _P], R],
         instance: object,
@@ -142,7 +142,9 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
     @overload
     def __get__(self, instance: object, owner: type | None = None) -> SglFunction[P, R]: ...
     def __get__(self, instance: object, owner: type | None = None) -> SglFunction:
-        """Program bound to an instance, if its first parameter is `self`; else the program itself."""
+        """Returns the program bound to an instance if its first parameter is `self`, otherwise the
+        program itself.
+        """
         if instance is None or not self._of_instances:
             return self
         own = SglFunction(
@@ -155,9 +157,9 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         return own
 
     def bind(self, *args: P.args, **kwargs: P.kwargs) -> BoundFunction[R]:
-        """Program with arguments given in advance; arguments of a call override them. At run time
-        some of them are enough; type checkers ask for all (`functools.partial(program, …)` takes
-        some of them).
+        """Returns a program with arguments given in advance, which the arguments of a call
+        override. Any subset of the arguments is accepted at run time, but type checkers require all
+        of them. (They accept a subset in `functools.partial(program, …)`.)
 
         Raises:
             ParameterError: the program has no parameter with the name of an argument.
@@ -178,16 +180,16 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         return BoundFunction(self.func, self.num_api_spec_tokens, bound, self.untrusted_arguments)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ProgramCall[R]:
-        """Call of the program: `s += program(…)` continues the text of another program's state,
-        `program(…).run(…)` and reading from the call (`program(…)["x"]`) run the program by
-        itself.
+        """Returns a call of the program. `s += program(…)` continues the text of another program's
+        state. `program(…).run(…)` and reading from the call (`program(…)["x"]`) run the program
+        separately.
         """
         from sglang_lite.lang.tracer import TracingScope, trace_call
 
         if current_run.get() is None and TracingScope.get_current_scope() is not None:
             return trace_call(self, args, kwargs)  # type: ignore[return-value] # it reads like a call
-        own, options = _split(self, kwargs)
-        self.bound(args, own, "call")
+        own, options = _split_options(self, kwargs)
+        self.bind_call(args, own, "call")
         return ProgramCall(self, args, own, options)
 
     @with_signature_of(run_keywords)
@@ -195,53 +197,54 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         """Runs the program.
 
         Args:
-            *args, **kwargs: arguments of the program, which have priority over options of the same
-                name.
+            *args, **kwargs: arguments of the program, which take precedence over options of the
+                same name.
             max_new_tokens … lora_path: defaults of the program's generations, as in `gen`.
-            stream: whether to return at once, so that `text_iter` can follow the text to the end of
-                the program. All other readers of the returned state wait for the end of the body;
-                `so_far()` does not.
-            backend: backend of the run; None for the backend of the enclosing program, or else the
-                default one.
+            stream: whether to return immediately, so that `text_iter` can follow the text to the
+                end of the program. All other readers of the returned state wait for the end of the
+                body, except `so_far()`.
+            backend: backend of the run; None for the backend of the enclosing program, or the
+                default backend if there is none.
             use_thread: whether to return as soon as the body has returned; False waits until all
                 nodes are executed.
-            seed: seed of the run. Each generation, and each program that the body runs by itself,
-                derives its own seed from it, by its place in the program.
+            seed: seed of the run. Each generation, and each program that the body runs separately,
+                derives its own seed from it and its place in the program.
             timeout: seconds for the whole run, including programs inside it. Nodes that are not
-                finished by then fail with RequestTimeoutError; what is finished is in the error's
-                `state`, if that ends the body.
-            wind_down: seconds from the timeout on in which generations, also those that begin then,
-                end where a limit may cut them, with the finish reason "length": text with its next
-                token, JSON where brackets close it, all else at its own end. Only what is not
-                finished after these seconds fails. Needs an engine, here or behind our server.
+                finished by then fail with RequestTimeoutError. If that ends the body, the error's
+                `state` has what was finished.
+            wind_down: seconds after the timeout in which generations, including new ones, end at
+                the first place where a limit may cut them, with the finish reason "length": text
+                with its next token, JSON where brackets close it, and everything else at its own
+                end. What is not finished after these seconds fails. Needs an engine, here or behind
+                our server.
             retries: number of attempts after the first if the backend fails in a generation or
                 selection.
-            push_down: whether to hand the run to the backend as one program, if the backend plays
-                programs (the engine does). False requests it node by node: slower, with the same
-                results, for debugging and measuring.
+            push_down: whether to hand the run to the backend as one program, if the backend
+                executes programs (the engine does). False requests it node by node: slower, with
+                the same results, for debugging and measuring.
             priority: priority of the run at an engine whose policy is "priority"; higher values are
-                admitted first. It also applies to programs that the body runs by themselves on the
+                admitted first. It also applies to programs that the body runs separately on the
                 same backend.
             max_cost, max_total_tokens: limits on the dollars, and on the tokens of prompts and
                 answers, that the run may use, including programs inside it. A call that could
                 exceed a limit is not made and fails with BudgetError, which has the state. With a
                 limit, the run is requested node by node (docs/backends.md).
-            shortened: what happens to constrained answers that a limit cuts, as in `gen`, where
-                that does not say it.
+            shortened: what happens to constrained answers that a limit cuts, as in `gen`; for
+                generations that don't set it.
 
         Returns:
             The state, when the body has returned. Reading from it waits for what is still being
             generated.
         """
-        return self.prepared(args, *_split(self, kwargs)).start()
+        return self.prepare_run(args, *_split_options(self, kwargs)).start()
 
     @with_signature_of(run_keywords)
     async def arun(self, *args: UserValue, **kwargs: UserValue) -> ProgramState[R]:
-        """Async version of `run`. Returns when everything has been executed, or with stream=True at
-        once, while a coroutine body continues as a task of this event loop. A plain body runs in a
-        thread.
+        """Runs the program like `run`, for coroutines. Returns when everything has been executed.
+        With stream=True it returns immediately, and a coroutine body continues as a task of this
+        event loop. A plain body runs in a thread.
         """
-        return await self.prepared(args, *_split(self, kwargs)).astart()
+        return await self.prepare_run(args, *_split_options(self, kwargs)).astart()
 
     @overload
     def run_batch(
@@ -302,35 +305,34 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
             batch_kwargs: arguments of each run, by name (a mapping) or in order (a sequence). They
                 are not changed.
             max_new_tokens … lora_path, backend, seed, timeout, wind_down, retries, push_down,
-            priority,
-                shortened: as for `run`, for each item. So equal items have equal answers if there
-                    is a seed, which a
-                warning says; `s.fork(n)` or `gen(n=…)` draws several for one.
+                priority, shortened: as for `run`, for each item. With a seed, equal items therefore
+                have equal answers, and a warning says so; `s.fork(n)` or `gen(n=…)` draws several
+                for one item.
             max_cost, max_total_tokens: as for `run`, for all items together.
-            num_threads: maximum number of programs that run at once; "auto" for 96, or 16 per CPU
-                up to 256.
+            num_threads: maximum number of programs that run at the same time; "auto" for 96, or 16
+                per CPU up to 256.
             progress_bar: whether to show a progress bar, with tokens per second and the share of
                 cached prompt tokens.
             generator_style: whether to return an iterator of states. It starts num_threads
                 programs, and more as states are consumed. Leaving it before its end stops the
-                running programs, as an interrupt (Ctrl-C) does.
+                running programs, and so does an interrupt (Ctrl-C).
             on_error: result of a failed program. "raise": BatchError after all programs have
-                finished (an iterator raises the program's error, in its turn). "return": its
+                finished (an iterator raises the program's error when its turn comes). "return": its
                 exception. "skip": none.
             ordered: whether an iterator yields in the order of the items; False yields (index,
                 state) as they finish.
-            checkpoint: file that keeps finished items: if the batch is run again, it continues
-                where it was stopped. The file is refused if anything has changed that results
+            checkpoint: file that keeps finished items, so that a batch that is run again continues
+                where it was stopped. The file is rejected if anything has changed that results
                 depend on: arguments, settings, the backend, the program's code, and every value and
-                function that it uses (of installed packages only the names; another version of
-                Python counts as a change). Only one run can have it open.
+                function that it uses. Of installed packages only the names are compared, and
+                another version of Python counts as a change. Only one run can have the file open.
             version: version of the program, which is compared instead of the code and the values
                 that it uses, for code that can't be compared or whose changes don't affect results.
             skip_damaged: whether to run items of damaged checkpoint lines again, instead of
-                refusing the file.
+                rejecting the file.
             secret: text of 16 characters or more under which the checkpoint file is written and
-                read: then no line is believed that somebody without it has written or changed.
-                    Without it, damaged lines are found.
+                read. Lines that were written or changed without the secret are then rejected.
+                Without a secret, only damaged lines are detected.
             cluster: engines on other machines that run the items instead of a backend, as
                 `sglang_lite.ray.RayOptions`. The states then have only what a checkpoint would
                 keep.
@@ -345,12 +347,16 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
             ParameterError: an item or an option is invalid, or the checkpoint file can't be
                 written.
         """
-        plan = batch.plan_of(self, "run_batch", batch_kwargs, given)
+        plan = batch.prepare_batch(self, "run_batch", batch_kwargs, given)
         if plan.iterates:
-            return batch.yield_results(plan, batch.iterate(plan))
+            return batch.yield_results(plan, batch.iterate_outcomes(plan))
         with plan:
-            outcomes = batch.gather(plan) if plan.progress is None else dict(batch.iterate(plan))
-            return batch.results_of(plan, outcomes)
+            outcomes = (
+                batch.gather_outcomes(plan)
+                if plan.progress is None
+                else dict(batch.iterate_outcomes(plan))
+            )
+            return batch.collect_results(plan, outcomes)
 
     @overload
     async def arun_batch(
@@ -406,29 +412,31 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
     ): ...
     @with_signature_of(batch_keywords)
     async def arun_batch(self, batch_kwargs: UserValue, **given: UserValue) -> UserValue:
-        """Async version of `run_batch`; with generator_style=True or ordered=False, returns an
-        async iterator.
+        """Runs the program once for each item, like `run_batch`, for coroutines. With
+        generator_style=True or ordered=False, returns an async iterator.
         """
-        plan = batch.plan_of(self, "arun_batch", batch_kwargs, given)
-        outcomes = batch.aiterate(plan)
+        plan = batch.prepare_batch(self, "arun_batch", batch_kwargs, given)
+        outcomes = batch.aiterate_outcomes(plan)
         if plan.iterates:
             return batch.ayield_results(plan, outcomes)
         with plan:
-            return batch.results_of(plan, {index: outcome async for index, outcome in outcomes})
+            return batch.collect_results(
+                plan, {index: outcome async for index, outcome in outcomes}
+            )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _pickled(self)
+        return _reduce_program(self)
 
     def __repr__(self) -> str:
-        return f"SglFunction({cut(f'{self.name}{_with_bound(self)}', 280)})"
+        return f"SglFunction({shorten_text(f'{self.name}{_signature_with_bound(self)}', 280)})"
 
     def _repr_html_(self) -> str:
-        """Signature and graph of the program, for notebooks. Traces the body, as
+        """Returns the program's signature and graph as HTML, for notebooks. Traces the body with
         `trace(explore=8)`.
         """
         try:
             graph: UserValue = self.trace(explore=8).graph().svg()
-        except Exception as error:  # of the body, which may need values that a trace doesn't have
+        except Exception as error:  # raised by the body, which may need values that a trace lacks
             graph = element("p", f"no graph: {error}")
         title = element("b", f"{self.name}{self.signature}")
         return fragment(title, element("p", inspect.getdoc(self.func) or ""), graph)
@@ -445,8 +453,8 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
                 template and no limits.
             explore: maximum number of ways through the body to follow. If the body asks whether a
                 symbol is true, or compares it with a value, both answers are followed; the value of
-                a selection takes each of its choices. Other questions, such as its length, remain
-                errors. None follows one way; all questions are errors.
+                a selection takes each of its choices. Other questions about a symbol, such as its
+                length, remain errors. None follows one way, and all questions are errors.
 
         Returns:
             A TracerProgramState of the first way, with `.graph()` (docs/graph.md), `.nodes`,
@@ -481,7 +489,7 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
             if cache is not None:
                 cache(prefix)
 
-    def prepared(
+    def prepare_run(
         self,
         args: Sequence[UserValue],
         kwargs: dict[str, UserValue],
@@ -489,19 +497,19 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         settings: RunSettings | None = None,
         kept: Kept | None = None,
     ) -> BodyRun:
-        """Run of the program that has not started yet. `settings` are those of the options, or None
-        to determine them here; `kept` are the answers that a rerun keeps. Raises ParameterError if
-        an argument or option does not fit.
+        """Creates a run of the program without starting it. `settings` are the run's settings,
+        derived from the options if None; `kept` holds the answers that a rerun keeps. Raises
+        ParameterError if an argument or option does not fit.
         """
-        bound = self.bound(args, kwargs, "run")
+        bound = self.bind_call(args, kwargs, "run")
         try:
-            settings = settings or settings_of(with_inherited(options))
-            return BodyRun(self, args, bound, backend_of(options), settings, kept)
+            settings = settings or convert_to_settings(inherit_options(options))
+            return BodyRun(self, args, bound, resolve_run_backend(options), settings, kept)
         except ParameterError as error:
             error.where = error.where or user_location()
             raise
 
-    def bound(
+    def bind_call(
         self, args: Sequence[UserValue], kwargs: dict[str, UserValue], what: str
     ) -> dict[str, UserValue]:
         if self.bind_arguments:
@@ -509,29 +517,31 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
                 k: v for k, v in self.bind_arguments.items() if k not in self.arg_names[: len(args)]
             } | kwargs
         given = {*self.arg_names[: len(args)], *kwargs}
-        # else they fit
+        # otherwise they fit
         if len(given) < len(args) + len(kwargs) or not self._required <= given <= self.names:
             try:
                 self.signature.bind(*args, **kwargs)
             except TypeError as error:
-                raise _misfit(self, args, kwargs, what, error) from error
+                raise _argument_error(self, args, kwargs, what, error) from error
         return kwargs
 
 
-def _with_bound(program: SglFunction) -> inspect.Signature:
-    """Signature without annotations, with the values of bound arguments as defaults."""
+def _signature_with_bound(program: SglFunction) -> inspect.Signature:
+    """Returns the signature without annotations, and with the values of bound arguments as
+    defaults.
+    """
     bound = program.bind_arguments
     parameters = program.signature.parameters.values()
     return inspect.Signature(
         [p.replace(default=bound.get(p.name, p.default), annotation=p.empty) for p in parameters],
-        __validate_parameters__=False,  # one behind a bound one may have no default
+        __validate_parameters__=False,  # a parameter after a bound one may have no default
     )
 
 
 class BoundFunction(SglFunction[[], R]):
     """Program with arguments given in advance, by `bind`."""
 
-    if TYPE_CHECKING:  # without arguments, a misspelt option can't be meant for one
+    if TYPE_CHECKING:  # there are no arguments that a misspelt option could be meant for
 
         @with_signature_of(run_options)
         def run(self, **options: UserValue) -> ProgramState[R]: ...  # type: ignore[override] # no arguments
@@ -546,11 +556,11 @@ if TYPE_CHECKING:
         """SglFunction of a coroutine function."""
 
 
-def _split(
+def _split_options(
     program: SglFunction, given: Mapping[str, UserValue]
 ) -> tuple[dict[str, UserValue], dict[str, UserValue]]:
-    """Arguments of the program, also those named like options, and options, of what a call has
-    given by name.
+    """Splits the keyword arguments of a call into arguments of the program and options. A name that
+    is both is an argument.
     """
     own = dict[str, UserValue]()
     options = dict[str, UserValue]()
@@ -559,20 +569,22 @@ def _split(
     return own, options
 
 
-def _misfit(
+def _argument_error(
     program: SglFunction,
     args: Sequence[UserValue],
     arguments: Collection[str],
     what: str,
     error: TypeError,
 ) -> ParameterError:
-    """Error of a call whose arguments don't fit, with a hint at a name that may be misspelt."""
+    """Builds the error of a call whose arguments don't fit, with a hint at a name that may be
+    misspelt.
+    """
     unknown = [name for name in arguments if name not in program.names]
     problem = f"{program.name}: {error}"
     hint = ""
     if unknown:
         own = [*program.signature.parameters]
-        hint = nearest_name(
+        hint = suggest_argument(
             str(unknown[0]), [*own, *(sorted(program.options) if what == "run" else ())]
         )
         if not hint:
@@ -589,9 +601,9 @@ def _misfit(
     return ParameterError(what, f"{problem}.", hint=hint, where=user_location())
 
 
-def _parameters_of(func: Callable[..., Any], name: str) -> list[inspect.Parameter]:
-    """Parameters of a program's function, beginning with the state. Raises ParameterError if the
-    function can't be a program.
+def _program_parameters(func: Callable[..., Any], name: str) -> list[inspect.Parameter]:
+    """Returns the parameters of a program's function, beginning with the state. Raises
+    ParameterError if the function can't be a program.
     """
     try:
         parameters = list(inspect.signature(func).parameters.values())
@@ -618,16 +630,16 @@ def _parameters_of(func: Callable[..., Any], name: str) -> list[inspect.Paramete
     return parameters
 
 
-def _pickled(program: SglFunction) -> tuple[object, ...]:
-    """Value of a program's `__reduce__`: its name, as of a function, or that of a method with its
-    instance.
+def _reduce_program(program: SglFunction) -> tuple[object, ...]:
+    """Returns the value of a program's `__reduce__`: the name of its function, or a method's name
+    and its instance.
 
     Raises:
         ProgramError: the program can't be found by its name, so another process could not load it.
     """
     func = program.func
     if isinstance(func, MethodType):
-        return _unpickled, (
+        return _unpickle_program, (
             func.__self__,
             func.__name__,
             program.bind_arguments,
@@ -643,10 +655,10 @@ def _pickled(program: SglFunction) -> tuple[object, ...]:
             f"the program {program.name!r} can't be pickled: its module has no program of this name.",
             hint="Define it at the top of a module, or as a method of a class there.",
         )
-    return _unpickled, (None, name, program.bind_arguments, program.untrusted_arguments)
+    return _unpickle_program, (None, name, program.bind_arguments, program.untrusted_arguments)
 
 
-def _unpickled(
+def _unpickle_program(
     instance: object, name: str, bound: dict[str, Any], untrusted: bool = False
 ) -> SglFunction:
     found: Any = import_by_name(name) if instance is None else getattr(instance, name)

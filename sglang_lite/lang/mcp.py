@@ -1,5 +1,5 @@
-"""Tools of a server that speaks the Model Context Protocol (modelcontextprotocol.io), by its
-official package `mcp`.
+"""Tools of Model Context Protocol servers (modelcontextprotocol.io), using the official package
+`mcp`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from sglang_lite.lang.tools import SchemaTool
 from sglang_lite.protocol import ParameterError, ToolError
 from sglang_lite.protocol.anything import Foreign, Json
 
-MAX_RESULT: Final = 1 << 20  # characters of a result; a prompt holds far less
+MAX_RESULT: Final = 1 << 20  # characters of a result, far more than fits in a prompt
 _MAX_PAGES: Final = 100  # of a server's list of tools
-_MAX_TOLD: Final = 300  # characters of an error of the SDK
+_MAX_TOLD: Final = 300  # characters shown of an error from the SDK
 
 
 def mcp(
@@ -39,21 +39,22 @@ def mcp(
     """Connects to an MCP server, and returns its tools, for `gen(tools=…)` and `use_tools`.
 
     Args:
-        server: URL of a server, or the command that starts one, as a text or a list of words; also
-            whatever else `mcp.Client` connects to, such as an `MCPServer` of this process.
-        tools: names of the tools to take, in this order; None for all.
-        env: environment variables of the command; it has only PATH, HOME and a few others of this
-            process.
-        timeout: maximum seconds that connecting, and each call, may take.
+        server: URL of a server, or the command that starts one, as a string or a list of words.
+            Anything else that `mcp.Client` connects to is accepted too, such as an `MCPServer` of
+            this process.
+        tools: names of the tools to use, in this order; None for all.
+        env: environment variables to set for the command, which otherwise inherits only PATH, HOME
+            and a few others.
+        timeout: maximum seconds for connecting, and for each call.
 
     Returns:
-        A sequence of tools; without `tools`, those whose schema can't be used are left out, with a
-        warning. It stays connected until it is closed, left as a context manager, or no longer
-        used.
+        A sequence of tools. Without `tools`, those whose schema can't be used are left out, with a
+        warning. The connection stays open until the sequence is closed, is left as a context
+        manager, or is no longer used.
 
     Raises:
         ParameterError: the package `mcp` is not installed, there is no such command or tool, or the
-            schema of a tool of `tools` can't be used.
+            schema of a tool in `tools` can't be used.
         ToolError: the server can't be reached, does not answer in time, or fails.
     """
     try:
@@ -86,15 +87,15 @@ def mcp(
 
 
 class McpTools(Sequence[SchemaTool]):
-    """Tools of an MCP server, in a fixed order; made by `sgl.mcp`."""
+    """Tools of an MCP server, in a fixed order; created by `sgl.mcp`."""
 
     def __init__(self, connection: _Connection, names: Sequence[str] | None) -> None:
         self._lease = lease = _Lease(connection)
         self._tools = []
         left_out = dict(connection.left_out)
-        for each in _chosen(connection, names):
+        for each in _select_listed(connection, names):
             try:
-                call = partial(lease.call, each.name)
+                call = partial(lease.call_leased_tool, each.name)
                 self._tools.append(
                     SchemaTool(each.name, each.description or "", each.input_schema, call)
                 )
@@ -141,34 +142,36 @@ class McpTools(Sequence[SchemaTool]):
         self.close()
 
     def close(self) -> None:
-        """Disconnects; a server that was started by a command ends. Calls of tools then fail."""
+        """Disconnects, which also ends a server started by a command. Later calls of tools fail."""
         self._lease.end()
 
 
 class _Lease:
-    """Use of a connection by tools, which ends with the last of them."""
+    """Keeps a connection open while any tool uses it, and closes it after the last one."""
 
     def __init__(self, connection: _Connection) -> None:
         self.connection, self.end = connection, weakref.finalize(self, connection.close)
 
-    def call(self, name: str, arguments: dict[str, Json]) -> Json:
-        """Calls a tool of the connection, with what that raises."""
-        return self.connection.call(name, arguments)
+    def call_leased_tool(self, name: str, arguments: dict[str, Json]) -> Json:
+        """Calls a tool over the leased connection. Raises the errors of
+        `_Connection.call_server_tool`.
+        """
+        return self.connection.call_server_tool(name, arguments)
 
 
 class _Connection:
-    """Connection to a server, on an event loop in a thread of its own.
+    """Connection to a server, running on its own event loop in its own thread.
 
     Args:
-        server: what the SDK's client connects to.
+        server: argument for the SDK's client: a URL, command parameters, or a server object.
         name: address or command, for messages.
-        timeout: maximum seconds that connecting, and a call, may take.
+        timeout: maximum seconds for connecting, and for a call.
 
     Attributes:
-        server: its name.
-        listed: tools of the server, as the SDK describes them.
-        left_out: by name, why the SDK refuses a tool.
-        has_more: whether its list of tools has more pages than were read.
+        server: the name of the server.
+        listed: the server's tools, as the SDK describes them.
+        left_out: why the SDK rejects a tool, by the tool's name.
+        has_more: whether the server's list of tools has more pages than were read.
     """
 
     def __init__(self, server: Foreign, name: str, timeout: float) -> None:
@@ -176,9 +179,9 @@ class _Connection:
         from mcp.client.streamable_http import streamable_http_client
 
         if isinstance(server, str):
-            server = self._checked(streamable_http_client(server))
+            server = self._filter_transport(streamable_http_client(server))
         elif isinstance(server, StdioServerParameters):
-            server = self._checked(stdio_client(server))
+            server = self._filter_transport(stdio_client(server))
         self.server = name
         self._client = Client(server)
         self._timeout = timeout
@@ -190,7 +193,7 @@ class _Connection:
         connected: Future[list[Foreign]] = Future()
         self._serving = self._loop.create_task(self._serve(connected))
         self._thread = threading.Thread(
-            target=self._run, args=(connected,), name="sglang_lite-mcp", daemon=True
+            target=self._run_event_loop, args=(connected,), name="sglang_lite-mcp", daemon=True
         )
         self._thread.start()
         try:
@@ -198,21 +201,23 @@ class _Connection:
         except FutureTimeoutError:
             self._disconnect()
             raise ToolError(f"the MCP server {name} did not answer within {timeout:g} s.") from None
-        except OSError as error:  # there is no such command
+        except OSError as error:  # no such command
             raise ParameterError(
                 "server", f"{name} can't be started: {error.strerror or error}."
             ) from error
         except Exception as error:
-            raise ToolError(f"the MCP server {name} can't be used: {_told(error)}.") from error
+            raise ToolError(
+                f"the MCP server {name} can't be used: {_error_summary(error)}."
+            ) from error
 
-    def _run(self, connected: Future[list[Foreign]]) -> None:
+    def _run_event_loop(self, connected: Future[list[Foreign]]) -> None:
         try:
             self._loop.run_until_complete(self._serving)
         except asyncio.CancelledError:
             pass
-        except Exception as error:  # told by `connected`, or by the calls that are open
+        except Exception as error:  # reported by `connected`, or by the open calls
             if not connected.done():
-                connected.set_exception(_innermost(error))
+                connected.set_exception(_first_error_in_groups(error))
         finally:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
@@ -232,13 +237,15 @@ class _Connection:
             await asyncio.Event().wait()  # until it is cancelled
 
     @contextlib.asynccontextmanager
-    async def _checked(self, transport: Foreign) -> AsyncIterator[tuple[_Reading, Foreign]]:
+    async def _filter_transport(
+        self, transport: Foreign
+    ) -> AsyncIterator[tuple[_InspectedStream, Foreign]]:
         async with transport as (reading, writing):
-            yield _Reading(reading, self._without_refused), writing
+            yield _InspectedStream(reading, self._drop_rejected_tools), writing
 
-    def _without_refused(self, message: Foreign) -> None:
-        """Takes the tools that the SDK refuses out of a list of tools, since it refuses the whole
-        list for one.
+    def _drop_rejected_tools(self, message: Foreign) -> None:
+        """Drops the tools that the SDK rejects from a tool list, since one would make it reject the
+        whole list.
         """
         result = getattr(getattr(message, "message", None), "result", None)
         if isinstance(result, dict) and isinstance(result.get("tools"), list):
@@ -261,14 +268,14 @@ class _Connection:
             return not wrong
         return True
 
-    def call(self, name: str, arguments: dict[str, Json]) -> Json:
-        """Calls a tool. Returns the result's structured content, or else its text; of a tool that
-        has failed, why: the protocol wants the model to read that.
+    def call_server_tool(self, name: str, arguments: dict[str, Json]) -> Json:
+        """Calls a tool. Returns the result's structured content, or else its text. If the tool
+        failed, returns the reason as text, since the protocol wants the model to read it.
 
         Raises:
-            ToolError: the server does not answer in time, has gone, or its result is too long.
+            ToolError: the server does not answer in time, is gone, or its result is too long.
         """
-        # a forked process has not the connection's thread
+        # a forked process does not have the connection's thread
         if self._closed or os.getpid() != self._process:
             raise ToolError(f"the MCP server {self.server} is disconnected.")
         calling = asyncio.wait_for(self._client.call_tool(name, arguments), self._timeout)
@@ -288,12 +295,12 @@ class _Connection:
             if not isinstance(error, Exception):
                 raise
             raise ToolError(
-                f"the MCP server {self.server} failed in {name}: {_told(error)}."
+                f"the MCP server {self.server} failed in {name}: {_error_summary(error)}."
             ) from error
         return _result(name, answer)
 
     def close(self) -> None:
-        """Disconnects, and waits until that is done."""
+        """Disconnects, and waits up to 10 s for the thread to end."""
         self._disconnect()
         if threading.current_thread() is not self._thread:
             self._thread.join(10)
@@ -304,8 +311,8 @@ class _Connection:
             self._loop.call_soon_threadsafe(self._serving.cancel)
 
 
-class _Reading:
-    """Stream of messages of the SDK, each of which is looked at first."""
+class _InspectedStream:
+    """Message stream of the SDK that passes each message to a function first."""
 
     def __init__(self, stream: Foreign, look: Callable[[Foreign], None]) -> None:
         self._stream = stream
@@ -330,7 +337,7 @@ class _Reading:
         return bool(await self._stream.__aexit__(*error))
 
 
-def _chosen(connection: _Connection, names: Sequence[str] | None) -> list[Foreign]:
+def _select_listed(connection: _Connection, names: Sequence[str] | None) -> list[Foreign]:
     by_name: dict[str, Foreign] = {}
     for each in connection.listed:
         by_name.setdefault(each.name, each)
@@ -361,15 +368,15 @@ def _result(name: str, answer: Foreign) -> Json:
     return text if found is None else found
 
 
-def _innermost(error: BaseException) -> BaseException:
-    """First error in groups, which task groups of the SDK make."""
+def _first_error_in_groups(error: BaseException) -> BaseException:
+    """Unwraps exception groups, which the SDK's task groups raise, down to their first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
-def _told(error: Exception) -> str:
-    inner = _innermost(error)
-    # of a schema that wasn't kept, many lines with the whole schema
+def _error_summary(error: Exception) -> str:
+    inner = _first_error_in_groups(error)
+    # an error about a result that breaks its schema prints the whole schema, over many lines
     text = " ".join(str(inner).split())
     return text[:_MAX_TOLD].rstrip(".") or type(inner).__name__

@@ -1,5 +1,5 @@
-"""Conversion of images, videos and sounds (paths, URLs, bytes, PIL images, arrays) to the
-protocol's Media.
+"""Converts images, videos and sounds (paths, URLs, bytes, PIL images, arrays) to the protocol's
+Media.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 
 from sglang_lite.errors import redact_address
-from sglang_lite.media_files import frames, media_type, video_header
+from sglang_lite.media.files import decode_frames, media_type, video_header
 from sglang_lite.protocol import Location, Media, MediaKind, ParameterError
 
 MAX_IMAGE_BYTES = 50 * 2**20
-_MAX_SHOWN_PIXELS = 16 * 10**6  # of an image with a thumbnail: decoded in some 0.2 s
-_THUMBNAIL = 96  # its longer side
+_MAX_SHOWN_PIXELS = 16 * 10**6  # largest image that gets a thumbnail; decoding takes about 0.2 s
+_THUMBNAIL = 96  # pixels of the longer side
 _SHOWN = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")
 
 _MAGIC = (
@@ -37,7 +37,8 @@ _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")  # PIL modes that PNG supports
 
 
 def load_image(source: Any, where: Location | None = None) -> Media:  # PIL, arrays: by attribute
-    """Image as encoded bytes with the media type that the bytes indicate; a URL is kept as a URL.
+    """Returns an image as encoded bytes, with the media type detected from the bytes. A URL is kept
+    as a URL.
 
     Args:
         source: path, http(s) or data URL, encoded bytes, PIL image, or uint8 array or tensor of
@@ -57,7 +58,7 @@ def load_image(source: Any, where: Location | None = None) -> Media:  # PIL, arr
         (source if source.mode in _PNG_MODES else source.convert("RGB")).save(buffer, format="PNG")
         data = buffer.getvalue()
     elif hasattr(source, "shape") and hasattr(source, "dtype"):
-        data = _png(source, where)
+        data = _encode_png(source, where)
     else:
         raise ParameterError(
             "image",
@@ -73,8 +74,8 @@ def load_image(source: Any, where: Location | None = None) -> Media:  # PIL, arr
 
 
 def load_file(source: object, kind: MediaKind, where: Location | None = None) -> Media:
-    """Video or sound as encoded bytes with the media type that the bytes indicate; an address is
-    kept.
+    """Returns a video or sound as encoded bytes, with the media type detected from the bytes. An
+    http(s) URL is kept as a URL.
 
     Args:
         source: path, http(s) or data URL, or encoded bytes.
@@ -82,7 +83,7 @@ def load_file(source: object, kind: MediaKind, where: Location | None = None) ->
         where: user's line, for errors.
 
     Raises:
-        ParameterError: the file can't be read, or has no known format.
+        ParameterError: the file can't be read, or its format is not known.
     """
     if isinstance(source, str) and (remote := Media(url=source, media_type=f"{kind}/*")).address:
         return remote
@@ -98,7 +99,9 @@ def load_file(source: object, kind: MediaKind, where: Location | None = None) ->
 
 
 def _bytes_of(source: object, kind: MediaKind, where: Location | None) -> bytes | None:
-    """Bytes of a file, or of a source that is bytes; None for others."""
+    """Returns the bytes of a file, or the source itself if it is bytes. Returns None for other
+    sources.
+    """
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source)
     if not isinstance(source, str | os.PathLike):
@@ -114,17 +117,17 @@ def _bytes_of(source: object, kind: MediaKind, where: Location | None) -> bytes 
         raise ParameterError(kind, problem, hint=hint if missing else "", where=where) from error
 
 
-def fetched(image: Media, where: Location | None = None) -> Media:
-    """An image, a video or a sound that is at an address, with its bytes. Blocks.
+def fetch_medium(image: Media, where: Location | None = None) -> Media:
+    """Downloads an image, video or sound from its address, and returns it with its bytes. Blocks.
 
     Raises:
         ParameterError: it can't be fetched, is not at a public address, or is larger than
             MAX_IMAGE_BYTES.
     """
-    from sglang_lite.fetching import FetchBounds, fetch
+    from sglang_lite.media.fetching import FetchBounds, fetch_files
 
     try:
-        data = fetch([image.address], FetchBounds(most_bytes=MAX_IMAGE_BYTES), image.kind)[
+        data = fetch_files([image.address], FetchBounds(most_bytes=MAX_IMAGE_BYTES), image.kind)[
             image.address
         ]
     except ParameterError as error:
@@ -134,8 +137,8 @@ def fetched(image: Media, where: Location | None = None) -> Media:
 
 
 def without_bytes(image: Media) -> Media:
-    """Medium as it is recorded: its digest in place of its bytes, and an address without what may
-    be secret in it.
+    """Returns a medium as it is recorded: with a digest in place of its bytes, and its address
+    without parts that may be secret.
     """
     if image.data or image.url.startswith("data:"):
         shown = f"sha256:{hashlib.sha256(image.data or image.url.encode()).hexdigest()}"
@@ -146,8 +149,8 @@ def without_bytes(image: Media) -> Media:
 
 
 def thumbnail(image: Media) -> str:
-    """Data URL of a small JPEG that shows an image. "" without pillow, and for an image that is
-    large, damaged or at an address.
+    """Returns a data URL of a small JPEG of an image. Returns "" if pillow is missing, and for an
+    image that is large, damaged or given by its address.
     """
     try:
         import PIL.Image
@@ -163,14 +166,14 @@ def thumbnail(image: Media) -> str:
             picture.thumbnail((_THUMBNAIL, _THUMBNAIL))
             small = io.BytesIO()
             picture.convert("RGB").save(small, "JPEG", quality=70)
-    except Exception:  # of pillow, which has errors of many kinds for damaged files
+    except Exception:  # pillow raises errors of many kinds for damaged files
         return ""
     return f"data:image/jpeg;base64,{base64.b64encode(small.getvalue()).decode()}"
 
 
 def frames_of(video: Media, where: Location | None = None) -> list[Media]:
-    """Frames of a video, evenly spread, as PNG images: `video.frames` of them, or all if it has
-    fewer.
+    """Returns evenly spaced frames of a video as PNG images: `video.frames` of them, or all if the
+    video has fewer.
 
     Raises:
         ParameterError: the video can't be read, or the packages av and pillow are missing.
@@ -180,7 +183,7 @@ def frames_of(video: Media, where: Location | None = None) -> list[Media]:
         header = video_header(video)
         count = min(video.frames, header.frames)
         indices = [i * (header.frames - 1) // max(count - 1, 1) for i in range(count)]
-        for picture in frames(video, header, indices):
+        for picture in decode_frames(video, header, indices):
             file = io.BytesIO()
             picture.save(file, "PNG")
             found.append(Media(file.getvalue(), "image/png"))
@@ -191,7 +194,7 @@ def frames_of(video: Media, where: Location | None = None) -> list[Media]:
 
 
 def _type_of(data: bytes, kind: MediaKind, where: Location | None) -> str:
-    """Media type of a file of a kind, by its first bytes."""
+    """Detects the media type of a file of a kind from its first bytes."""
     if kind == "image":
         return _media_type(data, where)
     try:
@@ -214,8 +217,8 @@ def _media_type(data: bytes, where: Location | None) -> str:
     )
 
 
-def _png(array: Any, where: Location | None) -> bytes:
-    """Content of a PNG file (RFC 2083) for a uint8 array."""
+def _encode_png(array: Any, where: Location | None) -> bytes:
+    """Returns the content of a PNG file (RFC 2083) for a uint8 array."""
     shape = tuple(array.shape)
     if "uint8" not in str(array.dtype) or len(shape) not in (2, 3) or 0 in shape:
         raise ParameterError(

@@ -1,4 +1,4 @@
-"""`sgl.plain`: text in which control tokens are plain text."""
+"""`sgl.plain`: prompt text in which control tokens count as plain text."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sglang_lite.protocol.parameter import Deferred
 
 @explains_wrong_arguments
 def plain(text: str) -> Text:
-    """Text to add to a prompt in which control tokens that it spells (`<|im_start|>`) are plain
-    text, as they are in turns: for what users or tools wrote, outside turns. Elsewhere it is like
-    the text itself.
+    """Returns text to add to a prompt whose control tokens (`<|im_start|>`) count as plain text, as
+    they always do in turns. Use it outside turns for text written by users or tools. Otherwise it
+    works like the text itself.
 
     Raises:
         ParameterError: it is not a string.

@@ -1,4 +1,4 @@
-"""Calls of programs, which are added to a state, read from or run."""
+"""Calls of programs, to be added to a state, read from or run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, TypeAlias
 
-from sglang_lite.lang.argument_names import no_such_argument
-from sglang_lite.lang.body_run import BodyRun, checked_return_value, nested_too_deeply
+from sglang_lite.lang.argument_names import unknown_argument_error
+from sglang_lite.lang.body_run import BodyRun, check_return_value, nesting_error
 from sglang_lite.lang.execution.control_text import collect_spelled_tokens
 from sglang_lite.lang.expressions import BaseProgram, R, SglCall
 from sglang_lite.lang.run_options import RUN_OPTIONS, run_options, with_signature_of
@@ -48,14 +48,14 @@ class _Unused:
 if TYPE_CHECKING:
     _Readable: TypeAlias = ProgramState[R]
 else:
-    _Readable = Generic  # what a call has not itself, `__getattr__` finds in its state
+    _Readable = Generic  # `__getattr__` finds everything else in the call's state
 
 
 class ProgramCall(SglCall, _Readable[R]):  # type: ignore[misc] # both have `+`
     """Call of a program. If it is added to a state, the called body continues that state's text and
-    variables. If it is read from, the program is run by itself, unless the call has been added
-    before: then the state that it was added to is read. `run` and `arun` run the program by
-    themselves, with options of their own.
+    variables. If it is read from, the program is run separately, unless the call was added before;
+    then the read uses the state that it was added to. `run` and `arun` run the program separately,
+    with their own options.
     """
 
     __slots__ = ("_added", "_args", "_kwargs", "_options", "_program", "_state", "_unused")
@@ -98,7 +98,7 @@ class ProgramCall(SglCall, _Readable[R]):  # type: ignore[misc] # both have `+`
                 hint="Give it to the generation, or use s.call(…).",
                 where=user_location(),
             )
-        kwargs = program.bound(self._args, dict(self._kwargs), program.name)
+        kwargs = program.bind_call(self._args, dict(self._kwargs), program.name)
         self._added = True
         self._state = state
         run = state.branch.run
@@ -111,13 +111,13 @@ class ProgramCall(SglCall, _Readable[R]):  # type: ignore[misc] # both have `+`
             # a trace reports it at the call's line
             if TracingScope.get_current_scope() is not None:
                 raise
-            raise nested_too_deeply(program.name) from error
-        state.ret_value = checked_return_value(program, returned)
+            raise nesting_error(program.name) from error
+        state.ret_value = check_return_value(program, returned)
 
     @property
     def state(self) -> ProgramState[R]:
-        """State of the called program; the first access runs the program by itself, if the call was
-        not added.
+        """State of the called program. If the call was not added, the first access runs the program
+        separately.
         """
         from sglang_lite.lang.tracer import TracingScope, trace_call
 
@@ -131,24 +131,24 @@ class ProgramCall(SglCall, _Readable[R]):  # type: ignore[misc] # both have `+`
 
     @with_signature_of(run_options)
     def run(self, **options: UserValue) -> ProgramState[R]:
-        """Runs the program by itself. `help(program.run)` describes the options.
+        """Runs the program separately. `help(program.run)` describes the options.
 
         Raises:
             ParameterError: `run` has no such option, or it has an invalid value.
         """
-        return self._prepared(options).start()
+        return self._prepare_run(options).start()
 
     @with_signature_of(run_options)
     async def arun(self, **options: UserValue) -> ProgramState[R]:
-        """Async version of `run`."""
-        return await self._prepared(options).astart()
+        """Runs the program like `run`, for coroutines."""
+        return await self._prepare_run(options).astart()
 
-    def _prepared(self, options: Mapping[str, UserValue]) -> BodyRun:
+    def _prepare_run(self, options: Mapping[str, UserValue]) -> BodyRun:
         self._unused.name = ""
         for name in options:
             if name not in RUN_OPTIONS:
-                raise no_such_argument("run", name, RUN_OPTIONS)
-        run: BodyRun = self._program.prepared(
+                raise unknown_argument_error("run", name, RUN_OPTIONS)
+        run: BodyRun = self._program.prepare_run(
             self._args, dict(self._kwargs), {**self._options, **options}
         )
         return run

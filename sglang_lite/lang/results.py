@@ -1,5 +1,5 @@
-"""Conversion of a backend's answers to the form that SGLang's users read, and warnings of what a
-server left out.
+"""Converts a backend's answers to the form that SGLang's users read, and warns about what a server
+left out.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from sglang_lite.protocol.anything import Json, UserValue
 
 
 def meta_info(record: object) -> dict[str, Json] | None:
-    """SGLang's meta_info for the record of a variable, or None if the record has no metadata.
+    """Returns SGLang's meta_info for the record of a variable, or None if the record has no
+    metadata.
 
     Args:
-        record: a Generation, a Selection, metadata of a blocking hook, or a list of records of
+        record: a Generation, a Selection, metadata from a blocking hook, or a list of records of
             several samples or branches.
     """
     if isinstance(record, Generation):
@@ -72,24 +73,24 @@ def _generation(g: Generation) -> dict[str, Any]:
 
 
 def with_warnings(meta: Mapping[str, Json], *warnings: str) -> dict[str, Json]:
-    """Metadata with more warnings, which tell what differs from the request."""
+    """Returns metadata with warnings added about how the answer differs from the request."""
     return {**meta, **({"warnings": [*meta.get("warnings", ()), *warnings]} if warnings else {})}
 
 
 class DeltaWithMeta(Delta, frozen=True):
-    """Piece of a stream with metadata in SGLang's form."""
+    """Piece of a stream, with metadata in SGLang's form."""
 
     meta: dict[str, Json] = msgspec.field(default_factory=dict)
 
 
 def delta_meta(delta: Delta) -> dict[str, Json]:
-    """Metadata of one chunk of a stream, in SGLang's form."""
+    """Returns the metadata of one chunk of a stream, in SGLang's form."""
     return _logprobs("output", delta.logprobs)
 
 
-def joined_meta(early: dict[str, Json], late: dict[str, Json]) -> dict[str, Json]:
-    """Metadata of two consecutive chunks as one: log-probabilities are concatenated, other values
-    are the later ones.
+def merge_meta(early: dict[str, Json], late: dict[str, Json]) -> dict[str, Json]:
+    """Merges the metadata of two consecutive chunks: log-probabilities are concatenated, and other
+    values are taken from the later chunk.
     """
     lists = {
         key
@@ -112,20 +113,20 @@ def _logprobs(kind: str, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
     return meta
 
 
-def usages_of(record: object) -> list[Usage]:
-    """Usages in the record of a variable: of its node, of the node's samples, or of the branches
-    that were gathered.
+def collect_usages(record: object) -> list[Usage]:
+    """Returns the usages in the record of a variable, including those of samples and of gathered
+    branches.
     """
     if isinstance(record, Generation | Selection):
         return [record.usage]
     if isinstance(record, list):
-        return [usage for each in record for usage in usages_of(each)]
+        return [usage for each in record for usage in collect_usages(each)]
     return []
 
 
-def as_dicts(messages: Sequence[Message]) -> list[dict[str, Json]]:
-    """Messages in the form of OpenAI's chat API: content is a string, or a list of parts if a
-    message has images.
+def messages_to_dicts(messages: Sequence[Message]) -> list[dict[str, Json]]:
+    """Returns messages in the form of OpenAI's chat API. Content is a string, or a list of parts if
+    the message contains media.
     """
     found = []
     for message in messages:
@@ -151,7 +152,7 @@ def _as_part(image: Media) -> dict[str, Json]:
 
 
 def data_url(image: Media) -> str:
-    """URL of an image: its own, or a data URL with its bytes."""
+    """Returns the URL of an image: its own, or a data URL with its bytes."""
     return image.url or f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
 
 
@@ -163,10 +164,10 @@ WARNINGS: Final[Mapping[str, str]] = {
 }
 
 
-def unsent(
+def missing_data_warnings(
     answer: Generation, params: SamplingParams, usage: Usage, *, end_assumed: bool = False
 ) -> list[str]:
-    """Warnings for what an answer lacks, as texts of `WARNINGS`.
+    """Returns warnings, as texts from `WARNINGS`, about what an answer lacks.
 
     Args:
         params: parameters of the request.
@@ -193,12 +194,12 @@ def unsent(
     return [warning for name, warning in WARNINGS.items() if missing[name]]
 
 
-def text_of(record: object, value: UserValue) -> UserValue:
-    """Text in the record of a variable, or the texts in a list of samples or branches; else the
-    value itself.
+def recorded_text(record: object, value: UserValue) -> UserValue:
+    """Returns the text in the record of a variable, or the texts in a list of samples or branches.
+    If the record has none, returns the value itself.
     """
     if isinstance(record, Generation):
         return record.text
     if isinstance(record, list) and isinstance(value, list) and len(value) == len(record):
-        return [text_of(r, v) for r, v in zip(record, value)]
+        return [recorded_text(r, v) for r, v in zip(record, value)]
     return value

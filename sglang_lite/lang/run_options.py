@@ -1,4 +1,4 @@
-"""Keywords of `run` and `run_batch`, and their conversion to settings of a run."""
+"""Keywords of `run` and `run_batch`, and their conversion to the settings of a run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sglang_lite.lang.checks import (
     check_flags,
     check_limits,
     check_policy,
-    check_whole,
+    check_whole_number,
     check_wind_down,
 )
 from sglang_lite.lang.execution.budget import Budget
 from sglang_lite.lang.execution.run import RunSettings, current_run
-from sglang_lite.lang.sampling_keywords import written_out
+from sglang_lite.lang.sampling_keywords import with_sampling_signature
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.protocol.sampling import NO_PARAMS, SamplingOptions, named, read_params
@@ -29,7 +29,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _PARAMS = named("run", sglang=True)
 _PLAIN = RunSettings()
-# runs have few different
+# cached, since most runs use the same few combinations
 _read = lru_cache(maxsize=1024, typed=True)(lambda **values: read_params(values, _PARAMS))
 _OWN = {field.name for field in fields(RunSettings)}
 
@@ -37,7 +37,9 @@ _OWN = {field.name for field in fields(RunSettings)}
 def with_signature_of(
     method: Callable[_P, UserValue],
 ) -> Callable[[Callable[..., _T]], Callable[_P, _T]]:
-    """Decorator that copies `method`'s signature, for wrappers that take *args and **kwargs."""
+    """Returns a decorator that copies `method`'s signature, for wrappers that take *args and
+    **kwargs.
+    """
 
     def with_signature(twin: Callable[..., _T]) -> Callable[_P, _T]:
         twin.__signature__ = inspect.signature(method)  # type: ignore[attr-defined] # read by `inspect.signature`
@@ -46,7 +48,7 @@ def with_signature_of(
     return with_signature
 
 
-@written_out("run", sglang=True)
+@with_sampling_signature("run", sglang=True)
 def run_options(
     self: object,
     *,
@@ -68,7 +70,7 @@ def run_options(
     """Declares what `run` takes besides the program's own arguments."""
 
 
-@written_out("run", sglang=True)
+@with_sampling_signature("run", sglang=True)
 def run_keywords(
     self: object,
     *args: UserValue,
@@ -86,17 +88,18 @@ def run_keywords(
     shortened: Literal["raise", "warn", "keep"] | None = None,
     **kwargs: UserValue,
 ) -> None:
-    """Declares what `run` and `arun` take. They receive only what the caller gives, which may be
-    the program's own.
+    """Declares what `run` and `arun` take. They receive only what the caller gives, which may
+    include the program's own arguments.
     """
 
 
 RUN_OPTIONS = inspect.signature(run_options).parameters.keys() - {"self"}
 
 
-def with_inherited(given: Mapping[str, UserValue]) -> Mapping[str, UserValue]:
-    """Options with those that a run inside another run was not given: a seed derived from the outer
-    run's, and the outer run's priority if the backend is the same.
+def inherit_options(given: Mapping[str, UserValue]) -> Mapping[str, UserValue]:
+    """Returns the options of a run, with those that it inherits from the enclosing run. Without a
+    seed, it gets one derived from that run's seed. With neither a priority nor a backend, it gets
+    that run's priority.
     """
     outer = current_run.get()
     if outer is None:
@@ -109,28 +112,28 @@ def with_inherited(given: Mapping[str, UserValue]) -> Mapping[str, UserValue]:
     return found
 
 
-def backend_of(given: Mapping[str, UserValue]) -> Backend:
-    """Backend of a run: the given one, else the enclosing run's, else the default."""
-    return backend_for(_chosen(given))
+def resolve_run_backend(given: Mapping[str, UserValue]) -> Backend:
+    """Returns the backend of a run: the given one, else the enclosing run's, else the default."""
+    return backend_for(_given_or_enclosing_backend(given))
 
 
-def identity_of(given: Mapping[str, UserValue]) -> tuple[Json, ...]:
-    """Identity of the backend of a run, which is not started for it."""
-    return identity_for(_chosen(given))
+def resolve_run_identity(given: Mapping[str, UserValue]) -> tuple[Json, ...]:
+    """Returns the identity of a run's backend, without starting the backend."""
+    return identity_for(_given_or_enclosing_backend(given))
 
 
-def _chosen(given: Mapping[str, UserValue]) -> UserValue:
-    """The given backend or the enclosing run's; None if there is neither."""
+def _given_or_enclosing_backend(given: Mapping[str, UserValue]) -> UserValue:
+    """Returns the given backend or the enclosing run's, or None if there is neither."""
     outer = current_run.get()
     backend = given.get("backend")
     return outer.backend if backend is None and outer is not None else backend
 
 
-def settings_of(given: Mapping[str, UserValue]) -> RunSettings:
-    """Settings of a run.
+def convert_to_settings(given: Mapping[str, UserValue]) -> RunSettings:
+    """Converts the options of a run to its settings.
 
     Args:
-        given: options that the caller has given; those that are no settings are ignored.
+        given: options that the caller has given; options that are not settings are ignored.
 
     Raises:
         ParameterError: an option has an invalid value.
@@ -143,7 +146,7 @@ def settings_of(given: Mapping[str, UserValue]) -> RunSettings:
         if name in _PARAMS
         and value is not None
         and not (value is False and _PARAMS[name].default is False)
-    }  # what is off by itself, SGLang's ignore_eos=False, asks nothing of a backend
+    }  # a flag that is off by default, like SGLang's ignore_eos=False, needs nothing of a backend
     own = {name: value for name, value in given.items() if name in _OWN}
     if (seed := own.get("seed")) is not None:
         if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
@@ -166,7 +169,7 @@ def settings_of(given: Mapping[str, UserValue]) -> RunSettings:
         check_flags(
             stream=settings.stream, push_down=settings.push_down, use_thread=settings.use_thread
         )
-        check_whole("priority", settings.priority)
+        check_whole_number("priority", settings.priority)
         if settings.shortened is not None:
             check_policy(settings.shortened)
     return settings

@@ -1,5 +1,5 @@
-"""Sampling parameters as keywords: signatures that show them, and the SamplingParams of those that
-are given.
+"""Sampling parameters as keyword arguments: signatures that list them, and the SamplingParams built
+from those given.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _TYPES: Final = {
 }
 
 
-def written_out(
+def with_sampling_signature(
     place: Place, in_order: Sequence[str] = (), *, sglang: bool = False
 ) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Decorator of a function whose `**` parameter receives the sampling parameters of a place: its
-    signature shows them, with SGLang's names and defaults if `sglang` is True.
+    """Decorates a function whose `**` parameter receives the sampling parameters of a place, so
+    that its signature lists them, with SGLang's names and defaults if `sglang` is True.
 
     Args:
-        in_order: names of all parameters that can be given by position, if these are more than two:
-            the function receives the others by name, and has `*others` only for type checkers.
-            Wrong arguments are explained, too.
+        in_order: names of all parameters that can be given by position, if there are more than two.
+            The function then receives the others by name, and its `*others` is only for type
+            checkers. Wrong arguments are explained, too.
     """
     shown = {
         name: Parameter(
@@ -70,28 +70,28 @@ def written_out(
         if not in_order:
             return func
         call: Callable[..., _T] = func
-        # by the values before
+        # names still free for keywords, by the number of positional arguments
         free = [parameters.keys() - {*in_order[:count]} for count in range(3)]
 
         @explains_wrong_arguments
         @functools.wraps(func)
-        def bound(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        def call_with_bound(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             return call(**signature.bind(*args, **kwargs).arguments)
 
         @functools.wraps(func)
-        def by_name(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        def call_by_name(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             if len(args) <= 2 and kwargs.keys() <= free[len(args)]:
                 return func(*args, **kwargs)
-            return bound(*args, **kwargs)
+            return call_with_bound(*args, **kwargs)
 
-        return by_name
+        return call_by_name
 
     return with_signature
 
 
 def gen_params(max_tokens: UserValue, others: Mapping[str, UserValue]) -> SamplingParams:
-    """SamplingParams of the keywords of `gen`; None for unset. Cached, as a program uses few
-    different ones.
+    """Returns the SamplingParams for the keywords of `gen`, where None means unset. They are
+    cached, since a program uses few different ones.
 
     Raises:
         ParameterError: a value can't be honoured by any backend.
@@ -103,11 +103,11 @@ def gen_params(max_tokens: UserValue, others: Mapping[str, UserValue]) -> Sampli
         hint = 'A prompt is added before a generation, whose name comes first: s += prompt + gen("name").'
         raise ParameterError("max_tokens", f"{max_tokens!r:.60} is not a whole number.", hint=hint)
     try:
-        return _cached(max_tokens=max_tokens, **others)
-    except TypeError:  # a value is a list, which can't be hashed
-        return _cached.__wrapped__(max_tokens=max_tokens, **others)
+        return _cached_gen_params(max_tokens=max_tokens, **others)
+    except TypeError:  # an unhashable value, such as a list
+        return _cached_gen_params.__wrapped__(max_tokens=max_tokens, **others)
 
 
 @functools.lru_cache(maxsize=4096, typed=True)
-def _cached(**values: UserValue) -> SamplingParams:
+def _cached_gen_params(**values: UserValue) -> SamplingParams:
     return read_params(values, _OF_GEN)

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sglang_lite.lang.execution.branch import BranchSnapshot
-from sglang_lite.lang.state_group import adopt
+from sglang_lite.lang.state_group import adopt_variables
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.program.nodes import Expression
 from sglang_lite.protocol import ProgramError, SglError
@@ -28,7 +28,7 @@ class Scope:
         self._end = end
 
     def __enter__(self) -> ProgramState:
-        self._state.whole_branch.submit(self._begin, user_location())
+        self._state.branch_after_body.submit_expression(self._begin, user_location())
         return self._state
 
     def __exit__(
@@ -39,12 +39,12 @@ class Scope:
     ) -> None:
         # keeps the error of the `with` block
         with contextlib.suppress(*([SglError] if error is not None else [])):
-            self._state.branch.submit(self._end, user_location())
+            self._state.branch.submit_expression(self._end, user_location())
 
 
 class CopyScope:
-    """Context manager of `with s.copy() as c`: `c` is a branch of the state, and the variables that
-    it makes become the state's on exit.
+    """Context manager of `with s.copy() as c`. `c` is a branch of the state; the variables that it
+    makes become the state's on exit.
     """
 
     def __init__(self, state: ProgramState) -> None:
@@ -62,12 +62,12 @@ class CopyScope:
         tb: TracebackType | None,
     ) -> None:
         assert self._group is not None
-        adopt(self._state.branch, self._group[0].branch)
+        adopt_variables(self._state.branch, self._group[0].branch)
 
 
 class Checkpoint:
-    """Context manager of `with s.checkpoint() as c`: a place in a program to which `c.rollback()`
-    returns.
+    """Context manager of `with s.checkpoint() as c`. It marks a place in the program, to which
+    `c.rollback()` returns.
     """
 
     def __init__(self, state: ProgramState) -> None:
@@ -75,7 +75,7 @@ class Checkpoint:
         self._mark: BranchSnapshot | None = None
 
     def __enter__(self) -> Checkpoint:
-        self._mark = self._state.whole_branch.mark(user_location())
+        self._mark = self._state.branch_after_body.mark(user_location())
         return self
 
     def __exit__(
@@ -87,8 +87,8 @@ class Checkpoint:
         self._mark = None
 
     def rollback(self) -> None:
-        """Restores the text, turns and variables that the program had at the checkpoint; an error
-        since then is forgotten. Can be called repeatedly.
+        """Restores the text, turns and variables that the program had at the checkpoint, and
+        forgets any error since then. Can be called repeatedly.
 
         Raises:
             ProgramError: the `with` block has ended, or the run has stream=True, so that text may

@@ -1,4 +1,4 @@
-"""Group of the states that a fork makes, which can be added to together and joined."""
+"""Group of the states that a fork makes, which can be extended together and joined."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class ProgramStateGroup:
     ) -> None:
         self.states = list(states)
         self.src_state = src_state
-        self._alike = src_state is not None  # the group has added the same to all branches
+        self._alike = src_state is not None  # whether all branches have received the same additions
 
     def join(self, mode: JoinMode = "gather_variable") -> None:
-        """Gives the results of the branches to the state that they were forked from, without
+        """Hands the results of the branches to the state that they were forked from, without
         waiting for them.
 
         Args:
@@ -54,13 +54,14 @@ class ProgramStateGroup:
                 where=user_location(),
             )
         for state in (self.src_state, *self.states):
-            state.branch.names.check(user_location())
+            state.branch.names.raise_if_removed(user_location())
         parent = self.src_state.branch
         children = [state.branch for state in self.states]
         parent.join(children, mode, user_location())
-        own = [child.names.own() for child in children]
+        own = [child.names.own_variables_by_name() for child in children]
         gathered = {
-            name: _gather(children, own, name) for name in dict.fromkeys(chain.from_iterable(own))
+            name: _gather_variable(children, own, name)
+            for name in dict.fromkeys(chain.from_iterable(own))
         }
         for name, variable in gathered.items():
             parent.names.declare(name, variable)
@@ -69,7 +70,7 @@ class ProgramStateGroup:
         return f"ProgramStateGroup({len(self)} states)"
 
     def _repr_html_(self) -> str:
-        """Text and variables of the states, for notebooks."""
+        """Returns a table of the states and their variables, for notebooks."""
         return states_table(self.states, of_runs=False)
 
     def __len__(self) -> int:
@@ -93,7 +94,7 @@ class ProgramStateGroup:
             raise ProgramError("the branches of a fork can't be replaced.", where=user_location())
 
     def __iadd__(self, other: object) -> ProgramStateGroup:
-        """Adds to every branch: the same text or expression, one item of a list per branch, or the
+        """Adds to every branch the same text or expression, one item of a list per branch, or the
         result of a function of the branch's index.
         """
         where = user_location()
@@ -104,7 +105,7 @@ class ProgramStateGroup:
                 self._alike = alike and is_constant(other)
                 planner = self.states[0].branch.planner
                 if planner is not None and alike and len(self) > 1:
-                    added = planner.share(other, len(self))
+                    added = planner.share_among_branches(other, len(self))
             each: Iterable[Any] = [added] * len(self.states)
         elif callable(other):
             each = [other(i) for i in range(len(self.states))]
@@ -127,16 +128,16 @@ class ProgramStateGroup:
         for state, item in zip(self.states, each):
             if item is None:
                 raise not_addable("+=", item, where)
-            state.branch.submit(item, where)
+            state.branch.submit_expression(item, where)
         return self
 
 
-def _gather(
+def _gather_variable(
     children: Sequence[Branch], own: Sequence[Mapping[str, Variable]], name: str
 ) -> Variable:
-    """Variable for the list of the values that the branches have set for a name, with None for a
-    branch that has set none. If a branch failed to make its value, the variable fails with that
-    error.
+    """Creates a variable for the list of values that the branches have set for a name, with None
+    for a branch that has not set it. If a branch failed to make its value, the variable fails with
+    that error.
 
     Args:
         own: variables that each branch has made.
@@ -146,39 +147,39 @@ def _gather(
     declared = [variable for variable in variables if variable is not None]
     gathered.awaited = Gathered(declared)
 
-    def settled() -> None:
+    def set_or_fail() -> None:
         for child, variable in zip(children, variables):
-            if variable is not None and (error := variable.error()) is not None:
+            if variable is not None and (error := variable.error_or_none()) is not None:
                 child.player.failure_reported = True
                 if not gathered.done:
                     gathered.where = variable.where
-                    gathered.fail(error)
+                    gathered.set_error(error)
         if not gathered.done:
             gathered.record = [
                 None if variable is None else variable.record for variable in variables
             ]
-            # A cancellation may take values away meanwhile; it takes the list away, too.
+            # A cancellation may discard values meanwhile, but it then discards the list, too.
             gathered.set(
                 [
-                    None if variable is None else next(iter(variable.so_far()), None)
+                    None if variable is None else next(iter(variable.value_so_far()), None)
                     for variable in variables
                 ]
             )
 
-    when_all_done(declared, settled)
+    when_all_done(declared, set_or_fail)
     return gathered
 
 
-def adopt(parent: Branch, child: Branch) -> None:
-    """Declares the variables that the child has made in the parent."""
-    for name, variable in child.names.own().items():
+def adopt_variables(parent: Branch, child: Branch) -> None:
+    """Declares the child's own variables in the parent."""
+    for name, variable in child.names.own_variables_by_name().items():
         parent.names.declare(name, variable)
-        variable.when_done(partial(_see_failure, child, variable))
+        variable.when_done(partial(_mark_failure_reported, child, variable))
 
 
-def _see_failure(child: Branch, variable: Variable) -> None:
-    """Marks the child's failure as seen if this variable of it has failed, since the parent reports
-    that error. (The failure of a node without a variable stays unseen.)
+def _mark_failure_reported(child: Branch, variable: Variable) -> None:
+    """Marks the child's failure as reported if this variable of the child has failed, since the
+    parent reports that error. The failure of a node without a variable stays unreported.
     """
-    if variable.error() is not None:
+    if variable.error_or_none() is not None:
         child.player.failure_reported = True

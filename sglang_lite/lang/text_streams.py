@@ -1,4 +1,4 @@
-"""Streams of a state's texts and of partial typed values, for threads and for event loops."""
+"""Streams of a state's text and of partial typed values, for threads and for event loops."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.kernel import Output
 from sglang_lite.lang.concurrency.variables import TextLog, Variable
 from sglang_lite.lang.execution.reading import (
     afind_first,
     afind_variable,
     check_may_block,
-    checked,
+    check_value_type,
     find_first,
     find_variable,
-    nothing,
+    read_nothing,
     whole_text,
 )
 from sglang_lite.lang.execution.run import current_run
-from sglang_lite.lang.results import meta_info, text_of
+from sglang_lite.lang.results import meta_info, recorded_text
 from sglang_lite.lang.tracebacks import trim, user_location
-from sglang_lite.markup import Markup, element
+from sglang_lite.notebook.markup import Markup, element
+from sglang_lite.notebook.output import Output
 from sglang_lite.protocol import Generation, ProgramError, SglError
 from sglang_lite.protocol.anything import UserValue
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SoFar:
-    """Text and variables of a run at a moment.
+    """Text and variables of a run at one moment.
 
     Attributes:
-        text: text of the state; of a run with stream=True with what a running generation has
-            brought.
+        text: text of the state. In a run with stream=True, it includes what running generations
+            have streamed so far.
         variables: variables that have a value, by name.
-        ended: True if the body has ended and nothing is left to be executed.
+        ended: True if the body has ended and nothing is left to execute.
     """
 
     text: str
@@ -51,42 +51,44 @@ class SoFar:
     ended: bool
 
 
-def pieces(state: ProgramState, name: VariableName | None) -> Iterator[str]:
+def iter_pieces(state: ProgramState, name: VariableName | None) -> Iterator[str]:
     """Yields the chunks of a state's text, or of a variable's text. Implements `text_iter`.
 
     Raises:
-        ProgramError: the body of the program itself waits for the end of its text.
+        ProgramError: the program's own body would wait for the end of its text.
     """
     branch = state.branch
     _check_may_follow(branch)
-    if name is not None:
-        yield from _pieces_of_variable(branch, _find_streamed(state, name))
-        return
-    _refuse_own_end(branch)
-    log = _log_so_far(branch)
-    if log is None:  # the run isn't streamed
-        yield state.text()
+    if name is None:
+        _refuse_own_end(branch)
+        log = _log_so_far(branch)
+    else:
+        variable = _find_streamed_variable(state, name)
+        log = variable.log
+    if log is None:  # not streamed, set by hand, or joined
+        yield state.text() if name is None else _wait_for_text(branch, variable)
         return
     branch.player.failure_reported = True
-    yield from _texts(log)
-    if state.streamed_body is not None:
-        state.streamed_body.wait("text_async_iter")
+    for text, _ in log:
+        if text:
+            yield text
+    if name is None and state.streamed_body is not None:
+        state.streamed_body.wait_for_end("text_async_iter")
 
 
 def _pieces_of_variable(branch: Branch, variable: Variable) -> Iterator[str]:
-    if variable.log is None:  # not streamed, set by hand, or joined
-        yield _text_in(branch, variable)
+    """Yields the chunks of a variable's text, or all of it if it has no stream."""
+    if variable.log is None:
+        yield _wait_for_text(branch, variable)
         return
     branch.player.failure_reported = True
-    yield from _texts(variable.log)
-
-
-def _texts(log: TextLog) -> Iterator[str]:
-    return (text for text, _ in log if text)
+    for text, _ in variable.log:
+        if text:
+            yield text
 
 
 def _check_may_follow(branch: Branch) -> None:
-    """Raises ProgramError if an event loop would block until a streamed text has grown."""
+    """Raises ProgramError if following a text that is still growing would block an event loop."""
     log = branch.player.log
     if log is not None and not log.closed:
         check_may_block(branch.run, "text_async_iter", user_location())
@@ -102,83 +104,86 @@ def _refuse_own_end(branch: Branch) -> None:
         )
 
 
-def _text_in(branch: Branch, variable: Variable) -> str:
-    """Text of a variable that has no stream; waits for it."""
+def _wait_for_text(branch: Branch, variable: Variable) -> str:
+    """Returns the text of a variable that has no stream, after waiting for its value."""
     try:
         value = variable.wait()
     except SglError as error:
         branch.player.failure_reported = True
         trim(error)
         raise
-    return str(text_of(variable.record, value))
+    return str(recorded_text(variable.record, value))
 
 
-def _find_streamed(state: ProgramState, name: VariableName) -> Variable:
-    """Variable of a name whose text is streamed: the first, for the caller of a streamed run who
-    has not waited for the end of its body; else the one that the name has now.
+def _find_streamed_variable(state: ProgramState, name: VariableName) -> Variable:
+    """Returns the variable whose text is streamed under a name. A caller of a streamed run who has
+    not waited for the end of the body gets the first variable of that name, any other the current
+    one.
     """
-    find = find_first if state.follows_body else find_variable
+    find = find_first if state.has_unawaited_body else find_variable
     return find(state.branch.player, name, user_location())
 
 
 async def _afind_streamed(state: ProgramState, name: VariableName) -> Variable:
-    """Finds the variable that `_find_streamed` does, as a coroutine."""
-    find = afind_first if state.follows_body else afind_variable
+    """Finds the variable that `_find_streamed_variable` does, as a coroutine."""
+    find = afind_first if state.has_unawaited_body else afind_variable
     return await find(state.branch.player, name, user_location())
 
 
 def _log_so_far(branch: Branch) -> TextLog | None:
-    """Log of the text: to its end if the run is streamed, else of what was added until now. None if
-    nothing is streamed.
+    """Returns the log of the text: all of it if the run is streamed, else only up to what has been
+    added so far. Returns None if nothing is streamed.
     """
     player = branch.player
     return (
         player.log
         if player.later is None
-        else player.later.until(branch.read(nothing, user_location()))
+        else player.later.copy_until(branch.read_when_played(read_nothing, user_location()))
     )
 
 
-def show(state: ProgramState, page: Callable[[], str]) -> None:
-    """Shows the text of a streamed run in a notebook as it comes, and then the HTML that `page`
-    makes.
+def show_stream(state: ProgramState, page: Callable[[], str]) -> None:
+    """Shows the text of a streamed run in a notebook as it arrives, then replaces it with the HTML
+    from `page`.
     """
     output = Output()
-    with contextlib.suppress(SglError):  # it is in the page
+    with contextlib.suppress(SglError):  # the page shows it
         for text in accumulate(state.text_iter()):
             output.show_if_due(partial(element, "pre", text))
-    output.show(Markup(page()))
+    output.show_html(Markup(page()))
 
 
 def so_far(branch: Branch) -> SoFar:
     """Implements `ProgramState.so_far`."""
     player = branch.player
-    pieces = None if player.log is None else player.log.so_far()
-    text = player.transcript.text() if pieces is None else pieces
-    values = [(name, variable.so_far()) for name, variable in list(branch.names.variables.items())]
+    pieces = None if player.log is None else player.log.text_so_far()
+    text = player.transcript.collect_text() if pieces is None else pieces
+    values = [
+        (name, variable.value_so_far()) for name, variable in list(branch.names.variables.items())
+    ]
     found = {name: value for name, had in values for value in had}
     return SoFar(
-        text, found, not branch.run.body_open and all(each.at_rest for each in player.tree())
+        text, found, not branch.run.body_open and all(each.is_idle for each in player.tree())
     )
 
 
-async def read(branch: Branch, variable: Variable) -> UserValue:
-    """Awaits the value of a variable for a reader of the state. An error of the variable counts as
-    reported.
+async def read_variable(branch: Branch, variable: Variable) -> UserValue:
+    """Awaits the value of a variable on behalf of a reader of the state. An error of the variable
+    then counts as reported.
     """
     try:
-        return await variable.get()
+        return await variable.wait_async()
     except SglError as error:
         branch.player.failure_reported = True
         trim(error)
         raise
 
 
-async def apieces(
+async def aiter_pieces(
     state: ProgramState, name: VariableName | None, *, with_meta: bool
 ) -> AsyncIterator[UserValue]:
-    """Async version of `pieces`; with a name and `with_meta`, yields pairs of text and metadata.
-    Implements `text_async_iter`.
+    """Yields what `iter_pieces` does, asynchronously. With a name and `with_meta`, yields pairs of
+    text and metadata. Implements `text_async_iter`.
     """
     branch = state.branch
     # another task of the body may outlive it
@@ -195,14 +200,14 @@ async def apieces(
         return
     log = _log_so_far(branch)
     if log is None:
-        yield await read(branch, branch.read(whole_text, user_location()))
+        yield await read_variable(branch, branch.read_when_played(whole_text, user_location()))
         return
     branch.player.failure_reported = True
     async for text, _ in log:
         if text:
             yield text
     if state.streamed_body is not None:
-        await state.streamed_body.get()
+        await state.streamed_body.await_end()
 
 
 async def _apieces_of_variable(
@@ -210,7 +215,7 @@ async def _apieces_of_variable(
 ) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
     """Yields the chunks of a variable's text, each with its metadata."""
     if variable.log is None:
-        value = await read(branch, variable)
+        value = await read_variable(branch, variable)
         text = variable.record.text if isinstance(variable.record, Generation) else str(value)
         yield text, meta_info(variable.record) or {}
         return
@@ -219,33 +224,35 @@ async def _apieces_of_variable(
         yield text, meta or {}
 
 
-def values(state: ProgramState, name: VariableName) -> Iterator[UserValue]:
-    """Yields the partial values of a typed variable and finally the whole one. Implements
-    `partial_iter`.
+def iter_partial_values(state: ProgramState, name: VariableName) -> Iterator[UserValue]:
+    """Yields the partial values of a typed variable as it is generated, and finally the complete
+    value. Implements `partial_iter`.
     """
     _check_may_follow(state.branch)
-    variable = _find_streamed(state, name)
+    variable = _find_streamed_variable(state, name)
     partial = _PartialValue(variable, name)
     for piece in _pieces_of_variable(state.branch, variable):
         if partial.append(piece):
             yield partial.value
-    if (value := checked(variable.wait(), name)) != partial.value:
+    if (value := check_value_type(variable.wait(), name)) != partial.value:
         yield value
 
 
-async def avalues(state: ProgramState, name: VariableName) -> AsyncIterator[UserValue]:
-    """Async version of `values`. Implements `partial_async_iter`."""
+async def aiter_partial_values(state: ProgramState, name: VariableName) -> AsyncIterator[UserValue]:
+    """Yields what `iter_partial_values` does, asynchronously. Implements `partial_async_iter`."""
     variable = await _afind_streamed(state, name)
     partial = _PartialValue(variable, name)
     async for piece, _ in _apieces_of_variable(state.branch, variable):
         if partial.append(piece):
             yield partial.value
-    if (value := checked(await read(state.branch, variable), name)) != partial.value:
+    if (
+        value := check_value_type(await read_variable(state.branch, variable), name)
+    ) != partial.value:
         yield value
 
 
 class _PartialValue:
-    """Text of a typed variable so far, and its partial value.
+    """Text of a typed variable so far, and the partial value read from it.
 
     Attributes:
         value: latest partial value, or None if the text gives none yet.
@@ -264,7 +271,7 @@ class _PartialValue:
         self.value = None
 
     def append(self, piece: str) -> bool:
-        """Appends a chunk of text. Returns True if the partial value has changed."""
+        """Appends a chunk of text. Returns whether the partial value has changed."""
         self._text += piece
         value = self._read(self._text)
         before = self.value

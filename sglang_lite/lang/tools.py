@@ -1,8 +1,8 @@
 """Tools: Python functions that the model may call.
 
 `gen(tools=[…])` constrains the model to write either a call, with arguments that fit the function's
-signature, or an answer. The format is the one that the model was trained with if its chat template
-reveals a known one, else a JSON object.
+signature, or an answer. Calls have the format that the model was trained with, if its chat template
+reveals one that is known, and else are JSON objects.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from sglang_lite.text.tool_use import Function, arguments_schema, tool_use_schem
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Call of a tool that the model has written.
+    """Call of a tool, written by the model.
 
     Attributes:
         name: name of the function.
@@ -53,7 +53,7 @@ class ToolCall:
     _function: Callable[..., Any] = field(repr=False, compare=False)
 
     def run(self) -> UserValue:
-        """Calls the function and returns its result (for an async function, a coroutine).
+        """Calls the function and returns its result, which is a coroutine for an async function.
 
         Raises:
             ToolError: the function raised an exception.
@@ -74,8 +74,8 @@ class Toolbox:
         tools: by name, each function and the pydantic TypeAdapter of its arguments.
         schemas: by name, the JSON schema of each function's arguments.
         shared: definitions that the schemas refer to.
-        shown: all tools of the generation, as chat templates and chat APIs take them.
-        choice: "auto", "required" if the model has to call a tool, "named" if it has to call the
+        shown: all tools of the generation, in the form that chat templates and chat APIs expect.
+        choice: "auto", "required" if the model has to call a tool, or "named" if it has to call the
             only tool, once.
         parallel: whether the model may call several tools at once; values are then lists of calls.
     """
@@ -88,7 +88,7 @@ class Toolbox:
     parallel: bool = False
 
     @staticmethod
-    def of(
+    def for_tools(
         tools: Sequence[Callable[..., UserValue]],
         choice: str | Callable[..., UserValue],
         *,
@@ -98,7 +98,7 @@ class Toolbox:
 
         Args:
             tools: functions with annotated parameters.
-            choice: "auto", "required", or a tool or its name, which then has to be called, once.
+            choice: "auto", "required", or a tool (or its name) that has to be called exactly once.
             parallel: whether the model may call several tools at once.
 
         Raises:
@@ -118,11 +118,11 @@ class Toolbox:
             if name in by_name:
                 raise ParameterError("tools", f"two tools are called {name!r}.")
             by_name[name] = tool
-        described = shown = _described(tuple(by_name.values()))
+        described = shown = _describe_with_cache(tuple(by_name.values()))
         chosen = choice if isinstance(choice, str) else getattr(choice, "__name__", "")
         if chosen in by_name:
             by_name = {chosen: by_name[chosen]}
-            described = _described((by_name[chosen],))
+            described = _describe_with_cache((by_name[chosen],))
         elif choice not in ("auto", "required"):
             raise ParameterError(
                 "tool_choice", f"{choice!r} is not 'auto', 'required' or one of the tools."
@@ -132,16 +132,16 @@ class Toolbox:
         mode = "named" if chosen in by_name else mode
         return Toolbox(pairs, described.schemas, described.shared, shown.shown, mode, parallel)
 
-    def of_prompt(self, family: str | None) -> PromptTools:
-        """Tools as a part of a prompt. For the argument see `value_type`."""
+    def to_prompt_tools(self, family: str | None) -> PromptTools:
+        """Returns the tools as part of a prompt. For the argument, see `value_type`."""
         return PromptTools(tuple(map(to_json, self.shown)), family, self.parallel)
 
     def value_type(self, family: str | None) -> ValueType:
-        """Type of the text that a generation with these tools writes. Its values are ToolCall
-        (lists of ToolCall with `parallel`), or str for an answer.
+        """Returns the type of the text that a generation with these tools writes. Its values are
+        ToolCall (lists of ToolCall with `parallel`), or str for an answer.
 
         Args:
-            family: format of calls, as a name of text.tool_formats; None for one JSON object.
+            family: name of a format for calls in text.tool_formats; None for one JSON object.
         """
         if family is not None:
             schemas = {
@@ -171,7 +171,7 @@ class Toolbox:
             raise ValueValidationError("the text ends in the middle of a tool call.", text=text)
         if not answer.calls:
             return answer.content
-        calls = [self._called(call.name, call.arguments, text) for call in answer.calls]
+        calls = [self._parse_call(call.name, call.arguments, text) for call in answer.calls]
         return calls if self.parallel else calls[0]
 
     def _read_object(self, text: str) -> ToolCall | list[ToolCall] | str:
@@ -185,10 +185,10 @@ class Toolbox:
             raise ValueValidationError(
                 f"the text is neither a tool call nor an answer: {error}", text=text
             ) from error
-        found = [self._called(name, arguments, text) for name, arguments in calls]
+        found = [self._parse_call(name, arguments, text) for name, arguments in calls]
         return found if self.parallel else found[0]
 
-    def _called(self, name: str, arguments: str, text: str) -> ToolCall:
+    def _parse_call(self, name: str, arguments: str, text: str) -> ToolCall:
         from pydantic import ValidationError
 
         try:
@@ -207,7 +207,9 @@ class Toolbox:
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """Description of tools by their signatures and docstrings; for its attributes see `Toolbox`."""
+    """Description of tools, derived from their signatures and docstrings. For its attributes, see
+    `Toolbox`.
+    """
 
     readers: Mapping[str, Any]
     schemas: Mapping[str, Any]
@@ -215,35 +217,41 @@ class _Described:
     shown: tuple[Mapping[str, Json], ...]
 
 
-def _described(tools: tuple[Callable[..., Any], ...]) -> _Described:
-    """Describes tools, once for as long as they live. Raises ParameterError as `Toolbox.of`."""
+def _describe_with_cache(tools: tuple[Callable[..., Any], ...]) -> _Described:
+    """Describes tools, and caches the description while they live. Raises ParameterError like
+    `Toolbox.for_tools`.
+    """
     try:
         keys = tuple((weakref.ref(tool), tool.__doc__) for tool in tools)
         hash(keys)
-    except TypeError:  # has no weak references, or no hash
+    except TypeError:  # can't be weakly referenced or hashed
         return _describe(tools)
-    return _described_once(keys)
+    return _describe_by_keys(keys)
 
 
 @lru_cache(maxsize=64)
-def _described_once(
+def _describe_by_keys(
     keys: tuple[tuple[weakref.ref[Callable[..., Any]], str | None], ...],
 ) -> _Described:
     return _describe([tool for reference, _ in keys if (tool := reference()) is not None])
 
 
 def _describe(tools: Sequence[Callable[..., Any]]) -> _Described:
-    # pydantic takes a while to load
+    # pydantic is slow to import
     from sglang_lite.constraints.python_types.pydantic_schema import schemas_of
 
     own = {tool.__name__: tool for tool in tools if isinstance(tool, SchemaTool)}
-    readers = {tool.__name__: _arguments(tool) for tool in tools if tool.__name__ not in own}
+    readers = {
+        tool.__name__: _build_arguments_adapter(tool) for tool in tools if tool.__name__ not in own
+    }
     found, shared = schemas_of(list(readers.items()))
     found |= {name: dict(tool.schema) for name, tool in own.items()}
     schemas = {tool.__name__: found[tool.__name__] for tool in tools}
     shown = tuple(
         Tool(
-            tool.__name__, inspect.getdoc(tool) or "", _shown(arguments_schema(schema, shared))
+            tool.__name__,
+            inspect.getdoc(tool) or "",
+            _schema_for_models(arguments_schema(schema, shared)),
         ).shown
         for tool, schema in zip(tools, schemas.values())
     )
@@ -266,28 +274,28 @@ def check_tools(tools: object, where: Location | None = None) -> None:
 
 
 def tool_schemas(tools: Sequence[Callable[..., UserValue]]) -> list[Mapping[str, Json]]:
-    """Tools as chat templates and chat APIs take them: `{"type": "function", "function": {"name",
-    "description", "parameters"}}`, with the docstring and the JSON Schema of the parameters.
-    `gen(tools=…)` shows them to a model in this form.
+    """Returns tools in the form that chat templates and chat APIs expect: `{"type": "function",
+    "function": {"name", "description", "parameters"}}`, with the docstring and the JSON Schema of
+    the parameters. `gen(tools=…)` shows them to a model in this form.
 
     Raises:
         ParameterError: as for `gen(tools=…)`.
     """
-    # a caller may change them, and tools are described once
-    return deepcopy([*Toolbox.of(tools, "auto").shown])
+    # callers may modify the result, but descriptions are cached
+    return deepcopy([*Toolbox.for_tools(tools, "auto").shown])
 
 
-def _shown(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Schema of arguments with the keys that models know, in their usual order, without the
-    documents of quotes.
+def _schema_for_models(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the schema of a tool's arguments with only the keys that models know, in their usual
+    order. Leaves out documents to quote from.
     """
     names = ("type", "properties", "required", "$defs")
     return {name: without_documents(schema[name]) for name in names if name in schema}
 
 
-def _arguments(tool: Callable[..., Any]) -> Any:
-    """Pydantic TypeAdapter of a function's keyword arguments. Raises ParameterError if the
-    signature can't be used.
+def _build_arguments_adapter(tool: Callable[..., Any]) -> Any:
+    """Returns the pydantic TypeAdapter of a function's keyword arguments. Raises ParameterError if
+    the signature can't be used.
     """
     from pydantic import PydanticUserError, TypeAdapter, with_config
 
@@ -330,7 +338,7 @@ def _arguments(tool: Callable[..., Any]) -> Any:
     return adapter
 
 
-# Keywords by which a schema may allow members that `properties` does not name.
+# Keywords with which a schema may allow members that `properties` does not name.
 _ALLOW_MORE = (
     "additionalProperties",
     "patternProperties",
@@ -346,17 +354,17 @@ _ALLOW_MORE = (
 
 
 class SchemaTool:
-    """Tool of `gen(tools=…)` and `use_tools`.
+    """Tool for `gen(tools=…)` and `use_tools`, described by a JSON schema.
 
     Args:
-        name: its name.
+        name: name of the tool.
         description: text that describes it to the model.
-        schema: JSON schema of the arguments, an object. Members that it does not name are refused,
-            unless it says which are allowed.
-        call: function of the arguments by name.
+        schema: JSON schema of the arguments, an object. Members that it does not name are rejected,
+            unless the schema defines which are allowed.
+        call: function that takes the arguments as one dictionary.
 
     Raises:
-        ParameterError: the schema is not that of an object, or a model can't be held to it.
+        ParameterError: the schema is not that of an object, or can't be enforced on a model.
     """
 
     def __init__(
@@ -366,7 +374,9 @@ class SchemaTool:
         schema: Mapping[str, Json],
         call: Callable[[dict[str, Json]], UserValue],
     ) -> None:
-        own = closed({key: value for key, value in schema.items() if key != "$schema"})
+        own = forbid_extra_members(
+            {key: value for key, value in schema.items() if key != "$schema"}
+        )
         if own.get("type", "object") != "object":
             raise ParameterError("tools", f"{name}: its schema is not that of an object.")
         self.__name__ = name
@@ -386,10 +396,10 @@ class SchemaTool:
         return self._call(arguments)
 
     def validate_json(self, text: str) -> dict[str, Json]:
-        """Arguments in a JSON text, checked against the schema.
+        """Parses arguments from a JSON text and checks them against the schema.
 
         Raises:
-            ValueError: they do not fit it.
+            ValueError: the text is not JSON, or does not fit the schema.
         """
         value = json.loads(text)
         for violation in violations(self._constraint, value):
@@ -409,9 +419,9 @@ class SchemaTool:
         return f"({', '.join(shown)})"
 
 
-def closed(schema: Mapping[str, Json]) -> dict[str, Json]:
-    """Schema of a tool's arguments without members that it does not name, unless it says which are
-    allowed.
+def forbid_extra_members(schema: Mapping[str, Json]) -> dict[str, Json]:
+    """Returns the schema of a tool's arguments with unnamed members forbidden, unless the schema
+    itself defines which are allowed.
     """
     if schema.keys().isdisjoint(_ALLOW_MORE) and {*schema.get("required", ())} <= {
         *schema.get("properties", ())

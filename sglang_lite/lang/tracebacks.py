@@ -1,4 +1,4 @@
-"""Locations in the user's program, and tracebacks reduced to the user's frames."""
+"""Locations in the user's program, and tracebacks that show only the user's frames."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _CARRIERS = (
     "concurrent",
     "contextlib",
     "threading",
-)  # packages whose frames only pass an error on to its reader
+)  # packages whose frames only pass errors on to the user
 
-# By the id of the code, whose hash reads all of it, and the offset of an instruction. The code is
-# kept, so that no other one gets its id. Shared, as runs and rows of a batch come to the same ones.
+# By the code's id, since hashing code is slow, and the offset of an instruction. The code object is
+# kept so its id is not reused. Shared because runs and rows of a batch reach the same locations.
 _locations: dict[tuple[int, int], tuple[CodeType, Location]] = {}
 _MAX_LOCATIONS = 4096
-_last_lines: dict[Location, int] = {}  # of statements that have several lines
+_last_lines: dict[Location, int] = {}  # last lines of multi-line statements
 
 
 def user_location() -> Location | None:
-    """Location of the innermost frame outside this package, or None if all frames are in it. The
-    caller's own frame is not considered.
+    """Returns the location of the innermost frame outside this package, or None if all frames are
+    in it. The caller's own frame is not considered.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("sglang_lite."):
@@ -56,16 +56,16 @@ def _new_location(code: CodeType, frame: FrameType) -> Location:
     return found
 
 
-def own_line(statement: Location | None, made: Location | None) -> Location | None:
-    """Chooses the line that an error of a node names.
+def choose_error_location(statement: Location | None, made: Location | None) -> Location | None:
+    """Chooses the location reported by an error about a node.
 
     Args:
-        statement: location of the statement that adds it.
-        made: location at which it was made.
+        statement: location of the statement that adds the node.
+        made: location where the node was created.
 
     Returns:
-        `made` if it is a later line of the statement, also of a function that is defined in it;
-        else `statement`.
+        `made` if it is on a later line of the statement, in the same function or in one defined
+        there; else `statement`.
     """
     if (
         made is None
@@ -83,33 +83,33 @@ def own_line(statement: Location | None, made: Location | None) -> Location | No
 
 
 def trim(error: BaseException) -> None:
-    """Removes this package's frames from the tracebacks of an error and of its causes. An error
-    that is a bug of this package keeps its traceback.
+    """Removes this package's frames from the tracebacks of an error and its causes, except from an
+    error that is a bug of this package.
     """
     seen = set[int]()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
-        if isinstance(link, SglError) or not _is_ours(link.__traceback__):
-            link.__traceback__ = _without_carriers(link.__traceback__)
+        if isinstance(link, SglError) or not _failed_in_this_package(link.__traceback__):
+            link.__traceback__ = _drop_carrier_frames(link.__traceback__)
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 
 
 def is_library(trace: TracebackType) -> bool:
-    """True if a frame is in the standard library or an installed package."""
+    """Returns whether a frame is in the standard library or an installed package."""
     return trace.tb_frame.f_code.co_filename.startswith(LIBRARIES)
 
 
-def _module(trace: TracebackType) -> str:
+def _top_level_package(trace: TracebackType) -> str:
     name: str = trace.tb_frame.f_globals.get("__name__") or ""
     return name.partition(".")[0]
 
 
-def _is_ours(trace: TracebackType | None) -> bool:
-    """True if the innermost frame outside of libraries belongs to this package."""
+def _failed_in_this_package(trace: TracebackType | None) -> bool:
+    """Returns whether the innermost frame outside of libraries belongs to this package."""
     found = False
     while trace is not None:
-        if _module(trace) == "sglang_lite":
+        if _top_level_package(trace) == "sglang_lite":
             found = True
         elif not is_library(trace):
             found = False
@@ -117,10 +117,10 @@ def _is_ours(trace: TracebackType | None) -> bool:
     return found
 
 
-def _without_carriers(trace: TracebackType | None) -> TracebackType | None:
+def _drop_carrier_frames(trace: TracebackType | None) -> TracebackType | None:
     frames = []
     while trace is not None:
-        if _module(trace) not in _CARRIERS:
+        if _top_level_package(trace) not in _CARRIERS:
             frames.append(trace)
         trace = trace.tb_next
     following: TracebackType | None = None
@@ -129,7 +129,7 @@ def _without_carriers(trace: TracebackType | None) -> TracebackType | None:
     return following
 
 
-class _Trimmed:
+class _TracebackTrimmer:
     """Context manager that removes this package's frames from the traceback of an exception raised
     inside.
     """
@@ -144,13 +144,13 @@ class _Trimmed:
             trim(error)
 
 
-trimmed = _Trimmed()
+trimmed = _TracebackTrimmer()
 
 
-_seen: dict[Any, Any] = {}  # warnings that were shown, as Python's filters keep them
+_seen: dict[Any, Any] = {}  # warnings already shown, in the format of Python's filters
 
 
 def warn_here(message: str) -> None:
-    """Warns about the line of the user's program that is being run, once for each line."""
+    """Warns about the line of the user's program that is running, once for each line and message."""
     where = user_location() or Location("<unknown>", 0, "")
     warnings.warn_explicit(message, UserWarning, where.file, where.line, registry=_seen)

@@ -23,16 +23,16 @@ from sglang_lite.lang.backend.planning import Planner
 from sglang_lite.lang.backend.remote.explain import TracedAnswer, TracedBackend
 from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.lang.backend.remote.turn import Turn, TurnSource
-from sglang_lite.lang.backend.remote.turn_plan import TurnContext, plan
+from sglang_lite.lang.backend.remote.turn_plan import TurnContext, plan_turns
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.lang.checks import check_whole
+from sglang_lite.lang.checks import check_whole_number
 from sglang_lite.lang.concurrency.loop import in_event_loop
 from sglang_lite.lang.execution.branch import Branch, find_raise_location
 from sglang_lite.lang.execution.reading import variable_name_of
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram, SglGen, SglSelect, VariableName
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, user_location
-from sglang_lite.lang.symbolic.graph import Graph, changed, graph_of
+from sglang_lite.lang.symbolic.graph import Graph, build_graph, with_text_changes
 from sglang_lite.lang.symbolic.recorder import (
     MAX_NODES,
     CutError,
@@ -41,11 +41,11 @@ from sglang_lite.lang.symbolic.recorder import (
     TracedBranch,
     TracedGraph,
     TracedWay,
-    is_limit,
+    is_tracing_limit,
 )
 from sglang_lite.lang.symbolic.symbols import MARK, SglArgument, SglVariable, Symbol, traced_way
 from sglang_lite.lang.unawaited import must_await
-from sglang_lite.markup import element, fragment
+from sglang_lite.notebook.markup import element, fragment
 from sglang_lite.program.graph import Call
 from sglang_lite.program.nodes import (
     BaseNode,
@@ -149,14 +149,14 @@ class TracerProgramState(ProgramState):
     async def get(self, name: VariableName) -> UserValue:
         return self[name]
 
-    def _record(self, name: VariableName) -> NoReturn:
+    def _wait_for_record(self, name: VariableName) -> NoReturn:
         SglVariable(variable_name_of(name, user_location())).__refuse__(
             "read the metadata of a variable"
         )
 
     def graph(self) -> Graph:
-        """Graph of the program, with all ways through its body that were followed. Runs the body
-        once more, with the same arguments, to find texts that change from run to run.
+        """Returns the graph of the program, with all paths through its body that were followed.
+        Runs the body once more, with the same arguments, to find texts that change from run to run.
 
         Raises:
             ProgramError: the state is a branch, or belongs to a program called by the traced one.
@@ -166,36 +166,40 @@ class TracerProgramState(ProgramState):
                 "only the state that trace() returned has a graph.", where=user_location()
             )
         ways = [path.state.branch.player.way for path in self.paths]
-        graph = graph_of(self._program, self.arguments, ways, complete=self.complete)
-        again = _tracer(self._program, self.arguments, self.branch.backend, ways[0].forced)
+        graph = build_graph(self._program, self.arguments, ways, complete=self.complete)
+        again = _new_tracer_state(
+            self._program, self.arguments, self.branch.backend, ways[0].forced
+        )
         with contextlib.suppress(CutError, Exception):  # errors were handled in the first run
-            _run_traced(self._program, again)
-        return changed(
-            graph, graph_of(self._program, {}, [again.branch.player.way], complete=False)
+            _trace_body(self._program, again)
+        return with_text_changes(
+            graph, build_graph(self._program, {}, [again.branch.player.way], complete=False)
         )
 
     def flatten_nodes(self) -> list[Expression]:
-        """Nodes of the state, as a new list: none of them contains others."""
+        """Returns the nodes of the state as a new list. No node contains others."""
         return list(self.nodes)
 
     def print_graph_dfs(self) -> None:
         """Prints one node per line, with branches indented."""
-        for line in _lines(self, ""):
+        for line in _format_nodes(self, ""):
             print(line)
 
     def __repr__(self) -> str:
         return f"TracerProgramState({len(self.nodes)} nodes)"
 
     def _repr_html_(self) -> str:
-        """Graph of the program; of a branch, the list of its nodes."""
+        """Returns the graph of the program as HTML, or for a branch the list of its nodes."""
         if self._program is None:
-            return fragment(element("pre", "\n".join(_lines(self, ""))))
+            return fragment(element("pre", "\n".join(_format_nodes(self, ""))))
         return fragment(self.graph().svg())
 
 
-def _lines(state: TracerProgramState, indent: str) -> list[str]:
+def _format_nodes(state: TracerProgramState, indent: str) -> list[str]:
     lines = [f"{indent}%{i} = {node!r}" for i, node in enumerate(state.nodes)]
-    return lines + [line for child in state.child_states for line in _lines(child, indent + "  ")]
+    return lines + [
+        line for child in state.child_states for line in _format_nodes(child, indent + "  ")
+    ]
 
 
 async def _as_coroutine(state: TracerProgramState) -> TracerProgramState:
@@ -203,8 +207,8 @@ async def _as_coroutine(state: TracerProgramState) -> TracerProgramState:
 
 
 class TracingScope:
-    """Context manager that makes programs called inside be traced, as children of `tracer_state`.
-    Applies only to the current context: programs of other threads and tasks run.
+    """Context manager inside which called programs are traced, as children of `tracer_state`. It
+    applies only to the current context: programs of other threads and tasks are run.
     """
 
     def __init__(self, tracer_state: TracerProgramState) -> None:
@@ -233,7 +237,7 @@ _scope: ContextVar[TracingScope | None] = ContextVar("sglang_lite_tracing", defa
 
 @dataclass(frozen=True, slots=True)
 class TracedPath:
-    """One way through a program's body.
+    """One path through a program's body.
 
     Attributes:
         state: state that the body was called with.
@@ -252,12 +256,12 @@ def trace_program(
     backend: Backend | None,
     explore: int | None = None,
 ) -> TracerProgramState:
-    """Traces a program and returns the state of the first way through its body.
+    """Traces a program and returns the state of the first path through its body.
 
     Args:
         arguments: arguments by name; the others are symbols.
-        backend: backend whose chat template and capabilities apply; None for that of the program
-            that is being traced, or NoBackend.
+        backend: backend whose chat template and capabilities apply; None for that of the enclosing
+            traced program, or NoBackend.
         explore: maximum number of ways through the body to follow; None for one way without
             decisions.
 
@@ -267,11 +271,11 @@ def trace_program(
         ParameterError: the arguments don't fit the program.
     """
     if explore is None:
-        state = _tracer(program, arguments, backend)
-        _run_traced(program, state)
+        state = _new_tracer_state(program, arguments, backend)
+        _trace_body(program, state)
         return state
-    check_whole("explore", explore, 1, user_location())
-    state = explored(program, arguments, backend, explore)
+    check_whole_number("explore", explore, 1, user_location())
+    state = explore_ways(program, arguments, backend, explore)
     for path in state.paths:
         if isinstance(path.error, TraceError):
             raise path.error
@@ -290,12 +294,12 @@ def trace_call(
     return trace_program(program, {**program.bind_arguments, **given, **own}, None)
 
 
-def explored(
+def explore_ways(
     program: BaseProgram, arguments: dict[str, UserValue], backend: Backend | None, most: int
 ) -> TracerProgramState:
-    """State of the first of at most `most` ways through a body, which are followed breadth-first:
-    the first way takes the first outcome of each decision, and the outcomes of earlier decisions
-    are varied before those of later ones.
+    """Follows up to `most` paths through a body, breadth-first, and returns the state of the first.
+    The first path takes the first outcome of each decision. The outcomes of earlier decisions are
+    varied before those of later ones.
     """
     waiting: deque[tuple[int, ...]] = deque([()])
     paths: list[TracedPath] = []
@@ -303,10 +307,10 @@ def explored(
     left = MAX_NODES
     while waiting and len(paths) < most and left > 0:
         forced = waiting.popleft()
-        state = _tracer(program, arguments, backend, forced, graph)
+        state = _new_tracer_state(program, arguments, backend, forced, graph)
         way = state.branch.player.way
         try:
-            _run_traced(program, state)
+            _trace_body(program, state)
         except CutError:
             way.cut = True
         except Exception as raised:  # raised by the user's body: the result of this way
@@ -318,7 +322,8 @@ def explored(
             # further ones would not be used
             waiting.extend(itertools.islice(others, most + 1 - len(waiting)))
     over = all(
-        not path.cut and not (path.error is not None and is_limit(path.error)) for path in paths
+        not path.cut and not (path.error is not None and is_tracing_limit(path.error))
+        for path in paths
     )
     first = paths[0].state
     first.paths = paths
@@ -327,17 +332,17 @@ def explored(
 
 
 def extract_prefix_by_tracing(program: BaseProgram, backend: BackendLike | None) -> str:
-    """Constant text that every run of a program starts with. Tracing stops at the first node that
-    is not constant text, or at an exception of the body.
+    """Returns the constant text that every run of a program starts with. Tracing stops at the first
+    node that is not constant text, or at an exception of the body.
     """
     chosen = None if backend is None else as_backend(backend)
-    state = _tracer(program, dict(program.bind_arguments), chosen, only=_CONSTANT)
+    state = _new_tracer_state(program, dict(program.bind_arguments), chosen, only=_CONSTANT)
     with contextlib.suppress(CutError, Exception):
-        _run_traced(program, state)
+        _trace_body(program, state)
     return "".join(node.text for node in state.flatten_nodes() if isinstance(node, Text))
 
 
-def _tracer(
+def _new_tracer_state(
     program: BaseProgram,
     arguments: Mapping[str, UserValue],
     backend: Backend | None,
@@ -345,7 +350,9 @@ def _tracer(
     graph: TracedGraph | None = None,
     only: tuple[type[BaseNode], ...] | None = None,
 ) -> TracerProgramState:
-    """State with which a program's body is traced. Arguments as for `explored` and `TracedWay`."""
+    """Creates the state with which a program's body is traced. The arguments are those of
+    `explore_ways` and `TracedWay`.
+    """
     parameters = program.signature.parameters.values()
     names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     bound = {**arguments, **{name: SglArgument(name) for name in names if name not in arguments}}
@@ -361,19 +368,19 @@ def _tracer(
     if scope is None or outer is None:
         recorder = Recorder(run, TracedWay(graph or TracedGraph(), forced, only))
         return TracerProgramState(TracedBranch(recorder, planner=planner), program, bound)
-    inner = TracedBranch(outer.player.called(run, program.name), planner=planner)
+    inner = TracedBranch(outer.player.record_call(run, program.name), planner=planner)
     state = TracerProgramState(inner, arguments=bound)
     scope.add_child_state(state)
     return state
 
 
-def _run_traced(program: BaseProgram, state: TracerProgramState) -> None:
+def _trace_body(program: BaseProgram, state: TracerProgramState) -> None:
     inside = _scope.get() is not None
     token = current_run.set(state.branch.run)
     try:
         with TracingScope(state):
             result = program.func(state, **state.arguments)
-            state.ret_value = awaited(result) if program.is_async else result
+            state.ret_value = run_without_loop(result) if program.is_async else result
         if not inside:
             state.branch.player.way.returns = state.ret_value is not None
     except RecursionError as error:
@@ -388,9 +395,9 @@ def _run_traced(program: BaseProgram, state: TracerProgramState) -> None:
         current_run.reset(token)
 
 
-def awaited(body: Coroutine[object, object, UserValue]) -> UserValue:
-    """Result of a coroutine, which is run in this thread, or in a new one if this thread already
-    runs an event loop.
+def run_without_loop(body: Coroutine[object, object, UserValue]) -> UserValue:
+    """Runs a coroutine and returns its result. If this thread already runs an event loop, the
+    coroutine runs in a new thread.
     """
     if not in_event_loop():
         return asyncio.run(body)
@@ -399,8 +406,8 @@ def awaited(body: Coroutine[object, object, UserValue]) -> UserValue:
 
 
 class NoBackend(Backend):
-    """Backend of traces without a backend: has a chat template and supports all constraints, but
-    can't run programs.
+    """Backend of traces for which no backend was given. It has a chat template and supports all
+    constraints, but can't run programs.
 
     Args:
         template: chat template; None for ChatML.
@@ -425,7 +432,7 @@ _SOME_TEXT = Text("…")
 
 
 class TracedPlanner(CallPlanner):
-    """Planner of a trace: the sources that it gives to generations are read by `explain`."""
+    """Planner of a trace. It gives generations sources, which `explain` reads."""
 
     def __init__(self, backend: TracedBackend) -> None:
         super().__init__(backend.about, backend.facts, backend.about.shares_prompt_cost)
@@ -435,7 +442,9 @@ class TracedPlanner(CallPlanner):
     ) -> Sequence[Expression]:
         planned = list(expressions)
         context = TurnContext(self._backend, role, self._run, where)
-        for i, (turn, index) in plan(list(map(_known, expressions)), context).items():
+        for i, (turn, index) in plan_turns(
+            list(map(_replace_symbols, expressions)), context
+        ).items():
             expression = planned[i]
             assert isinstance(expression, SglGen | SglSelect)
             planned[i] = msgspec.structs.replace(
@@ -443,40 +452,40 @@ class TracedPlanner(CallPlanner):
             )
         return planned
 
-    def may_share(self, own: SglGen, size: int) -> bool:
-        known = _known(own)
+    def may_share_call(self, own: SglGen, size: int) -> bool:
+        known = _replace_symbols(own)
         assert isinstance(known, SglGen)
-        return super().may_share(known, size)
+        return super().may_share_call(known, size)
 
     def fork(self, size: int) -> Sequence[Planner]:
         return [self] * size
 
 
-def _known(expression: Expression) -> Expression:
+def _replace_symbols(expression: Expression) -> Expression:
     match expression:
         case Symbol():
             return _SOME_TEXT
         case SglGen():
             node = expression.node
-            constraint = Regex("[^\n]+") if _is_open(node.constraint) else node.constraint
+            constraint = Regex("[^\n]+") if _contains_symbol(node.constraint) else node.constraint
             changes = {
                 name: UNSET
                 for name in node.params.__struct_fields__
-                if _is_open(getattr(node.params, name))
+                if _contains_symbol(getattr(node.params, name))
             }
             params = msgspec.structs.replace(node.params, **changes)
             return msgspec.structs.replace(
                 expression, node=msgspec.structs.replace(node, params=params, constraint=constraint)
             )
-        case SglSelect() if _is_open(expression.node.choices):
+        case SglSelect() if _contains_symbol(expression.node.choices):
             return msgspec.structs.replace(
                 expression, node=msgspec.structs.replace(expression.node, choices=("a", "b"))
             )
     return expression
 
 
-def _is_open(value: Any) -> bool:
-    """Returns True if a value contains a symbol."""
+def _contains_symbol(value: Any) -> bool:
+    """Returns whether a value contains a symbol."""
     if isinstance(value, Symbol):
         return True
     return (

@@ -1,5 +1,5 @@
-"""Coroutines whose value is what callers want: using one without `await`, as if it were the value,
-is an error.
+"""Coroutines whose callers want the value: using one without `await`, as if it were the value,
+raises an error.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _T = TypeVar("_T")
 def must_await(
     method: Callable[_P, Coroutine[Foreign, Foreign, _T]],
 ) -> Callable[_P, Coroutine[Foreign, Foreign, _T]]:
-    """Decorator of a coroutine method whose result may not be compared or tested for truth instead
-    of awaited.
+    """Decorates a coroutine method so that comparing its result or testing it for truth, instead of
+    awaiting it, raises ProgramError.
     """
 
     @functools.wraps(method)
@@ -56,7 +56,7 @@ class Unawaited(Coroutine[Foreign, Foreign, _T]):
     def close(self) -> None:
         self._coroutine.close()
 
-    def _refuse(self, *_: object) -> NoReturn:
+    def _raise_unawaited(self, *_: object) -> NoReturn:
         self.close()  # suppresses Python's warning about a coroutine that was never awaited
         raise ProgramError(
             "this is a coroutine, not yet its value.",
@@ -65,10 +65,10 @@ class Unawaited(Coroutine[Foreign, Foreign, _T]):
         )
 
     def __bool__(self) -> bool:
-        self._refuse()
+        self._raise_unawaited()
 
     def __eq__(self, other: object) -> bool:
-        self._refuse()
+        self._raise_unawaited()
 
     __ne__ = __eq__
     __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __eq__

@@ -14,7 +14,7 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Json
 
 
-def load(file: Path) -> ModuleType:
+def import_program_file(file: Path) -> ModuleType:
     """Loads the module of a Python file. Like `import`, does not run code under `if __name__ ==
     "__main__":`.
 
@@ -122,7 +122,7 @@ def read_json_lines(file: Path, flag: str = "--data") -> list[dict[str, Json]]:
     return rows
 
 
-def fitting(
+def bind_rows(
     program: SglFunction, rows: list[dict[str, Json]], file: Path | None, flag: str = "--data"
 ) -> list[dict[str, Json]]:
     """Returns the arguments of each run, including those given by `bind` and the defaults.
@@ -137,7 +137,7 @@ def fitting(
     found = []
     for number, row in enumerate(rows, 1):
         try:
-            bound = program.signature.bind(**program.bound((), row, ""))
+            bound = program.signature.bind(**program.bind_call((), row, ""))
         except ParameterError as error:
             place = "" if file is None else f"{file}: row {number}: "
             problem = f"{place}{error.message.removeprefix(': ')}"

@@ -12,23 +12,29 @@ import msgspec
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.capabilities import MEDIA_NAMES
 from sglang_lite.lang.backend.rendering import shows_tools
-from sglang_lite.lang.dropped_parts import dropped_parts
+from sglang_lite.lang.dropped_parts import find_dropped_parts
 from sglang_lite.lang.execution.control_text import collect_spelled_tokens
 from sglang_lite.lang.function import SglFunction
-from sglang_lite.lang.symbolic.graph import Graph, changed
+from sglang_lite.lang.symbolic.graph import Graph, with_text_changes
 from sglang_lite.lang.symbolic.graph_checks import Finding
-from sglang_lite.lang.symbolic.recorder import is_limit
-from sglang_lite.lang.tracer import explored
-from sglang_lite.lint.files import fitting, load, message_on_one_line, programs_in, read_json_lines
+from sglang_lite.lang.symbolic.recorder import is_tracing_limit
+from sglang_lite.lang.tracer import explore_ways
+from sglang_lite.lint.files import (
+    bind_rows,
+    import_program_file,
+    message_on_one_line,
+    programs_in,
+    read_json_lines,
+)
 from sglang_lite.lint.report import LintReport, Prices
 from sglang_lite.lint.second_trace import Template, trace_in_other_process, tracing_backend
-from sglang_lite.lint.sharing import Sharing, sharing
+from sglang_lite.lint.sharing import Sharing, measure_sharing
 from sglang_lite.program.graph import Picture
 from sglang_lite.program.nodes import Text
 from sglang_lite.program.prefixes import TokenCounter
 from sglang_lite.protocol import Location, MediaKind, ModelError, ParameterError
 from sglang_lite.text.chat_template import JinjaTemplate
-from sglang_lite.text.tool_formats import family_of
+from sglang_lite.text.tool_formats import detect_tool_family
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.loading.model_files import ModelFiles
@@ -63,7 +69,7 @@ def lint(
         ModelError: the model does not exist.
         BackendError: packages that models need are not installed.
     """
-    programs = programs_in(load(file), function)
+    programs = programs_in(import_program_file(file), function)
     if data is not None and len(programs) > 1:
         hint = f"Name one: {file}:{next(iter(programs))}."
         raise ParameterError("--data", f"{file} has {len(programs)} programs.", hint=hint)
@@ -83,13 +89,13 @@ def lint(
     )
     if counter is None and fail_under is not None:
         raise ModelError(missing)
-    template = _template(counter)
+    template = _chat_template_of(counter)
     later = trace_in_other_process(
         file, {name: rows[0] if rows else {} for name in programs}, template
     )
     reports = []
     for name, program in programs.items():
-        arguments = fitting(program, rows, data) if data is not None else []
+        arguments = bind_rows(program, rows, data) if data is not None else []
         report = _lint_program(
             name, program, arguments, later.get(name), counter, tracing_backend(template), kinds
         )
@@ -108,9 +114,11 @@ def lint(
 
 
 def _hidden_tool_findings(graph: Graph, backend: Backend) -> Iterator[Finding]:
-    """Yields findings for tools for which the model's chat template has no place."""
+    """Yields findings for tools that the model's chat template has no place to show."""
     template = backend.get_chat_template()
-    if not isinstance(template, JinjaTemplate) or shows_tools(template, family_of(template.source)):
+    if not isinstance(template, JinjaTemplate) or shows_tools(
+        template, detect_tool_family(template.source)
+    ):
         return
     for node in graph.nodes:
         if node.tools and node.role == "assistant":
@@ -172,11 +180,11 @@ def _model_files(model: str | None) -> tuple[ModelFiles | None, str]:
     from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.runtime.host.installed import check_engine_packages
     from sglang_lite.runtime.models.aliases import ALIASES
-    from sglang_lite.runtime.models.resolve import fetched, resolve
+    from sglang_lite.runtime.models.resolve import has_local_copy, resolve
 
     if model is None:
         model = EngineConfig().model
-        if model in ALIASES and not fetched(model):
+        if model in ALIASES and not has_local_copy(model):
             cure = f"Give --model, or run `sglang-lite models pull {model}`."
             return None, f"tokens are not counted: {model} has not been fetched. {cure}"
     check_engine_packages("a model's tokenizer")
@@ -190,7 +198,7 @@ def _files_at(path: Path) -> ModelFiles:
     return open_model_files(path)
 
 
-def _template(counter: TokenCounter | None) -> Template | None:
+def _chat_template_of(counter: TokenCounter | None) -> Template | None:
     """Returns the chat template of the tokenizer's model, or None if it has none."""
     source = getattr(counter, "chat_template", None)
     return None if source is None else (source, dict(getattr(counter, "special_tokens", {})))
@@ -212,14 +220,14 @@ def _lint_program(
             "it could not be traced in another process, so texts that change from day to day are not seen."
         )
     else:
-        graph = changed(graph, later)
+        graph = with_text_changes(graph, later)
     others = [_trace_graph(program, row, backend, 1)[0] for row in arguments[1:]]
     findings = dict.fromkeys(
         (
             *graph.check(),
             *_hidden_tool_findings(graph, backend),
             *_media_findings(graph, kinds),
-            *dropped(program),
+            *not_added_findings(program),
             *_control_token_findings(program, graph, first_row, counter),
         )
     )
@@ -234,8 +242,8 @@ def _lint_program(
                 ] = None
     shared = None
     if counter is not None:
-        graphs = [graph, *others] if arguments else [graph, _second_graph(graph)]
-        shared = sharing(graphs, counter, has_rows=bool(arguments))
+        graphs = [graph, *others] if arguments else [graph, _graph_of_second_run(graph)]
+        shared = measure_sharing(graphs, counter, has_rows=bool(arguments))
         for move in shared.moves:
             findings[
                 Finding("move-up", f"{move}.", move.where, "All rows have the same text there.")
@@ -243,7 +251,7 @@ def _lint_program(
     return LintReport(name, len(arguments), tuple(findings), tuple(notes), shared)
 
 
-def _second_graph(graph: Graph) -> Graph:
+def _graph_of_second_run(graph: Graph) -> Graph:
     """Builds the graph of a second run, with different texts where texts change with every run."""
     nodes = list(graph.nodes)
     for change in graph.changes:
@@ -258,9 +266,11 @@ def _trace_graph(
     """Traces a program into a graph as far as possible. Also returns notes on what was not
     followed.
     """
-    state = explored(program, arguments, backend, max_ways)
+    state = explore_ways(program, arguments, backend, max_ways)
     errors = [path.error for path in state.paths if path.error is not None]
-    limits = dict.fromkeys(message_on_one_line(error) for error in errors if is_limit(error))
+    limits = dict.fromkeys(
+        message_on_one_line(error) for error in errors if is_tracing_limit(error)
+    )
     notes = [f"not followed further: {limit}" for limit in limits]
     if len(state.paths) == max_ways > 1 and not state.complete:
         notes.append(f"{max_ways} ways through the body were followed, and there are more.")
@@ -278,7 +288,7 @@ def _low_sharing_findings(shared: Sharing | None, fail_under: float | None) -> l
     ]
 
 
-def dropped(program: SglFunction) -> Iterator[Finding]:
+def not_added_findings(program: SglFunction) -> Iterator[Finding]:
     """Yields a finding for each statement of the body that creates an expression without adding it."""
-    for part in dropped_parts(program.func):
+    for part in find_dropped_parts(program.func):
         yield Finding("not-added", part.problem, part.where, part.cure)

@@ -48,13 +48,13 @@ class LintReport:
     prices: Prices = Prices()
 
 
-def written(reports: Sequence[LintReport], form: Format) -> str:
+def format_reports(reports: Sequence[LintReport], form: Format) -> str:
     """Formats reports as text or JSON. The result ends with a line end."""
     if form == "text":
         return "\n".join(line for report in reports for line in _report_lines(report)) + "\n"
     return (
         json.dumps(
-            {"programs": [_data(report) for report in reports]}, indent=2, ensure_ascii=False
+            {"programs": [_report_data(report) for report in reports]}, indent=2, ensure_ascii=False
         )
         + "\n"
     )
@@ -98,7 +98,7 @@ def _costs(shared: Sharing, prices: Prices) -> dict[str, float]:
     return {"shared": with_cache / 1e6, "alone": tree.tokens * price / 1e6}
 
 
-def _data(report: LintReport) -> dict[str, Any]:
+def _report_data(report: LintReport) -> dict[str, Any]:
     data: dict[str, Any] = {
         "program": report.program,
         "rows": report.rows,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from sglang_lite.lang.symbolic.graph import Graph
-from sglang_lite.lang.tracer import NoBackend, explored
+from sglang_lite.lang.tracer import NoBackend, explore_ways
 from sglang_lite.protocol import SglError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import JinjaTemplate
@@ -76,15 +76,15 @@ def trace_in_other_process(
 
 def main(file: str, folder: str) -> None:
     """Runs the other process: traces the programs and writes the graph of each to a file."""
-    from sglang_lite.lint.files import load, programs_in
+    from sglang_lite.lint.files import import_program_file, programs_in
 
     _put_clocks_ahead()
-    module = load(Path(file))
+    module = import_program_file(Path(file))
     arguments, template = json.loads(Path(folder, "arguments").read_text())
     backend = tracing_backend(template)
     for name, row in arguments.items():
         program = programs_in(module, name)[name]
-        state = explored(program, {**program.bind_arguments, **row}, backend, 1)
+        state = explore_ways(program, {**program.bind_arguments, **row}, backend, 1)
         Path(folder, f"{name}.json").write_bytes(state.graph().to_json())
 
 

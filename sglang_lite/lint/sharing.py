@@ -13,7 +13,7 @@ import msgspec
 
 from sglang_lite.program.graph import GraphNode, GraphRecord, Value
 from sglang_lite.program.nodes import Gen, Select, Text, TurnBegin, TurnEnd
-from sglang_lite.program.prefixes import PrefixTree, TokenCounter, common_length, prefix_tree
+from sglang_lite.program.prefixes import PrefixTree, TokenCounter, build_prefix_tree, common_length
 from sglang_lite.protocol import Location
 
 MIN_GAIN: Final = 32  # minimum number of tokens that a move must save per run
@@ -101,7 +101,9 @@ class _Line:
     differs: bool
 
 
-def moves(graphs: Sequence[GraphRecord], counter: TokenCounter, *, has_rows: bool) -> list[Move]:
+def find_moves(
+    graphs: Sequence[GraphRecord], counter: TokenCounter, *, has_rows: bool
+) -> list[Move]:
     """Finds moves that are possible (text that all runs share, after text that they don't share, in
     the same turn) and save enough tokens.
 
@@ -110,9 +112,9 @@ def moves(graphs: Sequence[GraphRecord], counter: TokenCounter, *, has_rows: boo
         has_rows: whether the graphs belong to given rows.
     """
     graphs = graphs[:MAX_ROWS]
-    if len(graphs) < 2 or len({tuple(map(_shape, _nodes(graph))) for graph in graphs}) > 1:
+    if len(graphs) < 2 or len({tuple(map(_node_shape_key, _nodes(graph))) for graph in graphs}) > 1:
         return []
-    before = prefix_tree(graphs, counter)
+    before = build_prefix_tree(graphs, counter)
     runs = len(graphs) - 1  # the first run has no earlier run to share with
     found = []
     for lines in _movable_regions(graphs):
@@ -122,7 +124,9 @@ def moves(graphs: Sequence[GraphRecord], counter: TokenCounter, *, has_rows: boo
         for line in lines[lines.index(first) + 1 :]:
             if line.differs or sum(other.number == line.number for other in lines) > 1:
                 continue
-            after = prefix_tree([_apply_move(graph, line, first) for graph in graphs], counter)
+            after = build_prefix_tree(
+                [_apply_move(graph, line, first) for graph in graphs], counter
+            )
             gain = before.unique - after.unique
             where = _nodes(graphs[0])[line.indices[0]].where
             if where is not None and gain // runs >= MIN_GAIN:
@@ -135,7 +139,7 @@ def _nodes(graph: GraphRecord) -> list[GraphNode]:
     return [graph.nodes[i] for i in graph.ways[0].nodes]
 
 
-def _shape(node: GraphNode) -> tuple[object, ...]:
+def _node_shape_key(node: GraphNode) -> tuple[object, ...]:
     kind = "Text" if isinstance(node.node, Value) else node.kind
     return kind, node.path, node.line
 
@@ -158,7 +162,9 @@ def _movable_regions(graphs: Sequence[GraphRecord]) -> Iterator[list[_Line]]:
             else:
                 lines.append(
                     _Line(
-                        number[1], line_indices, any(_differs(columns[at]) for at in line_indices)
+                        number[1],
+                        line_indices,
+                        any(_differs_between_runs(columns[at]) for at in line_indices),
                     )
                 )
         if lines:
@@ -185,8 +191,10 @@ def _has_other_nodes(
     )
 
 
-def _differs(column: Sequence[GraphNode]) -> bool:
-    """Returns True if a text differs from run to run. An open value does."""
+def _differs_between_runs(column: Sequence[GraphNode]) -> bool:
+    """Returns True if a text differs from run to run. An argument or variable without a known value
+    counts as different.
+    """
     return (
         isinstance(column[0].node, Value)
         or len({getattr(node.node, "text", "") for node in column}) > 1
@@ -222,20 +230,22 @@ class Sharing:
     moves: tuple[Move, ...]
 
 
-def sharing(graphs: Sequence[GraphRecord], counter: TokenCounter, *, has_rows: bool) -> Sharing:
+def measure_sharing(
+    graphs: Sequence[GraphRecord], counter: TokenCounter, *, has_rows: bool
+) -> Sharing:
     """Computes the prefixes that the runs of these graphs share.
 
     Args:
         graphs: one graph for each run; twice the same graph if no rows are given.
         has_rows: whether the graphs belong to given rows.
     """
-    tree = prefix_tree(graphs, counter)
-    but_one = prefix_tree(graphs[:-1], counter)
+    tree = build_prefix_tree(graphs, counter)
+    but_one = build_prefix_tree(graphs[:-1], counter)
     further = tree.unique - but_one.unique, tree.tokens - but_one.tokens
     return Sharing(
         tree,
         has_rows,
         further,
         first_divergence(graphs),
-        tuple(moves(graphs, counter, has_rows=has_rows)),
+        tuple(find_moves(graphs, counter, has_rows=has_rows)),
     )

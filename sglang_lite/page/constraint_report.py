@@ -33,7 +33,7 @@ def parse_constraint(typed: ConstraintText) -> Constraint:
     return kind(typed.text)
 
 
-def report(typed: ConstraintText) -> dict[str, object]:
+def report_constraint(typed: ConstraintText) -> dict[str, object]:
     """Describes how a constraint is enforced: what is refused, what is only checked in the finished
     value, and an example.
     """

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from sglang_lite.markup import printable
+from sglang_lite.notebook.markup import replace_unprintable
 from sglang_lite.protocol import (
     CacheMiss,
     Generation,
@@ -47,24 +47,24 @@ _WHY: Final = {
 def run_data(head: TraceHead, nodes: Sequence[TraceNode]) -> dict[str, object]:
     """Converts a run to the data that the page's script reads."""
     return {
-        "title": title_of(nodes),
+        "title": format_run_title(nodes),
         "backend": replace_surrogates(f"{head.backend} {head.model}"),
         "arguments": [
             (replace_surrogates(name), replace_surrogates(text)) for name, text in head.arguments
         ],
-        "totals": totals(head, nodes),
+        "totals": run_totals(head, nodes),
         "seconds": head.seconds,
         "nodes": [_node_data(node) for node in nodes],
     }
 
 
-def title_of(nodes: Sequence[TraceNode]) -> str:
+def format_run_title(nodes: Sequence[TraceNode]) -> str:
     """Returns the program and file of a run, as far as they are known."""
     place = next((node.where for node in nodes if node.where is not None), None)
-    return "A run" if place is None else printable(f"{place[2]} ({Path(place[0]).name})")
+    return "A run" if place is None else replace_unprintable(f"{place[2]} ({Path(place[0]).name})")
 
 
-def usage_of(head: TraceHead, nodes: Sequence[TraceNode]) -> Usage:
+def sum_node_usage(head: TraceHead, nodes: Sequence[TraceNode]) -> Usage:
     """Sums the usage of all nodes, including those that failed or were rolled back. `total_s` is
     the duration of the run.
     """
@@ -77,9 +77,9 @@ def usage_of(head: TraceHead, nodes: Sequence[TraceNode]) -> Usage:
     return msgspec.structs.replace(total, total_s=head.seconds, thrown_away_tokens=thrown_away)
 
 
-def totals(head: TraceHead, nodes: Sequence[TraceNode]) -> list[tuple[str, str]]:
+def run_totals(head: TraceHead, nodes: Sequence[TraceNode]) -> list[tuple[str, str]]:
     """Returns the numbers of the whole run, by name."""
-    usage = usage_of(head, nodes)
+    usage = sum_node_usage(head, nodes)
     branches = len({node.path for node in nodes})
     counts = {
         "nodes": len(nodes),
@@ -118,12 +118,12 @@ def _node_data(node: TraceNode) -> dict[str, Any]:
         # fields that are 0 included
         "usage": msgspec.structs.asdict(node.usage) if node.results else None,
         "thrown": node.thrown_away,
-        "finish": _finish_text(first) if isinstance(first, Generation) else None,
-        "cost": _cost(first),
+        "finish": _format_finish_reason(first) if isinstance(first, Generation) else None,
+        "cost": _reported_cost(first),
         "miss": _cache_miss_data(node.miss),
-        "choices": _choices(node.results),
-        "tokens": _tokens(first, node.token_texts) if isinstance(first, Generation) else (),
-        "sure": _certainty(first) if isinstance(first, Generation) else None,
+        "choices": _choice_shares(node.results),
+        "tokens": _token_data(first, node.token_texts) if isinstance(first, Generation) else (),
+        "sure": _certainty_data(first) if isinstance(first, Generation) else None,
         "attempts": [
             {
                 "error": replace_surrogates(each.error),
@@ -141,12 +141,12 @@ def _node_data(node: TraceNode) -> dict[str, Any]:
     }
 
 
-def _finish_text(generation: Generation) -> str:
+def _format_finish_reason(generation: Generation) -> str:
     matched = "" if generation.matched is None else f" {generation.matched!r:.80}"
     return replace_surrogates(f"{generation.finish_reason}{matched}")
 
 
-def _cost(result: Generation | Selection | None) -> float | None:
+def _reported_cost(result: Generation | Selection | None) -> float | None:
     """Returns the cost in dollars, or None if the backend does not report it."""
     cost = None if result is None else result.meta.get("cost")
     return cost if isinstance(cost, int | float) else None
@@ -165,7 +165,7 @@ def _cache_miss_data(miss: CacheMiss | None) -> dict[str, str] | None:
     }
 
 
-def _choices(results: Sequence[Generation | Selection]) -> list[tuple[str, float]]:
+def _choice_shares(results: Sequence[Generation | Selection]) -> list[tuple[str, float]]:
     found: list[tuple[str, float]] = []
     for result in results:
         if (
@@ -179,7 +179,7 @@ def _choices(results: Sequence[Generation | Selection]) -> list[tuple[str, float
     return found
 
 
-def _tokens(generation: Generation, texts: Sequence[str]) -> list[dict[str, Any]]:
+def _token_data(generation: Generation, texts: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the tokens with their ids and, as far as they are known, their texts,
     log-probabilities (as drawn, the model's own, and of all allowed tokens) and alternatives.
 
@@ -209,7 +209,7 @@ def _tokens(generation: Generation, texts: Sequence[str]) -> list[dict[str, Any]
     return found
 
 
-def _certainty(generation: Generation) -> dict[str, float] | None:
+def _certainty_data(generation: Generation) -> dict[str, float] | None:
     """Returns the log-probability of the text under its constraint, and that of everything the
     constraint allowed under the model. Returns None if the tokens have no scores.
     """

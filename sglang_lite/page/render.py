@@ -21,7 +21,9 @@ import msgspec
 ORIGINS: Final = ("constant", "cached", "generated", "forced", "chosen", "joined", "rejected")
 
 
-def page(title: str, runs: Sequence[Mapping[str, object]], edited_by: str | None = None) -> str:
+def render_page(
+    title: str, runs: Sequence[Mapping[str, object]], edited_by: str | None = None
+) -> str:
     """Renders a complete HTML page.
 
     Args:
@@ -29,18 +31,18 @@ def page(title: str, runs: Sequence[Mapping[str, object]], edited_by: str | None
         edited_by: name of a panel above the runs, with files NAME.html and NAME.js here; None for
             none. Its script may send requests to the page's origin.
     """
-    panel = "" if edited_by is None else resource(f"{edited_by}.html")
-    style = resource("origins.css") + resource("page.css")
-    script = resource("page.js")
+    panel = "" if edited_by is None else read_resource(f"{edited_by}.html")
+    style = read_resource("origins.css") + read_resource("page.css")
+    script = read_resource("page.js")
     if edited_by is not None:
-        style += resource("editor.css")
-        script += resource("editor.js") + resource(f"{edited_by}.js")
+        style += read_resource("editor.css")
+        script += read_resource("editor.js") + read_resource(f"{edited_by}.js")
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
         f"connect-src '{'none' if edited_by is None else 'self'}'; base-uri 'none'; form-action 'none'"
     )
     legend = "".join(f'<li><span class="{origin}">{origin}</span></li>' for origin in ORIGINS)
-    return Template(resource("page.html")).substitute(
+    return Template(read_resource("page.html")).substitute(
         policy=policy,
         title=html.escape(title),
         legend=legend,
@@ -58,7 +60,7 @@ def _embed_json(data: object) -> str:
 
 
 @cache
-def resource(name: str) -> str:
+def read_resource(name: str) -> str:
     """Reads the text of a file in this folder."""
     return files("sglang_lite.page").joinpath(name).read_text(encoding="utf-8")
 

@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from sglang_lite.page.constraint_report import ConstraintText, report
-from sglang_lite.page.render import page
+from sglang_lite.page.constraint_report import ConstraintText, report_constraint
+from sglang_lite.page.render import render_page
 from sglang_lite.playground.programs import Playground, RerunRequest, RunRequest
 
 _MAX_BODY = 4 * 2**20
@@ -41,7 +41,7 @@ def build_application(playground: Playground, token: str, port: int) -> Starlett
     """
     hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
 
-    def refused(request: Request, given: str) -> Response | None:
+    def reject_foreign_request(request: Request, given: str) -> Response | None:
         host = request.headers.get("host", "")
         origin = request.headers.get("origin")
         if host not in hosts or origin not in (None, f"http://{host}"):
@@ -52,16 +52,16 @@ def build_application(playground: Playground, token: str, port: int) -> Starlett
             )
         return None
 
-    async def opened(request: Request) -> Response:
-        return refused(request, request.query_params.get("token", "")) or HTMLResponse(
-            page("Playground", [], "playground"), headers=_HEADERS
-        )
+    async def serve_page(request: Request) -> Response:
+        return reject_foreign_request(
+            request, request.query_params.get("token", "")
+        ) or HTMLResponse(render_page("Playground", [], "playground"), headers=_HEADERS)
 
-    def asking(
+    def make_endpoint(
         kind: type[_Body] | None, answer: Callable[..., Any]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            if failed := refused(request, request.headers.get("x-token", "")):
+            if failed := reject_foreign_request(request, request.headers.get("x-token", "")):
                 return failed
             body = bytearray()
             async for chunk in request.stream():
@@ -78,11 +78,11 @@ def build_application(playground: Playground, token: str, port: int) -> Starlett
 
     return Starlette(
         routes=[
-            Route("/", opened),
-            Route("/programs", asking(None, playground.described), methods=["POST"]),
-            Route("/run", asking(RunRequest, playground.run), methods=["POST"]),
-            Route("/rerun", asking(RerunRequest, playground.rerun), methods=["POST"]),
-            Route("/check", asking(ConstraintText, report), methods=["POST"]),
+            Route("/", serve_page),
+            Route("/programs", make_endpoint(None, playground.describe_programs), methods=["POST"]),
+            Route("/run", make_endpoint(RunRequest, playground.run), methods=["POST"]),
+            Route("/rerun", make_endpoint(RerunRequest, playground.rerun), methods=["POST"]),
+            Route("/check", make_endpoint(ConstraintText, report_constraint), methods=["POST"]),
         ]
     )
 
@@ -91,7 +91,7 @@ def _json_response(content: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, _HEADERS, "application/json")
 
 
-def serve(
+def serve_playground(
     playground: Playground, listening: socket.socket, announce: Callable[[str], object]
 ) -> None:
     """Serves a playground until the process is interrupted.

@@ -21,7 +21,7 @@ from sglang_lite.commands.run_file import parse_arguments
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.state import ProgramState
-from sglang_lite.lint.files import fitting, load, programs_in
+from sglang_lite.lint.files import bind_rows, import_program_file, programs_in
 from sglang_lite.page.data import replace_surrogates, run_data
 from sglang_lite.playground.source_texts import apply_edits, find_source_texts
 from sglang_lite.protocol import ParameterError, SglError
@@ -103,7 +103,7 @@ class Playground:
                 self._load()
             backend_for(self._backend)
 
-    def described(self) -> dict[str, object]:
+    def describe_programs(self) -> dict[str, object]:
         """Describes the programs with their parameters, and the texts that can be edited. If the
         file can't be loaded, returns the `error`.
         """
@@ -133,7 +133,7 @@ class Playground:
 
     def run(self, asked: RunRequest) -> dict[str, object]:
         """Runs a program. The result's `error` says what failed, and on which line."""
-        return self._run_for_page(lambda: self._run(asked))
+        return self._run_for_page(lambda: self._run_edited_program(asked))
 
     def rerun(self, changed: RerunRequest) -> dict[str, object]:
         """Reruns a program with another answer for one of its nodes."""
@@ -148,7 +148,7 @@ class Playground:
 
         return self._run_for_page(again)
 
-    def _run(self, asked: RunRequest) -> ProgramState:
+    def _run_edited_program(self, asked: RunRequest) -> ProgramState:
         loaded = self._load()
         if asked.version != loaded.version:
             raise _ChangedError(
@@ -161,7 +161,7 @@ class Playground:
         found = apply_edits(loaded.source, loaded.module, asked.edits)[asked.program]
         assert isinstance(found, SglFunction)
         given = [f"{name}={text}" for name, text in asked.arguments.items()]
-        [arguments] = fitting(found, [parse_arguments(found, given)], None, "argument")
+        [arguments] = bind_rows(found, [parse_arguments(found, given)], None, "argument")
         backend = backend_for(self._backend)
         takes = backend.capabilities.params
         told: dict[str, Any] = {
@@ -207,7 +207,7 @@ class Playground:
             self._loaded = None
             linecache.checkcache(str(self._file.resolve()))
             self._loaded = _Loaded(
-                hashlib.sha256(source.encode()).hexdigest(), source, load(self._file)
+                hashlib.sha256(source.encode()).hexdigest(), source, import_program_file(self._file)
             )
         return self._loaded
 

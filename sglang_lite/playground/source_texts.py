@@ -87,7 +87,7 @@ class _Finder(ast.NodeVisitor):
             case ast.Constant(str() as text):
                 self._add_source_text("prompt", node, text, lambda new: setattr(node, "value", new))
             case ast.JoinedStr():
-                self._add_source_text("prompt", node, *_template(node))
+                self._add_source_text("prompt", node, *_f_string_text(node))
             case ast.BinOp(left, ast.Add(), right) | ast.IfExp(_, left, right):
                 self._find_prompt_texts(left)
                 self._find_prompt_texts(right)
@@ -106,7 +106,7 @@ class _Finder(ast.NodeVisitor):
     def _find_constraint_text(self, keyword: ast.keyword) -> None:
         if keyword.arg not in _CONSTRAINTS:
             return
-        value = self._value(keyword.value)
+        value = self._evaluate_node(keyword.value)
         kind = keyword.arg
         text = value
         if kind == "type":
@@ -120,7 +120,7 @@ class _Finder(ast.NodeVisitor):
                 kind, keyword.value, text, lambda new: _replace_constraint(keyword, kind, new)
             )
 
-    def _value(self, node: ast.expr) -> Any:  # of the user's program
+    def _evaluate_node(self, node: ast.expr) -> Any:  # of the user's program
         if isinstance(node, ast.Name):
             return self._values.get(node.id)
         try:
@@ -135,7 +135,7 @@ class _Finder(ast.NodeVisitor):
             self.found.append(SourceText(kind, node.lineno, self._program, text, change))
 
 
-def _template(node: ast.JoinedStr) -> tuple[str, Callable[[str], None]]:
+def _f_string_text(node: ast.JoinedStr) -> tuple[str, Callable[[str], None]]:
     """Returns the text of an f-string with its expressions in braces, and a function that replaces
     it.
     """

@@ -1,3 +1,3 @@
-"""Representation of programs: their nodes, and the methods of choosing. Independent of the language
-that makes programs and the backends that play them.
+"""Representation of programs: their nodes, and the methods by which `select` chooses. Independent
+of the language that creates programs and the backends that play them.
 """

@@ -1,4 +1,4 @@
-"""Methods by which `select` chooses, from the log-probabilities of the choices' tokens.
+"""Methods by which `select` chooses, given the log-probabilities of the choices' tokens.
 
 A custom method is a subclass of `ChoicesSamplingMethod`.
 """
@@ -32,8 +32,8 @@ class ChoicesDecision:
 
 
 class ChoicesSamplingMethod(ABC):
-    """Base of methods of choosing. Called with keyword arguments, all of them lists in the order of
-    `choices`:
+    """Base class for methods of choosing. Called with keyword arguments, each a list in the order
+    of `choices`:
 
     - choices: the texts.
     - normalized_prompt_logprobs: mean log-probability of each choice's tokens.
@@ -59,16 +59,16 @@ class ChoicesSamplingMethod(ABC):
     ) -> ChoicesDecision: ...
 
     def scores(self, **keywords: UserValue) -> list[float]:
-        """Scores of the choices, from the same keyword arguments; `select` with a temperature draws
-        from their softmax.
+        """Returns a score for each choice, given the same keyword arguments as a call. `select`
+        with a temperature draws from their softmax.
         """
         scores: list[float] = keywords["normalized_prompt_logprobs"]
         return scores
 
 
 class _Rule(ChoicesSamplingMethod):
-    """Base of the built-in methods: `_best` returns the index of the best choice and metadata, to
-    which the arguments are added.
+    """Base class for the built-in methods. `_find_best` returns the index of the best choice, and
+    metadata to which the arguments are added.
     """
 
     def __call__(
@@ -80,7 +80,7 @@ class _Rule(ChoicesSamplingMethod):
         output_token_logprobs: list[list[Json]],
         unconditional_token_logprobs: list[list[Json]] | None = None,
     ) -> ChoicesDecision:
-        best, details = self._best(
+        best, details = self._find_best(
             normalized_prompt_logprobs, input_token_logprobs, unconditional_token_logprobs
         )
         meta_info = {
@@ -91,25 +91,27 @@ class _Rule(ChoicesSamplingMethod):
         return ChoicesDecision(choices[best], meta_info | details)
 
     @abstractmethod
-    def _best(self, means: list[float], tokens: _Entries, alone: _Entries | None) -> _Found: ...
+    def _find_best(
+        self, means: list[float], tokens: _Entries, alone: _Entries | None
+    ) -> _Found: ...
 
 
 class TokenLengthNormalized(_Rule):
-    """Chooses the highest mean log-probability per token. Favours long choices with a predictable
-    end.
+    """Chooses the text with the highest mean log-probability per token. Favours long choices with a
+    predictable end.
     """
 
-    def _best(self, means: list[float], tokens: _Entries, alone: _Entries | None) -> _Found:
+    def _find_best(self, means: list[float], tokens: _Entries, alone: _Entries | None) -> _Found:
         return _argmax(means), {}
 
 
 class GreedyTokenSelection(_Rule):
-    """Chooses the text that greedy decoding would follow: token by token, only the choices with the
-    best next token remain. A choice that has ended is extended with its mean log-probability.
+    """Chooses the text that greedy decoding would produce. Token by token, only the choices with
+    the best next token remain. A choice that has ended is extended with its mean log-probability.
     """
 
-    def _best(self, means: list[float], tokens: _Entries, alone: _Entries | None) -> _Found:
-        rows = [_values(entries) for entries in tokens]
+    def _find_best(self, means: list[float], tokens: _Entries, alone: _Entries | None) -> _Found:
+        rows = [_logprobs_of_entries(entries) for entries in tokens]
         if not all(rows):
             raise ValueError(
                 "input_token_logprobs: a choice has no tokens. Give at least one for every choice."
@@ -125,13 +127,13 @@ class GreedyTokenSelection(_Rule):
         return candidates[0], {"greedy_logprob_matrix": matrix}
 
     def scores(self, **keywords: UserValue) -> list[float]:
-        """Log-probability of following each choice when every token is drawn among those that
-        continue a choice.
+        """Returns the log-probability of following each choice if every token is drawn from those
+        that continue one of the choices.
         """
         paths = [
             [tuple(entry[1:2]) for entry in entries] for entries in keywords["input_token_logprobs"]
         ]
-        rows = [_values(entries) for entries in keywords["input_token_logprobs"]]
+        rows = [_logprobs_of_entries(entries) for entries in keywords["input_token_logprobs"]]
         walks = []
         for path, row in zip(paths, rows):
             total = 0.0
@@ -145,8 +147,8 @@ class GreedyTokenSelection(_Rule):
 
 
 class UnconditionalLikelihoodNormalized(_Rule):
-    """Chooses the text that the prompt makes more likely by the most: mean of log P(token | prompt)
-    - log P(token). A token that nothing precedes counts as certain without the prompt (log P = 0).
+    """Chooses the text whose likelihood the prompt raises the most: mean of log P(token | prompt) -
+    log P(token). A token that nothing precedes counts as certain without the prompt (log P = 0).
 
     (The idea: https://blog.eleuther.ai/multiple-choice-normalization, "unconditional likelihood
     normalised".)
@@ -156,12 +158,12 @@ class UnconditionalLikelihoodNormalized(_Rule):
     def requires_unconditional_logprobs(self) -> bool:
         return True
 
-    def _best(self, means: list[float], tokens: _Entries, alone: _Entries | None) -> _Found:
+    def _find_best(self, means: list[float], tokens: _Entries, alone: _Entries | None) -> _Found:
         if alone is None:
             raise ValueError(
                 "unconditional_token_logprobs: None. Give them: this method needs them."
             )
-        gains = self._gains(tokens, alone)
+        gains = self._mean_token_gains(tokens, alone)
         details = {
             "unconditional_token_logprobs": alone,
             "normalized_unconditional_prompt_logprobs": gains,
@@ -169,15 +171,18 @@ class UnconditionalLikelihoodNormalized(_Rule):
         return _argmax(gains), details
 
     def scores(self, **keywords: UserValue) -> list[float]:
-        return self._gains(
+        return self._mean_token_gains(
             keywords["input_token_logprobs"], keywords["unconditional_token_logprobs"]
         )
 
-    def _gains(self, conditional: _Entries, alone: _Entries) -> list[float]:
-        """Mean gain per token. (The two tokenisations may differ in length if the end of the prompt
-        merges with the choice.)
+    def _mean_token_gains(self, conditional: _Entries, alone: _Entries) -> list[float]:
+        """Returns the mean gain per token of each choice. (The two tokenisations may differ in
+        length if the end of the prompt merges with the choice.)
         """
-        return [(sum(_values(c)) - sum(_values(u))) / len(c) for c, u in zip(conditional, alone)]
+        return [
+            (sum(_logprobs_of_entries(c)) - sum(_logprobs_of_entries(u))) / len(c)
+            for c, u in zip(conditional, alone)
+        ]
 
 
 token_length_normalized = TokenLengthNormalized()
@@ -192,8 +197,8 @@ METHODS: dict[str, ChoicesSamplingMethod] = {
 }
 
 
-def name_of(method: ChoicesSamplingMethod) -> Method | None:
-    """Name of a built-in method, or None for a custom method."""
+def builtin_method_name(method: ChoicesSamplingMethod) -> Method | None:
+    """Returns the name of a built-in method, or None for a custom method."""
     return _NAMES.get(id(method))
 
 
@@ -204,8 +209,8 @@ _NAMES: dict[int, Method] = {
 }
 
 
-def checked_choices(choices: object) -> tuple[str, ...]:
-    """Choices of a selection as a tuple of strings.
+def check_choices(choices: object) -> tuple[str, ...]:
+    """Checks the choices of a selection and returns them as a tuple of strings.
 
     Raises:
         ParameterError: `choices` is not a list of strings, or is empty.
@@ -234,15 +239,15 @@ def checked_choices(choices: object) -> tuple[str, ...]:
     return texts
 
 
-def decide(
+def decide_choice(
     selection: Selection,
     choices: Sequence[str],
     method: ChoicesSamplingMethod,
     temperature: float = 0.0,
     seed: int | Unset = Unset.UNSET,
 ) -> ChoicesDecision:
-    """Decision of a method; with a temperature, a draw from the softmax of the method's scores. If
-    the backend has picked a choice, that is the decision.
+    """Returns the decision of a method or, with a temperature, a draw from the softmax of its
+    scores. If the backend has already picked a choice, that choice is the decision.
 
     Raises:
         ProgramError: the method returned none of `choices`.
@@ -271,7 +276,7 @@ def decide(
         keywords["unconditional_token_logprobs"] = [
             [[lp, None, None] for lp in s.unconditional or ()] for s in scores
         ]
-    decision = checked(method(**keywords), choices)
+    decision = check_decision(method(**keywords), choices)
     if selection.picked is not None:
         return ChoicesDecision(selection.picked, decision.meta_info)
     if temperature > 0:
@@ -283,8 +288,8 @@ def decide(
     return decision
 
 
-# any value that a user's code returned
-def checked(decision: Any, choices: Sequence[str]) -> ChoicesDecision:
+# `decision` may be any value, since a user's code returned it
+def check_decision(decision: Any, choices: Sequence[str]) -> ChoicesDecision:
     """Checks and returns the decision of a method or of a user's hook. Raises ProgramError if the
     decision is not one of the choices.
     """
@@ -296,11 +301,11 @@ def checked(decision: Any, choices: Sequence[str]) -> ChoicesDecision:
     return found
 
 
-def method_of(method: object) -> ChoicesSamplingMethod:
-    """Method of choosing, from an object or the name of a built-in method.
+def resolve_method(method: object) -> ChoicesSamplingMethod:
+    """Returns a method of choosing, given as an object or by the name of a built-in method.
 
     Raises:
-        ParameterError: `given` is neither.
+        ParameterError: `method` is neither.
     """
     found = METHODS.get(method) if isinstance(method, str) else method
     if not isinstance(found, ChoicesSamplingMethod):
@@ -312,8 +317,10 @@ def method_of(method: object) -> ChoicesSamplingMethod:
     return found
 
 
-def _values(entries: list[Any]) -> list[float]:
-    """Log-probabilities of [value, id, text] entries; a token that nothing precedes counts as 0."""
+def _logprobs_of_entries(entries: list[Any]) -> list[float]:
+    """Returns the log-probabilities of [value, id, text] entries, with 0 for a token that nothing
+    precedes.
+    """
     return [0.0 if entry[0] is None else float(entry[0]) for entry in entries]
 
 

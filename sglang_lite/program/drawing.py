@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from sglang_lite.markup import Markup, cut, element
+from sglang_lite.notebook.markup import Markup, element, shorten_text
 from sglang_lite.program.graph import (
     Branching,
     Call,
@@ -33,20 +33,20 @@ from sglang_lite.program.nodes import (
 from sglang_lite.protocol import Unset
 from sglang_lite.protocol.sampling import given_values
 
-_LONGEST = 60  # maximum number of characters of a text
+_LONGEST = 60  # maximum number of characters shown of a text
 
 
 def label(node: GraphNode) -> str:
-    """Short description of a node."""
+    """Returns a short description of a node."""
     match node.node:
         case Text(text):
-            return f"text {_short(text)}"
+            return f"text {_shorten(text)}"
         case Value():
             return f"value {{{node.uses[0].expression}}}" if node.uses else "value"
         case Picture(source):
-            return f"image {_short(source)}"
+            return f"image {_shorten(source)}"
         case Gen() | Select():
-            return _answer(node)
+            return _answer_label(node)
         case TurnBegin(role):
             return f"{role} turn"
         case TurnEnd(role):
@@ -73,7 +73,7 @@ def label(node: GraphNode) -> str:
     return node.kind.lower()
 
 
-def _answer(node: GraphNode) -> str:
+def _answer_label(node: GraphNode) -> str:
     record = node.node
     assert isinstance(record, Gen | Select)
     words = ["gen" if isinstance(record, Gen) else "select", record.name or "(no name)"]
@@ -95,7 +95,7 @@ def _answer(node: GraphNode) -> str:
     return " ".join(words)
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return (
         repr(text)
         if len(text) <= _LONGEST
@@ -104,25 +104,27 @@ def _short(text: str) -> str:
 
 
 def as_text(graph: GraphRecord) -> str:
-    """Listing with one line for each node: id, branch, description, location. Nodes behind a
-    branching are indented.
+    """Renders the graph as a listing with one line per node: id, branch, description, location.
+    Nodes after a branching are indented.
     """
-    return "\n".join([title(graph), *_lines(graph, graph.ways, 0, 0)])
+    return "\n".join([title(graph), *_listing_lines(graph, graph.ways, 0, 0)])
 
 
 def title(graph: GraphRecord) -> str:
-    """Name of the program with its open arguments, and the size of the graph."""
+    """Returns the program's name with the arguments that have no value yet, and the size of the
+    graph.
+    """
     ways = (
         f"{len(graph.ways)} way{'s' * (len(graph.ways) > 1)}{'' if graph.complete else ', not all'}"
     )
     return f"{graph.program}({', '.join(graph.arguments)}): {len(graph.nodes)} nodes, {ways}"
 
 
-def _lines(
+def _listing_lines(
     graph: GraphRecord, ways: Sequence[Way], start: int, branching_count: int
 ) -> Iterator[str]:
-    """Yields the lines of ways that are equal up to index `start`, after `branching_count`
-    branchings.
+    """Yields the lines for traced paths that are equal up to index `start`, with `branching_count`
+    branchings before it.
     """
     indent = "    " * branching_count
     for at in range(start, len(ways[0].nodes)):
@@ -146,7 +148,7 @@ def _lines(
                 ]
                 yield f"     {indent}  {text}:{'' if there else ' not followed'}"
                 if there:
-                    yield from _lines(graph, there, at + 1, branching_count + 1)
+                    yield from _listing_lines(graph, there, at + 1, branching_count + 1)
             return
     if ways[0].problem is not None:
         yield f"     {indent}{ways[0].problem.kind}: {ways[0].problem.message}"
@@ -155,24 +157,26 @@ def _lines(
 
 
 def as_mermaid(graph: GraphRecord) -> str:
-    """Flowchart in Mermaid's language. Solid arrows show order, dotted ones data."""
+    """Returns a flowchart in Mermaid's syntax. Solid arrows show order, dotted ones data."""
     lines = ["flowchart TD"]
-    for i, name in enumerate(_arguments(graph)):
-        lines.append(f'  a{i}(["{_mermaid(name)}"])')
+    for i, name in enumerate(_external_names(graph)):
+        lines.append(f'  a{i}(["{_escape_for_mermaid(name)}"])')
     for i, node in enumerate(graph.nodes):
-        text = _mermaid(label(node))
+        text = _escape_for_mermaid(label(node))
         lines.append(
             f'  n{i}{{"{text}"}}' if isinstance(node.node, Branching) else f'  n{i}["{text}"]'
         )
-    for edge, source in _named(graph):
+    for edge, source in _edges_with_sources(graph):
         arrow = "-.->" if edge.kind == "data" else "-->"
-        edge_label = f'|"{_mermaid(edge.label)}"|' if edge.label else ""
+        edge_label = f'|"{_escape_for_mermaid(edge.label)}"|' if edge.label else ""
         lines.append(f"  {source} {arrow}{edge_label} n{edge.target}")
     return "\n".join(lines) + "\n"
 
 
-def _mermaid(text: str) -> str:
-    """Text for a quoted label, with all characters escaped that are special in Mermaid or HTML."""
+def _escape_for_mermaid(text: str) -> str:
+    """Prepares a text for a quoted label: escapes all characters that are special in Mermaid or
+    HTML.
+    """
     printable = (
         text.encode("unicode_escape").decode().replace("\\\\", "\\")
         if not text.isprintable()
@@ -182,42 +186,44 @@ def _mermaid(text: str) -> str:
 
 
 def as_dot(graph: GraphRecord) -> str:
-    """Directed graph in Graphviz's DOT language. Solid edges show order, dashed ones data."""
+    """Returns a directed graph in Graphviz's DOT language. Solid edges show order, dashed ones
+    data.
+    """
     lines = ["digraph {", "  node [shape=box, fontname=monospace]"]
-    for i, name in enumerate(_arguments(graph)):
-        lines.append(f"  a{i} [label={_dot(name)}, shape=ellipse]")
+    for i, name in enumerate(_external_names(graph)):
+        lines.append(f"  a{i} [label={_quote_for_dot(name)}, shape=ellipse]")
     for i, node in enumerate(graph.nodes):
         shape = ", shape=diamond" if isinstance(node.node, Branching) else ""
-        lines.append(f"  n{i} [label={_dot(label(node))}{shape}]")
-    for edge, source in _named(graph):
-        attributes = [f"label={_dot(edge.label)}"] * bool(edge.label) + ["style=dashed"] * (
-            edge.kind == "data"
-        )
+        lines.append(f"  n{i} [label={_quote_for_dot(label(node))}{shape}]")
+    for edge, source in _edges_with_sources(graph):
+        attributes = [f"label={_quote_for_dot(edge.label)}"] * bool(edge.label) + [
+            "style=dashed"
+        ] * (edge.kind == "data")
         lines.append(
             f"  {source} -> n{edge.target}" + (f" [{', '.join(attributes)}]" if attributes else "")
         )
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def _dot(text: str) -> str:
+def _quote_for_dot(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
-def _arguments(graph: GraphRecord) -> list[str]:
-    """Names of the values that no node makes."""
+def _external_names(graph: GraphRecord) -> list[str]:
+    """Returns the names of the values that don't come from a node."""
     used = [use.name for node in graph.nodes for use in node.uses if use.source is None]
     return list(dict.fromkeys([*graph.arguments, *used]))
 
 
-def _named(graph: GraphRecord) -> Iterator[tuple[Edge, str]]:
-    """Yields the edges, each with the name of its source in a drawing."""
-    arguments = {name: f"a{i}" for i, name in enumerate(_arguments(graph))}
+def _edges_with_sources(graph: GraphRecord) -> Iterator[tuple[Edge, str]]:
+    """Yields each edge with the name of its source in a drawing."""
+    arguments = {name: f"a{i}" for i, name in enumerate(_external_names(graph))}
     uses = {use.expression: use.name for node in graph.nodes for use in node.uses}
     for edge in graph.edges:
         yield edge, f"n{edge.source}" if edge.source is not None else arguments[uses[edge.label]]
 
 
-# of a box, and from one to the next
+# size of a box, and the distance from one box to the next
 _WIDTH = 300
 _HEIGHT = 22
 _ROW = 34
@@ -228,18 +234,18 @@ _COLOURS = {"Gen": "#fdecc4", "Select": "#f6deeb", "Branching": "#d5ecfa", "Call
 
 
 def as_svg(graph: GraphRecord) -> Markup:
-    """Picture. Boxes are in order from top to bottom, with a column for each branch and for each
-    way behind a branching. Solid lines show order, dashed ones data.
+    """Draws the graph as SVG. Boxes are in order from top to bottom, with a column for each branch
+    and for each path after a branching. Solid lines show order, dashed ones data.
     """
-    boxes = _boxes(graph)
+    boxes = _place_boxes(graph)
     lines = [
-        _line(boxes[source], boxes[f"n{edge.target}"], edge)
-        for edge, source in _named(graph)
+        _draw_line(boxes[source], boxes[f"n{edge.target}"], edge)
+        for edge, source in _edges_with_sources(graph)
         if source in boxes and f"n{edge.target}" in boxes
     ]
-    drawn = [_box(at, text, colour) for at, text, colour in _labels(graph, boxes)]
+    drawn = [_draw_box(at, text, colour) for at, text, colour in _labels(graph, boxes)]
     width, height = (max((at[i] for at in boxes.values()), default=0) for i in (0, 1))
-    left_out = len(graph.nodes) + len(_arguments(graph)) - len(drawn)
+    left_out = len(graph.nodes) + len(_external_names(graph)) - len(drawn)
     note = (
         [element("text", f"{left_out:,} more nodes", x=0, y=height + _ROW + 16)] if left_out else []
     )
@@ -262,8 +268,8 @@ def as_svg(graph: GraphRecord) -> Markup:
     )
 
 
-def _boxes(graph: GraphRecord) -> dict[str, tuple[int, int]]:
-    """Left upper corner of each box that is drawn, by its name in the drawing."""
+def _place_boxes(graph: GraphRecord) -> dict[str, tuple[int, int]]:
+    """Returns the upper left corner of each box that is drawn, by the box's name in the drawing."""
     levels = dict[int, int]()
     columns = dict[tuple[int, Path], int]()
     first_way = {i: number for number, way in reversed([*enumerate(graph.ways)]) for i in way.nodes}
@@ -271,7 +277,7 @@ def _boxes(graph: GraphRecord) -> dict[str, tuple[int, int]]:
     for edge in graph.edges:
         if edge.source is not None and edge.source < edge.target:
             before.setdefault(edge.target, []).append(edge.source)
-    arguments = _arguments(graph)
+    arguments = _external_names(graph)
     boxes = {f"a{i}": (i * _COLUMN, 0) for i in range(len(arguments))}
     for i, node in enumerate(graph.nodes[:_MAX_DRAWN]):
         levels[i] = 1 + max(
@@ -285,14 +291,14 @@ def _boxes(graph: GraphRecord) -> dict[str, tuple[int, int]]:
 def _labels(
     graph: GraphRecord, boxes: Mapping[str, tuple[int, int]]
 ) -> Iterator[tuple[tuple[int, int], str, str]]:
-    """Yields corner, text and colour of each box."""
-    for i, name in enumerate(_arguments(graph)):
+    """Yields the corner, text and colour of each box."""
+    for i, name in enumerate(_external_names(graph)):
         yield boxes[f"a{i}"], name, "none"
     for i, node in enumerate(graph.nodes[:_MAX_DRAWN]):
         yield boxes[f"n{i}"], label(node), _COLOURS.get(node.kind, "#f5f6f8")
 
 
-def _box(at: tuple[int, int], text: str, colour: str) -> Markup:
+def _draw_box(at: tuple[int, int], text: str, colour: str) -> Markup:
     x, y = at
     ink = "currentColor" if colour == "none" else "#1b1f24"
     return element(
@@ -301,13 +307,15 @@ def _box(at: tuple[int, int], text: str, colour: str) -> Markup:
         element(
             "rect", x=x, y=y, width=_WIDTH, height=_HEIGHT, rx=4, fill=colour, stroke="#7a8490"
         ),
-        element("text", cut(text.replace("\n", " "), _CHARACTERS), x=x + 6, y=y + 15, fill=ink),
+        element(
+            "text", shorten_text(text.replace("\n", " "), _CHARACTERS), x=x + 6, y=y + 15, fill=ink
+        ),
     )
 
 
-def _line(source: tuple[int, int], target: tuple[int, int], edge: Edge) -> Markup:
-    """Line from the lower side of a box to the upper side of another; that of data further to the
-    right.
+def _draw_line(source: tuple[int, int], target: tuple[int, int], edge: Edge) -> Markup:
+    """Draws a line from the bottom of one box to the top of another. Lines for data are further to
+    the right.
     """
     shift = _WIDTH - 30 if edge.kind == "data" else 20
     (x0, y0), (x1, y1) = (source[0] + shift, source[1] + _HEIGHT), (target[0] + shift, target[1])

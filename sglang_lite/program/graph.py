@@ -1,9 +1,9 @@
-"""Graph of a program, as data: the nodes that a trace saw. Independent of the code that traces,
-checks or plays programs.
+"""Graph of a program, as plain data: the nodes that a trace recorded. Independent of the code that
+traces, checks or plays programs.
 
-The id of a node is its index in `nodes`; a node that several ways through the body share is stored
-once. A branch is named by its path: () is the main branch, (5, 0) the first branch of the fork (or
-the called program) that is node 5.
+The id of a node is its index in `nodes`. A node that several traced paths ("ways") share is stored
+once. A branch is identified by its path: () is the main branch, and (5, 0) is the first branch of
+the fork (or the called program) that is node 5.
 """
 
 from __future__ import annotations
@@ -14,26 +14,28 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from sglang_lite.errors import Location, ParameterError, shown
+from sglang_lite.errors import Location, ParameterError, short_repr
 from sglang_lite.program.nodes import BaseNode, Gen, Node, Path, ScopeEnd, Select, Text
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.prompt import MediaKind
 from sglang_lite.protocol.record import Record
 
-MAX_BRANCHINGS: Final = 64  # maximum number of branchings on a way
-# Step from a value to its part; "other" has the repr of a key.
+MAX_BRANCHINGS: Final = 64  # maximum number of branchings on a traced path
+# Step from a value to one of its parts; "other" contains the repr of a key.
 AccessStep: TypeAlias = tuple[Literal["attribute", "item", "other"], str | int]
 
 
 class Value(BaseNode, frozen=True, eq=False):
-    """Value of an argument or a variable, inserted as text; the node's only use names it."""
+    """Value of an argument or variable, inserted as text. The node's only entry in `uses` says
+    which value it is.
+    """
 
 
 class Picture(BaseNode, frozen=True, eq=False):
     """Image, video or sound in a graph.
 
     Attributes:
-        source: representation of its source, as the body gives it.
+        source: repr of its source, as given by the body.
         medium: its kind.
     """
 
@@ -42,7 +44,7 @@ class Picture(BaseNode, frozen=True, eq=False):
 
 
 class Call(BaseNode, frozen=True, eq=False):
-    """Program that the body runs by itself; its nodes are a branch.
+    """Call of a program that the body runs separately. The program's nodes form a branch.
 
     Attributes:
         program: name of the program.
@@ -52,7 +54,7 @@ class Call(BaseNode, frozen=True, eq=False):
 
 
 class Branching(BaseNode, frozen=True, eq=False):
-    """Question of the body whose answer only a run has.
+    """Question in the body whose answer is known only at run time.
 
     Attributes:
         question: question as written in Python; empty if it asks whether the value is true, or
@@ -83,13 +85,13 @@ class Use(Record, frozen=True):
 
     @property
     def expression(self) -> str:
-        """Value as a Python expression."""
+        """The value as a Python expression."""
         written = {"attribute": ".{}", "item": "[{!r}]", "other": "[{}]"}
         return self.name + "".join(written[kind].format(key) for kind, key in self.parts)
 
 
 class GraphNode(Record, frozen=True):
-    """Node of a graph, with its surroundings.
+    """Node of a graph, with its context.
 
     Attributes:
         node: the node, without the fields that depend on values (see `uses`).
@@ -111,7 +113,7 @@ class GraphNode(Record, frozen=True):
 
     @property
     def kind(self) -> str:
-        """Type name of the node: "Text", "Gen" …"""
+        """Type name of the node, such as "Text" or "Gen"."""
         return type(self.node).__name__
 
     @property
@@ -131,7 +133,7 @@ class GraphNode(Record, frozen=True):
 
 
 class Problem(Record, frozen=True):
-    """Error that ended a way.
+    """Error that ended a traced path.
 
     Attributes:
         kind: class name of the error.
@@ -149,12 +151,12 @@ class Problem(Record, frozen=True):
 
 
 class Way(Record, frozen=True):
-    """Way through the body.
+    """Traced path through the body.
 
     Attributes:
-        nodes: ids, in the order in which the body has added the nodes.
+        nodes: ids of the nodes, in the order in which the body added them.
         outcomes: indices of the outcomes of its branchings, in order.
-        ended: "returned", "raised", or "cut" if the way was not followed to its end.
+        ended: "returned", "raised", or "cut" if the path was not followed to its end.
         problem: error that the body raised, or None.
         returns: True if the body returned a value.
     """
@@ -202,11 +204,11 @@ class GraphRecord(Record, frozen=True):
         program: name of the program.
         arguments: names of the arguments that were not given.
         nodes: nodes in the order in which they were first added.
-        ways: ways through the body; more than one if the body was explored.
-        complete: True if `ways` contains all ways.
+        ways: traced paths through the body; more than one if the trace explored.
+        complete: True if `ways` contains every path.
         read: ids of the nodes whose value is read by the body or used by another node.
         changes: texts that differ from run to run.
-        unreached: lines that would add a node, but that no way reaches.
+        unreached: lines that would add a node, but that no path reaches.
     """
 
     program: str
@@ -230,7 +232,7 @@ class GraphRecord(Record, frozen=True):
                 if len(path) % 2 or any(fork not in range(i) for fork in path[::2]):
                     raise ParameterError(
                         "nodes",
-                        f"node {i} has the path {shown(path)}, but no fork before it makes that branch.",
+                        f"node {i} has the path {short_repr(path)}, but no fork before it makes that branch.",
                     )
         for way in self.ways:
             if any(node not in indices for node in way.nodes):
@@ -255,13 +257,13 @@ class GraphRecord(Record, frozen=True):
     @property
     def edges(self) -> tuple[Edge, ...]:
         """Edges in the order of their targets."""
-        found = dict.fromkeys(edge for way in self.ways for edge in self._order(way))
+        found = dict.fromkeys(edge for way in self.ways for edge in self._order_edges(way))
         for i, node in enumerate(self.nodes):
             for use in node.uses:
                 found[Edge(use.source, i, "data", use.expression)] = None
         return tuple(sorted(found, key=lambda edge: edge.target))
 
-    def _order(self, way: Way) -> Iterator[Edge]:
+    def _order_edges(self, way: Way) -> Iterator[Edge]:
         last: dict[Path, int] = {}  # last node of each branch
         # preceding branching, its outcome, and the node before it
         branching: tuple[int, str, int | None] | None = None
@@ -290,19 +292,19 @@ class GraphRecord(Record, frozen=True):
             before = i
 
     def filled(self, row: Mapping[str, UserValue]) -> GraphRecord:
-        """Graph in which the values of arguments have become text.
+        """Returns the graph with the given arguments' values inserted as text.
 
         Raises:
             ParameterError: an argument's value lacks an attribute or item that the body reads.
         """
-        nodes = [_filled(node, row) for node in self.nodes]
+        nodes = [_fill_in_argument(node, row) for node in self.nodes]
         missing = tuple(name for name in self.arguments if name not in row)
         return msgspec.structs.replace(self, nodes=tuple(nodes), arguments=missing)
 
 
-def _filled(node: GraphNode, row: Mapping[str, Any]) -> GraphNode:
-    """Node in which the value of an argument has become text. Other nodes (images too) are returned
-    unchanged.
+def _fill_in_argument(node: GraphNode, row: Mapping[str, Any]) -> GraphNode:
+    """Replaces a node that stands for an argument's value by a text node with that value. Returns
+    other nodes unchanged, including images.
     """
     use = node.uses[0] if isinstance(node.node, Value) else None
     if use is None or use.source is not None or use.name not in row:

@@ -1,17 +1,17 @@
 """Nodes of a program, as plain data.
 
-The language makes nodes, an interpreter queues them, a backend that plays whole programs receives
-them, and tracing records them. A program is a tree of branches, each a sequence of nodes to which
-nodes can only be appended. A branch is named by its path: () is the main branch, (2, 0) the first
-branch of the fork that is node 2 of the main branch.
+The language creates nodes, an interpreter queues them, a backend that plays whole programs receives
+them, and tracing records them. A program is a tree of branches. Each branch is a sequence of nodes
+that can only be appended to, and is identified by its path: () is the main branch, and (2, 0) is
+the first branch of the fork that is node 2 of the main branch.
 
-No node contains the caller's own Python (a check, a reader of values, a method of choosing, another
-backend): a node that needs it is judged. Its answer is reported and not appended, and its branch
-waits, without a slot, until the caller has given its verdict: the text that stands there, or
-another question.
+No node contains Python code of the caller (a check, a reader of values, a method of choosing,
+another backend). A node that needs such code is judged: its answer is reported but not appended,
+and its branch waits, without a slot, for the caller's verdict. The verdict is the text to append in
+its place, or another question.
 
-Nodes are added in the order in which the program was written, over all branches: a fork before the
-nodes of its branches, a join before a rollback in a branch that it joins.
+Nodes are added in the order in which the program wrote them, across all branches: a fork before
+the nodes of its branches, and a join before a rollback in a branch that it joins.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from types import NoneType
 from typing import Final, Literal, NoReturn, TypeAlias, get_args
 
-from sglang_lite.errors import Location, ParameterError, shown, with_article
+from sglang_lite.errors import Location, ParameterError, short_repr, with_article
 from sglang_lite.protocol import UNSET, Constraint, SamplingParams, Span, Unset
 from sglang_lite.protocol.parameter import Deferred
 from sglang_lite.protocol.prompt import Media
@@ -36,8 +36,8 @@ JoinMode: TypeAlias = Literal["gather_variable", "concate_and_append"]
 
 
 class Expression:
-    """Base of everything that can be added to a state. `+` with text or another expression makes an
-    `Expressions`.
+    """Base class of everything that can be added to a state. `+` with text or another expression
+    makes an `Expressions`.
     """
 
     __slots__ = ()
@@ -49,8 +49,8 @@ class Expression:
         return Expressions((other, self))
 
     def __format__(self, spec: str) -> str:
-        """Raises ParameterError: an expression formatted into a string would be mere text and never
-        be played.
+        """Raises ParameterError, since an expression formatted into a string would only be text and
+        would never be played.
         """
         raise ParameterError(
             "+",
@@ -67,7 +67,7 @@ class Expression:
         yield self
 
     def print_graph_dfs(self) -> None:
-        """Prints the elementary expressions, one a line."""
+        """Prints the elementary expressions, one per line."""
         for i, part in enumerate(self.walk()):
             print(f"%{i} = {part!r}")
 
@@ -76,7 +76,7 @@ class Expressions(Expression):
     """Sequence of expressions.
 
     Attributes:
-        expr_list: the elementary ones, in order; sequences inside are taken apart, and texts are
+        expr_list: elementary expressions, in order. Nested sequences are flattened, and texts are
             Text nodes.
     """
 
@@ -109,8 +109,8 @@ class Expressions(Expression):
 
 
 def as_expression(value: object) -> Expression:
-    """Converts a string to a Text node; returns expressions unchanged. Raises ParameterError for
-    other values.
+    """Converts a string to a Text node, and returns expressions unchanged. Raises ParameterError
+    for other values.
     """
     if isinstance(value, str):
         if "<coroutine object " in value:
@@ -127,8 +127,8 @@ _UNAWAITED = re.compile(
 
 
 def check_awaited(operator: str, text: str, where: Location | None = None) -> None:
-    """Raises ParameterError if a text contains the repr of a coroutine of this package, which was
-    not awaited.
+    """Raises ParameterError if a text contains the repr of one of this package's coroutines, which
+    the caller forgot to await.
     """
     if found := _UNAWAITED.search(text):
         raise ParameterError(
@@ -140,8 +140,8 @@ def check_awaited(operator: str, text: str, where: Location | None = None) -> No
 
 
 def not_addable(operator: str, value: object, where: Location | None = None) -> ParameterError:
-    """Error for a value that is neither text nor an expression, with a hint that depends on its
-    type.
+    """Creates the error for a value that is neither text nor an expression, with a hint that
+    depends on its type.
     """
     hint = "Turn it into a string: str(…)."
     if inspect.isawaitable(value):
@@ -177,13 +177,16 @@ _CONSTRAINTS_OR_NONE: Final = (NoneType, *_CONSTRAINTS)
 
 
 def _wrong(node: BaseNode, name: str, expected: str) -> ParameterError:
-    """Error for a node whose field `name` has the wrong type."""
-    problem = f"a {type(node).__name__} needs {expected} here, not {shown(getattr(node, name))}."
+    """Creates the error for a node whose field `name` has the wrong type."""
+    problem = (
+        f"a {type(node).__name__} needs {expected} here, not {short_repr(getattr(node, name))}."
+    )
     return ParameterError(name, problem, where=node.where)
 
 
 class BaseNode(Variant, Expression, frozen=True, kw_only=True, eq=False):
-    """Base of all nodes. Two nodes are equal if all fields but `where` are equal.
+    """Base class of all nodes. Two nodes are equal if they have the same type and all fields but
+    `where` are equal.
 
     Attributes:
         where: line of the user's code that made the node, or None if unknown.
@@ -260,7 +263,7 @@ class TurnBegin(_Turn, frozen=True, eq=False):
 
 
 class TurnEnd(_Turn, frozen=True, eq=False):
-    """End of a turn; the open turn must have this role. The template's text behind the turn is a
+    """End of a turn; the open turn must have this role. The template's text after the turn is a
     separate node, after this one.
     """
 
@@ -287,12 +290,13 @@ class Gen(BaseNode, frozen=True, eq=False):
     Attributes:
         name: name of the variable, or None.
         params: sampling parameters.
-        constraint: constraint of the generated text, or None.
-        judged: True if the caller decides on the answer: nothing is appended, and the branch waits
+        constraint: constraint on the generated text, or None.
+        judged: True if the caller decides on the answer. Nothing is appended, and the branch waits
             for the verdict.
         stream: True if deltas are sent even if its program is not streamed.
         timeout: seconds that the caller waits for the answer, from when the node is played, or None
-            for no limit. An engine cuts JSON that brackets can close before they have passed.
+            for no limit. Before the time is up, an engine cuts short JSON that closing brackets can
+            complete.
     """
 
     name: str | None
@@ -319,14 +323,14 @@ class Select(BaseNode, frozen=True, eq=False):
     Attributes:
         name: name of the variable, or None.
         choices: texts to choose from.
-        method: name of the method of choosing, or None if the caller chooses: the answer is judged,
-            as of Gen.
+        method: name of the method of choosing. None if the caller chooses, in which case the answer
+            is judged, like that of a judged Gen.
         temperature: if above 0, the choice is drawn from the softmax of the method's scores.
         seed: seed of that draw, or UNSET for a random one.
         unconditional: True if the choices are also scored without the prompt.
-        special: as in Text, for the choices.
-        lora_path: as in SamplingParams: name of the adapter that scores them, () for none, or
-            UNSET.
+        special: for the choices, as in Text.
+        lora_path: name of the adapter that scores the choices, () for none, or UNSET, as in
+            SamplingParams.
     """
 
     name: str | None
@@ -353,21 +357,21 @@ class Select(BaseNode, frozen=True, eq=False):
 
     @property
     def judged(self) -> bool:
-        """True if the caller chooses."""
+        """True if the caller makes the choice."""
         return self.method is None
 
 
 class Pause(BaseNode, frozen=True, eq=False):
-    """Place where the branch waits for a verdict of the caller, who says what stands here, or what
-    is to be asked.
+    """Place where the branch waits for the caller's verdict: the text to append here, or a question
+    to ask.
     """
 
 
 class GrammarBegin(BaseNode, frozen=True, eq=False):
     """Start of a grammar: `text`, followed by all text up to the grammar's end, is in the language
     of `constraint`. Choices that the grammar does not allow are left out of a selection. A fork's
-    branches need not complete the grammar. Text without a generation or selection in between is not
-    checked here: its author has checked it.
+    branches need not complete the grammar. A grammar with no generation or selection in it is not
+    checked here, since its author has checked it.
 
     Attributes:
         constraint: constraint on the text.
@@ -390,10 +394,10 @@ class GrammarEnd(BaseNode, frozen=True, eq=False):
 
 
 class Fork(BaseNode, frozen=True, eq=False):
-    """Branches that continue from here, in parallel to the following nodes of this branch.
+    """Branches that continue from here, in parallel with the following nodes of this branch.
 
     Attributes:
-        branches: for each branch, the nodes of it that are known so far.
+        branches: for each branch, its nodes that are known so far.
     """
 
     branches: tuple[tuple[Node, ...], ...]
@@ -410,18 +414,17 @@ class Fork(BaseNode, frozen=True, eq=False):
 
 
 class Join(BaseNode, frozen=True, eq=False):
-    """End of branches.
+    """Joins the branches of a fork, or of several.
 
     Attributes:
         fork: index of the fork among this branch's nodes, or None for all forks since the last
             join.
-        ends: for each branch, the number of its nodes that are waited for and whose texts are
-            appended, even if a rollback comes later; () for all nodes that it has when the join is
-            added.
+        ends: for each branch, how many of its nodes are waited for and have their text appended,
+            even if a rollback comes later; () for all nodes that it has when the join is added.
         mode: "concate_and_append" waits for the branches and appends the texts that they have
-            added. "gather_variable" neither appends nor waits; from here on each variable of the
-            branches is a list with one item for each branch. Both claim what the branches have: a
-            rollback in them does not take it back.
+            added. "gather_variable" neither appends nor waits; from here on, each variable of the
+            branches is a list with one item per branch. Both claim the nodes that the branches
+            have: a later rollback in a branch does not undo them.
     """
 
     fork: int | None = None
@@ -434,9 +437,10 @@ class Mark(BaseNode, frozen=True, eq=False):
 
 
 class Rollback(BaseNode, frozen=True, eq=False):
-    """Cancels the queued and running nodes behind a mark, and returns to the mark. Takes effect as
-    soon as it is received, and the nodes that joins of the branches above have claimed are played.
-    Ends the branches of forks behind the mark, played or not, likewise.
+    """Cancels the queued and running nodes after a mark, and returns to the mark. Takes effect as
+    soon as it is received, but nodes that have been claimed by joins in the branches above are
+    still played. Also ends the branches of all forks after the mark, whether or not the forks have
+    been played, once these branches have played their own claimed nodes.
 
     Attributes:
         mark: index of the mark among this branch's nodes.
@@ -445,7 +449,7 @@ class Rollback(BaseNode, frozen=True, eq=False):
     mark: int
 
 
-# what a branch's text is made of
+# nodes that make up the text of a branch
 Content: TypeAlias = Text | ImagePart | TurnBegin | TurnEnd | ScopeBegin | ScopeEnd
 Node: TypeAlias = (
     Content | Gen | Select | Pause | GrammarBegin | GrammarEnd | Fork | Join | Mark | Rollback
@@ -458,13 +462,12 @@ def is_judged(node: Node) -> bool:
 
 
 class Verdict(Record, frozen=True):
-    """Caller's verdict on the answer to a judged node, or on what stands at a pause. To refuse an
-    answer for good, the caller drops the branch.
+    """Caller's verdict on the answer to a judged node, or at a pause. To reject an answer for good,
+    the caller drops the branch.
 
     Attributes:
-        text: what is appended.
-        again: question that is asked in the node's place, behind that text; None if the branch goes
-            on.
+        text: text to append.
+        again: question to ask in the node's place, after that text; None if the branch goes on.
     """
 
     text: tuple[Span, ...] = ()

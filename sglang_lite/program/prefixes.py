@@ -1,9 +1,10 @@
-"""Prefixes that the runs of a program share, counted in tokens: from one graph for each run, filled
-with its arguments.
+"""Prefixes that the runs of a program share, counted in tokens. Each run is given as a graph with
+its arguments filled in.
 
 A prompt is the text before a generation or selection in its branch. Generated text is unknown, so
-it counts no tokens and never equals other text; nor do open values and images count. Prompts of two
-adapters share nothing. If a graph has several ways, the first one counts.
+it counts no tokens and never equals other text. Open values and images are not counted either.
+Prompts for different adapters share nothing. If a graph has several traced paths, only the first
+one counts.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-from sglang_lite.markup import cut, element, fragment
+from sglang_lite.notebook.markup import element, fragment, shorten_text
 from sglang_lite.program.graph import GraphNode, GraphRecord, Picture, Value
 from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Path, Rollback, Select, Text
 from sglang_lite.protocol import Span
 from sglang_lite.protocol.sampling import adapter_of
 
-_DEEPEST: Final = 40  # maximum depth of a tree that is built
+_DEEPEST: Final = 40  # maximum depth of the tree
 _MAX_SHOWN: Final = 6  # maximum number of printed continuations of a prefix
 _LONGEST: Final = 60  # maximum number of printed characters of a text
 
@@ -29,13 +30,13 @@ _Segments: TypeAlias = tuple[Span | _Unknown, ...]
 
 
 class TokenCounter(Protocol):
-    """Interface of a tokenizer, as far as it is needed here."""
+    """The part of a tokenizer's interface that is needed here."""
 
     def encode_spans(self, spans: Iterable[Span], *, first: bool = True) -> Sequence[int]:
-        """Token ids of spans. `first` is True if they start a prompt."""
+        """Returns the token ids of spans. `first` is True if they start a prompt."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids."""
+        """Returns the text of token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,9 @@ class PrefixTree:
     Attributes:
         runs: number of runs.
         prompts: number of generations and selections in the runs.
-        tokens: total number of tokens of all prompts, each counted whole.
-        unique: number of tokens in the tree: those computed if every prefix is computed once.
+        tokens: total number of tokens of all prompts, each counted in full.
+        unique: number of tokens in the tree, which is the number computed if every prefix is
+            computed once.
         root: root of the tree.
     """
 
@@ -75,29 +77,29 @@ class PrefixTree:
 
     @property
     def shared(self) -> float:
-        """Fraction of the prompt tokens that a cache of sufficient size serves."""
+        """Fraction of the prompt tokens that a sufficiently large cache serves."""
         return 1 - self.unique / self.tokens if self.tokens else 0.0
 
     def __repr__(self) -> str:
-        return f"PrefixTree({self._title()})"
+        return f"PrefixTree({self._summary_line()})"
 
     def __str__(self) -> str:
-        return "\n".join([self._title(), *_lines(self.root, 0)])
+        return "\n".join([self._summary_line(), *_tree_lines(self.root, 0)])
 
     def _repr_html_(self) -> str:
-        return fragment(element("pre", cut(str(self), 20_000)))
+        return fragment(element("pre", shorten_text(str(self), 20_000)))
 
-    def _title(self) -> str:
+    def _summary_line(self) -> str:
         size = f"{self.runs} runs, {self.prompts} prompts of {self.tokens:,} tokens"
         return f"{size}; {self.unique:,} are computed, {self.shared:.0%} come from the cache"
 
 
-def _lines(prefix: Prefix, depth: int) -> Iterator[str]:
+def _tree_lines(prefix: Prefix, depth: int) -> Iterator[str]:
     if prefix.tokens:
         text = prefix.text if len(prefix.text) <= _LONGEST else prefix.text[: _LONGEST - 1] + "…"
         yield f"{'  ' * depth}{prefix.tokens:>6} tokens × {prefix.prompts}  {text!r}"
     for each in prefix.after[:_MAX_SHOWN]:
-        yield from _lines(each, depth + bool(prefix.tokens))
+        yield from _tree_lines(each, depth + bool(prefix.tokens))
     if len(prefix.after) > _MAX_SHOWN:
         hidden = prefix.after[_MAX_SHOWN:]
         yield f"{'  ' * (depth + 1)}… {len(hidden)} more, {sum(map(_tokens, hidden)):,} tokens"
@@ -107,22 +109,22 @@ def _tokens(prefix: Prefix) -> int:
     return prefix.tokens + sum(map(_tokens, prefix.after))
 
 
-def prefix_tree(graphs: Sequence[GraphRecord], counter: TokenCounter) -> PrefixTree:
-    """Prefix tree of the prompts of several runs.
+def build_prefix_tree(graphs: Sequence[GraphRecord], counter: TokenCounter) -> PrefixTree:
+    """Builds the prefix tree of the prompts of several runs.
 
     Args:
         graphs: one graph for each run.
         counter: tokenizer.
     """
-    counted = _Counted(counter)
+    counted = _PromptEncoder(counter)
     longest: list[list[int]] = []
     prompts = tokens = 0
     for run, graph in enumerate(graphs):
         branches: dict[tuple[Path, str | None], list[int]] = {}
-        for path, adapter, segments in prompts_of(graph, run):
-            found = counted.items(segments)
+        for path, adapter, segments in iterate_prompts(graph, run):
+            found = counted.encode_segments(segments)
             if adapter is not None:
-                found.insert(0, counted.unknown(("adapter", adapter)))
+                found.insert(0, counted.number_for_unknown(("adapter", adapter)))
             branches[path, adapter] = found
             prompts += 1
             tokens += sum(item >= 0 for item in found)
@@ -134,12 +136,14 @@ def prefix_tree(graphs: Sequence[GraphRecord], counter: TokenCounter) -> PrefixT
         same = common_length(before, found)
         unique += sum(item >= 0 for item in itertools.islice(found, same, None))
         before = found
-    return PrefixTree(len(graphs), prompts, tokens, unique, _built(longest, 0, counter, 0))
+    return PrefixTree(len(graphs), prompts, tokens, unique, _build_prefix(longest, 0, counter, 0))
 
 
-def prompts_of(graph: GraphRecord, run: int = 0) -> Iterator[tuple[Path, str | None, _Segments]]:
-    """Yields the branch of each generation and selection, with its adapter, or None, and its
-    prompt: texts, and ids of unknown text.
+def iterate_prompts(
+    graph: GraphRecord, run: int = 0
+) -> Iterator[tuple[Path, str | None, _Segments]]:
+    """Yields, for each generation and selection, the path of its branch, its adapter (or None), and
+    its prompt as spans of text and identities of unknown text.
 
     Args:
         run: number of the run; unknown text of one run never equals that of another.
@@ -159,7 +163,7 @@ def prompts_of(graph: GraphRecord, run: int = 0) -> Iterator[tuple[Path, str | N
                 yield node.path, adapter, tuple(here)
                 here.append((run, i))
             case Value() | Picture():
-                here.append((run, *_open(node, i)))
+                here.append((run, *_identify_open_value(node, i)))
             case Join(mode="concate_and_append"):
                 here.append((run, i))
             case Fork(branches):
@@ -172,12 +176,14 @@ def prompts_of(graph: GraphRecord, run: int = 0) -> Iterator[tuple[Path, str | N
                     del here[length:]
 
 
-def _open(node: GraphNode, i: int) -> _Unknown:
-    """Identity of an open value: an argument's value is the same everywhere in a run."""
+def _identify_open_value(node: GraphNode, i: int) -> _Unknown:
+    """Returns the identity of an open value. An argument's value is the same everywhere in a run;
+    any other value is identified by its node.
+    """
     return (node.uses[0].expression,) if node.uses and node.uses[0].source is None else (i,)
 
 
-class _Counted:
+class _PromptEncoder:
     """Converts prompts to lists of numbers: token ids, and negative numbers for unknown text.
     Tokenised spans are cached.
     """
@@ -186,31 +192,35 @@ class _Counted:
         self._tokens = functools.cache(counter.encode_spans)
         self._unknown: dict[_Unknown, int] = {}
 
-    def items(self, segments: _Segments) -> list[int]:
+    def encode_segments(self, segments: _Segments) -> list[int]:
         found: list[int] = []
         for is_text, group in itertools.groupby(segments, lambda each: isinstance(each, Span)):
             if is_text:
                 spans = tuple(each for each in group if isinstance(each, Span))
                 found += self._tokens(spans, first=not found)
             else:
-                found += [self.unknown(each) for each in group if isinstance(each, tuple)]
+                found += [
+                    self.number_for_unknown(each) for each in group if isinstance(each, tuple)
+                ]
         return found
 
-    def unknown(self, text: _Unknown) -> int:
-        """Number of an unknown text."""
+    def number_for_unknown(self, text: _Unknown) -> int:
+        """Returns the negative number that stands for an unknown text."""
         return self._unknown.setdefault(text, -1 - len(self._unknown))
 
 
 def common_length(one: Sequence[object], other: Sequence[object]) -> int:
-    """Number of equal items at the beginning of two sequences."""
+    """Returns how many items two sequences have in common at the beginning."""
     limit = min(len(one), len(other))
     if one[:limit] == other[:limit]:
         return limit
     return next(i for i in range(limit) if one[i] != other[i])
 
 
-def _built(prompts: Sequence[list[int]], start: int, counter: TokenCounter, depth: int) -> Prefix:
-    """Tree of sorted prompts that are equal up to index `start`."""
+def _build_prefix(
+    prompts: Sequence[list[int]], start: int, counter: TokenCounter, depth: int
+) -> Prefix:
+    """Builds the tree of sorted prompts that are equal up to index `start`."""
     if not prompts:
         return Prefix("", 0, 0)
     end = common_length(prompts[0], prompts[-1])
@@ -224,6 +234,6 @@ def _built(prompts: Sequence[list[int]], start: int, counter: TokenCounter, dept
     after = (
         ()
         if depth == _DEEPEST
-        else tuple(_built(list(each), end, counter, depth + 1) for _, each in groups)
+        else tuple(_build_prefix(list(each), end, counter, depth + 1) for _, each in groups)
     )
     return Prefix(text[:1000], tokens, len(prompts), after)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from sglang_lite.errors import ParameterError, TraceError, shown
+from sglang_lite.errors import ParameterError, TraceError, short_repr
 
 
 class Unset(enum.Enum):
@@ -186,26 +186,28 @@ class Parameter:
             self._number(value, self.kind)
         elif self.kind == "bool":
             if not isinstance(value, bool):
-                raise ParameterError(self.name, f"{shown(value)} is neither True nor False.")
+                raise ParameterError(self.name, f"{short_repr(value)} is neither True nor False.")
         elif self.kind == "order":
             if value not in ORDERS:
                 raise ParameterError(
-                    self.name, f"{shown(value)} is neither {' nor '.join(map(repr, ORDERS))}."
+                    self.name, f"{short_repr(value)} is neither {' nor '.join(map(repr, ORDERS))}."
                 )
         elif self.kind == "budget":
             self._budget(value)
         elif not isinstance(value, tuple | list):
             raise ParameterError(
-                self.name, f"{shown(value)} is not a tuple or list of {_ENTRIES[self.kind]}."
+                self.name, f"{short_repr(value)} is not a tuple or list of {_ENTRIES[self.kind]}."
             )
         elif self.kind == "strings":
             for entry in value:
                 if not isinstance(entry, str) or not entry:
-                    raise ParameterError(self.name, f"{shown(entry)} is not a non-empty string.")
+                    raise ParameterError(
+                        self.name, f"{short_repr(entry)} is not a non-empty string."
+                    )
                 if not entry.isascii() and any("\ud800" <= char <= "\udfff" for char in entry):
                     raise ParameterError(
                         self.name,
-                        f"{shown(entry)} has unpaired surrogates, which can't be encoded.",
+                        f"{short_repr(entry)} has unpaired surrogates, which can't be encoded.",
                     )
         elif self.kind == "token ids":
             for entry in value:
@@ -214,7 +216,7 @@ class Parameter:
             for entry in value:
                 if not isinstance(entry, tuple | list) or len(entry) != 2:
                     raise ParameterError(
-                        self.name, f"{shown(entry)} is not a pair of a token id and a number."
+                        self.name, f"{short_repr(entry)} is not a pair of a token id and a number."
                     )
                 self._number(entry[0], "int")
                 _finite(self.name, entry[1])
@@ -235,7 +237,9 @@ class Parameter:
         if self.engine_range is not None:
             for number in (bias for _, bias in value) if self.kind == "biases" else (value,):
                 if not isinstance(number, tuple) and number not in self.engine_range:
-                    problem = f"{shown(number)} is outside an engine's range: {self.engine_range}."
+                    problem = (
+                        f"{short_repr(number)} is outside an engine's range: {self.engine_range}."
+                    )
                     raise ParameterError(self.name, problem, hint=self.hint)
 
     def _budget(self, value: object) -> None:
@@ -245,17 +249,19 @@ class Parameter:
         text = value[0] if len(value) == 1 else value  # a record's
         found = _BUDGET.fullmatch(text) if isinstance(text, str) else None
         if found is None or (found[2] == "%" and float(found[1]) > 100):
-            problem = f"{shown(text)} is neither seconds, such as '30s', nor a share of max_tokens, such as '50%'."
+            problem = f"{short_repr(text)} is neither seconds, such as '30s', nor a share of max_tokens, such as '50%'."
             raise ParameterError(self.name, problem, hint="A number of tokens is a whole number.")
 
     def _number(self, value: Any, kind: Kind) -> None:
         if isinstance(value, bool) or not isinstance(value, int if kind == "int" else int | float):
-            problem = f"{shown(value)} is not a {'whole ' * (kind == 'int')}number."
+            problem = f"{short_repr(value)} is not a {'whole ' * (kind == 'int')}number."
             raise ParameterError(self.name, problem, hint=_hint_without_quotes(self.name, value))
         if kind == "float":
             _finite(self.name, value)
         if value not in self.range:
-            raise ParameterError(self.name, f"{shown(value)} is outside its range: {self.range}.")
+            raise ParameterError(
+                self.name, f"{short_repr(value)} is outside its range: {self.range}."
+            )
 
 
 ORDERS: Final = get_args(SamplingOrder)
@@ -276,9 +282,9 @@ def _hint_without_quotes(name: str, value: Any) -> str:
 
 def _finite(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ParameterError(name, f"{shown(value)} is not a number.")
+        raise ParameterError(name, f"{short_repr(value)} is not a number.")
     if not -sys.float_info.max <= value <= sys.float_info.max:  # also false for NaN
-        raise ParameterError(name, f"{shown(value)} is not a finite number.")
+        raise ParameterError(name, f"{short_repr(value)} is not a finite number.")
 
 
 def _whole(value: Any) -> Any:

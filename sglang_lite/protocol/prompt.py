@@ -99,7 +99,7 @@ class Prompt(Record, frozen=True):
         shared: numbers of leading messages that other prompts of the program are known to
             share, at forks and before user turns, likeliest first.
         tools: tools to show the model that the spans don't contain; None for none. A backend
-            that renders no conversation itself calls `lang.backend.tool_prompt.with_tools`.
+            that renders no conversation itself calls `lang.backend.rendering.with_tools`.
     """
 
     spans: tuple[Span, ...]

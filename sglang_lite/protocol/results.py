@@ -9,7 +9,14 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from sglang_lite.errors import CapabilityError, SglError
-from sglang_lite.markup import cut, element, facts, fragment, meter, table
+from sglang_lite.notebook.markup import (
+    definition_list,
+    element,
+    fragment,
+    share_meter,
+    shorten_text,
+    table_of_rows,
+)
 from sglang_lite.protocol.prompt import Span
 from sglang_lite.protocol.record import Record, Variant
 
@@ -62,7 +69,7 @@ class Usage(Record, frozen=True):
         return f"Usage({', '.join(f'{name}={count}' for name, count in self._reported().items())})"
 
     def _repr_html_(self) -> str:
-        return facts("Usage", self._reported())
+        return definition_list("Usage", self._reported())
 
     def _reported(self) -> dict[str, str]:
         """Returns the numbers that are not 0, as text."""
@@ -213,7 +220,7 @@ class Generation(Variant, frozen=True):
         return tuple(self.meta.get("shortened") or ())
 
     def __repr__(self) -> str:
-        return f"Generation({cut(repr(self.text), 200)}, {len(self.token_ids)} tokens, {self.finish_reason!r})"
+        return f"Generation({shorten_text(repr(self.text), 200)}, {len(self.token_ids)} tokens, {self.finish_reason!r})"
 
     def _repr_html_(self) -> str:
         finish = f"{self.finish_reason} {'' if self.matched is None else repr(self.matched)}"
@@ -223,7 +230,7 @@ class Generation(Variant, frozen=True):
             "tokens": len(self.token_ids),
             "finish": finish,
         }
-        return facts(
+        return definition_list(
             "Generation", {name: value for name, value in named.items() if value is not None}
         )
 
@@ -264,22 +271,22 @@ class Selection(Variant, frozen=True):
 
     def __repr__(self) -> str:
         shares = (
-            {cut(text, 40): round(share, 4) for text, share in [*self.probs.items()][:4]}
+            {shorten_text(text, 40): round(share, 4) for text, share in [*self.probs.items()][:4]}
             if self.scores
             else None
         )
         more = f", {len(self.scores) - 4} more" if len(self.scores) > 4 else ""
-        return f"Selection(picked={cut(repr(self.picked), 60)}, probs={shares}{more})"
+        return f"Selection(picked={shorten_text(repr(self.picked), 60)}, probs={shares}{more})"
 
     def _repr_html_(self) -> str:
-        picked = f"Selection: {cut(str(self.picked))}"
+        picked = f"Selection: {shorten_text(str(self.picked))}"
         if not self.scores:
-            return facts(picked, {})
+            return definition_list(picked, {})
         by_share = sorted(self.probs.items(), key=lambda each: -each[1])
         logprobs = {score.text: sum(score.logprobs) for score in self.scores}
-        rows = ((text, meter(share), f"{logprobs[text]:.3f}") for text, share in by_share)
+        rows = ((text, share_meter(share), f"{logprobs[text]:.3f}") for text, share in by_share)
         return fragment(
-            element("b", picked), table(("choice", "probability", "log-probability"), rows)
+            element("b", picked), table_of_rows(("choice", "probability", "log-probability"), rows)
         )
 
     @property

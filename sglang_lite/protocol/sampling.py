@@ -4,7 +4,7 @@ generation sets.
 The table is the single source of SGLang's dictionaries, the checks, the engine's defaults
 and limits, the signatures that `help` shows, and the table in docs/sampling.md.
 `SamplingOptions`, the docstring of `gen` and records repeat it for readers and type
-checkers; tests/test_sampling_parameters.py verifies that they agree.
+checkers; tests/protocol/test_sampling_parameters.py verifies that they agree.
 """
 
 from __future__ import annotations

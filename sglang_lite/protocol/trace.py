@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from sglang_lite.markup import cut, facts
+from sglang_lite.notebook.markup import definition_list, shorten_text
 from sglang_lite.protocol.record import Record
 from sglang_lite.protocol.results import Generation, Selection, Usage, total_usage
 
@@ -133,9 +133,9 @@ class TraceNode(Record, frozen=True):
     token_texts: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        failed = "" if self.error is None else f", failed: {cut(self.error, 60)}"
-        name = "" if self.name is None else f" {cut(self.name, 40)}"
-        return f"TraceNode({self.kind}{name}, {cut(repr(self.text), 100)}, {self.seconds:.3f} s{failed})"
+        failed = "" if self.error is None else f", failed: {shorten_text(self.error, 60)}"
+        name = "" if self.name is None else f" {shorten_text(self.name, 40)}"
+        return f"TraceNode({self.kind}{name}, {shorten_text(repr(self.text), 100)}, {self.seconds:.3f} s{failed})"
 
     def _repr_html_(self) -> str:
         named = {
@@ -147,7 +147,7 @@ class TraceNode(Record, frozen=True):
         }
         if self.results:
             named |= {"seconds": f"{self.seconds:.3f}", "usage": repr(self.usage)}
-        return facts(
+        return definition_list(
             f"{self.kind} {self.name or ''}",
             {name: value for name, value in named.items() if value},
         )

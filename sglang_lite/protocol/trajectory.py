@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_lite.markup import facts
+from sglang_lite.notebook.markup import definition_list
 from sglang_lite.protocol.record import Record
 from sglang_lite.protocol.results import TokenArray
 
@@ -76,7 +76,7 @@ class TokenSequence(Record, frozen=True):
 
     def _repr_html_(self) -> str:
         drawn = sum(self.loss_mask)
-        return facts(
+        return definition_list(
             "TokenSequence",
             {"tokens": len(self.ids), "drawn": drawn, "generations": len(self.spans)},
         )

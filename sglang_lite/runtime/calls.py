@@ -1,6 +1,6 @@
 """An engine's calls that have one answer: a record for each, with the type of its answer.
 
-The cores answer them (`EngineCore.ask`), messages carry them unchanged to an engine's process
+The cores answer them (`EngineCore.submit_call`), messages carry them unchanged to an engine's process
 (engine/frames.py), and the methods of `Engine` document them. Submissions, which send events to a
 sink, are in core/submission.py.
 """

@@ -39,11 +39,11 @@ from sglang_lite.runtime.config_checks import (
 )
 from sglang_lite.runtime.config_checks import check_int as _check_int
 from sglang_lite.runtime.config_checks import check_number as _check_number
-from sglang_lite.runtime.models.config_fields import shown
+from sglang_lite.runtime.models.config_fields import abbreviate
 from sglang_lite.runtime.models.lora.paths import lora_texts
 from sglang_lite.runtime.parallel.layout import ALONE, Parallel
 from sglang_lite.runtime.structured_output.registry import ConstraintBackend
-from sglang_lite.runtime.tokens.image_options import ImageOptions, read_by_kind
+from sglang_lite.runtime.tokens.image_options import ImageOptions, parse_media_setting
 
 # Larger values would exceed the machine's limits: positions and slots are int32, and each thread
 # has a stack.
@@ -501,11 +501,11 @@ class EngineConfig:
             ):
                 _check_int(name, value, 0 if name in ("compile_processes", "seed") else 1)
                 if value > most:
-                    raise ParameterError(name, f"{shown(value)} is more than {most:,}.")
+                    raise ParameterError(name, f"{abbreviate(value)} is more than {most:,}.")
         for name, optional in _TEXTS.items():
             value = getattr(self, name)
             if not isinstance(value, str) and not (optional and value is None):
-                raise ParameterError(name, f"{shown(value)} is no text.")
+                raise ParameterError(name, f"{abbreviate(value)} is no text.")
         check_template(self.chat_template)
         if not isinstance(self.device, str) or not re.fullmatch(
             r"auto|cpu|cuda(:\d+)?", self.device
@@ -579,7 +579,7 @@ class EngineConfig:
                 isinstance(each, str) for each in targets
             ):
                 raise ParameterError(
-                    "lora_target_modules", f"{shown(targets)} is no list of names of modules."
+                    "lora_target_modules", f"{abbreviate(targets)} is no list of names of modules."
                 )
             given = None if "all" in targets or "all-linear" in targets else tuple(targets)
             object.__setattr__(self, "lora_target_modules", given)
@@ -595,8 +595,8 @@ class EngineConfig:
     @property
     def image_options(self) -> ImageOptions:
         """Options for images, videos and sounds."""
-        limits = read_by_kind("", self.limit_mm_data_per_request)
-        settings = read_by_kind("", self.mm_process_config)
+        limits = parse_media_setting("", self.limit_mm_data_per_request)
+        settings = parse_media_setting("", self.mm_process_config)
         wanting = (
             name
             for name in ("encoder_only", "language_only", "enable_multimodal")
@@ -648,7 +648,7 @@ class EngineConfig:
         """Maximum number of guesses in a draft; 0 without drafters."""
         return self.draft_tokens if self.drafters else 0
 
-    def sizes_in_force(self, *, gpu: bool, longest: int) -> Sizes:
+    def resolve_sizes(self, *, gpu: bool, longest: int) -> Sizes:
         """Returns the sizes in force: the configured ones, or the defaults for the kind of device.
 
         Args:
@@ -684,20 +684,20 @@ class EngineConfig:
         return EngineConfig(**values)
 
 
-def _choices(hint: Any) -> tuple[UserValue, ...]:  # any type
+def _allowed_values(hint: Any) -> tuple[UserValue, ...]:  # any type
     """Returns the values of a boolean or a Literal, including None if optional; () for other types."""
     if hint is bool:
         return True, False
     if get_origin(hint) is Literal:
         return get_args(hint)
     parts = get_args(hint)
-    found = _choices(parts[0]) if len(parts) == 2 and parts[1] is NoneType else ()
+    found = _allowed_values(parts[0]) if len(parts) == 2 and parts[1] is NoneType else ()
     return (None, *found) if found else ()
 
 
 _OF_GENERATIONS = named("gen")
 _HINTS: dict[str, Any] = get_type_hints(EngineConfig)
-_CHOICES = {name: allowed for name, hint in _HINTS.items() if (allowed := _choices(hint))}
+_CHOICES = {name: allowed for name, hint in _HINTS.items() if (allowed := _allowed_values(hint))}
 # Texts, and whether they may be None; the three others have their own checks.
 _TEXTS = {
     name: hint is not str

@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.runtime.parallel.addresses import address
+from sglang_lite.runtime.parallel.addresses import parse_address
 from sglang_lite.runtime.parallel.layout import Parallel
-from sglang_lite.runtime.tokens.image_options import read_by_kind
+from sglang_lite.runtime.tokens.image_options import parse_media_setting
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.config import EngineConfig
@@ -71,7 +71,7 @@ def check_number(name: str, value: object, valid: Callable[[float], bool], probl
 def check_template(template: str | None) -> None:
     """Raises ParameterError if a text is neither a template nor the path of one."""
     if template is not None and "{" not in template and not os.path.isfile(template):
-        problem = f"there is no file {shown(template)}, and the text has no {{{{ or {{%, so it is no template."
+        problem = f"there is no file {short_repr(template)}, and the text has no {{{{ or {{%, so it is no template."
         raise ParameterError("chat_template", problem)
 
 
@@ -98,7 +98,7 @@ def normalise_seed_ports(service: int | None, group: UserValue) -> tuple[int, ..
     of_group = f"{_SEED}send_weights_group_ports"
     of_service = f"{_SEED}seed_instance_service_port"
     if group is not None and (not isinstance(group, list | tuple) or len(group) != 1):
-        raise ParameterError(of_group, f"{shown(group)} is no list of one port.")
+        raise ParameterError(of_group, f"{short_repr(group)} is no list of one port.")
     ports = None if group is None else tuple(group)
     for name, port in ((of_service, service), *((of_group, port) for port in ports or ())):
         if port is not None:
@@ -133,12 +133,12 @@ def _normalise_encoder_urls(given: UserValue) -> tuple[str, ...]:
     """
     found = (given,) if isinstance(given, str) else given
     if not isinstance(found, list | tuple):
-        raise ParameterError("encoder_urls", f"{shown(given)} is no list of addresses.")
+        raise ParameterError("encoder_urls", f"{short_repr(given)} is no list of addresses.")
     for each in found:
         if not isinstance(each, str) or not re.fullmatch(
             r"https?://(\[[\da-fA-F:]+\]|[\w.-]+)(:\d+)?/?", each
         ):
-            problem = f"{shown(each)} is no address of a server."
+            problem = f"{short_repr(each)} is no address of a server."
             raise ParameterError(
                 "encoder_urls", problem, hint="Write http://10.0.0.2:30000, for example."
             )
@@ -184,7 +184,7 @@ def apply_layer_dump_settings(config: EngineConfig) -> None:
                 name, "is for debug_tensor_dump_output_folder.", hint="Add it, or leave this out."
             )
         if not isinstance(layers, list | tuple):
-            raise ParameterError(name, f"{shown(layers)} is no list of numbers.")
+            raise ParameterError(name, f"{short_repr(layers)} is no list of numbers.")
         for each in layers:
             check_int(name, each, 0)
         object.__setattr__(config, name, tuple(layers))
@@ -199,10 +199,10 @@ def normalise_media_settings(config: EngineConfig) -> None:
     is invalid.
     """
     for name, kind in (("limit_mm_data_per_request", int), ("mm_process_config", Mapping)):
-        found = read_by_kind(name, getattr(config, name))
+        found = parse_media_setting(name, getattr(config, name))
         for medium, value in found.items():
             if not isinstance(value, kind) or isinstance(value, bool) or value == 0:
-                raise ParameterError(name, f"{shown(value)} is not right for {medium!r}.")
+                raise ParameterError(name, f"{short_repr(value)} is not right for {medium!r}.")
             if medium == "audio" and kind is Mapping:
                 raise ParameterError(name, "sounds have no settings.", hint="Leave it out.")
         object.__setattr__(config, name, found or None)
@@ -291,7 +291,7 @@ def check_nodes(nodes: int, own: int, first: str | None, replicas: int) -> None:
         name = "node_rank" if own else "dist_init_addr"
         raise ParameterError(name, "is for several machines.", hint="Add nnodes, or leave it out.")
     if nodes > 1:
-        address(first)
+        parse_address(first)
     if replicas > 1 and replicas % nodes:
         raise ParameterError(
             "nnodes", f"{nodes} does not divide {replicas} replicas.", hint="Use a divisor."

@@ -36,7 +36,7 @@ _FOLDERS = ("/api/blobs", "/dumper")  # their paths continue after these prefixe
 ABSENT = {path: feature for paths, feature in _FEATURES.items() for path in paths}
 
 
-def absent_error(path: str) -> NotServedError | None:
+def unsupported_path_error(path: str) -> NotServedError | None:
     """Returns the error for a path of SGLang's or Ollama's that this server lacks, or None for any
     other path.
     """

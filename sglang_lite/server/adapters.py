@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from sglang_lite.protocol import ModelError, ParameterError
-from sglang_lite.server.endpoint import HttpRequest, Route, answer, read_record
+from sglang_lite.server.endpoint import HttpRequest, Route, json_response, read_record
 from sglang_lite.server.fields import Fields
 from sglang_lite.server.service import Service
 from sglang_lite.server.weight_paths import require_allowed_path
@@ -68,7 +68,7 @@ async def unload(service: Service, call: HttpRequest) -> Response:
 
 def _answer(service: Service, error: str = "") -> Response:
     found = {"success": not error, "error_message": error, "loaded_adapters": service.adapters}
-    return answer(found, 400 if error else 200)
+    return json_response(found, 400 if error else 200)
 
 
 ROUTES = (

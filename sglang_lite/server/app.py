@@ -23,13 +23,19 @@ from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import BackendError, CapabilityError, SglError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.server import log, playground
-from sglang_lite.server.absent import absent_error
-from sglang_lite.server.endpoint import UNUSED, AccessControl, Endpoint, refusal, request_id_of
+from sglang_lite.server.absent import unsupported_path_error
+from sglang_lite.server.endpoint import (
+    UNUSED,
+    AccessControl,
+    Endpoint,
+    error_response,
+    request_id_of,
+)
 from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
-from sglang_lite.server.http.sockets import allow_connections, bound
+from sglang_lite.server.http.sockets import allow_connections, bind_socket
 from sglang_lite.server.http_server import HttpServer
 from sglang_lite.server.request_metrics import OTHER_ROUTE
-from sglang_lite.server.request_spans import exported
+from sglang_lite.server.request_spans import export_spans
 from sglang_lite.server.routes import ROUTES
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings, warn_if_exposed
@@ -56,7 +62,7 @@ def application(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.service = service = Service(engine, settings, tracer)
         await service.start()
-        async with _grpc(service, gate):
+        async with _grpc_service_running(service, gate):
             yield
         await service.stop()
 
@@ -87,7 +93,7 @@ def application(
 
 
 @contextlib.asynccontextmanager
-async def _grpc(service: Service, gate: AccessControl) -> AsyncIterator[None]:
+async def _grpc_service_running(service: Service, gate: AccessControl) -> AsyncIterator[None]:
     """Serves SGLang's gRPC service within the context, if the settings ask for it."""
     if service.settings.grpc_port is None:
         yield
@@ -113,13 +119,13 @@ def _check_grpc(settings: ServerSettings) -> None:
     except ModuleNotFoundError as error:
         hint = "pip install 'sglang-lite[grpc]'"
         raise CapabilityError("grpc_port needs gRPC.", parameter="grpc_port", hint=hint) from error
-    bound(settings.host, settings.grpc_port, "--grpc-port").close()
+    bind_socket(settings.host, settings.grpc_port, "--grpc-port").close()
 
 
 class _Application(Starlette):
-    """Starlette application that looks up paths without parameters in a table. Trying one route
-    after the other, and Starlette's error-handling layers (an endpoint handles errors itself),
-    would take longer than a small request.
+    """Starlette application that looks up paths without parameters in a table. Trying the routes
+    one by one, and passing through Starlette's error-handling layers (endpoints handle errors
+    themselves), would take longer than handling a small request.
 
     Args:
         endpoints: endpoints by method and path.
@@ -173,20 +179,20 @@ async def _http_error(request: Request, error: Exception) -> Response:
         refused = MethodError(f"{path!r} does not accept {request.method}.")
     elif error.status_code != 404:
         refused = BackendError(str(error.detail))
-    elif absent := absent_error(path):
+    elif absent := unsupported_path_error(path):
         refused = absent
     request_id = request_id_of(request)
-    response = refusal(refused, _protocol(path), request_id)
-    request.app.state.service.metrics.responded(
+    response = error_response(refused, _protocol_for_path(path), request_id)
+    request.app.state.service.metrics.count_response(
         OTHER_ROUTE, request.method, response.status_code, ""
     )
     response.headers.update({**(error.headers or {}), "x-request-id": request_id})
     if error.status_code == 405:
-        response.headers["allow"] = ", ".join(_methods_of(request))
+        response.headers["allow"] = ", ".join(_allowed_methods_for_path(request))
     return response
 
 
-def _methods_of(request: Request) -> list[str]:
+def _allowed_methods_for_path(request: Request) -> list[str]:
     """Returns the methods of all routes that match a request's path; Starlette names only those of
     the first. Routes without parameters hide those with parameters, as in the OpenAPI document.
     """
@@ -197,7 +203,7 @@ def _methods_of(request: Request) -> list[str]:
     return sorted(set().union(*(route.methods for route in fixed or routes)))
 
 
-def _protocol(path: str) -> Protocol:
+def _protocol_for_path(path: str) -> Protocol:
     if path.startswith("/v1/messages"):
         return "anthropic"
     if path.startswith("/api/"):
@@ -205,7 +211,7 @@ def _protocol(path: str) -> Protocol:
     return "openai" if path.startswith("/v1/") else "native"
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Prints a line and flushes it, since the reader may be a pipe."""
     print(line, flush=True)
 
@@ -213,7 +219,7 @@ def say(line: str) -> None:
 def serve(
     settings: ServerSettings,
     engine_settings: Mapping[str, UserValue],
-    announce: Callable[[str], object] = say,
+    announce: Callable[[str], object] = print_line,
     listening: socket.socket | None = None,
 ) -> int:
     """Serves until SIGTERM or SIGINT; open requests may then continue for up to `drain_s`. A second
@@ -229,7 +235,7 @@ def serve(
     Returns:
         The exit status.
     """
-    listening = listening or bound(settings.host, settings.port)
+    listening = listening or bind_socket(settings.host, settings.port)
     log.configure(settings)
     warn_if_exposed(settings)
     allow_connections(settings.max_connections)
@@ -239,7 +245,9 @@ def serve(
         _check_grpc(settings)
         tracer = None
         if settings.enable_trace:
-            tracer = stack.enter_context(exported(settings.otlp_traces_endpoint, f"{host}:{port}"))
+            tracer = stack.enter_context(
+                export_spans(settings.otlp_traces_endpoint, f"{host}:{port}")
+            )
         engine = stack.enter_context(Engine(**server_args.engine_settings(engine_settings)))
         token = secrets.token_urlsafe(16) if settings.has_playground else ""
         server = HttpServer(application(engine, settings, token, tracer), settings)

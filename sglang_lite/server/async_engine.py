@@ -40,7 +40,7 @@ from sglang_lite.runtime.core.submission import (
 from sglang_lite.runtime.requests.output_builder import Event
 from sglang_lite.server.sglang.request import NativeRequest
 from sglang_lite.server.sglang.run import NativeRun
-from sglang_lite.server.tenants import own_name
+from sglang_lite.server.tenants import scope_name_to_key
 
 E = TypeVar("E")
 T = TypeVar("T")
@@ -100,7 +100,7 @@ class AsyncEngine:
         return len(self._open)
 
     def abort(self, rid: str, key: str | None) -> None:
-        """Aborts the request that a key has named `rid`, unless it has ended.
+        """Aborts the request that the owner of an API key has named `rid`, unless it has ended.
 
         Args:
             key: API key whose request is aborted; None aborts the requests of this name of all
@@ -109,10 +109,10 @@ class AsyncEngine:
         for owned in list(self._open.values()):
             if rid in owned.rids and key in (None, owned.key):
                 with contextlib.suppress(ParameterError):  # the request has ended
-                    self.engine.abort(own_name(owned.key, rid))
+                    self.engine.abort(scope_name_to_key(owned.key, rid))
 
     def abort_all(self, key: str | None) -> None:
-        """Aborts all open requests and programs of a key, or of all keys if it is None."""
+        """Aborts all open requests and programs of an API key, or of all keys if it is None."""
         for each, owned in list(self._open.items()):
             if key is None or owned.key == key:
                 each.abort()
@@ -129,13 +129,13 @@ class AsyncEngine:
         events: _EventQueue[Event] = _EventQueue(self._relay)
         remaining = request.samples
         with (
-            _with_client_names((request.rid,)),
-            self._ends(await self._submit(request, events), events, (request.rid,)),
+            _restoring_client_names((request.rid,)),
+            self._abort_on_exit(await self._submit(request, events), events, (request.rid,)),
         ):
             while remaining:
                 batch: list[Delta | Generation] = []
                 failed: SglError | None = None
-                for event in _joined(await events.take()):
+                for event in _join_deltas(await events.next_batch()):
                     if isinstance(event, SglError):
                         failed = event
                         break
@@ -171,22 +171,24 @@ class AsyncEngine:
         events: _EventQueue[tuple[int, Event] | None] = _EventQueue(self._relay)
 
         def post(item: tuple[int, Event] | None) -> None:
-            events.put(item)
+            events.enqueue_event(item)
             if item is None:  # there is room for more requests
-                self._relay.flush()
+                self._relay.wake_readers()
 
-        request = replace(request, calls=[self._in_key_namespace(call) for call in request.calls])
-        name = partial(own_name, key_in_use.get())
+        request = replace(
+            request, calls=[self._move_to_key_namespace(call) for call in request.calls]
+        )
+        name = partial(scope_name_to_key, key_in_use.get())
         rids = [call.rid for call in request.calls]
-        start = partial(NativeRun, self.engine.core, post, request, self._relay.flush, name)
-        length = sum(_length(call.prompt) for call in request.calls)
+        start = partial(NativeRun, self.engine.core, post, request, self._relay.wake_readers, name)
+        length = sum(_untokenized_length(call.prompt) for call in request.calls)
         with (
-            _with_client_names(rids),
-            self._ends(await _call_submit(start, length), events, rids) as running,
+            _restoring_client_names(rids),
+            self._abort_on_exit(await _call_submit(start, length), events, rids) as running,
         ):
             while running.open:
                 changed: dict[int, dict[str, Any]] = {}
-                for item in await events.take():
+                for item in await events.next_batch():
                     for answer in running.add_event(item):
                         changed[answer.get("index", 0)] = answer
                 if request.stream:
@@ -202,8 +204,8 @@ class AsyncEngine:
             SglError: as `Engine.submit_select`, or the request's last event.
         """
         events: _EventQueue[Selection | SglError] = _EventQueue(self._relay)
-        with self._ends(await self._submit(request, events), events):
-            (event,) = await events.take()
+        with self._abort_on_exit(await self._submit(request, events), events):
+            (event,) = await events.next_batch()
         if isinstance(event, SglError):
             raise event
         return event
@@ -222,7 +224,7 @@ class AsyncEngine:
             SglError: as `Engine.run_program`.
         """
         events: _EventQueue[ProgramEvent] = _EventQueue(self._relay)
-        with self._ends(await self._submit(request, events), events) as submitted:
+        with self._abort_on_exit(await self._submit(request, events), events) as submitted:
             async with contextlib.aclosing(
                 self._program_events(events, submitted, timeout_s)
             ) as played:
@@ -235,7 +237,8 @@ class AsyncEngine:
         begin: Callable[[OpenProgram], object],
         timeout_s: float | None = None,
     ) -> AsyncGenerator[list[ProgramEvent], None]:
-        """Opens a program, and yields an empty list and then its events, as `play` does.
+        """Opens a program. Yields an empty list once it is open, and then its events, as `play`
+        does.
 
         Args:
             begin: function that receives the open program; the program may be extended until it has
@@ -243,9 +246,9 @@ class AsyncEngine:
         """
         events: _EventQueue[ProgramEvent] = _EventQueue(self._relay)
         opened = self.engine.core.open_program(
-            self._in_key_namespace(request), events.put, self._relay.flush
+            self._move_to_key_namespace(request), events.enqueue_event, self._relay.wake_readers
         )
-        with self._ends(opened, events) as program:
+        with self._abort_on_exit(opened, events) as program:
             begin(program)
             async with contextlib.aclosing(
                 self._program_events(events, program, timeout_s, opened=True)
@@ -254,18 +257,20 @@ class AsyncEngine:
                     yield batch
 
     async def _submit(self, request: Submission, events: _EventQueue[Any]) -> Ticket:
-        request = self._in_key_namespace(request)
+        request = self._move_to_key_namespace(request)
         if isinstance(request, GenerateRequest) and request.rid is not None:
-            request = replace(request, rid=own_name(key_in_use.get(), request.rid))
-        submit = partial(self.engine.core.submit, request, events.put, self._relay.flush)
-        return await _call_submit(submit, _length(request.prompt))
+            request = replace(request, rid=scope_name_to_key(key_in_use.get(), request.rid))
+        submit = partial(
+            self.engine.core.submit, request, events.enqueue_event, self._relay.wake_readers
+        )
+        return await _call_submit(submit, _untokenized_length(request.prompt))
 
-    def _in_key_namespace(self, request: S) -> S:
+    def _move_to_key_namespace(self, request: S) -> S:
         """Returns the request in the namespace of its API key, if each key has its own."""
         key = key_in_use.get()
         if not self._apart or not key:
             return request
-        namespace = own_name(key, request.namespace)
+        namespace = scope_name_to_key(key, request.namespace)
         change: Any = replace if isinstance(request, GenerateRequest) else msgspec.structs.replace
         salted: S = change(request, namespace=namespace)
         return salted
@@ -278,23 +283,23 @@ class AsyncEngine:
         *,
         opened: bool = False,
     ) -> AsyncGenerator[list[ProgramEvent], None]:
-        """Yields the events of a program, which is aborted after `timeout_s`; yields an empty list
-        first if the program was only `opened`.
+        """Yields the events of a program, and aborts it after `timeout_s`. With `opened`, yields an
+        empty list first.
         """
         late = False
 
-        def end() -> None:
+        def abort_late() -> None:
             nonlocal late
             late = True
             submitted.abort()
 
-        timer = None if timeout_s is None else self._relay.loop.call_later(timeout_s, end)
+        timer = None if timeout_s is None else self._relay.loop.call_later(timeout_s, abort_late)
         ended = False
         try:
             if opened:
                 yield []
             while not ended:
-                batch = _join_program_deltas(await events.take())
+                batch = _join_program_deltas(await events.next_batch())
                 ended = not isinstance(batch[-1], Played)
                 if late and isinstance(batch[-1], RequestAbortedError):
                     batch[-1] = RequestTimeoutError(
@@ -306,18 +311,18 @@ class AsyncEngine:
                 timer.cancel()
 
     @contextlib.contextmanager
-    def _ends(
+    def _abort_on_exit(
         self, submitted: A, events: _EventQueue[Any], rids: Collection[str | None] = ()
     ) -> Iterator[A]:
         """Aborts a submission if the block is left before the submission has ended. Its last
-        events, which report its usage, are then still observed. `rids` are the names of its
-        requests.
+        events, which report its usage, are still passed to the observer. `rids` are the names of
+        its requests.
         """
         self._open[submitted] = Owned(key_in_use.get(), rids)
         try:
             yield submitted
         except (GeneratorExit, asyncio.CancelledError):  # the client has left
-            events.leave()
+            events.detach_reader()
             raise
         finally:
             del self._open[submitted]
@@ -325,7 +330,7 @@ class AsyncEngine:
 
 
 @contextlib.contextmanager
-def _with_client_names(rids: Iterable[str | None]) -> Iterator[None]:
+def _restoring_client_names(rids: Iterable[str | None]) -> Iterator[None]:
     """Replaces the engine's name of a request in an error with the client's name, which is one of
     `rids`.
     """
@@ -334,7 +339,11 @@ def _with_client_names(rids: Iterable[str | None]) -> Iterator[None]:
     except ParameterError as error:
         key = key_in_use.get()
         for rid in rids:
-            if rid is not None and error.parameter == "rid" and own_name(key, rid) in str(error):
+            if (
+                rid is not None
+                and error.parameter == "rid"
+                and scope_name_to_key(key, rid) in str(error)
+            ):
                 raise ParameterError(
                     "rid", f"{rid!r} is the name of a request that has not ended."
                 ) from None
@@ -356,11 +365,11 @@ class _Relay:
         self.observe = observe
         self._pending: deque[_EventQueue[Any]] = deque()
 
-    def add(self, events: _EventQueue[Any]) -> None:
+    def mark_pending(self, events: _EventQueue[Any]) -> None:
         """Marks a queue whose reader the next `flush` wakes. Called on any thread."""
         self._pending.append(events)
 
-    def flush(self) -> None:
+    def wake_readers(self) -> None:
         """Wakes the readers of all marked queues. Called on any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits for events
             self.loop.call_soon_threadsafe(self._wake)
@@ -379,10 +388,10 @@ class _EventQueue(Generic[E]):
         self._waiter: asyncio.Future[None] | None = None
         self._left: Context | None = None  # of a reader that has left
 
-    def put(self, event: E) -> None:
+    def enqueue_event(self, event: E) -> None:
         """Adds an event. Called on any thread."""
         self._events.append(event)
-        self._relay.add(self)
+        self._relay.mark_pending(self)
 
     def wake(self) -> None:
         """Wakes the coroutine that waits in `next_batch`. Called on the event loop."""
@@ -391,16 +400,16 @@ class _EventQueue(Generic[E]):
         elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def take(self) -> list[E]:
+    async def next_batch(self) -> list[E]:
         """Returns all events that have arrived, after waiting for the first one."""
         while not self._events:
             self._waiter = self._relay.loop.create_future()
             await self._waiter
         return self._pop_batch()
 
-    def leave(self) -> None:
-        """Lets events that nobody reads any more be observed when they arrive, in the caller's
-        context.
+    def detach_reader(self) -> None:
+        """Stops collecting events for a reader that has left. Events that still arrive are only
+        passed to the observer, in the caller's context.
         """
         self._left = copy_context()
         self.wake()
@@ -433,14 +442,14 @@ def _abort(task: asyncio.Future[Any]) -> None:
         task.result().abort()
 
 
-def _length(prompt: Prompt | str | Sequence[int]) -> int:
+def _untokenized_length(prompt: Prompt | str | Sequence[int]) -> int:
     """Returns the number of characters of a prompt that must be tokenised."""
     if isinstance(prompt, Prompt):
         return sum(len(span.text) for span in prompt.spans)
     return len(prompt) if isinstance(prompt, str) else 0
 
 
-def _joined(events: Iterable[T]) -> list[T | Delta]:
+def _join_deltas(events: Iterable[T]) -> list[T | Delta]:
     """Joins the deltas of each sample into one, at the place of the first."""
     found: list[T | Delta] = []
     at: dict[int, int] = {}  # index in `found` of each sample's delta
@@ -473,14 +482,14 @@ def _join_program_deltas(events: Sequence[ProgramEvent]) -> list[ProgramEvent]:
             if place < len(found):
                 last = found[place]
                 assert isinstance(last, Played)
-                (joined,) = _joined((last.event, new))
+                (joined,) = _join_deltas((last.event, new))
                 found[place] = msgspec.structs.replace(event, event=joined)
                 continue
         found.append(event)
     return found
 
 
-async def with_first_event(events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
+async def wait_for_first_event(events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
     """Returns a generator of all events once the first one has arrived, so that an invalid request
     raises its error before a response begins.
 
@@ -502,13 +511,15 @@ async def with_first_event(events: AsyncGenerator[E, None]) -> AsyncGenerator[E,
     return found
 
 
-async def merged(streams: Sequence[AsyncGenerator[E, None]]) -> AsyncGenerator[tuple[int, E], None]:
+async def merge_streams(
+    streams: Sequence[AsyncGenerator[E, None]],
+) -> AsyncGenerator[tuple[int, E], None]:
     """Yields the events of several streams as they arrive, each with the index of its stream. The
     first error ends all streams.
     """
     queue: asyncio.Queue[tuple[int, E] | BaseException | None] = asyncio.Queue()
 
-    async def pump(index: int, stream: AsyncGenerator[E, None]) -> None:
+    async def forward_events(index: int, stream: AsyncGenerator[E, None]) -> None:
         try:
             async with contextlib.aclosing(stream):
                 async for each in stream:
@@ -518,7 +529,9 @@ async def merged(streams: Sequence[AsyncGenerator[E, None]]) -> AsyncGenerator[t
             queue.put_nowait(error)
             raise
 
-    tasks = [asyncio.ensure_future(pump(index, stream)) for index, stream in enumerate(streams)]
+    tasks = [
+        asyncio.ensure_future(forward_events(index, stream)) for index, stream in enumerate(streams)
+    ]
     try:
         remaining = len(tasks)
         while remaining:

@@ -12,7 +12,7 @@ from sglang_lite.protocol import BackendError, SglError
 from sglang_lite.runtime.host.parent import end_with_parent
 from sglang_lite.server.endpoint import BodyTask, HttpRequest
 from sglang_lite.server.reader import ModelFacts, RequestReader
-from sglang_lite.server.reader_pool import send
+from sglang_lite.server.reader_pool import send_object
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ def main(descriptor: int, server: int) -> None:
     logging.basicConfig()
     end_with_parent(server)  # even while a body is read
     connection = Connection(socket.socket(fileno=descriptor))
-    frames = connection.frames()
+    frames = connection.read_frames()
     facts: ModelFacts = pickle.loads(next(frames))
     reader: RequestReader | None = None
     for content in frames:
@@ -42,5 +42,5 @@ def main(descriptor: int, server: int) -> None:
         except Exception:  # a bug of this package
             logger.exception("a body could not be read")
             answer = BackendError("the server failed.", hint="Its log says how.")
-        send(connection, answer)
+        send_object(connection, answer)
     os._exit(0)

@@ -1,5 +1,5 @@
-"""uvicorn's HTTP/1.1 protocol within limits on what a client can make the server keep or wait for
-before a handler runs.
+"""uvicorn's HTTP/1.1 protocol, with limits on how much a client can make the server store, and how
+long it can make it wait, before a handler runs.
 
 uvicorn's own settings don't bound it: `limit_concurrency` counts only requests whose headers are
 complete, `timeout_keep_alive` runs only after an answer, and httptools doesn't limit the size of a
@@ -24,9 +24,9 @@ from sglang_lite.server.errors import (
     RateLimitError,
     SlowRequestError,
     TooLargeError,
-    content_of,
-    headers_of,
-    status_of,
+    encode_error_content,
+    error_headers,
+    find_error_status,
 )
 from sglang_lite.server.http.sockets import limit_unread
 from sglang_lite.server.lingering import Linger, LingeringTransport
@@ -52,11 +52,11 @@ class _Reading(FlowControl):
         self._is_held = False
 
     def hold(self) -> None:
-        """Pauses reading until `release`, even if something else resumes it."""
+        """Pauses reading until `release_hold`, even if something else resumes it."""
         self._is_held = True
         self._transport.pause_reading()
 
-    def release(self) -> None:
+    def release_hold(self) -> None:
         """Resumes reading, unless uvicorn has paused it."""
         self._is_held = False
         if not self.read_paused:
@@ -73,7 +73,7 @@ class ClientConnection(HttpToolsProtocol):
     """Connection of a client, closed if the client exceeds a limit.
 
     A client may send any number of requests ahead of their answers: while too many wait for their
-    turn, nothing more is read. A client that ends its side of the connection gets the answers to
+    turn, nothing more is read. A client that closes its sending side still gets the answers to
     what it has sent.
 
     Also notifies all of its open requests when its client disconnects (RFC 9112, 9.3.2). uvicorn
@@ -166,7 +166,7 @@ class ClientConnection(HttpToolsProtocol):
             self._unparsed += len(piece)
             super().data_received(piece)  # type: ignore[arg-type] # the parser takes any buffer
             if self._unparsed > self._most:
-                self._refuse(self._too_large())
+                self._refuse(self._large_headers_error())
             if self.transport.is_closing() or self._last_answer is not None:
                 self._held = memoryview(b"")
                 return
@@ -175,7 +175,7 @@ class ClientConnection(HttpToolsProtocol):
             self._unread.watch()
             return
         self._unread.stop()
-        self._reading.release()
+        self._reading.release_hold()
         if self._timer is None and (self._in_body or not self._answering):
             self._set_timer()
 
@@ -192,7 +192,9 @@ class ClientConnection(HttpToolsProtocol):
             self._set_timer()
 
     def eof_received(self) -> bool | None:  # type: ignore[override] # uvicorn's own always closes
-        """Keeps the connection of a client that has ended its side until its requests are answered."""
+        """Keeps the connection open if the client has closed its side while requests are
+        unanswered, until they are answered.
+        """
         if self._begun and self._last_answer is None:
             self._refuse(
                 WireError("the client has ended the connection in the middle of a request.")
@@ -212,8 +214,8 @@ class ClientConnection(HttpToolsProtocol):
         return True
 
     def _finish(self) -> None:
-        """Ends a connection that is not read any more: watches it while requests are unanswered,
-        then sends the last error or closes.
+        """Finishes a connection that is no longer read. While requests are unanswered, watches the
+        client; otherwise sends the last error or closes.
         """
         if self._unfinished_requests():
             self._unread.watch()
@@ -249,7 +251,7 @@ class ClientConnection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        self._add_to_head(len(url))
+        self._count_head_bytes(len(url))
         if self._head > self._most:
             told = f"the address is longer than {self._most:,} bytes."
             raise self._stop_parser(
@@ -260,9 +262,9 @@ class ClientConnection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Reads a header, or a trailer after the body."""
         self._lines += 1
-        self._add_to_head(len(name) + len(value))
+        self._count_head_bytes(len(name) + len(value))
         if self._head > self._most:
-            raise self._stop_parser(self._too_large())
+            raise self._stop_parser(self._large_headers_error())
         if self._lines > self._settings.max_header_lines:
             told = f"the request has more than {self._settings.max_header_lines:,} header lines."
             raise self._stop_parser(
@@ -302,17 +304,17 @@ class ClientConnection(HttpToolsProtocol):
         self._begun = self._in_body = False
         super().on_message_complete()
 
-    def _add_to_head(self, count: int) -> None:
+    def _count_head_bytes(self, count: int) -> None:
         self._head += count
         self._unparsed = 0
 
-    def _too_large(self) -> SglError:
+    def _large_headers_error(self) -> SglError:
         told = f"the headers are larger than {self._most:,} bytes."
         return LargeHeadersError(told, hint="Send less, or raise max_head_kb.")
 
     def _stop_parser(self, error: SglError) -> SglError:
-        """Returns the error for a callback to raise, which stops the parser; `send_400_response` is
-        then called.
+        """Stores an error and returns it. The parser's callback raises it to stop the parser, and
+        uvicorn then calls `send_400_response`.
         """
         self._refused = error
         return error
@@ -320,16 +322,18 @@ class ClientConnection(HttpToolsProtocol):
     # -------------------------------------------------------------------------------------- the end
 
     def _set_timer(self) -> None:
-        """Starts the time limit for the body if one is being read, else for the request's head."""
+        """Starts the time limit for receiving the body, or the request's head if no body is being
+        read.
+        """
         seconds = self._settings.body_timeout_s if self._in_body else self._settings.head_timeout_s
-        self._timer = self.loop.call_later(seconds, self._end_late)
+        self._timer = self.loop.call_later(seconds, self._on_request_timeout)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _end_late(self) -> None:
+    def _on_request_timeout(self) -> None:
         self._timer = None
         if self._answering:  # the handler has the same limit for the body
             return
@@ -345,8 +349,8 @@ class ClientConnection(HttpToolsProtocol):
 
     def _refuse(self, error: SglError) -> None:
         """Answers the request that is being read with an error, and closes the connection. Earlier
-        requests are answered first. If the request's own answer has begun, only closes, since the
-        error would be taken for a part of it.
+        requests are answered first. If the answer to this request has already begun, only closes,
+        because the client would take the error for a part of it.
         """
         present = self.cycle if self._in_body else None
         if any(each is not present for each in self._unfinished_requests()):
@@ -360,15 +364,15 @@ class ClientConnection(HttpToolsProtocol):
             self._unread.watch()
             return
         if not ((present and present.response_started) or self.transport.is_closing()):
-            status = status_of(error).status
-            body = msgspec.json.encode(content_of(error, "native"))
+            status = find_error_status(error).status
+            body = msgspec.json.encode(encode_error_content(error, "native"))
             lines = [
                 f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
                 "content-type: application/json",
             ]
             lines += [
                 f"{name}: {value}"
-                for name, value in headers_of(error).items()
+                for name, value in error_headers(error).items()
                 if name != "connection"
             ]
             lines += [f"content-length: {len(body)}", "connection: close", "", ""]

@@ -21,9 +21,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import BackendError, SglError
 from sglang_lite.protocol.anything import Json
-from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import key_in_use
 from sglang_lite.server.errors import (
@@ -31,9 +31,9 @@ from sglang_lite.server.errors import (
     ForbiddenError,
     Protocol,
     RateLimitError,
-    content_of,
-    headers_of,
-    status_of,
+    encode_error_content,
+    error_headers,
+    find_error_status,
 )
 from sglang_lite.server.fields import Fields
 from sglang_lite.server.http.body import parse_object, read_bytes
@@ -79,18 +79,18 @@ class HttpRequest:
     unused: list[str] = field(default_factory=list)
     reports: bool = False
 
-    def object(self) -> dict[str, Json]:
+    def parse_body(self) -> dict[str, Json]:
         """Returns the body as plain data. Raises WireError if the body isn't a JSON object."""
         return parse_object(self.data, self.limits)
 
-    def read(self, fields: Fields[R]) -> R:
+    def read_fields(self, fields: Fields[R]) -> R:
         """Returns the body as a record.
 
         Raises:
             WireError: the body isn't a JSON object.
-            ParameterError: as `Fields.read`.
+            ParameterError: as `Fields.parse_record`.
         """
-        return fields.read(self.object(), self.unused if self.reports else None)
+        return fields.parse_record(self.parse_body(), self.unused if self.reports else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class BodyTask:
     more: tuple[object, ...]
 
 
-async def read(
+async def read_body(
     service: Service,
     call: HttpRequest,
     function: Callable[..., T],
@@ -132,7 +132,7 @@ async def read(
     size += len(call.data)
     if size > service.settings.large_body_kb * 1024:
         found: T
-        found, unused = await service.reader_pool.read(
+        found, unused = await service.reader_pool.run_task(
             BodyTask(function, call.data, call.limits, call.reports, more)
         )
         call.unused.extend(unused)
@@ -144,11 +144,11 @@ async def read(
 
 async def read_record(service: Service, call: HttpRequest, fields: Fields[R]) -> R:
     """Returns the body as a record: see `HttpRequest.read_fields`."""
-    return await read(service, call, _read_fields_of, (fields,))
+    return await read_body(service, call, _read_call_fields, (fields,))
 
 
-def _read_fields_of(_: RequestReader, call: HttpRequest, fields: Fields[R]) -> R:
-    return call.read(fields)
+def _read_call_fields(_: RequestReader, call: HttpRequest, fields: Fields[R]) -> R:
+    return call.read_fields(fields)
 
 
 def with_priorities(
@@ -205,17 +205,19 @@ class Route:
     acts: bool = False
 
 
-def answer(
+def json_response(
     content: object, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Returns a response with plain data or records as JSON."""
     return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
-def refusal(error: SglError, protocol: Protocol, request_id: str) -> Response:
+def error_response(error: SglError, protocol: Protocol, request_id: str) -> Response:
     """Returns the response for an error."""
-    return answer(
-        content_of(error, protocol, request_id), status_of(error).status, headers_of(error)
+    return json_response(
+        encode_error_content(error, protocol, request_id),
+        find_error_status(error).status,
+        error_headers(error),
     )
 
 
@@ -245,7 +247,7 @@ class Endpoint:
         def count(status: int) -> None:
             metrics = self._service().metrics
             key = request.scope.get(_KEY, "")
-            metrics.responded(self._route.path, request.method, status, key)
+            metrics.count_response(self._route.path, request.method, status, key)
             told["http.response.status_code"] = status
 
         async def send_with_id(message: Any) -> None:
@@ -266,7 +268,7 @@ class Endpoint:
             with (
                 contextlib.nullcontext()
                 if spans is None or polls
-                else spans.request(f"{request.method} {path}", attributes, request.headers, told)
+                else spans.open_span(f"{request.method} {path}", attributes, request.headers, told)
             ):
                 try:
                     await self._answer(request, request_id, send_with_id)
@@ -295,18 +297,18 @@ class Endpoint:
             protocol = "anthropic"
         try:
             self._gate.check_host(request)
-            key = request.scope[_KEY] = self._gate.key_of(request, route)
+            key = request.scope[_KEY] = self._gate.authenticate_request(request, route)
             with self._gate.count_open(key, route.counts_as_open):
                 service = self._service()
                 if route.counts_as_open:
-                    service.begin(key)
+                    service.count_request(key)
                 settings = service.settings
                 most = int(settings.max_body_mb * 2**20)
-                data = service.texts.whole(
+                data = service.texts.expand_body(
                     await read_bytes(request, most, settings.body_timeout_s), most
                 )
                 if KEEP in request.headers:
-                    service.texts.keep(data)
+                    service.texts.keep_schemas(data)
                 call = HttpRequest(
                     data,
                     request.path_params,
@@ -326,7 +328,7 @@ class Endpoint:
                     self._handle(service, call, protocol, scope, receive, send), receive
                 )
         except SglError as error:
-            await refusal(error, protocol, request_id)(scope, receive, send)
+            await error_response(error, protocol, request_id)(scope, receive, send)
         except ClientDisconnect:  # while the body was read
             pass
 
@@ -343,7 +345,7 @@ class Endpoint:
         try:
             response = await self._route.handler(service, call)
         except SglError as error:
-            response = refusal(error, protocol, call.request_id)
+            response = error_response(error, protocol, call.request_id)
         # a bug of this package: the client gets status 500, and the server continues
         except Exception:
             logger.exception("request %s failed", call.request_id)
@@ -351,20 +353,20 @@ class Endpoint:
                 "the server failed.",
                 hint=f"See request {call.request_id} in the log of the server.",
             )
-            response = refusal(failed, protocol, call.request_id)
+            response = error_response(failed, protocol, call.request_id)
         if call.unused:
-            response.headers[UNUSED] = ", ".join(dict.fromkeys(map(_header_safe, call.unused)))[
-                :1000
-            ]
+            response.headers[UNUSED] = ", ".join(
+                dict.fromkeys(map(_sanitise_header_value, call.unused))
+            )[:1000]
             logger.warning(
                 "request %s: these fields have no effect: %s",
                 call.request_id,
                 response.headers[UNUSED],
             )
-        await response(scope, _never, send)
+        await response(scope, _wait_forever, send)
 
 
-async def _never() -> Any:  # `run_until_disconnect` watches for the disconnection already
+async def _wait_forever() -> Any:  # `run_until_disconnect` watches for the disconnection already
     await asyncio.Event().wait()
 
 
@@ -376,7 +378,7 @@ def request_id_of(request: Request) -> str:
     )
 
 
-def _header_safe(name: str) -> str:
+def _sanitise_header_value(name: str) -> str:
     return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:100])
 
 
@@ -424,7 +426,7 @@ class AccessControl:
                 hint="Use localhost or an IP address, or start the server with --allowed-host and the name.",
             )
 
-    def key_of(self, request: Request, route: Route) -> str:
+    def authenticate_request(self, request: Request, route: Route) -> str:
         """Returns the API key of a request, or "" if none is required.
 
         Raises:

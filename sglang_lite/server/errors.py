@@ -150,25 +150,25 @@ _TABLE: tuple[tuple[type[SglError], ErrorStatus], ...] = (  # the first matching
 )
 
 
-def status_of(error: SglError) -> ErrorStatus:
+def find_error_status(error: SglError) -> ErrorStatus:
     """Returns the row of the table for an error; for a BatchError, that of its first failed
     request.
     """
-    cause = _cause(error)
+    cause = _unwrap_batch_error(error)
     return next(status for kind, status in _TABLE if isinstance(cause, kind))
 
 
-def _cause(error: SglError) -> SglError:
+def _unwrap_batch_error(error: SglError) -> SglError:
     if not isinstance(error, BatchError):
         return error
     return next((result for result in error.results if isinstance(result, SglError)), error)
 
 
-def parameter_of(error: SglError) -> str | None:
+def error_parameter(error: SglError) -> str | None:
     """Returns the parameter that an error names, or its JSON Pointer into a body or schema, or
     None.
     """
-    error = _cause(error)
+    error = _unwrap_batch_error(error)
     if isinstance(error, ParameterError | CapabilityError):
         return error.parameter
     if isinstance(error, ConstraintError | WireError):
@@ -176,13 +176,13 @@ def parameter_of(error: SglError) -> str | None:
     return None
 
 
-def content_of(
+def encode_error_content(
     error: SglError, protocol: Protocol, request_id: str | None = None
 ) -> dict[str, Json]:
     """Returns the JSON content of an error in a protocol's form, for a response or an event of a
     stream.
     """
-    found = status_of(error)
+    found = find_error_status(error)
     if protocol == "anthropic":
         content: dict[str, Any] = {
             "type": "error",
@@ -194,7 +194,7 @@ def content_of(
     told: dict[str, Any] = {
         "message": str(error),
         "type": found.openai,
-        "param": parameter_of(error),
+        "param": error_parameter(error),
     }
     if protocol == "native":
         name = {"err_type": type(error).__name__}  # as in SGLang's report of a failed request
@@ -202,11 +202,13 @@ def content_of(
     return {"error": {**told, "code": found.code}}
 
 
-def headers_of(error: SglError) -> Mapping[str, str]:
+def error_headers(error: SglError) -> Mapping[str, str]:
     """Returns the headers to add to the response for an error."""
     if isinstance(error, SlowRequestError):
         return {"connection": "close"}  # later parts of the body would be read as the next request
     after = (
-        error.retry_after_s if isinstance(error, RateLimitError) else status_of(error).retry_after_s
+        error.retry_after_s
+        if isinstance(error, RateLimitError)
+        else find_error_status(error).retry_after_s
     )
     return {} if after is None else {"retry-after": str(after)}

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from sglang_lite.protocol import Media, MediaKind, ParameterError, Prompt
 from sglang_lite.runtime.calls import EncodeMedia
-from sglang_lite.runtime.media.data_url import medium_from
+from sglang_lite.runtime.media.data_url import parse_medium
 from sglang_lite.server.endpoint import HttpRequest
 from sglang_lite.server.fields import Fields
 from sglang_lite.server.service import Service
@@ -24,7 +24,7 @@ _KINDS: tuple[MediaKind, ...] = ("image", "video", "audio")
 
 class FeaturesBody(msgspec.Struct, kw_only=True):
     """SGLang's request for features of media: data URLs, base64 or addresses. `num_frames` is an
-    extension: the number of frames that a model is shown of a video, 0 for as many as it takes.
+    extension: how many frames of a video the model is shown, or 0 for as many as it can take.
     """
 
     mm_items: list[str]
@@ -45,17 +45,17 @@ async def encode(service: Service, call: HttpRequest) -> Response:
     """Returns features of media: a tensor [count, size] for each, named by a hash of the file and
     of its preprocessing.
     """
-    body = await asyncio.to_thread(call.read, FEATURES)
+    body = await asyncio.to_thread(call.read_fields, FEATURES)
     kind = next((each for each in _KINDS if each == (body.modality or "").lower()), None)
     if body.modality is not None and kind is None:
         raise ParameterError(
             "modality", f"{body.modality!r:.40} is not one of {', '.join(_KINDS)}."
         )
-    data = await features(service, body.mm_items, kind, body.num_frames)
+    data = await media_features(service, body.mm_items, kind, body.num_frames)
     return Response(data, media_type="application/octet-stream")
 
 
-async def features(
+async def media_features(
     service: Service, sources: Sequence[str], kind: MediaKind | None = None, frames: int = 0
 ) -> bytes:
     """Returns features of media in the form of `EncodeMedia`'s answer.
@@ -73,13 +73,14 @@ async def features(
     if not 1 <= len(sources) <= _MAX_MEDIA:
         raise ParameterError("mm_items", f"has {len(sources):,} media. Give 1 to {_MAX_MEDIA}.")
     media = tuple(
-        _medium(source, f"mm_items[{i}]", kind, frames) for i, source in enumerate(sources)
+        _parse_medium_source(source, f"mm_items[{i}]", kind, frames)
+        for i, source in enumerate(sources)
     )
-    prompt = await service.images.prompt(Prompt((), images=media))
-    return await asyncio.wrap_future(service.engine.core.ask(EncodeMedia(prompt.images)))
+    prompt = await service.images.fetch_prompt(Prompt((), images=media))
+    return await asyncio.wrap_future(service.engine.core.submit_call(EncodeMedia(prompt.images)))
 
 
-def _medium(source: str, where: str, kind: MediaKind | None, frames: int) -> Media:
+def _parse_medium_source(source: str, where: str, kind: MediaKind | None, frames: int) -> Media:
     told = next((each for each in _KINDS if source.startswith(f"data:{each}/")), _KINDS[0])
-    medium: Media = replace(medium_from(source, where, kind or told), frames=frames)
+    medium: Media = replace(parse_medium(source, where, kind or told), frames=frames)
     return medium

@@ -37,7 +37,7 @@ class Fields(Generic[R]):
     neutral: Mapping[str, str]
     refused: Mapping[str, tuple[object, ...]]
 
-    def read(
+    def parse_record(
         self, body: Mapping[str, Json], unused: list[str] | None = None, *, strict: bool = True
     ) -> R:
         """Converts a request's body to its record.

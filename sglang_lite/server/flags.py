@@ -21,9 +21,9 @@ from sglang_lite.server.sglang.server_args import (
     FLAG_OPTIONS,
     OTHER_NAMES,
     ServerArg,
-    names_of,
-    own_value,
     server_args,
+    sglang_names_for_setting,
+    translate_setting_value,
 )
 
 _NOT_FLAGS = {
@@ -37,12 +37,12 @@ _KEYS = ("api_key", "admin_api_key")
 _GATEWAYS = {"policy"}  # the gateway's names; the engine's fields have SGLang's names only
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags to a parser."""
     for kind, title in _GROUPS:
         group = parser.add_argument_group(title)
         hints = get_type_hints(kind)
-        texts = _texts(kind)
+        texts = _read_field_help(kind)
         for each in fields(kind):
             if kind is EngineConfig and each.name in _NOT_FLAGS:
                 continue
@@ -52,15 +52,20 @@ def add(parser: argparse.ArgumentParser) -> None:
             if kind is EngineConfig:
                 names = [] if each.name in _GATEWAYS else names
                 others = (name for name, of in OTHER_NAMES.items() if of == each.name)
-                names += [f"--{name.replace('_', '-')}" for name in (*names_of(each.name), *others)]
+                names += [
+                    f"--{name.replace('_', '-')}"
+                    for name in (*sglang_names_for_setting(each.name), *others)
+                ]
             how = _type(hints[each.name])
             if kind is EngineConfig and ("choices" in how or each.name == "load_threads"):
-                how["type"] = partial(_own_value, (*names_of(each.name), each.name)[0])
+                how["type"] = partial(
+                    _convert_sglang_flag_value, (*sglang_names_for_setting(each.name), each.name)[0]
+                )
             if (how.get("type") and "choices" not in how) or how.get("action") == "extend":
                 how["metavar"] = each.name.upper()
             group.add_argument(
                 *names,
-                dest=_dest(kind, each.name),
+                dest=_flag_destination(kind, each.name),
                 default=None,
                 help=f"{texts[each.name]}{_default(each)}",
                 **how,
@@ -77,15 +82,15 @@ def add(parser: argparse.ArgumentParser) -> None:
         "SGLang's switches",
         "Its other flags are accepted if they ask for what this server does anyway (docs/compatibility.md).",
     )
-    for arg in _others():
+    for arg in _sglang_only_flags():
         how = FLAG_OPTIONS.get(arg.kind, {})
-        text = None if arg.reversed else argparse.SUPPRESS
+        text = None if arg.inverted_setting else argparse.SUPPRESS
         names = [arg.name, *(other for other, name in OTHER_NAMES.items() if name == arg.name)]
         flags = [f"--{name.replace('_', '-')}" for name in names]
         group.add_argument(*flags, dest=arg.name, default=None, help=text, **how)
 
 
-def read(
+def read_serve_flags(
     options: argparse.Namespace,
 ) -> tuple[ServerSettings, Mapping[str, UserValue], ReplicaSettings]:
     """Returns the settings of the server, the keywords of its engine, and the settings of replicas,
@@ -100,7 +105,7 @@ def read(
         found = {
             each.name: given[name]
             for each in fields(kind)
-            if (name := _dest(kind, each.name)) in given
+            if (name := _flag_destination(kind, each.name)) in given
         }
         return {
             name: tuple(value) if isinstance(value, list) else value
@@ -112,8 +117,8 @@ def read(
         replicas["workers"] = tuple(
             url for value in replicas["workers"] for url in value.split(",") if url
         )
-    switches = {arg.name: given[arg.name] for arg in _others() if arg.name in given}
-    keys = {name: found for name in _KEYS if (found := _keys(name, options))}
+    switches = {arg.name: given[arg.name] for arg in _sglang_only_flags() if arg.name in given}
+    keys = {name: found for name in _KEYS if (found := _read_keys_setting(name, options))}
     if len(admin := keys.pop("admin_api_key", ())) > 1:
         raise ParameterError("admin_api_key", f"there are {len(admin)} keys. Give one.")
     server = ServerSettings(
@@ -132,29 +137,31 @@ def read(
     return server, engine, ReplicaSettings(**replicas)
 
 
-def _keys(name: str, options: argparse.Namespace) -> tuple[str, ...]:
+def _read_keys_setting(name: str, options: argparse.Namespace) -> tuple[str, ...]:
     """Returns the keys of a setting: from its flags and its file, or else from the environment.
 
     Raises:
         ParameterError: a file or variable can't be read, or has no key.
     """
-    flag = getattr(options, _dest(ServerSettings, name))
+    flag = getattr(options, _flag_destination(ServerSettings, name))
     file = getattr(options, f"{name}_file")
     variable = _variable(name)
     found = [flag] if isinstance(flag, str) else list(flag or ())
     if file is not None:
         try:
-            found += _lines(Path(file).read_text(errors="replace"), f"{name}_file", file)
+            found += _nonempty_key_lines(
+                Path(file).read_text(errors="replace"), f"{name}_file", file
+            )
         except OSError as error:
             raise ParameterError(
                 f"{name}_file", f"{file} can't be read: {error.strerror}."
             ) from error
     elif not found and variable in os.environ:
-        found = _lines(os.environ[variable], name, f"the variable {variable}")
+        found = _nonempty_key_lines(os.environ[variable], name, f"the variable {variable}")
     return tuple(found)
 
 
-def _lines(text: str, parameter: str, source: str) -> list[str]:
+def _nonempty_key_lines(text: str, parameter: str, source: str) -> list[str]:
     found = [line.strip() for line in text.splitlines() if line.strip()]
     if not found:
         raise ParameterError(parameter, f"{source} has no key.")
@@ -178,26 +185,27 @@ def _sglang_names(setting: str) -> Iterator[str]:
     return (name for name, of in _SERVED.items() if of == setting)
 
 
-def _others() -> list[ServerArg]:
-    """Returns the flags of SGLang's that are accepted but don't name one of this server's settings."""
+def _sglang_only_flags() -> list[ServerArg]:
+    """Returns SGLang's flags that are accepted but don't name one of this server's settings."""
     ours = {*_SERVED, *(each.name for kind, _ in _GROUPS for each in fields(kind))}
     return [
         arg
         for arg in server_args().values()
-        if arg.name not in ours and (arg.reversed or arg.support in ("always", "served", "neutral"))
+        if arg.name not in ours
+        and (arg.inverted_setting or arg.support in ("always", "served", "neutral"))
     ]
 
 
-def _own_value(name: str, value: str) -> UserValue:
+def _convert_sglang_flag_value(name: str, value: str) -> UserValue:
     try:
-        return own_value(name, value)
+        return translate_setting_value(name, value)
     except ParameterError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _default(setting: Field[Any]) -> str:
-    """Returns a setting's default as the end of its help, or "" if there is none or the help itself
-    describes it.
+    """Returns the sentence about a setting's default that ends its help text. Returns "" if there
+    is no default to show or the text already describes it.
     """
     value = setting.default
     if value in (None, "", (), MISSING) or value is False:
@@ -205,7 +213,7 @@ def _default(setting: Field[Any]) -> str:
     return f" Default: {'on' if value is True else value}.".replace("%", "%%")
 
 
-def _dest(kind: type, name: str) -> str:
+def _flag_destination(kind: type, name: str) -> str:
     return f"{kind.__name__}.{name}"
 
 
@@ -225,7 +233,7 @@ def _type(hint: Any) -> dict[str, Any]:
     return {"type": next((kind for kind in (float, int) if kind in options), str)}
 
 
-def _texts(kind: type) -> dict[str, str]:
+def _read_field_help(kind: type) -> dict[str, str]:
     """Returns the help text of each field of a settings class, from its docstring."""
     attributes = (kind.__doc__ or "").partition("Attributes:\n")[2]
     found = re.findall(r"^ {8}(\w+(?:, \w+)*): (.*(?:\n {9,}.*)*)", attributes, re.MULTILINE)

@@ -13,12 +13,12 @@ from typing import Any
 import grpc
 from starlette.requests import Request
 
+from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import ParameterError, SglError
-from sglang_lite.random_ids import random_id
 from sglang_lite.server import native
 from sglang_lite.server.async_engine import key_in_use
 from sglang_lite.server.endpoint import AccessControl, Route
-from sglang_lite.server.errors import RateLimitError, status_of
+from sglang_lite.server.errors import RateLimitError, find_error_status
 from sglang_lite.server.service import Service
 
 logger = logging.getLogger("sglang_lite.server")
@@ -84,16 +84,19 @@ class GrpcCalls:
         told: dict[str, str | int] = {"sglang_lite.request_id": request_id}
         with self._span(of, call, headers, told) if counts else contextlib.nullcontext():
             try:
-                key = self._gate.key_of(
+                key = self._gate.authenticate_request(
                     Request({"type": "http", "headers": encoded, "query_string": b""}), route
                 )
-                with self._connections.call(context.peer()), self._gate.count_open(key, counts):
+                with (
+                    self._connections.count_call(context.peer()),
+                    self._gate.count_open(key, counts),
+                ):
                     if counts:
-                        self._service.begin(key)
+                        self._service.count_request(key)
                     key_in_use.set(key)
                     yield
             except SglError as error:
-                status = status_of(error).status
+                status = find_error_status(error).status
                 text = str(error)
             except (grpc.aio.AbortError, asyncio.CancelledError, GeneratorExit):
                 status = 499
@@ -120,7 +123,7 @@ class GrpcCalls:
         if self._service.spans is None:
             return contextlib.nullcontext()
         attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": call}
-        return self._service.spans.request(f"{service}/{call}", attributes, headers, told)
+        return self._service.spans.open_span(f"{service}/{call}", attributes, headers, told)
 
     def _log(self, call: str, request_id: str, status: int, key: str, took: float) -> None:
         """Logs and counts a call like an HTTP request, with the status that it would have there."""
@@ -133,11 +136,11 @@ class GrpcCalls:
             "request_id": request_id,
         }
         logger.info("%s %s %d %.1f ms %s", *line.values(), extra={"request": line})
-        self._service.metrics.responded(f"/{call}", "gRPC", status, key)
+        self._service.metrics.count_response(f"/{call}", "gRPC", status, key)
         self._service.metrics.observe_response_time(f"/{call}", took)
 
 
-def refuse(request: Any, *names: str) -> None:  # of the protocol
+def refuse_fields(request: Any, *names: str) -> None:  # of the protocol
     """Raises ParameterError if one of the fields of a message is set."""
     given = {field.name for field, _ in request.ListFields()}
     for name in names:
@@ -159,7 +162,7 @@ class _Connections:
         self._calls: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     @contextlib.contextmanager
-    def call(self, peer: str) -> Iterator[None]:
+    def count_call(self, peer: str) -> Iterator[None]:
         """Counts a call within the context. Raises RateLimitError if its client has too many
         connections.
 

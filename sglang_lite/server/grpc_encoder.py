@@ -11,8 +11,8 @@ from typing import Any
 from smg_grpc_proto import sglang_encoder_pb2 as pb
 from smg_grpc_proto import sglang_encoder_pb2_grpc as services
 
-from sglang_lite.server.features import features
-from sglang_lite.server.grpc_calls import GrpcCalls, refuse
+from sglang_lite.server.features import media_features
+from sglang_lite.server.grpc_calls import GrpcCalls, refuse_fields
 from sglang_lite.server.service import Service
 
 _NAME = pb.DESCRIPTOR.services_by_name["SglangEncoder"].full_name
@@ -30,8 +30,8 @@ class EncoderServicer(services.SglangEncoderServicer):  # type: ignore[misc]  # 
         async with self._calls.answer_call(
             "Encode", context, of=_NAME, request_id=request.req_id, counts=True
         ):
-            refuse(request, "prefill_host", "embedding_port")  # pickles over ZMQ
-            data = await features(self._service, list(request.mm_items))
+            refuse_fields(request, "prefill_host", "embedding_port")  # pickles over ZMQ
+            data = await media_features(self._service, list(request.mm_items))
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # of safetensors
             found = [each for name, each in header.items() if name != "__metadata__"]
             return pb.EncodeResponse(

@@ -24,13 +24,13 @@ class MessageCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc] # has no t
         if handler is None or handler.request_streaming:
             return handler
 
-        def read(data: bytes) -> Any:
+        def deserialize(data: bytes) -> Any:
             try:
                 return handler.request_deserializer(data)
             except DecodeError:
                 return _MALFORMED
 
-        async def answer(request: Any, context: Any) -> Any:
+        async def answer_unary(request: Any, context: Any) -> Any:
             if request is _MALFORMED:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _PROBLEM)
             return await handler.unary_unary(request, context)
@@ -42,5 +42,9 @@ class MessageCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc] # has no t
                 yield each
 
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(stream, read, handler.response_serializer)
-        return grpc.unary_unary_rpc_method_handler(answer, read, handler.response_serializer)
+            return grpc.unary_stream_rpc_method_handler(
+                stream, deserialize, handler.response_serializer
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            answer_unary, deserialize, handler.response_serializer
+        )

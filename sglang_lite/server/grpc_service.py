@@ -32,7 +32,7 @@ from sglang_lite.runtime.models.resolve import resolve_for_engine
 from sglang_lite.server import native
 from sglang_lite.server.async_engine import key_in_use
 from sglang_lite.server.endpoint import AccessControl, Route
-from sglang_lite.server.grpc_calls import GrpcCalls, refuse
+from sglang_lite.server.grpc_calls import GrpcCalls, refuse_fields
 from sglang_lite.server.grpc_encoder import EncoderServicer
 from sglang_lite.server.grpc_messages import MessageCheck
 from sglang_lite.server.service import Service
@@ -100,7 +100,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
             "Generate", context, request_id=request.request_id, counts=True
         ):
             wanted = _generate_request(request)
-            wanted = self._service.adapted(request.lora_id, wanted)
+            wanted = self._service.select_requested_adapter(request.lora_id, wanted)
             events = self._service.async_engine.generate(wanted)
             sent: dict[int, int] = {}
             async with contextlib.aclosing(events):
@@ -114,7 +114,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
         async with self._calls.answer_call(
             "Embed", context, request_id=request.request_id, counts=True
         ):
-            refuse(request, "mm_inputs", "is_cross_encoder", "token_type_ids")
+            refuse_fields(request, "mm_inputs", "is_cross_encoder", "token_type_ids")
             texts = [list(request.tokenized.input_ids)]
             (row, *_), tokens = await self._service.encode(
                 embedding.embeddings, texts, field="tokenized"
@@ -182,7 +182,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
         """Returns the load of each replica of the engine."""
         async with self._calls.answer_call("GetLoads", context):
             each = await native.each_stats(self._service)
-            loads = [_load(self._service, stats) for stats in each]
+            loads = [_encode_scheduler_load(self._service, stats) for stats in each]
             if request.HasField("dp_rank"):
                 loads = [load for load in loads if load.dp_rank == request.dp_rank]
             running, waiting = (
@@ -248,7 +248,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
 
 def _ids(given: object) -> list[int]:
-    """Returns the token ids of a config field, which may have none, one or several."""
+    """Returns the token ids in a config field, whose value may be None, one id or a list."""
     return [
         each for each in (given if isinstance(given, list) else [given]) if isinstance(each, int)
     ]
@@ -261,7 +261,7 @@ def _generate_request(request: Any) -> Any:
     Raises:
         ParameterError, ConstraintError: as `read_request`.
     """
-    refuse(
+    refuse_fields(
         request,
         "mm_inputs",
         "input_embeds",
@@ -270,7 +270,7 @@ def _generate_request(request: Any) -> Any:
         "custom_logit_processor",
     )
     given = request.sampling_params
-    refuse(given, "custom_params")
+    refuse_fields(given, "custom_params")
     params = MessageToDict(given, preserving_proto_field_name=True)
     # zero is a valid value, which proto3 omits
     params = {"temperature": given.temperature, **params}
@@ -295,8 +295,8 @@ def _generate_request(request: Any) -> Any:
 
 
 def _answers(request: Any, event: Delta | Generation, sent: dict[int, int]) -> Iterator[Any]:
-    """Yields the messages for an event. `sent` counts the tokens of each sample that chunks have
-    already sent.
+    """Yields the messages for an event. `sent` has the number of each sample's tokens that earlier
+    messages contained, and is updated.
     """
     done = sent.get(event.index, 0)
     index = event.index
@@ -312,7 +312,7 @@ def _answers(request: Any, event: Delta | Generation, sent: dict[int, int]) -> I
     }
     if request.stream and ids:
         chunk = pb.GenerateStreamChunk(
-            token_ids=ids, output_logprobs=_output(request, entries), **counts
+            token_ids=ids, output_logprobs=_encode_output_logprobs(request, entries), **counts
         )
         yield pb.GenerateResponse(request_id=request.request_id, chunk=chunk)
     if isinstance(event, Generation):
@@ -321,15 +321,15 @@ def _answers(request: Any, event: Delta | Generation, sent: dict[int, int]) -> I
         whole = pb.GenerateComplete(
             output_ids=event.token_ids,
             finish_reason=event.finish_reason,
-            output_logprobs=_output(request, event.output_logprobs),
-            input_logprobs=_input(request, event),
+            output_logprobs=_encode_output_logprobs(request, event.output_logprobs),
+            input_logprobs=_encode_input_logprobs(request, event),
             **counts,
             **matched,
         )
         yield pb.GenerateResponse(request_id=request.request_id, complete=whole)
 
 
-def _rows(entries: Sequence[TokenLogprob], attribute: str) -> list[Any]:
+def _encode_top_logprobs(entries: Sequence[TokenLogprob], attribute: str) -> list[Any]:
     """Converts the log-probabilities of alternatives to messages, one for each token."""
     found = [getattr(entry, attribute) for entry in entries]
     if not any(found):
@@ -340,18 +340,18 @@ def _rows(entries: Sequence[TokenLogprob], attribute: str) -> list[Any]:
     ]
 
 
-def _output(request: Any, entries: Sequence[TokenLogprob]) -> Any:
+def _encode_output_logprobs(request: Any, entries: Sequence[TokenLogprob]) -> Any:
     if not request.return_logprob or not entries:
         return None
     return pb.OutputLogProbs(
         token_logprobs=[entry.logprob for entry in entries],
         token_ids=[entry.token_id for entry in entries],
-        top_logprobs=_rows(entries, "top"),
-        token_ids_logprobs=_rows(entries, "ids"),
+        top_logprobs=_encode_top_logprobs(entries, "top"),
+        token_ids_logprobs=_encode_top_logprobs(entries, "ids"),
     )
 
 
-def _input(request: Any, generation: Generation) -> Any:
+def _encode_input_logprobs(request: Any, generation: Generation) -> Any:
     if not request.return_logprob or not generation.prompt_logprobs:
         return None
     first = (
@@ -361,11 +361,11 @@ def _input(request: Any, generation: Generation) -> Any:
     return pb.InputLogProbs(
         token_logprobs=[pb.InputTokenLogProb(value=entry.logprob) for entry in entries],
         token_ids=[entry.token_id for entry in entries],
-        top_logprobs=_rows(entries, "top"),
+        top_logprobs=_encode_top_logprobs(entries, "top"),
     )
 
 
-def _load(service: Service, stats: dict[str, Any]) -> Any:
+def _encode_scheduler_load(service: Service, stats: dict[str, Any]) -> Any:
     used = stats["total_tokens"] - stats["free_tokens"]
     usage = used / max(stats["total_tokens"], 1)
     return pb.SchedulerLoad(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from sglang_lite.constraints.memo import BoundedCache
 from sglang_lite.server.errors import TooLargeError, UnknownTextError
-from sglang_lite.wire.long_texts import long_texts, names_in, with_texts
+from sglang_lite.wire.long_texts import long_schemas, referenced_hashes, restore_schemas
 
 KNOWN_BYTES = 64 << 20  # limit on the kept schemas; the least recently used ones go first
 
@@ -17,12 +17,12 @@ class KnownTexts:
     def __init__(self) -> None:
         self._texts = BoundedCache(KNOWN_BYTES)
 
-    def keep(self, body: bytes) -> None:
+    def keep_schemas(self, body: bytes) -> None:
         """Stores the long schemas of a body."""
-        for digest, text in long_texts(body):
-            self._texts.put(digest, text, len(text))
+        for digest, text in long_schemas(body):
+            self._texts.put_entry(digest, text, len(text))
 
-    def whole(self, body: bytes, most: int) -> bytes:
+    def expand_body(self, body: bytes, most: int) -> bytes:
         """Returns the body with the schemas that it names filled in.
 
         Args:
@@ -32,12 +32,12 @@ class KnownTexts:
             UnknownTextError: a schema is not known, or no longer.
             TooLargeError: the result is too large.
         """
-        names = names_in(body)
+        names = referenced_hashes(body)
         if not names:
             return body
         texts: dict[bytes, bytes] = {}
         for name in set(names):
-            found = self._texts.get(name)
+            found = self._texts.find_entry(name)
             if found is None:
                 raise UnknownTextError(
                     "the schema that the body names by its hash is not known.", hint="Send it."
@@ -48,4 +48,4 @@ class KnownTexts:
                 f"the body is larger than {most:,} bytes with the schemas that it names.",
                 hint="Send less, or raise max_body_mb.",
             )
-        return with_texts(body, texts)
+        return restore_schemas(body, texts)

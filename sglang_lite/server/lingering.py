@@ -12,7 +12,7 @@ _READ: Final = 64 << 10
 
 
 class Linger:
-    """Number of a server's lingering connections, and the buffer that they all read into."""
+    """Number of a server's lingering connections, and the buffer into which all of them are read."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -26,8 +26,8 @@ class LingeringTransport:
     """Transport that lets a client read its last answer although it is still sending.
 
     A socket that is closed before everything was read from it resets the connection, and the
-    client's system then drops an answer that the client has not read yet. So `close` only ends the
-    server's side if the client is still sending. What it sends is read and dropped until it ends
+    client's system then drops an answer that the client has not read yet. So `close` only shuts the
+    server's side if the client is still sending. What it sends is read and dropped until it closes
     its side, too, for at most five seconds (RFC 9112, 9.6).
 
     Args:
@@ -57,8 +57,8 @@ class LingeringTransport:
             self._transport.write(data)
 
     def close(self) -> None:
-        """Closes the connection as soon as everything written is sent and the client has ended its
-        side, too.
+        """Closes the connection as soon as everything written is sent and the client has closed its
+        side.
         """
         if self.is_closing():
             return
@@ -93,7 +93,7 @@ class _Discarding(asyncio.BufferedProtocol):
         pass
 
     def eof_received(self) -> None:
-        """Lets the transport close itself."""
+        """Does nothing, so that asyncio closes the transport."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._linger.count -= 1

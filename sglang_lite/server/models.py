@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from sglang_lite.server.endpoint import ANTHROPIC_VERSION, HttpRequest, Route, answer
+from sglang_lite.server.endpoint import ANTHROPIC_VERSION, HttpRequest, Route, json_response
 from sglang_lite.server.service import Service
 
 
@@ -39,19 +39,19 @@ def _anthropic_card(service: Service, adapter: str | None = None) -> dict[str, A
 async def models(service: Service, call: HttpRequest) -> Response:
     """Returns the served model and its adapters, in OpenAI's or Anthropic's form."""
     if ANTHROPIC_VERSION not in call.headers:
-        return answer(
+        return json_response(
             {"object": "list", "data": [_card(service, each) for each in (None, *service.adapters)]}
         )
     cards = [_anthropic_card(service, each) for each in (None, *service.adapters)]
-    return answer(
+    return json_response(
         {"data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
     )
 
 
 async def model(service: Service, call: HttpRequest) -> Response:
     """Describes a model."""
-    adapter = service.adapter_of(call.path["model"])
-    return answer(
+    adapter = service.find_requested_adapter(call.path["model"])
+    return json_response(
         (_anthropic_card if ANTHROPIC_VERSION in call.headers else _card)(service, adapter)
     )
 

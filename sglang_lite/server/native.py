@@ -25,13 +25,13 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.calls import EndSession, RecordExperts
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.server.async_engine import with_first_event
+from sglang_lite.server.async_engine import wait_for_first_event
 from sglang_lite.server.endpoint import (
     Handler,
     HttpRequest,
     Route,
-    answer,
-    read,
+    json_response,
+    read_body,
     read_record,
     with_priorities,
 )
@@ -43,10 +43,10 @@ from sglang_lite.server.fields import (
     Fields,
 )
 from sglang_lite.server.http.body import convert
-from sglang_lite.server.http.sse import DONE, EventStream, event
+from sglang_lite.server.http.sse import DONE, EventStream, encode_event
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
-from sglang_lite.server.sessions import CloseSession, OpenSession, SessionParams, noted
+from sglang_lite.server.sessions import CloseSession, OpenSession, SessionParams, record_output
 from sglang_lite.server.sglang.request import NativeRequest, read_request, unused_logprob_fields
 from sglang_lite.text.reasoning import ReasoningParser
 from sglang_lite.text.tool_calls import parse_answer
@@ -163,27 +163,27 @@ CLOSE_SESSION = Fields(CloseSession, {}, {})
 
 async def generate(service: Service, call: HttpRequest) -> Response:
     """Continues text."""
-    request = await read(service, call, _read_generate)
-    calls = await service.images.requests(with_priorities(service, call, request.calls))
+    request = await read_body(service, call, _read_generate)
+    calls = await service.images.fetch_requests(with_priorities(service, call, request.calls))
     request = replace(request, calls=calls)
     if request.session is None:
         answers = service.async_engine.generate_native(request)
     else:
-        answers = await _in_session(service, call, request, request.session)
+        answers = await _answer_in_session(service, call, request, request.session)
     if request.stream:
-        answers = await with_first_event(answers)
+        answers = await wait_for_first_event(answers)
         write = partial(_stream, incremental=service.settings.incremental_streaming_output)
         return EventStream(answers, write, "native")
     async with contextlib.aclosing(answers):
         result = await anext(answers)
-    return answer(result if request.is_list else result[0])
+    return json_response(result if request.is_list else result[0])
 
 
-async def _in_session(
+async def _answer_in_session(
     service: Service, call: HttpRequest, request: NativeRequest, given: SessionParams
 ) -> AsyncGenerator[list[dict[str, Any]], None]:
-    """Starts a request that continues another one of its session, and returns its answers."""
-    session = service.sessions.of(call.key, given.id)
+    """Starts a request that continues an earlier request of its session, and returns its answers."""
+    session = service.sessions.find_session(call.key, given.id)
     only = request.calls[0]
     if request.is_list:
         raise ParameterError(
@@ -197,14 +197,14 @@ async def _in_session(
             "session_params", "a session takes texts, no images.", hint="Leave it out."
         )
     ids: Any = checked.prompt
-    prompt = session.begin(only.rid, list(ids), given, engine.tokenizer.bos_id)
+    prompt = session.begin_request(only.rid, list(ids), given, engine.tokenizer.bos_id)
     whole = replace(request, calls=[replace(only, prompt=prompt, session=session.own_name)])
-    return noted(session, only.rid, service.async_engine.generate_native(whole))
+    return record_output(session, only.rid, service.async_engine.generate_native(whole))
 
 
 def _read_generate(reader: RequestReader, call: HttpRequest) -> NativeRequest:
     try:
-        body = call.read(GENERATE)
+        body = call.read_fields(GENERATE)
     except ParameterError as error:
         if error.parameter == "prompt":
             error.hint = error.hint or "Text is `text` here, and token ids are `input_ids`."
@@ -232,7 +232,7 @@ def _read_generate(reader: RequestReader, call: HttpRequest) -> NativeRequest:
             )
         held = convert(constraint, _CONSTRAINT, "constraint")
         calls = [replace(each, constraint=held) for each in calls]
-    calls = [replace(each, prompt=reader.prompt(each.prompt)) for each in calls]
+    calls = [replace(each, prompt=reader.prepare_prompt(each.prompt)) for each in calls]
     return replace(request, calls=calls, session=session)
 
 
@@ -243,16 +243,17 @@ async def _stream(
     async for changed in answers:
         if incremental:
             changed = [
-                _unsent_part(each, sent.setdefault(each.get("index", 0), {})) for each in changed
+                _take_unsent_part(each, sent.setdefault(each.get("index", 0), {}))
+                for each in changed
             ]
-        yield b"".join(map(event, changed))
+        yield b"".join(map(encode_event, changed))
     yield DONE
 
 
 _CUMULATIVE = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
 
 
-def _unsent_part(found: dict[str, Any], sent: dict[str, int]) -> dict[str, Any]:
+def _take_unsent_part(found: dict[str, Any], sent: dict[str, int]) -> dict[str, Any]:
     """Returns the unsent part of an answer. `sent` maps fields to the lengths sent so far, and is
     updated.
     """
@@ -313,13 +314,13 @@ async def ping(service: Service, _: HttpRequest) -> Response:
 
 async def version(service: Service, _: HttpRequest) -> Response:
     """Returns the version of this package."""
-    return answer({"version": __version__, "server": "sglang_lite"})
+    return json_response({"version": __version__, "server": "sglang_lite"})
 
 
 async def model_info(service: Service, _: HttpRequest) -> Response:
     """Describes the model."""
     engine = service.engine
-    return answer(
+    return json_response(
         {
             **engine.get_model_info(),
             "served_model_name": service.model_name,
@@ -332,12 +333,12 @@ async def model_info(service: Service, _: HttpRequest) -> Response:
             "has_audio_understanding": "audio" in engine.media_kinds,
             "max_model_len": engine.context_length,
             # gateways forward this whole answer, but not that of `/server_info`
-            "sglang_lite": _own_server_info(service),
+            "sglang_lite": _server_info_fields(service),
         }
     )
 
 
-def _own_server_info(service: Service) -> dict[str, Any]:
+def _server_info_fields(service: Service) -> dict[str, Any]:
     engine = service.engine
     template = engine.chat_template()
     return {
@@ -357,12 +358,13 @@ async def server_info(service: Service, _: HttpRequest) -> Response:
     for secret in ("api_key", "admin_api_key"):
         del settings[secret]
     info = await service.call_engine(engine.get_server_info)
-    return answer({
+    return json_response({
         **info,
         **settings,
         "served_model_name": service.model_name,
         "sglang_lite": {
-            **_own_server_info(service), "program": True, "program_priority": True, "output_ids": True, "records": True,
+            **_server_info_fields(service),
+            "program": True, "program_priority": True, "output_ids": True, "records": True,
             "timeout": True, "named_texts": True, "program_wind_down": True,
         },
     })  # fmt: skip
@@ -370,7 +372,7 @@ async def server_info(service: Service, _: HttpRequest) -> Response:
 
 async def internal_state(service: Service, _: HttpRequest) -> Response:
     """Returns the counts of each replica of the engine."""
-    return answer({"internal_states": await each_stats(service)})
+    return json_response({"internal_states": await each_stats(service)})
 
 
 async def flush_cache(service: Service, _: HttpRequest) -> Response:
@@ -411,14 +413,14 @@ async def loads(service: Service, _: HttpRequest) -> Response:
         }
         for stats in await each_stats(service)
     ]
-    return answer(
+    return json_response(
         {"version": __version__, "dp_rank_count": service.engine.config.dp_size, "loads": found}
     )
 
 
 async def get_load(service: Service, _: HttpRequest) -> Response:
-    """Returns the loads in the older format, whose token counts gateways add up."""
-    return answer(
+    """Returns the loads in SGLang's older format. Gateways add up its token counts."""
+    return json_response(
         [
             {
                 "dp_rank": stats["dp_rank"],
@@ -441,8 +443,8 @@ async def each_stats(service: Service) -> list[dict[str, Any]]:  # as of `Engine
 
 def tokenize(reader: RequestReader, call: HttpRequest) -> tuple[str | None, bytes]:
     """Converts texts to token ids."""
-    body = call.read(TOKENIZE)
-    text = _one(body.prompt, body.text, "prompt")
+    body = call.read_fields(TOKENIZE)
+    text = _require_one_of_two_names(body.prompt, body.text, "prompt")
     texts = [text] if isinstance(text, str) else text
     ids = [reader.tokenizer.encode(each, first=body.add_special_tokens) for each in texts]
     counts = [len(each) for each in ids]
@@ -457,8 +459,8 @@ def tokenize(reader: RequestReader, call: HttpRequest) -> tuple[str | None, byte
 
 def detokenize(reader: RequestReader, call: HttpRequest) -> tuple[str | None, bytes]:
     """Converts token ids to texts."""
-    body = call.read(DETOKENIZE)
-    tokens = _one(body.tokens, body.ids, "tokens")
+    body = call.read_fields(DETOKENIZE)
+    tokens = _require_one_of_two_names(body.tokens, body.ids, "tokens")
     nested = bool(tokens) and isinstance(tokens[0], list)
     if any(isinstance(each, list) != nested for each in tokens):
         raise ParameterError(
@@ -476,14 +478,14 @@ def detokenize(reader: RequestReader, call: HttpRequest) -> tuple[str | None, by
 
 def separate_reasoning(_: RequestReader, call: HttpRequest) -> tuple[str | None, bytes]:
     """Splits the text of an answer into its reasoning and the rest."""
-    body = call.read(SEPARATE_REASONING)
+    body = call.read_fields(SEPARATE_REASONING)
     reasoning, text = ReasoningParser.split(body.reasoning_parser, body.text)
     return None, msgspec.json.encode({"reasoning_text": reasoning, "text": text})
 
 
 def parse_function_call(_: RequestReader, call: HttpRequest) -> tuple[str | None, bytes]:
     """Extracts the tool calls of an answer from its other text."""
-    body = call.read(PARSE_FUNCTION_CALL)
+    body = call.read_fields(PARSE_FUNCTION_CALL)
     names = [each.get("function", {}).get("name") for each in body.tools]
     any_arguments = {name: JsonSchema("{}") for name in names if isinstance(name, str) and name}
     found = parse_answer(body.tool_call_parser, body.text, tools=any_arguments)
@@ -506,7 +508,7 @@ def _reader_handler(
     """
 
     async def handle(service: Service, call: HttpRequest) -> Response:
-        model, content = await read(service, call, function)
+        model, content = await read_body(service, call, function)
         service.check_model(model)
         return Response(content, media_type="application/json")
 
@@ -517,19 +519,21 @@ async def configure_logging(service: Service, call: HttpRequest) -> Response:
     """Changes the lowest level of logged messages."""
     level = (await read_record(service, call, CONFIGURE_LOGGING)).log_level
     logging.getLogger().setLevel(level.upper())
-    return answer({"log_level": level})
+    return json_response({"log_level": level})
 
 
 async def open_session(service: Service, call: HttpRequest) -> Response:
     """Opens a session, whose requests continue each other."""
-    return answer(service.sessions.open(call.key, await read_record(service, call, OPEN_SESSION)))
+    return json_response(
+        service.sessions.open(call.key, await read_record(service, call, OPEN_SESSION))
+    )
 
 
 async def close_session(service: Service, call: HttpRequest) -> Response:
     """Closes a session, and aborts its requests."""
     id = (await read_record(service, call, CLOSE_SESSION)).session_id
     session = service.sessions.close(call.key, id)
-    await asyncio.wrap_future(service.engine.core.ask(EndSession(session.own_name)))
+    await asyncio.wrap_future(service.engine.core.submit_call(EndSession(session.own_name)))
     return Response(status_code=200)
 
 
@@ -541,12 +545,12 @@ async def start_profile(service: Service, call: HttpRequest) -> Response:
     await service.call_engine(
         partial(service.engine.start_profile, folder, **options), at_most_s=LONGEST_S
     )
-    return answer({"success": True, "output_dir": os.path.abspath(folder)})
+    return json_response({"success": True, "output_dir": os.path.abspath(folder)})
 
 
 async def stop_profile(service: Service, _: HttpRequest) -> Response:
     """Ends the profile, and writes its trace."""
-    return answer(
+    return json_response(
         {
             "success": True,
             "path": await service.call_engine(service.engine.stop_profile, at_most_s=LONGEST_S),
@@ -554,9 +558,9 @@ async def stop_profile(service: Service, _: HttpRequest) -> Response:
     )
 
 
-def _one(first: Any, second: Any, name: str) -> Any:
-    """Returns the value of a field that has two names. Raises ParameterError unless exactly one of
-    them is given.
+def _require_one_of_two_names(first: Any, second: Any, name: str) -> Any:
+    """Returns the value of a field that may be given under either of two names. Raises
+    ParameterError unless exactly one of them is given.
     """
     if (first is None) == (second is None):
         raise ParameterError(
@@ -570,7 +574,7 @@ def _record_experts(action: str) -> Handler:
 
     async def run(service: Service, _: HttpRequest) -> Response:
         counts = await service.call_engine(partial(service.engine.answer, RecordExperts(action)))
-        return answer({"logical_count": counts} if action == "dump" else {"success": True})
+        return json_response({"logical_count": counts} if action == "dump" else {"success": True})
 
     return run
 

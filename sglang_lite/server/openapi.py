@@ -31,7 +31,7 @@ _OF_MODEL = {404: "The model is not served, or the object does not exist."}
 _OF_WORK = {429: "Too many requests are open.", 499: "The request was aborted."}
 
 
-def document(routes: Sequence[Route]) -> dict[str, Json]:
+def openapi_document(routes: Sequence[Route]) -> dict[str, Json]:
     """Returns the OpenAPI document, version 3.1, of some routes."""
     records = {route.fields.record: route.fields for route in routes if route.fields is not None}
     found, components = msgspec.json.schema_components(list(records), ref_template=_REF)

@@ -1,4 +1,5 @@
-"""Parses what clients send for only a few milliseconds in each turn of the event loop.
+"""Limits the time spent on parsing what clients send to a few milliseconds in each turn of the
+event loop.
 
 In one turn, a loop reads from all sockets that have data. Parsing or refusing all that hundreds of
 connections send together would block the loop, and so every other client, until it is done.
@@ -41,7 +42,7 @@ class Pacer:
 
 
 class PacedConnection(asyncio.BufferedProtocol):
-    """Connection that is not read from while its data waits to be parsed.
+    """Connection from which nothing more is read while its data waits to be parsed.
 
     Args:
         protocol: protocol that parses the data.

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import msgspec
 from starlette.responses import HTMLResponse, Response
 
-from sglang_lite.page.constraint_report import ConstraintText, parse_constraint, report
+from sglang_lite.page.constraint_report import ConstraintText, parse_constraint, report_constraint
 from sglang_lite.page.data import run_data
-from sglang_lite.page.render import page
+from sglang_lite.page.render import render_page
 from sglang_lite.program.nodes import Gen, Node, Program, Select, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import (
     Generation,
@@ -28,9 +28,9 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.core.submission import ProgramRequest
 from sglang_lite.server.async_engine import ProgramEvent
-from sglang_lite.server.endpoint import HttpRequest, Route, answer
+from sglang_lite.server.endpoint import HttpRequest, Route, json_response
 from sglang_lite.server.fields import Fields
-from sglang_lite.server.programs.program import limits_of
+from sglang_lite.server.programs.program import parse_program_limits
 from sglang_lite.server.service import Service
 
 _HEADERS = {
@@ -41,8 +41,8 @@ _HEADERS = {
 
 
 class PlaygroundTurn(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Turn to play; a role of "" is text outside all turns. `text` has the choices of a "select",
-    one a line; `answer`, if it is given, replaces the model's answer.
+    """Turn to play; if the role is "", text outside all turns. `text` has the choices of a
+    "select", one per line. `answer`, if it is given, replaces the model's answer.
     """
 
     role: Literal["", "system", "user", "assistant"]
@@ -66,20 +66,22 @@ _RUN: Fields[PlaygroundRun] = Fields(PlaygroundRun, {}, {})
 _CHECK: Fields[ConstraintText] = Fields(ConstraintText, {}, {})
 
 
-async def _opened(service: Service, _: HttpRequest) -> Response:
-    return HTMLResponse(page(f"Playground of {service.model_name}", [], "turns"), headers=_HEADERS)
+async def _show_page(service: Service, _: HttpRequest) -> Response:
+    return HTMLResponse(
+        render_page(f"Playground of {service.model_name}", [], "turns"), headers=_HEADERS
+    )
 
 
 async def _check_constraint(_: Service, call: HttpRequest) -> Response:
-    return answer(await asyncio.to_thread(report, call.read(_CHECK)))
+    return json_response(await asyncio.to_thread(report_constraint, call.read_fields(_CHECK)))
 
 
 async def _run(service: Service, call: HttpRequest) -> Response:
-    asked = call.read(_RUN)
-    pairs = [pair for i in range(len(asked.turns)) for pair in _turn(service, asked, i)]
+    asked = call.read_fields(_RUN)
+    pairs = [pair for i in range(len(asked.turns)) for pair in _build_turn_nodes(service, asked, i)]
     nodes = tuple(node for node, _ in pairs)
-    budget, limit_s = limits_of(service.reader, None, "")
-    budget.minus(nodes, "/turns")
+    budget, limit_s = parse_program_limits(service.reader, None, "")
+    budget.remaining_after(nodes, "/turns")
     began = time.perf_counter()
     events: list[ProgramEvent] = []
     request = ProgramRequest("", Program(nodes), False, "", 0)
@@ -91,7 +93,7 @@ async def _run(service: Service, call: HttpRequest) -> Response:
         len(shown), max((node.end for node in shown), default=0.0), "server", service.model_name
     )
     failed = events[-1] if isinstance(events[-1], SglError) else None
-    return answer(
+    return json_response(
         {
             "seconds": time.perf_counter() - began,
             "data": run_data(head, shown) | {"title": "turns"},
@@ -100,11 +102,13 @@ async def _run(service: Service, call: HttpRequest) -> Response:
     )
 
 
-def _turn(service: Service, asked: PlaygroundRun, place: int) -> list[tuple[Node, TraceNode]]:
+def _build_turn_nodes(
+    service: Service, asked: PlaygroundRun, place: int
+) -> list[tuple[Node, TraceNode]]:
     """Returns the nodes of a turn, each with its entry in the trace."""
     turn = asked.turns[place]
     where = ("turn", place + 1, turn.role or "no role")
-    found = [_content(turn, asked.seed, where, f"/turns/{place}")]
+    found = [_build_content_node(turn, asked.seed, where, f"/turns/{place}")]
     if not turn.role:
         return found
     template = service.engine.chat_template()
@@ -133,7 +137,7 @@ def _text(
     return Text(text, special=special), TraceNode("text", text=text, where=where)
 
 
-def _content(
+def _build_content_node(
     turn: PlaygroundTurn, seed: int | None, where: tuple[str, int, str], pointer: str
 ) -> tuple[Node, TraceNode]:
     if turn.kind == "text":
@@ -190,7 +194,7 @@ def _build_trace(entries: list[TraceNode], events: list[ProgramEvent]) -> list[T
 ROUTES = (
     Route(
         "/",
-        _opened,
+        _show_page,
         "A page that plays turns",
         ("GET",),
         query=("token",),

@@ -12,9 +12,9 @@ from sglang_lite.server.settings import QUOTAS, ServerSettings
 
 
 @dataclass(slots=True)
-class _Left:
-    """Remaining quota of a key. It is below 0 after an answer that took more than was left, since
-    the length of an answer is known only at its end.
+class _Remainder:
+    """Remaining quota of a key. It can fall below 0, because the length of an answer is known only
+    at its end and may exceed what was left.
     """
 
     count: float
@@ -35,19 +35,21 @@ class Quota:
         self._limit = limit
         self._rate = limit / period_s
         self._clock = clock
-        self._left: dict[str, _Left] = {}
+        self._left: dict[str, _Remainder] = {}
 
     def wait_s(self, key: str) -> float:
-        """Returns the seconds until one more is left of a key's quota; 0.0 if one is left now."""
+        """Returns the seconds until at least one unit of a key's quota is left, or 0.0 if one is
+        left now.
+        """
         return max((1 - self._refill(key).count) / self._rate, 0.0)
 
     def use(self, key: str, count: int) -> None:
         """Counts what a key has used."""
         self._refill(key).count -= count
 
-    def _refill(self, key: str) -> _Left:
+    def _refill(self, key: str) -> _Remainder:
         now = self._clock()
-        left = self._left.setdefault(key, _Left(self._limit, now))
+        left = self._left.setdefault(key, _Remainder(self._limit, now))
         left.count = min(left.count + (now - left.at) * self._rate, self._limit)
         left.at = now
         return left
@@ -72,7 +74,7 @@ class Quotas:
             for what in ("requests", "tokens")
         )
 
-    def begin(self, key: str) -> None:
+    def charge_request(self, key: str) -> None:
         """Counts a request of a key. Raises RateLimitError if one of its quotas is used up."""
         named = {"requests": self._requests, "tokens": self._tokens}
         waits = [
@@ -90,7 +92,7 @@ class Quotas:
         for quota in self._requests:
             quota.use(key, 1)
 
-    def used(self, key: str, tokens: int) -> None:
+    def charge_tokens(self, key: str, tokens: int) -> None:
         """Subtracts tokens from the quotas of a key."""
         for quota in self._tokens:
             quota.use(key, tokens)

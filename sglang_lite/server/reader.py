@@ -52,7 +52,7 @@ class ModelFacts:
     takes_media: bool = False
 
     @classmethod
-    def of(cls, engine: Engine, settings: ServerSettings) -> ModelFacts:
+    def from_engine(cls, engine: Engine, settings: ServerSettings) -> ModelFacts:
         """Collects the facts of an engine's model."""
         template: str | SglError | None
         try:
@@ -130,7 +130,7 @@ class RequestReader:
     media: MediaFormat | None
 
     @classmethod
-    def of(cls, engine: Engine, settings: ServerSettings) -> RequestReader:
+    def from_engine(cls, engine: Engine, settings: ServerSettings) -> RequestReader:
         """Creates a reader for the process of an engine's handle, where prompts are tokenised when
         they are submitted.
         """
@@ -180,7 +180,7 @@ class RequestReader:
         spans = prompt_spans(given, self.media, self.model_name)
         return TokenLog(self.tokenizer, spans, all_special=self.all_special).ids()
 
-    def prompt(self, prompt: Prompt | str | Sequence[int]) -> Prompt | str | Sequence[int]:
+    def prepare_prompt(self, prompt: Prompt | str | Sequence[int]) -> Prompt | str | Sequence[int]:
         """Returns the prompt to submit: tokenised, if this reader does that."""
         if not self.tokenises:
             return prompt
@@ -194,8 +194,8 @@ class RequestReader:
             return prompt
 
     def _tokenise_prompt(self, prompt: Prompt) -> Prompt:
-        """Converts a prompt to token ids. One with images stays as it is, since its images go with
-        it.
+        """Converts a prompt to token ids. A prompt with images is returned unchanged, because the
+        images must be submitted with it.
         """
         if prompt.images:
             return prompt

@@ -21,7 +21,7 @@ from sglang_lite.protocol import BackendError
 MODULE: Final = "sglang_lite.server.body_process"
 
 
-def send(connection: Connection, value: object) -> None:
+def send_object(connection: Connection, value: object) -> None:
     """Sends a pickled value as a frame. Both ends belong to this package, and one has started the
     other.
 
@@ -49,7 +49,7 @@ class ReaderPool:
         self._closed = False
         self._lock = threading.Lock()  # guards the attributes above
 
-    async def read(self, task: object) -> Any:  # what the task's function returns
+    async def run_task(self, task: object) -> Any:  # what the task's function returns
         """Runs a task (body_process.py) once a process is free, and returns its result. A task
         whose caller was cancelled is dropped if it has not begun.
 
@@ -74,11 +74,11 @@ class ReaderPool:
             if self._closed:
                 process.kill()
         try:
-            answer = process.ask(task)
+            answer = process.perform(task)
         except (OSError, StopIteration, BrokenFrameError):
             with self._lock:
                 self._busy.discard(process)
-            raise BackendError(f"the process that reads large bodies {process.end()}") from None
+            raise BackendError(f"the process that reads large bodies {process.reap()}") from None
         with self._lock:
             self._busy.discard(process)
             self._idle.append(process)
@@ -92,21 +92,21 @@ class ReaderPool:
                 process.kill()
         self._threads.shutdown(cancel_futures=True)
         for process in self._idle:
-            process.end()
+            process.reap()
 
 
 class _BodyProcess:
     def __init__(self, first: object) -> None:
         self._child = SpawnedProcess(MODULE, "the process that reads large bodies", os.getpid())
-        self._answers: Iterator[memoryview] = self._child.connection.frames()
+        self._answers: Iterator[memoryview] = self._child.connection.read_frames()
         with contextlib.suppress(OSError):  # it has ended, which `perform` reports
-            send(self._child.connection, first)
+            send_object(self._child.connection, first)
 
-    def ask(self, task: object) -> object:
+    def perform(self, task: object) -> object:
         """Performs a task and returns its result. Raises OSError, StopIteration or BrokenFrameError
         if the process has ended.
         """
-        send(self._child.connection, task)
+        send_object(self._child.connection, task)
         return pickle.loads(next(self._answers))
 
     def kill(self) -> None:
@@ -114,9 +114,9 @@ class _BodyProcess:
         self._child.connection.close()
         self._child.kill()
 
-    def end(self) -> str:
+    def reap(self) -> str:
         """Kills the process if it is running, frees it, and returns how it ended."""
         self.kill()
-        how = self._child.end().text
-        self._child.connection.release()
+        how = self._child.await_process_end().text
+        self._child.connection.release_socket()
         return how

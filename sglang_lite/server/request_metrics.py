@@ -143,13 +143,15 @@ class RequestMetrics:
         )
 
     def throughput(self) -> float:
-        """Returns the generated tokens per second since the last call, of requests that ended."""
+        """Returns the number of generated tokens per second since the last call. Counts only
+        requests that have ended.
+        """
         now = (time.monotonic(), self._generated)
         before = self._looked
         self._looked = now
         return (now[1] - before[1]) / max(now[0] - before[0], 1e-3)
 
-    def answered(self, events: Iterable[object], key: str = "") -> int:
+    def count_events(self, events: Iterable[object], key: str = "") -> int:
         """Counts the engine's events that end a generation or a selection, and ignores others.
 
         Args:
@@ -165,7 +167,7 @@ class RequestMetrics:
             if isinstance(event, Played):
                 event = event.event
             if isinstance(event, Generation | Selection):
-                self._ended(event)
+                self._count_result(event)
                 prompt += _charged_prompt(event)
                 completion += event.usage.completion_tokens
             elif isinstance(event, RequestAbortedError):
@@ -181,7 +183,7 @@ class RequestMetrics:
                 self._used.labels(_hash_prefix(key), kind).inc(count)
         return prompt + completion
 
-    def responded(self, route: str, method: str, status: int, key: str) -> None:
+    def count_response(self, route: str, method: str, status: int, key: str) -> None:
         """Counts an HTTP response.
 
         Args:
@@ -197,7 +199,7 @@ class RequestMetrics:
         """Records the time of an HTTP request until the end of its response."""
         self._response_s.labels(route).observe(seconds)
 
-    def _ended(self, event: Generation | Selection) -> None:
+    def _count_result(self, event: Generation | Selection) -> None:
         usage = event.usage
         self._generated += usage.completion_tokens
         for key, count in (

@@ -1,6 +1,6 @@
-"""OpenTelemetry spans of a server: one for each request under its caller's (`traceparent`), in it
-one for each generation and selection, and in those the stages in the engine's process. They contain
-no texts.
+"""OpenTelemetry spans of a server. Each request has a span below its caller's (`traceparent`).
+Below it are the spans of its generations and selections, and below those the spans of their stages
+in the engine's process. Spans contain no texts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RequestSpans:
         self._model = model
 
     @contextlib.contextmanager
-    def request(
+    def open_span(
         self,
         name: str,
         attributes: Mapping[str, str],
@@ -70,7 +70,7 @@ class RequestSpans:
                 if faulty or told.get("rpc.grpc.status_code") in _GRPC_FAULTS:
                     span.set_status(StatusCode.ERROR)
 
-    def answered(self, events: Iterable[object]) -> None:
+    def record_events(self, events: Iterable[object]) -> None:
         """Creates a span for each event of the engine that ends a generation or a selection, within
         the span of the request whose coroutine takes the events. Ignores other events.
         """
@@ -84,7 +84,7 @@ class RequestSpans:
         now = time.time_ns()
         operation = "chat" if route.get("http.route") in _CHATS else "text_completion"
         for event in events:
-            node, result = _result_of(event)
+            node, result = _unpack_event_result(event)
             if not isinstance(result, Generation | Selection):
                 continue
             start = now - int(result.usage.total_s * 1e9)
@@ -117,7 +117,7 @@ class RequestSpans:
                 start = until
 
 
-def _result_of(event: object) -> tuple[dict[str, Any], object]:
+def _unpack_event_result(event: object) -> tuple[dict[str, Any], object]:
     """Returns the result in an event, and the attributes of its node if it is a program's."""
     if isinstance(event, tuple):  # an event with its place
         event = event[1]
@@ -128,7 +128,7 @@ def _result_of(event: object) -> tuple[dict[str, Any], object]:
 
 
 @contextlib.contextmanager
-def exported(endpoint: str, instance: str) -> Iterator[Tracer]:
+def export_spans(endpoint: str, instance: str) -> Iterator[Tracer]:
     """Yields a tracer whose spans a thread sends to a collector, in OTLP over gRPC. If the
     collector doesn't answer, spans are dropped, with one line in the log.
 
@@ -158,7 +158,9 @@ def exported(endpoint: str, instance: str) -> Iterator[Tracer]:
         "service.instance.id": instance,
     }
     provider = TracerProvider(resource=Resource.create(names), shutdown_on_exit=False)
-    sender: Any = _ToldOnce(OTLPSpanExporter(endpoint, insecure=True, timeout=_EXPORT_S), endpoint)
+    sender: Any = _QuietExporter(
+        OTLPSpanExporter(endpoint, insecure=True, timeout=_EXPORT_S), endpoint
+    )
     provider.add_span_processor(BatchSpanProcessor(sender))
     try:
         yield provider.get_tracer("sglang_lite", __version__)
@@ -166,9 +168,9 @@ def exported(endpoint: str, instance: str) -> Iterator[Tracer]:
         provider.shutdown()
 
 
-class _ToldOnce:
-    """Exporter that logs once when exports begin to fail. It is no subclass of the SDK's, which is
-    imported late.
+class _QuietExporter:
+    """Exporter that logs once when exports begin to fail. Not a subclass of the SDK's exporter,
+    because the SDK is imported late.
     """
 
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:

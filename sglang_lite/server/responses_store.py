@@ -78,7 +78,7 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._stored)
 
-    def check(self, input_bytes: int) -> None:
+    def check_conversation_size(self, input_bytes: int) -> None:
         """Raises TooLargeError if a conversation of this size could never be stored."""
         if input_bytes > self._most_bytes:
             raise TooLargeError(
@@ -86,7 +86,7 @@ class ResponseStore:
                 hint="Send store: false, and the conversation with each request.",
             )
 
-    def put(self, key: str, response: StoredResponse) -> None:
+    def add_response(self, key: str, response: StoredResponse) -> None:
         """Stores a response."""
         self._stored[key, response.id] = response
         self._update_size(response)
@@ -96,17 +96,19 @@ class ResponseStore:
         response is stored.
         """
         assert response.log is not None
-        response.log.add(events)
+        response.log.append_events(events)
         if self._stored.get((key, response.id)) is response:
             self._count_bytes(response, response.bytes + sum(map(len, events)))
 
-    def update(self, key: str, response: StoredResponse, content: Mapping[str, Json]) -> None:
+    def update_content(
+        self, key: str, response: StoredResponse, content: Mapping[str, Json]
+    ) -> None:
         """Replaces the content of a response, and updates its size if it is still stored."""
         response.content = content
         if self._stored.get((key, response.id)) is response:
             self._update_size(response)
 
-    def get(self, key: str, id: str) -> StoredResponse:
+    def find_response(self, key: str, id: str) -> StoredResponse:
         """Returns the stored response with an id. Raises NotFoundError if the response was dropped,
         or isn't the key's.
         """
@@ -118,7 +120,7 @@ class ResponseStore:
         self._stored.move_to_end((key, id))
         return found
 
-    def item(self, key: str, id: str) -> Mapping[str, Json]:
+    def find_item(self, key: str, id: str) -> Mapping[str, Json]:
         """Returns an item of any stored response of a key. Raises NotFoundError if the key has no
         item with this id.
         """
@@ -137,10 +139,10 @@ class ResponseStore:
             f"there is no item {id[:100]!r}.", hint="Only items of the latest responses are stored."
         )
 
-    def remove(self, key: str, id: str) -> StoredResponse:
+    def remove_response(self, key: str, id: str) -> StoredResponse:
         """Removes and returns a response. Raises NotFoundError like `find_response`."""
-        found = self.get(key, id)
-        self._forget((key, id))
+        found = self.find_response(key, id)
+        self._drop_stored_response((key, id))
         return found
 
     def _update_size(self, response: StoredResponse) -> None:
@@ -155,7 +157,7 @@ class ResponseStore:
         self._bytes += size - response.bytes
         response.bytes = size
         while len(self._stored) > self._most or self._bytes > self._most_bytes:
-            self._forget(next(iter(self._stored)))
+            self._drop_stored_response(next(iter(self._stored)))
 
-    def _forget(self, at: tuple[str, str]) -> None:
+    def _drop_stored_response(self, at: tuple[str, str]) -> None:
         self._bytes -= self._stored.pop(at).bytes

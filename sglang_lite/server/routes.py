@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from sglang_lite.server import adapters, clouds, metrics, models, native, openapi, weight_routes
 from sglang_lite.server.anthropic import messages
-from sglang_lite.server.endpoint import HttpRequest, Route, answer
+from sglang_lite.server.endpoint import HttpRequest, Route, json_response
 from sglang_lite.server.ollama import catalog, lines
 from sglang_lite.server.openai import (
     chat,
@@ -26,7 +26,7 @@ from sglang_lite.server.service import Service
 
 async def _document(_: Service, __: HttpRequest) -> Response:
     """Returns the OpenAPI document."""
-    return answer(openapi.document(ROUTES))
+    return json_response(openapi.openapi_document(ROUTES))
 
 
 ROUTES: tuple[Route, ...] = (

@@ -21,7 +21,7 @@ from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import EngineClosedError, RequestTimeoutError, SamplingParams, SglError
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.host.cache_folder import cache_folder
-from sglang_lite.runtime.media.speech import VoxtralSpeech, WhisperSpeech, speech_of
+from sglang_lite.runtime.media.speech import VoxtralSpeech, WhisperSpeech, load_whisper_speech
 from sglang_lite.runtime.models.lora.paths import read_lora_path
 from sglang_lite.runtime.models.resolve import resolve_for_engine
 from sglang_lite.server.async_engine import AsyncEngine, key_in_use
@@ -89,7 +89,7 @@ class Service:
         self.texts = KnownTexts()
         self.sessions = Sessions(self.async_engine.abort)
         self.reader_pool = ReaderPool(
-            settings.body_processes, partial(ModelFacts.of, engine, settings)
+            settings.body_processes, partial(ModelFacts.from_engine, engine, settings)
         )
         self.images = ImageFetcher(
             settings, lambda prompt: engine.core.builder.check_images(prompt)
@@ -105,9 +105,9 @@ class Service:
 
     def _observe_events(self, events: Sequence[object]) -> None:
         key = key_in_use.get()
-        self.quotas.used(key, self.metrics.answered(events, key))
+        self.quotas.charge_tokens(key, self.metrics.count_events(events, key))
         if self.spans is not None:
-            self.spans.answered(events)
+            self.spans.record_events(events)
 
     @property
     def model_name(self) -> str:
@@ -115,7 +115,7 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raises NotFoundError if a request names a model that isn't served."""
-        if not self._is_base(name):
+        if not self._names_base_model(name):
             adapters = (
                 f", with the adapters {', '.join(map(repr, self.adapters))}"
                 if self.adapters
@@ -126,7 +126,7 @@ class Service:
                 hint=f"This server serves {self.model_name!r}{adapters:.500}.",
             )
 
-    def _is_base(self, name: str | None) -> bool:
+    def _names_base_model(self, name: str | None) -> bool:
         return name in (None, "", self.model_name, self.engine.model_name, self.engine.config.model)
 
     @cached_property
@@ -134,30 +134,32 @@ class Service:
         """Folders of the adapters (LoRA) that requests can name as their model, by name."""
         return {each.name: each.path for each in map(read_lora_path, self.engine.config.lora_paths)}
 
-    def adapter_of(self, model: str | None) -> str | None:
+    def find_requested_adapter(self, model: str | None) -> str | None:
         """Returns the name of the adapter that a request's model stands for, as "name" or
         "base:name"; None for the model itself.
 
         Raises:
             NotFoundError: neither a model nor an adapter of that name is served.
         """
-        if self._is_base(model) or model is None:
+        if self._names_base_model(model) or model is None:
             return None
         base, colon, name = model.rpartition(":")
-        if name in self.adapters and (not colon or self._is_base(base)):
+        if name in self.adapters and (not colon or self._names_base_model(base)):
             return name
         self.check_model(model)
         return None
 
-    def name_of(self, model: str | None) -> str:
+    def resolve_answering_model(self, model: str | None) -> str:
         """Returns the name of the adapter or model that answers a request for a model. Raises like
         `adapter_of`.
         """
-        return self.adapter_of(model) or self.model_name
+        return self.find_requested_adapter(model) or self.model_name
 
-    def adapted(self, model: str | None, request: GenerateRequest) -> GenerateRequest:
+    def select_requested_adapter(
+        self, model: str | None, request: GenerateRequest
+    ) -> GenerateRequest:
         """Returns a request with the adapter that its model stands for. Raises like `adapter_of`."""
-        name = self.adapter_of(model)
+        name = self.find_requested_adapter(model)
         if name is None:
             return request
         return replace(request, params=msgspec.structs.replace(request.params, lora_path=(name,)))
@@ -175,7 +177,7 @@ class Service:
     @cached_property
     def reader(self) -> RequestReader:
         """Reader of requests in this process."""
-        return RequestReader.of(self.engine, self.settings)
+        return RequestReader.from_engine(self.engine, self.settings)
 
     @cached_property
     def speech(self) -> WhisperSpeech | VoxtralSpeech:
@@ -183,13 +185,13 @@ class Service:
         read files.
         """
         config = self.engine.config
-        return speech_of(
+        return load_whisper_speech(
             self.reader.media,
             self.reader.tokenizer,
             partial(resolve_for_engine, config.model, config.revision),
         )
 
-    async def tokens(self, text: str) -> int:
+    async def count_text_tokens(self, text: str) -> int:
         """Returns the number of tokens of a text."""
         encode = partial(self.engine.tokenizer.encode, text, first=False)
         return len(encode() if len(text) <= _SHORT else await asyncio.to_thread(encode))
@@ -224,7 +226,7 @@ class Service:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
-        def settle(done: Callable[[Any], None], result: object) -> None:
+        def settle_future(done: Callable[[Any], None], result: object) -> None:
             if not future.done():
                 done(result)
 
@@ -235,7 +237,7 @@ class Service:
             except BaseException as error:
                 done, result = future.set_exception, error  # type: ignore[assignment] # a matching pair
             with contextlib.suppress(RuntimeError):  # the event loop has ended
-                loop.call_soon_threadsafe(settle, done, result)
+                loop.call_soon_threadsafe(settle_future, done, result)
 
         threading.Thread(target=make, name="sglang_lite-ask", daemon=True).start()
         seconds = self.settings.health_timeout_s if at_most_s is None else at_most_s
@@ -313,7 +315,7 @@ class Service:
                 "the server is shutting down.", hint="Try again later, or on another server."
             )
 
-    def begin(self, key: str) -> None:
+    def count_request(self, key: str) -> None:
         """Counts a request that runs something.
 
         Raises:
@@ -322,7 +324,7 @@ class Service:
         """
         self.check_accepts()
         try:
-            self.quotas.begin(key)
+            self.quotas.charge_request(key)
         except RateLimitError:
             self.metrics.count_over_quota(key)
             raise

@@ -12,17 +12,18 @@ from typing import Final
 
 import msgspec
 
+from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import OverloadedError, ParameterError
 from sglang_lite.protocol.anything import Json
-from sglang_lite.random_ids import random_id
 from sglang_lite.server.errors import NotFoundError
-from sglang_lite.server.tenants import own_name
+from sglang_lite.server.tenants import scope_name_to_key
 
 MAX_SESSIONS: Final = 4096
 
 
 class SessionParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """Place of a request in a session: after its request `rid`, or at the beginning without one.
+    """Place of a request in a session: after the session's request `rid` or, if that is not given,
+    at the beginning.
 
     Attributes:
         id: name of the session.
@@ -77,7 +78,7 @@ class Session:
         self._abort = abort
         self._turns: dict[str, _Turn] = {}
 
-    def begin(
+    def begin_request(
         self, rid: str, ids: list[int], given: SessionParams, bos_id: int | None
     ) -> list[int]:
         """Begins a request, and returns its whole prompt.
@@ -94,29 +95,29 @@ class Session:
         """
         before = self._turns.get(given.rid) if given.rid is not None else None
         if given.rid is not None and before is None:
-            raise _wrong(f"the session has no request {given.rid[:60]!r}.")
+            raise _session_params_error(f"the session has no request {given.rid[:60]!r}.")
         if before is not None and before.output is None and not given.replace:
-            raise _wrong(
+            raise _session_params_error(
                 f"the request {given.rid!r} of the session has not ended.", "Wait for its answer."
             )
         if rid in self._turns:
             raise ParameterError("rid", f"the session has a request {rid[:60]!r} already.")
         if given.offset is not None and given.offset < 0:
-            raise _wrong(f"offset: {given.offset} is negative.")
+            raise _session_params_error(f"offset: {given.offset} is negative.")
         tokens = ids
         if before is not None:
             kept = before.prompt + ([] if given.drop_previous_output else before.output or [])
             tokens = kept[: given.offset or None] + ids[bool(ids) and ids[0] == bos_id :]
         if len(tokens) > self._capacity:
-            raise _wrong(
+            raise _session_params_error(
                 f"{len(tokens):,} tokens are more than its capacity_of_str_len, {self._capacity:,}."
             )
         if given.replace:
-            self._forget(given.rid)
+            self._abort_continuations(given.rid)
         self._turns[rid] = _Turn(tokens, given.rid)
         return tokens
 
-    def end(self, rid: str, output: list[int] | None) -> None:
+    def finish_request(self, rid: str, output: list[int] | None) -> None:
         """Ends a request. Without an output, the request has failed and is forgotten."""
         if output is None:
             self._turns.pop(rid, None)
@@ -125,14 +126,14 @@ class Session:
 
     def close(self) -> None:
         """Aborts running requests, and forgets everything."""
-        self._forget(None)
+        self._abort_continuations(None)
 
-    def _forget(self, parent: str | None) -> None:
+    def _abort_continuations(self, parent: str | None) -> None:
         """Aborts and forgets the requests that continue `parent`, or all requests if it is None."""
         for rid, turn in list(self._turns.items()):
             if rid in self._turns and (parent is None or turn.parent == parent):
                 if parent is not None:
-                    self._forget(rid)
+                    self._abort_continuations(rid)
                 if self._turns.pop(rid).output is None:
                     self._abort(rid)
 
@@ -160,7 +161,7 @@ class Sessions:
                 "capacity_of_str_len", f"{request.capacity_of_str_len} is less than 1."
             )
         id = request.session_id or random_id()
-        name = own_name(key, id)
+        name = scope_name_to_key(key, id)
         if name in self._open:
             raise ParameterError("session_id", f"a session {id[:60]!r} is open already.")
         if len(self._open) >= MAX_SESSIONS:
@@ -172,9 +173,9 @@ class Sessions:
         )
         return id
 
-    def of(self, key: str, id: str) -> Session:
+    def find_session(self, key: str, id: str) -> Session:
         """Returns the session of a client. Raises NotFoundError if the client has none of the name."""
-        session = self._open.get(own_name(key, id))
+        session = self._open.get(scope_name_to_key(key, id))
         if session is None:
             raise NotFoundError(
                 f"no session {id[:60]!r} is open.", hint="Open one: POST /open_session."
@@ -185,12 +186,12 @@ class Sessions:
         """Closes a session, aborts its requests, and returns it. Raises NotFoundError if it is not
         open.
         """
-        session = self.of(key, id)
+        session = self.find_session(key, id)
         session.close()
         return self._open.pop(session.own_name)
 
 
-async def noted(
+async def record_output(
     session: Session, rid: str, answers: AsyncGenerator[list[dict[str, Json]], None]
 ) -> AsyncGenerator[list[dict[str, Json]], None]:
     """Yields the answers of a session's request, and records its output in the session when it
@@ -203,12 +204,12 @@ async def noted(
                 for each in changed:
                     if each["meta_info"]["finish_reason"] is not None:
                         output = each["output_ids"]
-                        session.end(rid, output)
+                        session.finish_request(rid, output)
                 yield changed
     finally:
         if output is None:
-            session.end(rid, None)
+            session.finish_request(rid, None)
 
 
-def _wrong(problem: str, hint: str = "") -> ParameterError:
+def _session_params_error(problem: str, hint: str = "") -> ParameterError:
     return ParameterError("session_params", problem, hint=hint)

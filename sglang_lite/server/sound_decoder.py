@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from sglang_lite.media_files import MAX_SECONDS, samples
+from sglang_lite.media.files import MAX_SECONDS, decode_samples
 from sglang_lite.protocol import Media, OverloadedError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class SoundDecoder:
         self._threads = ThreadPoolExecutor(_THREADS, "sglang_lite-sounds")
         self._held = 0  # bytes of open requests
 
-    async def samples(self, sound: Media, rate: int) -> NDArray[np.float32]:
+    async def decode_sound(self, sound: Media, rate: int) -> NDArray[np.float32]:
         """Decodes a sound to samples, whose size counts until the current request has ended.
 
         Args:
@@ -32,13 +32,13 @@ class SoundDecoder:
             rate: samples in a second.
 
         Raises:
-            ParameterError: as `samples` in media_files.py.
+            ParameterError: as `decode_samples` in media/files.py.
             OverloadedError: the samples of all open requests would be too large.
         """
         handling = asyncio.current_task()
         assert handling is not None
         found = await asyncio.get_running_loop().run_in_executor(
-            self._threads, samples, sound, rate, MAX_SECONDS
+            self._threads, decode_samples, sound, rate, MAX_SECONDS
         )
         size = found.nbytes
         if self._held + size > _MAX_BYTES:

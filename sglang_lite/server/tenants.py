@@ -7,9 +7,9 @@ from __future__ import annotations
 import hashlib
 
 
-def own_name(key: str, name: str) -> str:
-    """Returns the engine's name for what a client has named. It differs from that of the same name
-    under another key.
+def scope_name_to_key(key: str, name: str) -> str:
+    """Returns the engine's name for a client's request, session or namespace. The same name under
+    two API keys gives two different engine names.
 
     Args:
         key: API key of the client; "" if none is required, in which case the name is unchanged.

@@ -1,4 +1,6 @@
-"""Clients that are not read from: some wait for their answers, others have left."""
+"""Watches clients whose connections are not being read. Some of these clients wait for their
+answers, others have left.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"  # the interim answer that a
 
 
 class UnreadClient:
-    """Notices that a client has left while its connection is not read, during which asyncio reports
-    nothing.
+    """Notices when a client leaves while its connection is not being read. asyncio does not report
+    this.
 
-    A client that has left and one that has only ended its side look the same, but their systems
-    answer further data differently: that of a client that has left resets the connection. So a
-    client that has ended its side, and waits for an answer, is sent an interim one.
+    A client that has left and one that has only closed its sending side look the same, but their
+    systems answer further data differently: that of a client that has left resets the connection.
+    So a client that has closed its sending side and waits for an answer is sent an interim one.
 
     Args:
         transport: connection of the client, which is aborted if the client has left.
@@ -50,7 +52,7 @@ class UnreadClient:
     def watch(self) -> None:
         """Watches the client until `stop`."""
         if self._timer is None and self.is_supported():
-            self._timer = self._loop.call_later(_LOOK_S, self._look)
+            self._timer = self._loop.call_later(_LOOK_S, self._check_client_reads)
 
     def stop(self) -> None:
         """Ends the watch."""
@@ -58,7 +60,7 @@ class UnreadClient:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _check_client_reads(self) -> None:
         if self._transport.is_closing():
             return
         connection = self._transport.get_extra_info("socket")
@@ -76,4 +78,4 @@ class UnreadClient:
             self._transport.write(_CONTINUE)
             self._probe_at = now + self._pause_s
             self._pause_s *= 2
-        self._timer = self._loop.call_later(_LOOK_S, self._look)
+        self._timer = self._loop.call_later(_LOOK_S, self._check_client_reads)

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from sglang_lite.engine import weights
 from sglang_lite.protocol import ModelError, ParameterError
-from sglang_lite.server.endpoint import HttpRequest, Route, answer, read_record
+from sglang_lite.server.endpoint import HttpRequest, Route, json_response, read_record
 from sglang_lite.server.fields import Fields
 from sglang_lite.server.native import LONGEST_S
 from sglang_lite.server.service import Service
@@ -92,7 +92,7 @@ class OfferRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class SendRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Request to send tensors in such a group."""
+    """Request to send tensors to a group that an OfferRequest has created."""
 
     master_address: str
     ports: str
@@ -120,7 +120,7 @@ class PauseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class MemoryRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Request to release memory, or to take it back."""
+    """Request to release memory, or to allocate it again."""
 
     tags: list[str] | None = None
 
@@ -179,7 +179,7 @@ async def update_version(service: Service, body: NameWeightsRequest) -> Response
         partial(weights.update_weight_version, service.engine, body.new_version)
     )
     message = f"The weights are named {body.new_version}."
-    return answer({"success": True, "message": message, "new_version": body.new_version})
+    return json_response({"success": True, "message": message, "new_version": body.new_version})
 
 
 def _decode_base64(text: str) -> bytes:
@@ -219,19 +219,20 @@ async def _report_success(
     check: Callable[[], object] | None = None,
     **more: int,
 ) -> Response:
-    """Calls a function, and returns an answer that says whether it succeeded, with the fields that
-    it returns and, in any case, `more`. Runs `check`, which may wait for a disk, before the call.
+    """Calls `ask` and returns a response that says whether it succeeded, with the fields that it
+    returned. `more` are fields of the response in either case. Runs `check`, which may wait for a
+    disk, first.
     """
     try:
         if check is not None:
             await asyncio.to_thread(check)
         found = await service.call_engine(ask, at_most_s=LONGEST_S)
     except ModelError as error:
-        return answer({"success": False, "message": str(error), **more}, 400)
-    return answer({"success": True, "message": message, **more, **(found or {})})
+        return json_response({"success": False, "message": str(error), **more}, 400)
+    return json_response({"success": True, "message": message, **more, **(found or {})})
 
 
-async def offer(service: Service, body: OfferRequest) -> Response:
+async def offer_weight_group(service: Service, body: OfferRequest) -> Response:
     """Creates a group in which another engine can receive the weights, and returns their names,
     dtypes and shapes.
     """
@@ -251,7 +252,7 @@ async def offer(service: Service, body: OfferRequest) -> Response:
 
 
 async def send(service: Service, body: SendRequest) -> Response:
-    """Sends tensors in such a group."""
+    """Sends tensors to a group that `offer` has created."""
     sent = partial(weights.send_weights, service.engine, body.group_name, body.names)
     return await _report_success(service, lambda: {"weight_version": sent()})
 
@@ -260,9 +261,9 @@ async def get_weights(service: Service, body: GetWeightsRequest) -> Response:
     """Returns the first rows of a tensor."""
     read = partial(weights.read_weights, service.engine, body.name, body.truncate_size)
     try:
-        return answer(await service.call_engine(read))
+        return json_response(await service.call_engine(read))
     except ModelError as error:
-        return answer({"success": False, "message": str(error)}, 400)
+        return json_response({"success": False, "message": str(error)}, 400)
 
 
 async def check_weights(service: Service, body: CheckWeightsRequest) -> Response:
@@ -272,25 +273,27 @@ async def check_weights(service: Service, body: CheckWeightsRequest) -> Response
     )
     changed = found.get("changed", [])
     message = f"{len(changed)} tensors differ from the snapshot." if changed else ""
-    return answer({"success": not changed, "message": message, **found})
+    return json_response({"success": not changed, "message": message, **found})
 
 
 async def pause(service: Service, body: PauseRequest) -> Response:
     """Pauses generation until /continue_generation."""
     count = await service.call_engine(partial(weights.pause_generation, service.engine, body.mode))
-    return answer({"status": "ok", "message": "Generation paused.", "num_paused_requests": count})
+    return json_response(
+        {"status": "ok", "message": "Generation paused.", "num_paused_requests": count}
+    )
 
 
 async def resume(service: Service, _: HttpRequest) -> Response:
     """Resumes generation."""
     await service.call_engine(partial(weights.continue_generation, service.engine))
-    return answer({"status": "ok", "message": "Generation continued."})
+    return json_response({"status": "ok", "message": "Generation continued."})
 
 
 def _memory_handler(
     move: Callable[..., None],
 ) -> Callable[[Service, MemoryRequest], Awaitable[Response]]:
-    """Returns a handler that releases memory, or takes it back."""
+    """Returns a handler that releases memory, or allocates it again."""
 
     async def handle(service: Service, body: MemoryRequest) -> Response:
         return await _move_memory(service, partial(move, service.engine, body.tags))
@@ -307,12 +310,12 @@ async def sleep(service: Service, call: HttpRequest) -> Response:
 
 
 async def wake_up(service: Service, _: HttpRequest) -> Response:
-    """Takes all memory back."""
+    """Allocates all released memory again."""
     return await _move_memory(service, partial(weights.wake, service.engine))
 
 
 async def _move_memory(service: Service, move: Callable[[], None]) -> Response:
-    """Calls a function that releases memory or takes it back, and answers with status 200."""
+    """Calls a function that releases memory or allocates it again, and answers with status 200."""
     await service.call_engine(move, at_most_s=LONGEST_S)
     service.asleep = await service.call_engine(partial(weights.is_sleeping, service.engine))
     return Response(status_code=200)
@@ -320,7 +323,7 @@ async def _move_memory(service: Service, move: Callable[[], None]) -> Response:
 
 async def is_sleeping(service: Service, _: HttpRequest) -> Response:
     """Returns whether memory is released."""
-    return answer(
+    return json_response(
         {"is_sleeping": await service.call_engine(partial(weights.is_sleeping, service.engine))}
     )
 
@@ -335,7 +338,9 @@ def _route(
     media_type: str = "application/json",
     may_be_empty: bool = False,
 ) -> Route:
-    """Creates a route for the server's owner, whose handler gets the body as a record."""
+    """Creates a route that only the server's owner may use, whose handler receives the body as a
+    record.
+    """
     fields = Fields(record, {}, {})
 
     async def handle(service: Service, call: HttpRequest) -> Response:
@@ -403,7 +408,10 @@ ROUTES = (
     ),
     _route("/destroy_weights_update_group", DestroyGroupRequest, destroy_group, "Leave it"),
     _route(
-        "/init_weights_send_group_for_remote_instance", OfferRequest, offer, "Offer the weights"
+        "/init_weights_send_group_for_remote_instance",
+        OfferRequest,
+        offer_weight_group,
+        "Offer the weights",
     ),
     _route("/send_weights_to_remote_instance", SendRequest, send, "Send them"),
     _route("/get_weights_by_name", GetWeightsRequest, get_weights, "Show a tensor", _GET_OR_POST),

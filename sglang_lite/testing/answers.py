@@ -207,7 +207,7 @@ class RenderedAnswer:
 
     @property
     def pieces(self) -> list[str]:
-        return words(self.text)
+        return split_words(self.text)
 
     @property
     def completion_tokens(self) -> int:
@@ -215,19 +215,19 @@ class RenderedAnswer:
             call.input if isinstance(call.input, str) else json.dumps(call.input)
             for call in self.calls
         ]
-        return self.reasoning_tokens + sum(map(count, (self.text, self.say.refusal, *inputs)))
+        return self.reasoning_tokens + sum(map(count_words, (self.text, self.say.refusal, *inputs)))
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Splits a text into pieces, which count as tokens here."""
     return _TOKEN.findall(text)
 
 
-def count(text: str) -> int:
-    return len(words(text))
+def count_words(text: str) -> int:
+    return len(split_words(text))
 
 
-def to_say(answer: Answer) -> Say:
+def convert_to_say(answer: Answer) -> Say:
     """Converts a scripted answer to a `Say`."""
     if isinstance(answer, Say):
         return answer
@@ -247,17 +247,17 @@ def render_answer(say: Say, request: RequestSummary, random: Random) -> Rendered
         matcher = StopMatcher(request.stops)
         text = matcher.push(text) + (matcher.flush() if matcher.matched is None else "")
         stop = matcher.matched if isinstance(matcher.matched, str) else None
-    thoughts = count(say.thinking)
+    thoughts = count_words(say.thinking)
     remaining = None if request.limit is None else max(request.limit - thoughts, 0)
-    if remaining is not None and count(text) > remaining and not say.exactly:
-        text = "".join(words(text)[:remaining])
+    if remaining is not None and count_words(text) > remaining and not say.exactly:
+        text = "".join(split_words(text)[:remaining])
         stop = None
         finish = "length"
     calls = say.calls
     if request.tool is not None and not calls and not say.refusal and finish == "stop":
         calls = (ToolCall(request.tool, text if request.custom else json.loads(text)),)
         text = ""
-    return RenderedAnswer(text, say, calls, finish, stop, count(request.prompt), thoughts)
+    return RenderedAnswer(text, say, calls, finish, stop, count_words(request.prompt), thoughts)
 
 
 def _fit_constraint(say: Say, request: RequestSummary, random: Random) -> str:
@@ -268,7 +268,7 @@ def _fit_constraint(say: Say, request: RequestSummary, random: Random) -> str:
         return "ok" if text is None else text
     if text is None:
         return sample(constraint, random)
-    if request.limit is not None and count(text) > request.limit:  # the text will be cut
+    if request.limit is not None and count_words(text) > request.limit:  # the text will be cut
         return text
     for form in (text, *_json_candidates(text, constraint)):
         try:
@@ -287,8 +287,8 @@ def _fit_constraint(say: Say, request: RequestSummary, random: Random) -> str:
 
 
 def _json_candidates(text: str, constraint: Constraint) -> list[str]:
-    """Returns JSON candidates for a text: as the only property of an object, if the schema has one
-    property, and as a string.
+    """Returns JSON texts in which a plain text could answer a request: an object with the text as
+    its only property, if the schema has exactly one, and a JSON string.
     """
     if not isinstance(constraint, JsonSchema):
         return []

@@ -9,8 +9,8 @@ from typing import Any
 from sglang_lite.protocol import Constraint, JsonSchema
 from sglang_lite.protocol.anything import Json
 from sglang_lite.testing import refusals
-from sglang_lite.testing.answers import Fail, RenderedAnswer, RequestSummary, count
-from sglang_lite.testing.api import problem, texts
+from sglang_lite.testing.answers import Fail, RenderedAnswer, RequestSummary, count_words
+from sglang_lite.testing.api import collect_texts, find_type_error
 
 _KINDS = {
     400: "invalid_request_error",
@@ -28,12 +28,14 @@ _KINDS = {
 class Messages:
     """API of `/v1/messages`."""
 
-    def read(self, body: Mapping[str, Json]) -> RequestSummary:
+    def summarize_request(self, body: Mapping[str, Json]) -> RequestSummary:
         tool, constraint = _forced_tool(body)
         form = (body.get("output_config") or {}).get("format")
         if tool is None and form is not None:
             constraint = JsonSchema(json.dumps(form["schema"]))
-        prompt = "\n".join(texts({"system": body.get("system"), "messages": body.get("messages")}))
+        prompt = "\n".join(
+            collect_texts({"system": body.get("system"), "messages": body.get("messages")})
+        )
         return RequestSummary(
             body["model"],
             prompt,
@@ -57,9 +59,9 @@ class Messages:
             MessageCreateParamsStreaming if body.get("stream") else MessageCreateParamsNonStreaming
         )
         typed = {name: value for name, value in body.items() if name not in refusals.SAMPLERS}
-        return refusals.anthropic_type_refusal(problem(kind, typed)) or refusals.messages_refusal(
-            body
-        )
+        return refusals.anthropic_type_refusal(
+            find_type_error(kind, typed)
+        ) or refusals.messages_refusal(body)
 
     def response(
         self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int
@@ -70,7 +72,7 @@ class Messages:
             each,
             request,
             number,
-            _blocks(each, number),
+            _content_blocks(each, number),
             reason,
             stop,
             details,
@@ -89,7 +91,7 @@ class Messages:
         (only,) = answers
         head = _message(only, request, number, [], None, None, None, 1)
         found: list[Any] = [types.RawMessageStartEvent(message=head, type="message_start")]
-        for index, block in enumerate(_blocks(only, number)):
+        for index, block in enumerate(_content_blocks(only, number)):
             empty, deltas = _deltas(block, only)
             found.append(
                 types.RawContentBlockStartEvent(
@@ -113,7 +115,7 @@ class Messages:
         found.append(types.RawMessageDeltaEvent(delta=delta, type="message_delta", usage=usage))
         return [*found, types.RawMessageStopEvent(type="message_stop")]
 
-    def error(self, fail: Fail, number: int) -> Json:
+    def error_body(self, fail: Fail, number: int) -> Json:
         kind = fail.kind or _KINDS.get(fail.status, "api_error")
         return {
             "type": "error",
@@ -122,15 +124,17 @@ class Messages:
         }
 
     def error_event(self, fail: Fail, number: int) -> Json:
-        return self.error(fail, number)
+        return self.error_body(fail, number)
 
 
 def token_count_answer(body: Mapping[str, Json]) -> Json:
     """Builds the answer of `/v1/messages/count_tokens`."""
     from anthropic.types import MessageTokensCount
 
-    prompt = "\n".join(texts({"system": body.get("system"), "messages": body.get("messages")}))
-    return MessageTokensCount(input_tokens=count(prompt))
+    prompt = "\n".join(
+        collect_texts({"system": body.get("system"), "messages": body.get("messages")})
+    )
+    return MessageTokensCount(input_tokens=count_words(prompt))
 
 
 def _forced_tool(body: Mapping[str, Any]) -> tuple[str | None, Constraint | None]:
@@ -162,7 +166,7 @@ def _message_end(answer: RenderedAnswer) -> tuple[Any, str | None, Any]:
     return ("tool_use" if answer.calls else "end_turn"), None, None
 
 
-def _blocks(answer: RenderedAnswer, number: int) -> list[Any]:
+def _content_blocks(answer: RenderedAnswer, number: int) -> list[Any]:
     from anthropic.types import TextBlock, ThinkingBlock, ToolUseBlock
 
     blocks: list[Any] = []

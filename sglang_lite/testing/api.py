@@ -17,7 +17,7 @@ class ScriptedApi(Protocol):
     to objects of the SDK.
     """
 
-    def read(self, body: Mapping[str, Json]) -> RequestSummary:
+    def summarize_request(self, body: Mapping[str, Json]) -> RequestSummary:
         """Summarizes a request's body."""
         ...
 
@@ -48,7 +48,7 @@ class ScriptedApi(Protocol):
         """Builds an answer as a list of stream events."""
         ...
 
-    def error(self, fail: Fail, number: int) -> Json:
+    def error_body(self, fail: Fail, number: int) -> Json:
         """Builds an error as the body of a response."""
         ...
 
@@ -58,7 +58,7 @@ class ScriptedApi(Protocol):
 
 
 @cache
-def adapter(kind: Foreign) -> Foreign:
+def strict_type_adapter(kind: Foreign) -> Foreign:
     """Returns pydantic's adapter for an SDK's request type, which rejects unknown members."""
     from pydantic import ConfigDict, TypeAdapter
 
@@ -66,14 +66,14 @@ def adapter(kind: Foreign) -> Foreign:
     return TypeAdapter(kind | None, config=ConfigDict(extra="forbid"))
 
 
-def problem(kind: Foreign, body: object) -> tuple[str, str] | None:
+def find_type_error(kind: Foreign, body: object) -> tuple[str, str] | None:
     """Returns the path and message of a body's first error according to an SDK's type, or None if
     the body is valid.
     """
     from pydantic import ValidationError
 
     try:
-        invalid = _find_lazy_error(adapter(kind).validate_python(body))
+        invalid = _find_lazy_error(strict_type_adapter(kind).validate_python(body))
     except ValidationError as error:
         invalid = (), error
     if invalid is None:
@@ -81,7 +81,7 @@ def problem(kind: Foreign, body: object) -> tuple[str, str] | None:
     path, validation_error = invalid
     # the deepest error of a union
     first = max(validation_error.errors(), key=lambda each: len(each["loc"]))
-    names = _names(body)
+    names = _member_names(body)
     parameter = [
         str(part) for part in (*path, *first["loc"]) if isinstance(part, int) or part in names
     ]
@@ -105,22 +105,29 @@ def _find_lazy_error(value: Any, path: tuple[Any, ...] = ()) -> tuple[tuple[Any,
     return None
 
 
-def _names(body: object) -> set[str]:
+def _member_names(body: object) -> set[str]:
     """Returns all member names in a body."""
     if isinstance(body, Mapping):
-        return {*map(str, body), *(name for value in body.values() for name in _names(value))}
+        return {
+            *map(str, body),
+            *(name for value in body.values() for name in _member_names(value)),
+        }
     if isinstance(body, list):
-        return {name for each in body for name in _names(each)}
+        return {name for each in body for name in _member_names(each)}
     return set()
 
 
-def texts(value: object) -> list[str]:
+def collect_texts(value: object) -> list[str]:
     """Returns all texts of a conversation's items, in order. Rules are searched for in them."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping):
-        return [text for name in _TEXT_FIELDS if name in value for text in texts(value[name])]
-    return [text for each in value for text in texts(each)] if isinstance(value, list) else []
+        return [
+            text for name in _TEXT_FIELDS if name in value for text in collect_texts(value[name])
+        ]
+    return (
+        [text for each in value for text in collect_texts(each)] if isinstance(value, list) else []
+    )
 
 
 _TEXT_FIELDS = (

@@ -49,7 +49,7 @@ class Reply:
 
     def send(self, handler: Handler) -> None:
         time.sleep(self.pause)
-        data = encoded(self.body)
+        data = encode_body(self.body)
         handler.send_response(self.status)
         for name, value in {"Content-Type": "application/json", **self.headers}.items():
             handler.send_header(name, value)
@@ -87,7 +87,7 @@ class Events:
         buffered = b""
         for event in self.events:
             time.sleep(self.pause)
-            data = encoded(event)
+            data = encode_body(event)
             kind = None if isinstance(event, str) else json.loads(data).get("type")
             if not isinstance(event, str):
                 data = one_line(data)
@@ -166,9 +166,9 @@ class LocalServer:
         """Appends a request to `requests` and returns its answer."""
         with self.lock:
             self.requests.append(request)
-            return self.answer(request)
+            return self.answer_request(request)
 
-    def answer(self, request: Request) -> HttpAnswer:
+    def answer_request(self, request: Request) -> HttpAnswer:
         """Returns the answer to a request, 404 by default. Subclasses override this method."""
         return Reply("", 404)
 
@@ -206,7 +206,7 @@ class Handler(BaseHTTPRequestHandler):
         """Discards log messages."""
 
 
-def encoded(body: Json) -> bytes:
+def encode_body(body: Json) -> bytes:
     """Encodes a body as bytes."""
     if isinstance(body, str):
         return body.encode()

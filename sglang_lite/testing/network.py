@@ -33,7 +33,7 @@ def no_network() -> Iterator[None]:
         ProgramError: inside the block, code tries to use the network.
     """
 
-    def refused(what: str) -> Callable[..., NoReturn]:
+    def raise_on_call(what: str) -> Callable[..., NoReturn]:
         def refuse(*args: Any, **kwargs: Any) -> NoReturn:
             given = args[1:] if args and isinstance(args[0], socket.socket) else args
             at = next((each for each in given if isinstance(each, str | tuple)), None)
@@ -51,7 +51,7 @@ def no_network() -> Iterator[None]:
 
     with contextlib.ExitStack() as patched:
         for name, what in _SOCKET_METHODS.items():
-            patched.enter_context(mock.patch.object(socket.socket, name, refused(what)))
+            patched.enter_context(mock.patch.object(socket.socket, name, raise_on_call(what)))
         for name, what in _FUNCTIONS.items():
-            patched.enter_context(mock.patch.object(socket, name, refused(what)))
+            patched.enter_context(mock.patch.object(socket, name, raise_on_call(what)))
         yield

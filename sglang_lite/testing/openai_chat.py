@@ -12,7 +12,7 @@ from sglang_lite.protocol import Constraint, JsonSchema, Lark, Regex
 from sglang_lite.protocol.anything import Json
 from sglang_lite.testing import refusals
 from sglang_lite.testing.answers import Fail, RenderedAnswer, RequestSummary, ToolCall
-from sglang_lite.testing.api import problem, texts
+from sglang_lite.testing.api import collect_texts, find_type_error
 
 _FINISH = {"stop": "stop", "length": "length", "filter": "content_filter", "pause": "stop"}
 _RUST_CHARACTER = re.compile(r"\\x\{([0-9A-Fa-f]+)\}")
@@ -43,9 +43,9 @@ class OpenAiApi:
         module, _, name = self.params.rpartition(".")
         kinds = import_module(f"openai.types.{module}")
         kind = getattr(kinds, f"{name}{'Streaming' if body.get('stream') else 'NonStreaming'}")
-        return refusals.openai_type_refusal(problem(kind, body)) or type(self).refused(body)
+        return refusals.openai_type_refusal(find_type_error(kind, body)) or type(self).refused(body)
 
-    def error(self, fail: Fail, number: int) -> Json:
+    def error_body(self, fail: Fail, number: int) -> Json:
         from openai.types import ErrorObject
 
         answer = ErrorObject(
@@ -57,7 +57,7 @@ class OpenAiApi:
         return {"error": json.loads(answer.to_json())}
 
     def error_event(self, fail: Fail, number: int) -> Json:
-        return self.error(fail, number)
+        return self.error_body(fail, number)
 
 
 class Chat(OpenAiApi):
@@ -66,7 +66,7 @@ class Chat(OpenAiApi):
     params = "chat.completion_create_params.CompletionCreateParams"
     refused = refusals.chat_refusal
 
-    def read(self, body: Mapping[str, Json]) -> RequestSummary:
+    def summarize_request(self, body: Mapping[str, Json]) -> RequestSummary:
         tool, custom, constraint = _forced_tool(body)
         form = body.get("response_format") or {}
         if tool is None and form.get("type") == "json_schema":
@@ -75,11 +75,11 @@ class Chat(OpenAiApi):
             constraint = JsonSchema('{"type": "object"}')
         return RequestSummary(
             body["model"],
-            "\n".join(texts(body.get("messages"))),
+            "\n".join(collect_texts(body.get("messages"))),
             bool(body.get("stream")),
             body.get("n") or 1,
             body.get("max_completion_tokens", body.get("max_tokens")),
-            stops_of(body.get("stop")),
+            list_stop_strings(body.get("stop")),
             constraint,
             tool,
             custom,
@@ -106,7 +106,7 @@ class Chat(OpenAiApi):
             choices.append(
                 Choice(
                     index=index,
-                    finish_reason=_reason(each),
+                    finish_reason=_openai_finish_reason(each),
                     message=message,
                     logprobs=_logprobs(each, request),
                 )
@@ -117,7 +117,7 @@ class Chat(OpenAiApi):
             created=number,
             model=request.model,
             object="chat.completion",
-            usage=usage_of(answers),
+            usage=build_fake_usage(answers),
         )
 
     def events(
@@ -131,32 +131,36 @@ class Chat(OpenAiApi):
 
         found: list[Any] = []
 
-        def add(index: int, delta: ChoiceDelta, finish: Any = None, logprobs: Any = None) -> None:
+        def add_chunk(
+            index: int, delta: ChoiceDelta, finish: Any = None, logprobs: Any = None
+        ) -> None:
             choice = Choice(index=index, delta=delta, finish_reason=finish, logprobs=logprobs)
             found.append(_chunk(request, number, [choice]))
 
         for index, each in enumerate(answers):
-            add(index, ChoiceDelta(role="assistant", content=""))
+            add_chunk(index, ChoiceDelta(role="assistant", content=""))
             if each.say.refusal:
-                add(index, ChoiceDelta(refusal=each.say.refusal))
+                add_chunk(index, ChoiceDelta(refusal=each.say.refusal))
             for piece in [] if each.calls or each.say.refusal else each.pieces:
-                add(index, ChoiceDelta(content=piece), None, _logprobs(each, request, [piece]))
+                add_chunk(
+                    index, ChoiceDelta(content=piece), None, _logprobs(each, request, [piece])
+                )
             for i, call in enumerate(each.calls):
                 name = {"name": call.name, "arguments": ""}
-                arguments = _arguments(call)
+                arguments = _call_arguments_text(call)
                 first_delta: dict[str, Any] = {
                     "index": i,
                     "id": f"call_{number}_{i}",
                     "type": "function",
                     "function": name,
                 }
-                add(index, ChoiceDelta(tool_calls=[ChoiceDeltaToolCall(**first_delta)]))
+                add_chunk(index, ChoiceDelta(tool_calls=[ChoiceDeltaToolCall(**first_delta)]))
                 for part in (arguments[: len(arguments) // 2], arguments[len(arguments) // 2 :]):
                     next_delta: dict[str, Any] = {"index": i, "function": {"arguments": part}}
-                    add(index, ChoiceDelta(tool_calls=[ChoiceDeltaToolCall(**next_delta)]))
-            add(index, ChoiceDelta(), _reason(each))
+                    add_chunk(index, ChoiceDelta(tool_calls=[ChoiceDeltaToolCall(**next_delta)]))
+            add_chunk(index, ChoiceDelta(), _openai_finish_reason(each))
         if (body.get("stream_options") or {}).get("include_usage"):
-            found.append(_chunk(request, number, [], usage_of(answers)))
+            found.append(_chunk(request, number, [], build_fake_usage(answers)))
         return [*found, "[DONE]"]
 
 
@@ -166,14 +170,14 @@ class Completions(OpenAiApi):
     params = "completion_create_params.CompletionCreateParams"
     refused = refusals.stop_count_refusal
 
-    def read(self, body: Mapping[str, Json]) -> RequestSummary:
+    def summarize_request(self, body: Mapping[str, Json]) -> RequestSummary:
         return RequestSummary(
             body["model"],
-            "\n".join(texts(body.get("prompt"))),
+            "\n".join(collect_texts(body.get("prompt"))),
             bool(body.get("stream")),
             body.get("n") or 1,
             body.get("max_tokens", 16),
-            stops_of(body.get("stop")),
+            list_stop_strings(body.get("stop")),
             logprobs=body.get("logprobs"),
         )
 
@@ -184,7 +188,7 @@ class Completions(OpenAiApi):
             request,
             number,
             [_choice(i, each, request) for i, each in enumerate(answers)],
-            usage_of(answers),
+            build_fake_usage(answers),
         )
 
     def events(
@@ -207,15 +211,15 @@ class Completions(OpenAiApi):
                 _completion(request, number, [_choice(index, each, request, pieces[-1])], None)
             )
         if (body.get("stream_options") or {}).get("include_usage"):
-            found.append(_completion(request, number, [], usage_of(answers)))
+            found.append(_completion(request, number, [], build_fake_usage(answers)))
         return [*found, "[DONE]"]
 
 
-def stops_of(stop: Json) -> tuple[str, ...]:
+def list_stop_strings(stop: Json) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
-def usage_of(answers: Sequence[RenderedAnswer]) -> Json:
+def build_fake_usage(answers: Sequence[RenderedAnswer]) -> Json:
     from openai.types import CompletionUsage
     from openai.types.completion_usage import CompletionTokensDetails, PromptTokensDetails
 
@@ -272,11 +276,11 @@ def _convert_escape(found: re.Match[str]) -> str:
     return f"\\u{code:04x}" if code < 2**16 else chr(code)
 
 
-def _reason(answer: RenderedAnswer) -> Any:
+def _openai_finish_reason(answer: RenderedAnswer) -> Any:
     return "tool_calls" if answer.calls and answer.finish == "stop" else _FINISH[answer.finish]
 
 
-def _arguments(call: ToolCall) -> str:
+def _call_arguments_text(call: ToolCall) -> str:
     return call.input if isinstance(call.input, str) else json.dumps(call.input)
 
 
@@ -291,7 +295,7 @@ def _call(call: ToolCall, key: str) -> Any:
     if isinstance(call.input, str):
         custom = Custom(input=call.input, name=call.name)
         return ChatCompletionMessageCustomToolCall(id=key, custom=custom, type="custom")
-    function = Function(arguments=_arguments(call), name=call.name)
+    function = Function(arguments=_call_arguments_text(call), name=call.name)
     return ChatCompletionMessageFunctionToolCall(id=key, function=function, type="function")
 
 

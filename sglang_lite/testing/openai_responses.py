@@ -11,7 +11,7 @@ from sglang_lite.protocol import Constraint, JsonSchema
 from sglang_lite.protocol.anything import Json
 from sglang_lite.testing import refusals
 from sglang_lite.testing.answers import Fail, RenderedAnswer, RequestSummary
-from sglang_lite.testing.api import texts
+from sglang_lite.testing.api import collect_texts
 from sglang_lite.testing.openai_chat import OpenAiApi, grammar_of
 
 _INCOMPLETE = {"length": "max_output_tokens", "filter": "content_filter"}
@@ -23,13 +23,13 @@ class Responses(OpenAiApi):
     params = "responses.response_create_params.ResponseCreateParams"
     refused = refusals.responses_refusal
 
-    def read(self, body: Mapping[str, Json]) -> RequestSummary:
+    def summarize_request(self, body: Mapping[str, Json]) -> RequestSummary:
         tool, custom, constraint = _forced_tool(body)
         form = (body.get("text") or {}).get("format") or {}
         if tool is None and form.get("type") == "json_schema":
             constraint = JsonSchema(json.dumps(form.get("schema", {})))
         prompt = "\n".join(
-            texts({"instructions": body.get("instructions"), "input": body.get("input")})
+            collect_texts({"instructions": body.get("instructions"), "input": body.get("input")})
         )
         return RequestSummary(
             body["model"],

@@ -10,7 +10,7 @@ from random import Random
 from types import NoneType
 from typing import Any, Final
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.scripted import Rules
 from sglang_lite.protocol import ParameterError, SglError
@@ -24,8 +24,8 @@ from sglang_lite.testing.answers import (
     RenderedAnswer,
     Say,
     Slow,
+    convert_to_say,
     render_answer,
-    to_say,
 )
 from sglang_lite.testing.anthropic import Messages, token_count_answer
 from sglang_lite.testing.api import ScriptedApi
@@ -82,7 +82,7 @@ class ServerForTests(LocalServer):
     def answers(self, answers: UserValue) -> None:
         if isinstance(answers, bytes) or not (isinstance(answers, _SCRIPTS) or callable(answers)):
             raise ParameterError(
-                "answers", f"{shown(answers)} is not a string, list, mapping or function."
+                "answers", f"{short_repr(answers)} is not a string, list, mapping or function."
             )
         self._answers = answers
         self._rules = Rules(answers)
@@ -99,7 +99,7 @@ class ServerForTests(LocalServer):
         super().__enter__()
         return self
 
-    def answer(self, request: Request) -> HttpAnswer:
+    def answer_request(self, request: Request) -> HttpAnswer:
         """Returns the answer to a request."""
         path = request.path.partition("?")[0].rstrip("/")
         number = next(self._numbers)
@@ -120,9 +120,9 @@ class ServerForTests(LocalServer):
                 else "The body is no JSON object."
             )
             return _error_reply(
-                api or _api_of(request), Fail(404 if api is None else 400, what), number
+                api or _guess_provider_api(request), Fail(404 if api is None else 400, what), number
             )
-        scripted = self._rules.answer(_searched_text(api, request.body), request)
+        scripted = self._rules.find_answer(_searched_text(api, request.body), request)
         if isinstance(scripted, _RAW):
             return scripted
         fault = self._find_refusal(request, api)
@@ -172,25 +172,27 @@ class ServerForTests(LocalServer):
                     "done",
                 )
             case Cut(after, how, answer):
-                return _cut_short(self._render_script(answer, api, request, number), after, how)
+                return _cut_reply_short(
+                    self._render_script(answer, api, request, number), after, how
+                )
             case Slow(seconds, answer):
-                return _with_changes(
+                return _replace_fields(
                     self._render_script(answer, api, request, number), pause=seconds
                 )
             case Buffered(answer):
                 sent = self._render_script(answer, api, request, number)
-                return _with_changes(sent, buffered=True) if isinstance(sent, Events) else sent
+                return _replace_fields(sent, buffered=True) if isinstance(sent, Events) else sent
         return self._render_samples(scripted, api, request, number)
 
     def _render_samples(
         self, given: Answer, api: ScriptedApi, request: Request, number: int
     ) -> HttpAnswer:
-        summary = api.read(request.body)
+        summary = api.summarize_request(request.body)
         scripted = [given]
         while len(scripted) < summary.n:  # each sample takes the next answer of a list
-            scripted.append(self._rules.answer(summary.prompt, request))
+            scripted.append(self._rules.find_answer(summary.prompt, request))
         answers: list[RenderedAnswer] = [
-            render_answer(to_say(each), summary, self._random) for each in scripted
+            render_answer(convert_to_say(each), summary, self._random) for each in scripted
         ]
         headers = {
             "x-request-id": f"req_{number}",
@@ -202,7 +204,7 @@ class ServerForTests(LocalServer):
         return Reply(api.response(answers, summary, number), headers=headers)
 
     def _model_answer(self, request: Request, path: str, number: int) -> HttpAnswer:
-        api = _api_of(request)
+        api = _guess_provider_api(request)
         wrong = self._check_key(request)
         if wrong is not None:
             return _error_reply(api, wrong, number)
@@ -230,7 +232,7 @@ class ServerForTests(LocalServer):
         )
 
 
-def _with_changes(sent: HttpAnswer, **how: Any) -> HttpAnswer:
+def _replace_fields(sent: HttpAnswer, **how: Any) -> HttpAnswer:
     assert isinstance(sent, Events | Reply)
     return replace(sent, **how)
 
@@ -238,12 +240,12 @@ def _with_changes(sent: HttpAnswer, **how: Any) -> HttpAnswer:
 def _searched_text(api: ScriptedApi, body: Mapping[str, Any]) -> str:
     """Returns the text in which rules are searched for, or "" if the API can't read the body."""
     try:
-        return api.read(body).prompt
+        return api.summarize_request(body).prompt
     except (KeyError, TypeError, AttributeError, StopIteration, SglError):
         return ""
 
 
-def _cut_short(sent: HttpAnswer, after: int, how: str) -> HttpAnswer:
+def _cut_reply_short(sent: HttpAnswer, after: int, how: str) -> HttpAnswer:
     if isinstance(sent, Events):
         first_events = list(itertools.islice(sent.events, after))
         return Events([*first_events, _GARBAGE]) if how == "garbage" else Events(first_events, how)
@@ -255,10 +257,10 @@ def _cut_short(sent: HttpAnswer, after: int, how: str) -> HttpAnswer:
 
 def _error_reply(api: ScriptedApi, fail: Fail, number: int) -> Reply:
     names = {"x-request-id": f"req_{number}", "request-id": f"req_{number}"}
-    return Reply(api.error(fail, number), fail.status, {**names, **fail.headers})
+    return Reply(api.error_body(fail, number), fail.status, {**names, **fail.headers})
 
 
-def _api_of(request: Request) -> ScriptedApi:
+def _guess_provider_api(request: Request) -> ScriptedApi:
     """Returns the API of the provider that a request is for, if its path does not identify the API."""
     anthropic = any(name.lower() == "anthropic-version" for name in request.headers)
     return _APIS["/messages" if anthropic else "/chat/completions"]

@@ -1,3 +1,3 @@
-"""Text around the user's own: chat templates, reasoning marks, tool calls, and stop matching.
-Independent of tokens and models.
+"""Text around the user's own: chat templates, reasoning marks, tool calls and stop matching.
+Doesn't depend on tokens or models.
 """

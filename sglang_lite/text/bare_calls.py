@@ -1,6 +1,6 @@
-"""Calls without the marks of their format: JSON objects that name a tool, at the beginning of a
-line or in a code fence. Qwen2.5-Coder writes such calls, though its chat template asks for marks;
-and some of them within two braces, as the template shows its example.
+"""Calls without their format's marks: JSON objects that name a tool, at the beginning of a line or
+in a code fence. Qwen2.5-Coder writes such calls although its chat template asks for marks. It
+writes some of them in double braces, copying the template's example.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import regex
 
-from sglang_lite.text.tool_arguments import expression
+from sglang_lite.text.tool_arguments import literal_expression
 
 _FENCE = r"```\w{0,20}[ \t]{0,20}\r?\n"
 _STARTS = regex.compile(r"```|`{1,2}\Z|(?m:^)\{")  # where an object or a fence may begin
@@ -26,12 +26,12 @@ class FoundCall:
     """Beginning of a call in a text, or the end of a text that may become one.
 
     Attributes:
-        start, end: the characters of the beginning, with its fence, and with the arguments if these
-            are a string.
+        start, end: where the beginning starts and ends. Includes its fence, and the arguments if
+            they are a string.
         name: name of the tool; "" if the text ends before it.
-        arguments: JSON text of arguments that are written as a JSON string, or "" for an object,
-            which follows.
-        doubled: whether the object is within two braces.
+        arguments: JSON text of arguments that are written as a JSON string, or "" if they are an
+            object, which follows.
+        doubled: whether the object is in double braces.
         whole: False if more text is needed to know whether it is a call.
     """
 
@@ -44,15 +44,15 @@ class FoundCall:
 
 
 class BareCalls:
-    """Search for the beginnings of calls.
+    """Finds the beginnings of calls.
 
     Args:
-        heads: text before and after the tool's name, in which a blank stands for any blanks.
+        heads: text before and after the tool's name, in which a blank matches any blanks.
         names: names of the tools.
     """
 
     def __init__(self, heads: tuple[str, str], names: tuple[str, ...]) -> None:
-        self._head, self._named = _patterns(heads, names)
+        self._head, self._named = _build_call_patterns(heads, names)
 
     def find(self, text: str, *, at_line: bool) -> FoundCall | None:
         """Returns the first call that begins in a text, or may begin at its end.
@@ -72,16 +72,16 @@ class BareCalls:
                 return FoundCall(
                     at, len(text), named["name"] if named else "", "", doubled=False, whole=False
                 )
-            arguments = "" if found["string"] is None else _object_in(found["string"])
+            arguments = "" if found["string"] is None else _decode_object(found["string"])
             if arguments is not None:
                 doubled = found["outer"] is not None
                 return FoundCall(at, found.end(), found["name"], arguments, doubled, whole=True)
         return None
 
 
-def _object_in(string: str) -> str | None:
-    """Text of an object that is written as a JSON string, or None if the string is that of no
-    object.
+def _decode_object(string: str) -> str | None:
+    """Returns the JSON text of an object that is written as a JSON string, or None if the string
+    doesn't contain an object.
     """
     try:
         text = json.loads(string)
@@ -91,11 +91,11 @@ def _object_in(string: str) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def _patterns(
+def _build_call_patterns(
     heads: tuple[str, str], names: tuple[str, ...]
 ) -> tuple[regex.Pattern[str], regex.Pattern[str]]:
-    """Patterns of a call up to its arguments, and up to the end of its name."""
-    begin, middle = (expression(text, blanks=True) for text in heads)
+    """Returns the patterns of a call up to its arguments, and up to the end of its name."""
+    begin, middle = (literal_expression(text, blanks=True) for text in heads)
     named = rf"(?:{_FENCE})?(?P<outer>\{{)?{begin}(?P<name>{'|'.join(map(regex.escape, names))})"
     arguments = rf"\s{{0,100}}(?:(?=\{{)|(?P<string>{_STRING})(?=\s{{0,100}}\}}))"
     return regex.compile(f"{named}{middle}{arguments}"), regex.compile(f'{named}"')

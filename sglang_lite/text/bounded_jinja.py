@@ -1,8 +1,7 @@
-"""Jinja environment for untrusted templates: work and size are counted, and rendering fails at a
-limit.
+"""Jinja environment for untrusted templates. Counts work and size, and stops rendering at a limit.
 
-A step is roughly the evaluation of one node of the template; a character is counted wherever it is
-written. Everything that can loop or allocate is counted:
+A step is roughly the evaluation of one node of the template. A character is counted every time it
+is written. Everything that can loop or allocate is counted:
 
 - loops (recursive ones, and those with `if`), macros, `call` blocks and blocks: each turn, by the
   size of its body;
@@ -11,16 +10,17 @@ written. Everything that can loop or allocate is counted:
 - `+`, `*`, `%`, `**` and the other arithmetic, `~`: before the result is computed; integers also
   have a maximum size;
 - lists, tuples and dictionaries, `dict(…)`, `namespace(…)`: their size with all nested values,
-  which sharing makes exponential (`[x, x]`); this also bounds writing, comparing, sorting and
-  hashing them;
+  which sharing makes exponential (`[x, x]`); this also bounds the cost of writing, comparing,
+  sorting and hashing them;
 - comparisons, `in`, tests and slices: by the size of their operands;
 - calls: only listed methods of texts, lists and dictionaries are available, and the size of the
   result is checked before methods that allocate are called (`center`, `replace`, `join`, `format`
   …);
 - filters: those that iterate accept a limited number of items; those that allocate are checked like
-  methods. `lipsum` is removed, as are the filters that no prompt needs and that have no bound
-  (`pprint`, `striptags`, `urlize`, `wordwrap`, `xmlattr`, `filesizeformat`);
-- constant folding is off, so that all of this is counted during rendering, not during compilation.
+  methods. `lipsum` is removed, and so are unbounded filters that no prompt needs (`pprint`,
+  `striptags`, `urlize`, `wordwrap`, `xmlattr`, `filesizeformat`).
+
+Constant folding is off, so all of this is counted during rendering, not during compilation.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from jinja2.visitor import NodeTransformer
 from sglang_lite.protocol.anything import UserValue
 
 MAX_STEPS = 10_000_000
-MAX_CHARS = 10_000_000  # written by one rendering; also in one value
-MAX_ITEMS = 100_000  # of one value, nested values included
+MAX_CHARS = 10_000_000  # written by one rendering; also the limit of one value
+MAX_ITEMS = 100_000  # in one value, including nested values
 MAX_BITS = 4_096  # size of an integer
 MAX_WIDTH = 10_000  # width of a formatted field
 
-_TURN = 10  # steps of a loop turn in addition to its body, of a call, and of a filter
-_PER_STEP = 64  # characters that are copied or compared in roughly one step
+_TURN = 10  # steps of a call or filter, and of a loop turn in addition to its body
+_PER_STEP = 64  # characters copied or compared in roughly one step
 _CONTAINERS: tuple[type, ...] = (
     list,
     tuple,
@@ -78,8 +78,8 @@ _meter: ContextVar[_Meter] = ContextVar("_meter")
 
 
 @contextmanager
-def metered() -> Iterator[None]:
-    """Counts everything in the block as one rendering, with fresh limits."""
+def meter_rendering() -> Iterator[None]:
+    """Meters the block as one rendering, with fresh limits."""
     before = _meter.set(_Meter())
     try:
         yield
@@ -87,7 +87,7 @@ def metered() -> Iterator[None]:
         _meter.reset(before)
 
 
-def _step(count: int) -> None:
+def _count_steps(count: int) -> None:
     meter = _meter.get()
     meter.steps += count
     if meter.steps > MAX_STEPS:
@@ -96,7 +96,7 @@ def _step(count: int) -> None:
         )
 
 
-def _write(count: int) -> None:
+def _count_output(count: int) -> None:
     meter = _meter.get()
     meter.chars += count
     if meter.chars > MAX_CHARS:
@@ -104,22 +104,22 @@ def _write(count: int) -> None:
 
 
 def _count_text(chars: int) -> None:
-    """Counts a text of `chars` characters as work. Raises LimitError if it is too long."""
+    """Counts a text of `chars` characters as work. Raises LimitError if the text is too long."""
     if chars > MAX_CHARS:
         raise LimitError(
             f"the template makes a text of {chars:,} characters; the limit is {MAX_CHARS:,}."
         )
-    _step(1 + chars // _PER_STEP)
+    _count_steps(1 + chars // _PER_STEP)
 
 
-def _too_many(items: int) -> NoReturn:
+def _raise_too_many(items: int) -> NoReturn:
     raise LimitError(
         f"the template makes a value of {items:,} items or more; the limit is {MAX_ITEMS:,}."
     )
 
 
-def _measure(value: Any) -> int:
-    """Counts a value and everything nested in it. Returns its number of characters."""
+def _count_nested_value(value: Any) -> int:
+    """Counts a value and everything nested in it as work. Returns its number of characters."""
     if type(value) is str:
         _count_text(len(value))
         return len(value)
@@ -143,38 +143,38 @@ def _measure(value: Any) -> int:
         elif isinstance(part, int):
             chars += part.bit_length() // 3
         if items > MAX_ITEMS:
-            _too_many(items)
+            _raise_too_many(items)
         stack.extend(inside)
     _count_text(chars)
-    _step(3 * items)
+    _count_steps(3 * items)
     return chars
 
 
 def _count_read(value: Any) -> Any:
-    """Counts the cost of reading all of a value, and returns the value."""
+    """Counts a value that will be read as a whole, and returns it."""
     if not isinstance(value, bool | float | types.NoneType):
-        _measure(value)
+        _count_nested_value(value)
     return value
 
 
-def _text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     if not isinstance(value, str):
         _count_read(value)
     return str(value)
 
 
-def _items(value: Any) -> list[Any]:
-    """Items of an iterable as a list, counted."""
+def _collect_items(value: Any) -> list[Any]:
+    """Returns the items of an iterable as a list, and counts them."""
     found = []
     for item in value:
-        _step(1)
+        _count_steps(1)
         found.append(item)
         if len(found) > MAX_ITEMS:
-            _too_many(len(found))
+            _raise_too_many(len(found))
     return found
 
 
-# ---------------------------------------------------------------------------------- texts that grow
+# ---------------------------------------------------------------------------------- growing texts
 
 
 def _check_width(value: Any) -> None:
@@ -189,7 +189,7 @@ def _check_replace(text: str, old: Any = "", new: Any = "", *_: Any, **__: Any) 
 
 def _check_join(separator: str, items: Sequence[Any]) -> None:
     _count_text(
-        sum(len(item) if isinstance(item, str) else _measure(item) for item in items)
+        sum(len(item) if isinstance(item, str) else _count_nested_value(item) for item in items)
         + len(items) * len(separator)
     )
 
@@ -215,11 +215,13 @@ def _check_printf(text: str, values: Any) -> None:
                 raise LimitError(
                     f"the template formats a field {width} wide; the limit is {MAX_WIDTH:,}."
                 )
-    _count_text(len(text) + fields * (_measure(values) + (MAX_WIDTH if fields > 16 else 0)))
+    _count_text(
+        len(text) + fields * (_count_nested_value(values) + (MAX_WIDTH if fields > 16 else 0))
+    )
 
 
 class _Formatter(SandboxedFormatter):
-    """Formatter of `text.format(…)` with limits."""
+    """Formatter for `text.format(…)` with limits."""
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
         _count_read(value)
@@ -233,7 +235,7 @@ class _Formatter(SandboxedFormatter):
                     f"the template formats a field {number} wide; the limit is {MAX_WIDTH:,}."
                 )
         text = super().format_field(value, format_spec)
-        _write(len(text))
+        _count_output(len(text))
         return text
 
 
@@ -265,12 +267,12 @@ _METHODS: dict[type, frozenset[str]] = {
 def _check_method(
     owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """Checks a method call before it is made; returns its positional arguments. Raises LimitError
-    if the method is not allowed or would exceed a limit.
+    """Checks a method call before it is made, and returns its positional arguments. Raises
+    LimitError if the method is not allowed or would exceed a limit.
     """
     if isinstance(owner, str):
         if name == "join" and len(args) == 1:
-            args = (_items(args[0]),)
+            args = (_collect_items(args[0]),)
             _check_join(owner, args[0])
             return args
         if name in _TEXT_METHODS:
@@ -297,7 +299,7 @@ def _check_sum(value: Any, attribute: Any = None, start: Any = 0) -> None:
 def _check_batch(value: Any, *args: Any, **kwargs: Any) -> None:
     for count in (*args, *kwargs.values()):
         if isinstance(count, int) and count > MAX_ITEMS:
-            _too_many(count)
+            _raise_too_many(count)
 
 
 def _check_round(value: Any, precision: Any = 0, *_: Any, **__: Any) -> None:
@@ -336,8 +338,8 @@ def _read_all(value: Any, *_: Any, **__: Any) -> None:
     _count_read(value)
 
 
-# Available filters, each with the check that runs first: those that iterate over their value, and
-# the others.
+# Available filters, each with the check that runs before it: first those that iterate over their
+# value, then the others.
 _ITERATED: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("list", "map", "select", "reject", "selectattr", "rejectattr"), _no_check),
     **dict.fromkeys(("sort", "unique", "min", "max", "groupby"), _read_all),
@@ -353,10 +355,10 @@ _FILTERS: dict[str, Callable[..., None]] = {
         "trim", "truncate", "upper", "urlencode", "wordcount",
     ), _read_all),
     "center": lambda value, width=80: _check_width(width),
-    "format": lambda value, *args, **kwargs: _check_printf(_text(value), kwargs or args),
-    "indent": lambda value, *args, **kwargs: _check_indent(_text(value), *args, **kwargs),
+    "format": lambda value, *args, **kwargs: _check_printf(_to_text(value), kwargs or args),
+    "indent": lambda value, *args, **kwargs: _check_indent(_to_text(value), *args, **kwargs),
     "int": _check_int,
-    "replace": lambda value, *args, **kwargs: _check_replace(_text(value), *args, **kwargs),
+    "replace": lambda value, *args, **kwargs: _check_replace(_to_text(value), *args, **kwargs),
     "round": _check_round,
     "tojson": _check_json,
 }  # fmt: skip
@@ -366,10 +368,10 @@ _COMPARING = (  # tests that compare
 )  # fmt: skip
 
 
-def _result(value: Any) -> Any:
-    """Result of a call or filter, counted."""
+def _measure_result(value: Any) -> Any:
+    """Counts the result of a call or filter, and returns it."""
     if isinstance(value, str | list | tuple | dict):
-        _measure(value)
+        _count_nested_value(value)
     return value
 
 
@@ -379,16 +381,18 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        _step(_TURN)
+        _count_steps(_TURN)
         before = args[:at]
         value = args[at]
         rest = args[at + 1 :]
         if name in _ITERATED:
-            value = _items(value)
+            value = _collect_items(value)
         check(value, *rest, **kwargs)
         result = function(*before, value, *rest, **kwargs)
-        # Generators run here, so that their work is counted to the filter.
-        return _result(_items(result) if isinstance(result, types.GeneratorType) else result)
+        # Generators run here, so their work counts toward the filter.
+        return _measure_result(
+            _collect_items(result) if isinstance(result, types.GeneratorType) else result
+        )
 
     return run
 
@@ -396,7 +400,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 def _bounded_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        _step(1)
+        _count_steps(1)
         if name in _COMPARING:
             for arg in args:
                 _count_read(arg)
@@ -409,8 +413,8 @@ def _bounded_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`: its text. Templates mark an assistant's text so for
-    training.
+    """Block `{% generation %}…{% endgeneration %}`, rendered as its contents. Templates mark an
+    assistant's text this way for training.
     """
 
     tags = frozenset({"generation"})  # type: ignore[assignment] # jinja2 declares a set, and only looks tags up
@@ -423,8 +427,8 @@ class _Generation(Extension):
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Sandbox for templates with limits. Templates must be rendered within `metered()`; they raise
-    LimitError at a limit.
+    """Sandbox for templates, with limits. Templates must be rendered within `meter_rendering()`,
+    and raise LimitError at a limit.
 
     Args:
         filters, functions: additions to Jinja's own filters and global functions, by name.
@@ -460,15 +464,15 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     # --------------------------------------------------------- what templates are rewritten to call
 
-    def step(self, count: int) -> bool:
-        _step(count)
+    def count_steps(self, count: int) -> bool:
+        _count_steps(count)
         return True
 
-    def measured(self, value: object) -> UserValue:
+    def count_value(self, value: object) -> UserValue:
         return _count_read(value)
 
-    def concatenated(self, *values: UserValue) -> str:
-        texts = [_text(value) for value in values]
+    def concatenate(self, *values: UserValue) -> str:
+        texts = [_to_text(value) for value in values]
         _count_text(sum(map(len, texts)))
         return "".join(texts)
 
@@ -479,12 +483,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         owner = getattr(function, "__self__", None)
         if owner is self:
             return function(*args)
-        _step(_TURN)
+        _count_steps(_TURN)
         is_method = isinstance(function, types.BuiltinFunctionType | types.MethodType)
-        # its loops and cyclers do little
+        # Jinja's own loops and cyclers do little
         if is_method and not type(owner).__module__.startswith("jinja2."):
             args = _check_method(owner, function.__name__, args, kwargs)
-        return _result(super().call(context, function, *args, **kwargs))
+        return _measure_result(super().call(context, function, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> UserValue:
         for number in (left, right):
@@ -498,7 +502,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             _count_text(len(left) + len(right))
         elif operator == "+" and isinstance(left, list | tuple) and isinstance(right, list | tuple):
             if len(left) + len(right) > MAX_ITEMS:
-                _too_many(len(left) + len(right))
+                _raise_too_many(len(left) + len(right))
         elif operator == "*":
             for value, times in ((left, right), (right, left)):
                 if isinstance(times, int) and isinstance(value, str):
@@ -508,14 +512,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                     and isinstance(value, list | tuple)
                     and len(value) * times > MAX_ITEMS
                 ):
-                    _too_many(len(value) * times)
+                    _raise_too_many(len(value) * times)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * abs(right)
             if bits > MAX_BITS:
                 raise LimitError(
                     f"the template computes an integer of up to {bits:,} bits; the limit is {MAX_BITS:,}."
                 )
-        return _result(super().call_binop(context, operator, left, right))
+        return _measure_result(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # any callable
         if super().wrap_str_format(value) is None:
@@ -523,29 +527,34 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         text = str(value.__self__)
         is_map = value.__name__ == "format_map"
 
-        def formatted(*args: Any, **kwargs: Any) -> str:
+        def format_bounded(*args: Any, **kwargs: Any) -> str:
             _count_text(len(text))
             return _Formatter(self).vformat(
                 text, () if is_map else args, args[0] if is_map else kwargs
             )
 
-        return formatted
+        return format_bounded
 
 
 @pass_context
 def _finalize(context: Context, value: Any) -> str:
-    text = _text(value)
-    _step(_TURN)
-    _write(len(text))
+    text = _to_text(value)
+    _count_steps(_TURN)
+    _count_output(len(text))
     return text
 
 
 class _Counting(NodeTransformer):
-    """Transformer that makes a template count its work."""
+    """Transformer that makes a template count its work as it renders."""
 
     def _in_body(self, node: Any) -> Any:
         self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_call("step", nodes.Const(_TURN + _weight(node.body)))))
+        node.body.insert(
+            0,
+            nodes.ExprStmt(
+                _environment_call("count_steps", nodes.Const(_TURN + _count_body_steps(node.body)))
+            ),
+        )
         return node
 
     visit_Macro = visit_CallBlock = visit_Block = _in_body
@@ -554,15 +563,18 @@ class _Counting(NodeTransformer):
         self._in_body(node)
         if node.test is not None:
             node.test = nodes.And(
-                _call("step", nodes.Const(_TURN + _weight([node.test]))), node.test
+                _environment_call(
+                    "count_steps", nodes.Const(_TURN + _count_body_steps([node.test]))
+                ),
+                node.test,
             )
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return _call("concatenated", *node.nodes)
+        return _environment_call("concatenate", *node.nodes)
 
-    def _literal(self, node: Any) -> Any:
+    def _count_literal(self, node: Any) -> Any:
         self.generic_visit(node)
         if (
             getattr(node, "ctx", "load") != "load"
@@ -570,34 +582,34 @@ class _Counting(NodeTransformer):
             or all(isinstance(i, nodes.Const) for i in node.items)
         ):
             return node
-        return _call("measured", node)
+        return _environment_call("count_value", node)
 
-    visit_List = visit_Tuple = visit_Dict = _literal
+    visit_List = visit_Tuple = visit_Dict = _count_literal
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        node.expr = _measured(node.expr)
+        node.expr = _wrap_in_count(node.expr)
         for operand in node.ops:
-            operand.expr = _measured(operand.expr)
+            operand.expr = _wrap_in_count(operand.expr)
         return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
-            node.node = _measured(node.node)
+            node.node = _wrap_in_count(node.node)
         return node
 
 
-def _call(name: str, *args: nodes.Expr) -> nodes.Call:
+def _environment_call(name: str, *args: nodes.Expr) -> nodes.Call:
     return nodes.Call(nodes.EnvironmentAttribute(name), list(args), [], None, None)
 
 
-def _measured(node: nodes.Expr) -> nodes.Expr:
-    return node if isinstance(node, nodes.Const) else _call("measured", node)
+def _wrap_in_count(node: nodes.Expr) -> nodes.Expr:
+    return node if isinstance(node, nodes.Const) else _environment_call("count_value", node)
 
 
-def _weight(body: Iterable[nodes.Node]) -> int:
-    """Number of steps of a body: its nodes, and its literal text."""
+def _count_body_steps(body: Iterable[nodes.Node]) -> int:
+    """Returns the number of steps of a body, from its nodes and its literal text."""
     weight = 0
     stack = list(body)
     while stack:

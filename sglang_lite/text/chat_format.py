@@ -1,7 +1,7 @@
-"""Conversations: converts messages and tools to a prompt and a constraint, and reads the generated
+"""Conversations: converts messages and tools to a prompt and a constraint, and parses the generated
 text.
 
-Text of users, tools and earlier answers is never encoded as special tokens, even if it spells them.
+Text of users, tools and earlier answers is never encoded as special tokens, even if it spells one.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from sglang_lite.text.chat_template import JinjaTemplate, to_json
 from sglang_lite.text.reasoning import (
     FORMATS,
     ReasoningParser,
-    model_type_of,
+    allow_reasoning_before,
+    detect_model_type,
     reasoning_format,
-    with_reasoning,
 )
 from sglang_lite.text.tool_calls import Pieces, ToolParser, call_text, calls_constraint
-from sglang_lite.text.tool_formats import DEFAULT, family_of
+from sglang_lite.text.tool_formats import DEFAULT, detect_tool_family
 
 _HIDDEN = re.compile("\ue000([0-9]+)\ue001")
-_CUT = "\ue002"  # end of a message that is to be continued
-_MEDIUM = "\ue003"  # an image, a video or a sound, in a message for a template that shows none
+_CUT = "\ue002"  # end of a message that the model continues
+_MEDIUM = "\ue003"  # an image, video or sound in a message, for templates that show none
 _MARKS = ("\ue000", "\ue001", "\ue002", _MEDIUM)
 
 
@@ -48,9 +48,9 @@ class Tool:
 
     Attributes:
         parameters: JSON Schema of the arguments.
-        strict: True if keywords that can't be enforced are an error; False leaves them to the
-            caller, and enforces the others.
-        custom: True if it takes a text, which is its only argument.
+        strict: True if keywords that can't be enforced are an error. If False, such keywords are
+            left to the caller and the others are enforced.
+        custom: True if the tool's only argument is a text.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Tool:
 
     @property
     def shown(self) -> dict[str, Json]:
-        """Tool in the form that chat templates take."""
+        """Tool in the form that chat templates expect."""
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
@@ -78,26 +78,25 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Conversation to continue, independent of a protocol.
+    """Conversation to continue, independent of any protocol.
 
     Attributes:
-        messages: messages as templates take them: role and content as text, tool calls with
-            arguments as objects. The content of a user with others is a list of parts: {"type":
-            "text", "text": …} and {"type": "image"}, "video" or "audio".
+        messages: messages in the form that templates expect: role and content as text, tool calls
+            with their arguments as objects. Content of a user that isn't only text is a list of
+            parts: {"type": "text", "text": …} and {"type": "image"}, "video" or "audio".
         tools: tools that may be called.
         tool_choice: "auto": text and calls; "required": calls only; "named": one call of the
             allowed tool; "shown": no calls, but the model sees the tools; "none": no calls, and the
             model doesn't see the tools.
-        allowed: names of the tools that may be called, or of which one must be; None for all.
+        allowed: names of the tools that may be called (or one of which must be called); None for
+            all.
         parallel: True if there may be several calls, unless a tool is named.
         answer: constraint on the text of the answer.
-        input_of: name of the custom tool whose input is the whole answer; None if the answer is
-            none.
-        continue_final: True if the last message is continued, instead of being answered by another
-            one.
-        complete: True if the conversation is only read, so that no message follows.
-        variables: further variables for the template, as `enable_thinking`, by the field of the
-            request that sets them. Of two values of a variable the last one counts.
+        input_of: name of the custom tool whose input is the whole answer, or None.
+        continue_final: True if the model continues the last message instead of answering it.
+        complete: True if the conversation is only read and no message follows.
+        variables: further variables for the template, such as `enable_thinking`, keyed by the field
+            of the request that sets them. If a variable has two values, the last one counts.
         images: images, videos and sounds of the messages, in order.
     """
 
@@ -121,15 +120,15 @@ class RenderedConversation:
     Attributes:
         prompt: the rendered messages.
         constraint: constraint on the whole generated text.
-        family, reasoning: formats by which calls and reasoning are found in the text; None if they
-            count as content.
-        schemas: JSON Schemas of the arguments by name, of the tools that may be called.
+        family, reasoning: formats that separate calls and reasoning from the text. With None, calls
+            or reasoning count as content.
+        schemas: JSON Schemas of the arguments, by name, for the tools that may be called.
         unused: names of the request's fields that the template doesn't show.
         custom_tools: names of the custom tools.
-        input_of: as of the conversation.
-        bare: whether JSON objects that name a tool are calls; not if the answer's constraint may
-            allow such objects.
-        parallel: as of the conversation.
+        input_of: see Conversation.
+        bare: whether JSON objects that name a tool are calls. False if the answer has a constraint,
+            because that may allow such objects.
+        parallel: see Conversation.
     """
 
     prompt: Prompt
@@ -143,12 +142,12 @@ class RenderedConversation:
     bare: bool = True
     parallel: bool = True
 
-    def reader(self, *, separate: bool = True) -> AnswerReader:
-        """Reader of one sample's text.
+    def new_answer_reader(self, *, separate: bool = True) -> AnswerReader:
+        """Returns a reader for the text of one sample.
 
         Args:
-            separate: whether to split reasoning off; otherwise reasoning counts as content, with
-                its marks.
+            separate: whether to separate reasoning from the answer; otherwise reasoning counts as
+                content, including its marks.
         """
         reasoning = self.reasoning if separate else None
         if self.family is not None:
@@ -162,7 +161,7 @@ class RenderedConversation:
 
 
 class AnswerReader:
-    """Incremental parser of a sample's text: reasoning, content, calls.
+    """Incremental parser of a sample's text. Separates reasoning, content and calls.
 
     Attributes:
         open: True while a call has begun and has not ended.
@@ -182,13 +181,13 @@ class AnswerReader:
         return 0 if self._tools is None else self._tools.ended
 
     def push(self, text: str) -> Pieces:
-        """Parses the next text, and returns the pieces that are complete."""
+        """Parses more text, and returns the pieces that are complete."""
         if self._tools is not None:
             return self._tools.push(text)
         return Pieces("", text) if self._reasoning is None else Pieces(*self._reasoning.push(text))
 
     def flush(self) -> Pieces:
-        """Ends the text, and returns the last pieces."""
+        """Ends the text, and returns the remaining pieces."""
         if self._tools is not None:
             return self._tools.flush()
         return Pieces("", "") if self._reasoning is None else Pieces(*self._reasoning.flush())
@@ -200,8 +199,8 @@ class ChatFormat:
     Args:
         template: chat template of the model, or None if it has none.
         control: texts of the control tokens that a prompt can spell.
-        family: format of the model's tool calls; None finds it in the template.
-        reasoning: format of the model's reasoning; None finds it in the template.
+        family: format of the model's tool calls; None detects it from the template.
+        reasoning: format of the model's reasoning; None detects it from the template.
     """
 
     def __init__(
@@ -213,8 +212,8 @@ class ChatFormat:
     ) -> None:
         self._template = template
         source = "" if template is None else template.source
-        self.family = family or family_of(source) or DEFAULT
-        self.reasoning = reasoning or model_type_of(source)
+        self.family = family or detect_tool_family(source) or DEFAULT
+        self.reasoning = reasoning or detect_model_type(source)
         self._developer = "developer" in source
         self._shows_tools = "tools" in source
         self._shows_calls = "tool_calls" in source
@@ -234,21 +233,23 @@ class ChatFormat:
             ConstraintError: a constraint of the answer or of arguments can't be enforced.
         """
         prompt = self.prompt(conversation)
-        reasoning = None if conversation.continue_final else self._reasoning_after(prompt.text)
+        reasoning = (
+            None if conversation.continue_final else self._reasoning_format_after(prompt.text)
+        )
         names = [tool.name for tool in conversation.tools]
         if len(set(names)) < len(names):
             raise ParameterError("tools", "two tools have the same name.")
         schemas = {tool.name: tool.schema for tool in conversation.tools}
-        allowed = _allowed(schemas, conversation.allowed)
+        allowed = _select_schemas(schemas, conversation.allowed)
         family = (
             self.family if allowed and conversation.tool_choice not in ("shown", "none") else None
         )
         constraint = conversation.answer
         if family is not None:
-            constraint = self._calls(conversation, allowed, reasoning)
+            constraint = self._constrain_calls(conversation, allowed, reasoning)
         elif constraint is not None and reasoning is not None:
-            constraint = with_reasoning(reasoning, constraint)
-        unused = [*self._unread(conversation), *self._unshown(conversation, prompt)]
+            constraint = allow_reasoning_before(reasoning, constraint)
+        unused = [*self._unread_fields(conversation), *self._unshown_names(conversation, prompt)]
         custom = frozenset(tool.name for tool in conversation.tools if tool.custom)
         return RenderedConversation(
             prompt,
@@ -263,7 +264,7 @@ class ChatFormat:
             parallel=conversation.parallel,
         )
 
-    def _calls(
+    def _constrain_calls(
         self, conversation: Conversation, schemas: Mapping[str, JsonSchema], reasoning: str | None
     ) -> Constraint:
         answer = conversation.answer
@@ -279,12 +280,12 @@ class ChatFormat:
                 answer,
             )
         )
-        return either if reasoning is None else with_reasoning(reasoning, either)
+        return either if reasoning is None else allow_reasoning_before(reasoning, either)
 
     # ------------------------------------------------------------------------------------ rendering
 
     def prompt(self, conversation: Conversation) -> Prompt:
-        """Prompt that the model continues with its answer.
+        """Returns the prompt that the model continues with its answer.
 
         Raises:
             CapabilityError: the model has no chat template.
@@ -297,11 +298,12 @@ class ChatFormat:
             )
         hidden: list[str] = []
         messages = [
-            self._hide(self._template_message(message), hidden) for message in conversation.messages
+            self._hide_control_tokens(self._template_message(message), hidden)
+            for message in conversation.messages
         ]
-        if not all(map(self._template.shows, {image.kind for image in conversation.images})):
+        if not all(map(self._template.shows_media, {image.kind for image in conversation.images})):
             messages = [_with_media_marks(message) for message in messages]
-        tools = [self._hide(tool.shown, hidden) for tool in conversation.tools]
+        tools = [self._hide_control_tokens(tool.shown, hidden) for tool in conversation.tools]
         values = {
             name: value for each in conversation.variables.values() for name, value in each.items()
         }
@@ -310,7 +312,7 @@ class ChatFormat:
                 raise ParameterError(
                     "chat_template_kwargs", f"{name!r} is set by the server. Leave it out."
                 )
-        variables = self._hide(values, hidden)
+        variables = self._hide_control_tokens(values, hidden)
         if conversation.tool_choice != "none" and tools:
             if self._shows_tools:
                 variables["tools"] = tools
@@ -320,16 +322,18 @@ class ChatFormat:
             last = messages[-1]
             last["content"] = f"{last.get('content') or ''}{_CUT}"
         follows = not (conversation.continue_final or conversation.complete)
-        text = self._text(messages, {"add_generation_prompt": follows, **variables})
+        text = self._render_text(messages, {"add_generation_prompt": follows, **variables})
         if conversation.continue_final:
             text, found, _ = text.rpartition(_CUT)
             if not found:
                 raise TemplateError(
                     "the chat template changes the last message, so the message can't be continued."
                 )
-        return Prompt(tuple(_spans(text, hidden)), images=tuple(conversation.images))
+        return Prompt(tuple(_restore_hidden(text, hidden)), images=tuple(conversation.images))
 
-    def _text(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+    def _render_text(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+    ) -> str:
         assert self._template is not None
         try:
             return self._template.render(messages, **variables)
@@ -342,9 +346,9 @@ class ChatFormat:
             )
 
     @cached_property
-    def _no_text(self) -> str | None:
-        """Content of a message that has calls and no text: None, as in chat APIs, since some
-        templates render calls only then; "" if the template fails on None, or prints it.
+    def _content_without_text(self) -> str | None:
+        """Content of a message that has calls and no text. It is None, as in chat APIs, because
+        some templates render calls only then. It is "" if the template fails on None or prints it.
         """
         call = {"id": "0" * 9, "type": "function", "function": {"name": "f", "arguments": {}}}
         texts: list[str | None] = []
@@ -352,7 +356,9 @@ class ChatFormat:
             answer = {"role": "assistant", "content": content, "tool_calls": [call]}
             result = {"role": "tool", "tool_call_id": call["id"], "name": "f", "content": "x"}
             try:
-                texts.append(self._text([{"role": "user", "content": "x"}, answer, result], {}))
+                texts.append(
+                    self._render_text([{"role": "user", "content": "x"}, answer, result], {})
+                )
             except TemplateError:
                 texts.append(None)
         none, empty = texts
@@ -362,9 +368,9 @@ class ChatFormat:
             else ""
         )
 
-    def _unread(self, conversation: Conversation) -> list[str]:
-        """Fields of a request whose variables this template doesn't read, or that later fields
-        override.
+    def _unread_fields(self, conversation: Conversation) -> list[str]:
+        """Returns the fields of a request that set no variable this template reads, or whose
+        variables later fields override.
         """
         setters = {
             name: field for field, values in conversation.variables.items() for name in values
@@ -373,9 +379,9 @@ class ChatFormat:
         read = {field for name, field in setters.items() if name in known}
         return [field for field in conversation.variables if field not in read]
 
-    def _unshown(self, conversation: Conversation, prompt: Prompt) -> list[str]:
-        """Names in messages that don't change the prompt. Each role is tried once: templates show
-        names by role.
+    def _unshown_names(self, conversation: Conversation, prompt: Prompt) -> list[str]:
+        """Returns the `name` fields of messages that don't change the prompt. Tries each role once,
+        because templates show names by role.
         """
         unshown: list[str] = []
         messages = conversation.messages
@@ -391,13 +397,13 @@ class ChatFormat:
                 else message
                 for message in messages
             ]
-            with contextlib.suppress(TemplateError):  # it needs the names
+            with contextlib.suppress(TemplateError):  # the template needs the names
                 if self.prompt(replace(conversation, messages=bare)) == prompt:
                     unshown += [f"messages[{i}].name" for i in named]
         return unshown
 
     def _template_message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Message in the form that this template takes."""
+        """Returns a message in the form that this template expects."""
         if message["role"] == "developer" and not self._developer:
             return {**message, "role": "system"}
         calls = message.get("tool_calls")
@@ -408,38 +414,41 @@ class ChatFormat:
             ]
             return {**message, "content": "\n".join(filter(None, (message["content"], *written)))}
         return (
-            {**message, "content": self._no_text} if calls and not message["content"] else message
+            {**message, "content": self._content_without_text}
+            if calls and not message["content"]
+            else message
         )
 
     def _with_tools(self, messages: list[Any], tools: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Messages for a template that doesn't render tools: the tools are described in the first
-        message.
+        """Returns the messages with a description of the tools in the first one, for a template
+        that doesn't render tools.
         """
         listed = "\n".join(to_json(tool) for tool in tools)
         example = call_text(self.family, "NAME", {"ARGUMENT": "VALUE"})
-        return with_description(
+        return prepend_description(
             messages,
             f"You can call these functions:\n{listed}\nA call is written so:\n{example}",
             self._system,
         )
 
-    def _hide(self, value: Any, hidden: list[str]) -> Any:  # of plain data
-        """Copy of plain data, with placeholders in its texts for parts that spell control tokens;
-        `hidden` collects these parts.
+    def _hide_control_tokens(self, value: Any, hidden: list[str]) -> Any:
+        """Copies plain data, replacing the parts of its texts that spell control tokens with
+        placeholders. Appends these parts to `hidden`.
         """
         if isinstance(value, str):
-            return self._control.sub(lambda found: _hidden(found[0], hidden), value)
+            return self._control.sub(lambda found: _add_placeholder(found[0], hidden), value)
         if isinstance(value, Mapping):
             return {
-                self._hide(name, hidden): self._hide(each, hidden) for name, each in value.items()
+                self._hide_control_tokens(name, hidden): self._hide_control_tokens(each, hidden)
+                for name, each in value.items()
             }
         if isinstance(value, list | tuple):
-            return [self._hide(each, hidden) for each in value]
+            return [self._hide_control_tokens(each, hidden) for each in value]
         return value
 
-    def _reasoning_after(self, text: str) -> str | None:
-        """Format of the reasoning that follows a prompt, or None. The template may have opened the
-        reasoning, or closed it already.
+    def _reasoning_format_after(self, text: str) -> str | None:
+        """Returns the format of the reasoning that follows a prompt, or None. The template may
+        already have opened or closed the reasoning.
         """
         if self.reasoning is None:
             return None
@@ -458,11 +467,11 @@ class ChatFormat:
         return self.reasoning
 
 
-def with_description(
+def prepend_description(
     messages: Sequence[Mapping[str, Json]], text: str, system: bool
 ) -> list[Mapping[str, Json]]:
-    """Messages with a text for the model at the beginning: in the system message, or in the first
-    message if the template has no system messages.
+    """Returns the messages with a text for the model at the beginning: in the system message, or in
+    the first message if the template has no system messages.
     """
     if messages and (messages[0]["role"] == "system" or not system):
         first, *rest = messages
@@ -477,7 +486,7 @@ def with_description(
 
 
 def _with_media_marks(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Message as text alone, with marks for its images, videos and sounds."""
+    """Returns a message as plain text, with marks in place of its images, videos and sounds."""
     content = message.get("content")
     if not isinstance(content, list):
         return dict(message)
@@ -498,10 +507,10 @@ def _with_arguments_as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "tool_calls": written}
 
 
-def _allowed(
+def _select_schemas(
     schemas: Mapping[str, JsonSchema], names: Sequence[str] | None
 ) -> Mapping[str, JsonSchema]:
-    """Schemas of the named tools. Raises ParameterError if a tool doesn't exist."""
+    """Returns the schemas of the named tools. Raises ParameterError if a tool doesn't exist."""
     for name in names or ():
         if name not in schemas:
             raise ParameterError(
@@ -512,12 +521,12 @@ def _allowed(
     return schemas if names is None else {name: schemas[name] for name in names}
 
 
-def _hidden(text: str, hidden: list[str]) -> str:
+def _add_placeholder(text: str, hidden: list[str]) -> str:
     hidden.append(text)
     return f"\ue000{len(hidden) - 1}\ue001"
 
 
-def _spans(text: str, hidden: Sequence[str]) -> Sequence[Span]:
+def _restore_hidden(text: str, hidden: Sequence[str]) -> Sequence[Span]:
     spans = []
     at = 0
     for found in _HIDDEN.finditer(text):
@@ -526,13 +535,13 @@ def _spans(text: str, hidden: Sequence[str]) -> Sequence[Span]:
     return [
         part
         for span in (*spans, Span(text[at:]))
-        for part in _with_placeholders(span)
+        for part in _split_at_media(span)
         if part.text or part.ids == ()
     ]
 
 
-def _with_placeholders(span: Span) -> Sequence[Span]:
-    """Span of a rendered text, with its marks of media as placeholders."""
+def _split_at_media(span: Span) -> Sequence[Span]:
+    """Splits a span of rendered text at its media marks, which become placeholders."""
     if not span.special or _MEDIUM not in span.text:
         return (span,)
     first, *others = span.text.split(_MEDIUM)

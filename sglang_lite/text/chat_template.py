@@ -1,8 +1,8 @@
-"""Chat templates: the only place that turns roles into text.
+"""Chat templates: the only place where roles become text.
 
 A program is rendered turn by turn, before the content of the turns is known. A template therefore
-returns the text before and after a turn's content (`get_prefix_and_suffix`); to find it, a Jinja
-template is rendered with marks in place of contents.
+returns the text before and after a turn's content (`get_prefix_and_suffix`). To find this text, a
+Jinja template is rendered with marks in place of contents.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sglang_lite.protocol import MediaKind, TemplateError
 from sglang_lite.protocol.anything import Json
 
 MAX_TEMPLATE_CHARS = 200_000
-# nor a mark, of turns or of text that is hidden from a template
+# excludes the marks for turns and for text that is hidden from a template
 _NO_ASCII = re.compile("[^\x00-~\ue000-\ue003]")
 
 
 class TurnTemplate(Protocol):
-    """Interface of chat templates: a model's own JinjaTemplate, or a ChatTemplate of fixed texts."""
+    """Interface of chat templates: a model's own JinjaTemplate, or a ChatTemplate with fixed texts."""
 
     @property
     def name(self) -> str: ...
@@ -38,7 +38,7 @@ class TurnTemplate(Protocol):
     def get_prefix_and_suffix(
         self, role: str, hist_messages: Sequence[Mapping[str, Json]]
     ) -> tuple[str, str]:
-        """Text before and after the content of a turn of `role` that follows the turns
+        """Returns the text before and after the content of a turn of `role` that follows the turns
         `hist_messages`.
         """
         ...
@@ -68,7 +68,7 @@ class JinjaTemplate:
         special_tokens: Mapping[str, str] | None = None,
         name: str = "the model's chat template",
     ) -> None:
-        from sglang_lite.text.bounded_jinja import BoundedEnvironment, metered
+        from sglang_lite.text.bounded_jinja import BoundedEnvironment, meter_rendering
 
         if len(source) > MAX_TEMPLATE_CHARS:
             raise TemplateError(
@@ -81,7 +81,7 @@ class JinjaTemplate:
             {"tojson": to_json},
             {"raise_exception": _raise_exception, "strftime_now": _strftime_now},
         )
-        self._metered = metered
+        self._metered = meter_rendering
         self._environment = environment
         try:
             self._template = environment.from_string(source)
@@ -93,8 +93,8 @@ class JinjaTemplate:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """Names of the variables that the template reads and a rendering may set; special tokens
-        are not among them.
+        """Names of the variables that the template reads and a rendering may set, without the
+        special tokens.
         """
         from jinja2.meta import find_undeclared_variables
 
@@ -105,7 +105,9 @@ class JinjaTemplate:
 
     @cached_property
     def has_system(self) -> bool:
-        """True if a conversation may begin with a system message, and shows it."""
+        """True if the template accepts a system message at the start of a conversation, and shows
+        it.
+        """
         try:
             return _mark(0) in self.render(
                 [{"role": "system", "content": _mark(0)}, {"role": "user", "content": "x"}]
@@ -120,7 +122,8 @@ class JinjaTemplate:
         add_generation_prompt: bool = False,
         **variables: object,
     ) -> str:
-        """Text of a whole conversation, as transformers' `apply_chat_template` writes it.
+        """Returns the text of a whole conversation, as transformers' `apply_chat_template` writes
+        it.
 
         Args:
             messages: messages of the conversation. Reasoning may be given under any of its names.
@@ -128,30 +131,34 @@ class JinjaTemplate:
             variables: further variables that the template may read: `tools`, `enable_thinking` …
 
         Raises:
-            TemplateError: the template refused these messages, failed, or exceeded a limit.
+            TemplateError: the template rejected these messages, failed, or exceeded a limit.
         """
         shaped = (
-            [_in_parts(message) for message in messages] if self._reads_parts_alone else messages
+            [_wrap_content_in_part(message) for message in messages]
+            if self._requires_content_parts
+            else messages
         )
-        return self._rendered(shaped, add_generation_prompt=add_generation_prompt, **variables)
+        return self._render_within_limits(
+            shaped, add_generation_prompt=add_generation_prompt, **variables
+        )
 
-    def shows(self, kind: MediaKind) -> bool:
-        """True if the template writes placeholders for the images, videos or sounds among a
+    def shows_media(self, kind: MediaKind) -> bool:
+        """Returns whether the template writes placeholders for the images, videos or sounds among a
         message's parts.
         """
         return re.search(rf"""["']{kind}["']""", self.source) is not None
 
     @cached_property
-    def _reads_parts_alone(self) -> bool:
-        """True if the template shows the text of a message only if its content is a list of parts."""
+    def _requires_content_parts(self) -> bool:
+        """True if the template shows a message's text only if the content is a list of parts."""
         message = {"role": "user", "content": _mark(0)}
         with contextlib.suppress(TemplateError):
-            return _mark(0) not in self._rendered([message]) and _mark(0) in self._rendered(
-                [_in_parts(message)]
-            )
+            return _mark(0) not in self._render_within_limits([message]) and _mark(
+                0
+            ) in self._render_within_limits([_wrap_content_in_part(message)])
         return False
 
-    def _rendered(
+    def _render_within_limits(
         self,
         messages: Sequence[Mapping[str, Json]],
         *,
@@ -176,49 +183,49 @@ class JinjaTemplate:
     def get_prefix_and_suffix(
         self, role: str, hist_messages: Sequence[Mapping[str, Json]]
     ) -> tuple[str, str]:
-        """Text before and after the content of a turn, as in TurnTemplate.
+        """Returns the text before and after the content of a turn, as in TurnTemplate.
 
         Raises:
-            TemplateError: the template does not render this sequence of roles turn by turn.
+            TemplateError: the template can't render this sequence of roles turn by turn.
         """
         return self._turn((*(m["role"] for m in hist_messages), role))
 
     def _find_turn(self, roles: tuple[str, ...]) -> tuple[str, str]:
         messages = [{"role": role, "content": _mark(i)} for i, role in enumerate(roles)]
         earlier = messages[:-1]
-        before, suffix = self._ends(messages)
+        before, suffix = self._text_around_last_turn(messages)
         if not earlier:
             return before, suffix
         if roles[-1] == "assistant":
-            # Generation prompt, which may differ from the beginning of a finished answer.
+            # The generation prompt may differ from the beginning of a finished answer.
             history = self.render(earlier)
             prompted = self.render(earlier, add_generation_prompt=True)
             if not prompted.startswith(history):
-                raise self._unstable(roles)
+                raise self._unstable_error(roles)
             return prompted[len(history) :], suffix
         between = before.split(earlier[-1]["content"])[-1]
-        previous_suffix = self._ends(earlier)[1]
+        previous_suffix = self._text_around_last_turn(earlier)[1]
         prefix = between[len(previous_suffix) :]
         if not between.startswith(previous_suffix) or "\ue000" in prefix:
-            raise self._unstable(roles)
+            raise self._unstable_error(roles)
         return prefix, suffix
 
-    def _ends(self, messages: list[dict[str, str]]) -> tuple[str, str]:
-        """Text before and after the content of the last message. The text after it is empty if the
-        next turn begins otherwise: some templates end the last turn of a conversation differently,
-        and some refuse a conversation of the system's turn alone.
+    def _text_around_last_turn(self, messages: list[dict[str, str]]) -> tuple[str, str]:
+        """Returns the text before and after the content of the last message. The text after it is
+        empty if the next turn doesn't begin with it, because some templates end a conversation's
+        last turn differently. Some also reject a conversation with only a system turn.
         """
         role = messages[-1]["role"]
         own = None
         try:
-            own = self._around(messages)
+            own = self._text_around_turn(messages)
         except TemplateError:
             if role != "system":
                 raise
         if own is not None and role == "user":
             return own
         try:
-            before, between = self._around(
+            before, between = self._text_around_turn(
                 [*messages, {"role": "user", "content": _mark(len(messages))}], -2
             )
         except TemplateError:
@@ -229,8 +236,8 @@ class JinjaTemplate:
             return before, ""
         return own[0], own[1] if between.startswith(own[1]) else ""
 
-    def _around(self, messages: list[dict[str, str]], turn: int = -1) -> tuple[str, str]:
-        """Text before and after the content of a turn, the last one by default."""
+    def _text_around_turn(self, messages: list[dict[str, str]], turn: int = -1) -> tuple[str, str]:
+        """Returns the text before and after the content of a turn, by default the last one."""
         text = self.render(messages)
         mark = messages[turn]["content"]
         before, found, suffix = text.partition(mark)
@@ -241,7 +248,7 @@ class JinjaTemplate:
             )
         return before, suffix
 
-    def _unstable(self, roles: tuple[str, ...]) -> TemplateError:
+    def _unstable_error(self, roles: tuple[str, ...]) -> TemplateError:
         return TemplateError(
             f"{self.name} changes earlier turns when a {roles[-1]!r} turn follows: it can't be written turn by turn.",
             hint="Set chat_template= to a template that only appends.",
@@ -249,14 +256,14 @@ class JinjaTemplate:
 
 
 def _with_reasoning_names(message: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Message with its reasoning under the names that templates read."""
+    """Returns a message with its reasoning under all names that templates read."""
     names = ("reasoning_content", "thinking", "reasoning")
     found = next((message[name] for name in names if message.get(name) is not None), None)
     return message if found is None else {"thinking": found, **message, "reasoning_content": found}
 
 
-def _in_parts(message: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Message with its text as a list of one part."""
+def _wrap_content_in_part(message: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Returns a message with its text as a list of one part."""
     content = message.get("content")
     return (
         {**message, "content": [{"type": "text", "text": content}]}
@@ -281,8 +288,8 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON text as chat templates expect it of `tojson`; parameters as in transformers. Marks stay
-    as they are, so that they are found in the text.
+    """Returns JSON text as chat templates expect from `tojson`, with the parameters of
+    transformers' filter. Leaves marks unescaped, so they can be found in the text.
     """
     text = json.dumps(
         value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys

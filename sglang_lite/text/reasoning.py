@@ -1,4 +1,4 @@
-"""Separation of a model's reasoning from its answer, as the text arrives."""
+"""Separates a model's reasoning from its answer as the text arrives."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from sglang_lite.text.stop import partial_match_start
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """Marks of a model family around its reasoning.
+    """Marks that a model family writes around its reasoning.
 
     Attributes:
         start, end: marks before and after reasoning.
         open: True if the text starts inside reasoning because the template has already written the
             start mark.
-        dropped: marks around the answer that are not part of it; one of them also ends open
+        dropped: marks around the answer that are not part of it. One of them also ends open
             reasoning.
     """
 
@@ -47,7 +47,7 @@ _HARMONY = ReasoningFormat(
     dropped=("<|start|>assistant<|channel|>final<|message|>", "<|channel|>final<|message|>"),
 )
 
-# Formats by SGLang's names.
+# Formats by SGLang's names for them.
 FORMATS = {
     "deepseek-r1": _OPEN, "deepseek-v3": _THINK, "deepseek-v4": _THINK, "deepseek-v41": _THINK, "dots": _THINK,
     "glm45": _THINK, "ling3": _THINK, "kimi": ReasoningFormat("◁think▷", "◁/think▷"), "kimi_k2": _THINK,
@@ -78,7 +78,7 @@ FORMATS = {
 
 
 def reasoning_format(model_type: str) -> ReasoningFormat:
-    """Format of a model type. Raises ParameterError if the model type is unknown."""
+    """Returns the format of a model type. Raises ParameterError if the model type is unknown."""
     found = FORMATS.get(model_type.lower()) if isinstance(model_type, str) else None
     if found is None:
         raise ParameterError(
@@ -87,8 +87,10 @@ def reasoning_format(model_type: str) -> ReasoningFormat:
     return found
 
 
-def model_type_of(template: str) -> str | None:
-    """Key of FORMATS for a model's chat template, or None if the template shows no reasoning."""
+def detect_model_type(template: str) -> str | None:
+    """Returns the key of FORMATS for a model's chat template, or None if the template shows no
+    reasoning.
+    """
     if "<think>" in template and "</think>" in template:
         return "qwen3"
     others = (name for name, candidate in FORMATS.items() if candidate.start != _THINK.start)
@@ -98,9 +100,9 @@ def model_type_of(template: str) -> str | None:
     )
 
 
-_NEWLINES = r"((?:\\n|\n)*)"  # in a template's source, also as Jinja's strings spell them
+_NEWLINES = r"((?:\\n|\n)*)"  # in a template's source, also escaped in Jinja's strings
 
-# Shares of `max_tokens`, in per cent, that a `reasoning_effort` lets a model think. OpenRouter has
+# Percentage of `max_tokens` that a model may think at each `reasoning_effort`. OpenRouter uses
 # the same: https://openrouter.ai/docs/use-cases/reasoning-tokens
 EFFORTS: Final[Mapping[str, int]] = {
     "none": 0,
@@ -113,9 +115,9 @@ EFFORTS: Final[Mapping[str, int]] = {
 }
 
 
-def thinking_of_effort(effort: str) -> str | None:
-    """Value of the parameter `thinking` for a `reasoning_effort`, or None if the effort is unknown:
-    then only the model's template may know it.
+def thinking_for_effort(effort: str) -> str | None:
+    """Returns the value of the parameter `thinking` for a `reasoning_effort`, or None if the effort
+    is unknown. In that case only the model's template can interpret it.
     """
     return f"{EFFORTS[effort]}%" if effort in EFFORTS else None
 
@@ -127,8 +129,9 @@ class ClosingText:
     Attributes:
         before: newlines before the end mark.
         end: the end mark.
-        after: newlines behind it, at most two.
-        mark: mark of the answer behind these, which a model with several kinds of messages needs.
+        after: newlines after the end mark, at most two.
+        mark: mark of the answer after these newlines, needed by models with several kinds of
+            messages.
     """
 
     before: str
@@ -142,15 +145,16 @@ class ClosingText:
         return f"{self.before}{self.end}{self.after}{self.mark}"
 
 
-def closing_text(found: ReasoningFormat, template: str) -> ClosingText:
-    """Text by which a model ends a thought.
+def thought_closing_text(found: ReasoningFormat, template: str) -> ClosingText:
+    """Returns the text with which a model ends a thought.
 
     Args:
-        found: its format.
-        template: its chat template, which shows the newlines around the end mark; empty for none.
+        found: format of the model's reasoning.
+        template: chat template of the model, which shows the newlines around the end mark; "" if it
+            has none.
     """
     ending = _NEWLINES + re.escape(found.end) + _NEWLINES
-    # a thought without text
+    # skip empty thoughts
     template = re.sub(re.escape(found.start.strip()) + ending, "", template)
     shown = (
         [len(side.replace("\\n", "\n")) for side in each] for each in re.findall(ending, template)
@@ -160,13 +164,15 @@ def closing_text(found: ReasoningFormat, template: str) -> ClosingText:
     return ClosingText("\n" * before, found.end, "\n" * min(after, 2), mark)
 
 
-def with_reasoning(model_type: str, answer: Constraint, between: str | None = None) -> Constraint:
-    """Constraint of reasoning in a model's marks, followed by a constrained answer.
+def allow_reasoning_before(
+    model_type: str, answer: Constraint, between: str | None = None
+) -> Constraint:
+    """Returns a constraint that allows reasoning in a model's marks before a constrained answer.
 
     Args:
         model_type: key of FORMATS.
-        answer: constraint of the answer.
-        between: text between reasoning and answer; if None, one of the model's answer marks, if it
+        answer: constraint on the answer.
+        between: text between reasoning and answer. If None, one of the model's answer marks, if it
             has any.
 
     Raises:
@@ -191,8 +197,8 @@ class ReasoningParser:
 
     Args:
         model_type: key of FORMATS.
-        once: whether reasoning only comes before the answer, in which the marks are then ordinary
-            text. If False, reasoning may recur later.
+        once: whether reasoning only comes before the answer. If so, start marks inside the answer
+            are ordinary text; otherwise reasoning may recur.
 
     Raises:
         ParameterError: the model type is unknown.
@@ -205,12 +211,12 @@ class ReasoningParser:
         self._inside = found.open
         # the model may repeat the start mark that the template has written
         self._opening = found.open
-        # by _inside: text has begun, so blanks are kept
+        # keyed by _inside: whether text has begun, so that blanks are kept
         self._text_started = {True: False, False: False}
         self._pending = ""
 
     def push(self, piece: str) -> tuple[str, str]:
-        """Appends a piece of text; returns the (reasoning, answer) text that has become certain."""
+        """Appends a piece of text. Returns the (reasoning, answer) text that has become certain."""
         text = self._pending + piece
         self._pending = ""
         if self._opening:
@@ -238,10 +244,10 @@ class ReasoningParser:
             if not hits:
                 at = min((partial_match_start(text, 0, mark) for mark in marks), default=len(text))
                 self._pending = text[at:]
-                found[self._inside] += self._trimmed(text[:at])
+                found[self._inside] += self._trim_start(text[:at])
                 break
             at, mark = min(hits)
-            found[self._inside] += self._trimmed(text[:at])
+            found[self._inside] += self._trim_start(text[:at])
             text = text[at + len(mark) :]
             ended = self._inside
             self._inside = mark == self._format.start
@@ -251,11 +257,11 @@ class ReasoningParser:
 
     def flush(self) -> tuple[str, str]:
         """Returns the (reasoning, answer) text that is still held back at the end of the output."""
-        pending = self._trimmed(self._pending)
+        pending = self._trim_start(self._pending)
         self._pending = ""
         return (pending, "") if self._inside else ("", pending)
 
-    def _trimmed(self, text: str) -> str:
+    def _trim_start(self, text: str) -> str:
         if not self._text_started[self._inside]:
             text = text.lstrip()
             self._text_started[self._inside] = bool(text)
@@ -263,7 +269,7 @@ class ReasoningParser:
 
     @staticmethod
     def split(model_type: str, text: str, *, once: bool = False) -> tuple[str, str]:
-        """Reasoning and answer of a complete text."""
+        """Returns the reasoning and the answer of a complete text."""
         parser = ReasoningParser(model_type, once=once)
         (thought, answer), (more_thought, more_answer) = parser.push(text), parser.flush()
         return thought + more_thought, answer + more_answer

@@ -1,4 +1,4 @@
-"""Stop strings and stop patterns, matched on text that arrives in pieces of any size."""
+"""Stop strings and stop patterns, matched against text that arrives in pieces of any size."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from sglang_lite.protocol import ParameterError
 
 MAX_PATTERN_BYTES = 256
 MAX_REPEATS = 100_000
-# Time limit of all patterns for one piece, as CPU time of the thread, so that no pattern fails
-# because the machine is busy. Only patterns with catastrophic backtracking reach it.
+# Time limit for matching all patterns on one piece, in CPU time of the thread, so no pattern fails
+# because the machine is busy. Only catastrophic backtracking reaches it.
 _SECONDS = 0.1
 
 
 class StopMatcher:
-    """Matcher that cuts a growing text at the first stop, and holds back only text that may still
-    become part of a match.
+    """Cuts a growing text at the first stop, and holds back only text that may still become part of
+    a match.
 
-    A text ends at its shortest prefix that contains a stop string or a non-empty match of a pattern
-    (for `$` and the like, the end of the prefix is the end of the text). Among matches there, the
-    one that begins first counts. The result therefore does not depend on how the text is cut into
-    pieces.
+    A text ends at its shortest prefix that contains a stop string or a non-empty match of a
+    pattern. For `$` and similar anchors, the end of the prefix is the end of the text. Among the
+    matches in that prefix, the one that begins first counts. So the result does not depend on how
+    the text is cut into pieces.
 
     Args:
         stops: non-empty stop strings.
@@ -34,7 +34,8 @@ class StopMatcher:
             matches.
 
     Attributes:
-        matched: stop string or source of the pattern that matched, or None before a match.
+        matched: stop string that matched, or source of the pattern that matched; None before a
+            match.
         matched_text: text of the match.
     """
 
@@ -44,15 +45,15 @@ class StopMatcher:
         self._stops = stops
         self._patterns = patterns or {}
         self._firsts = frozenset(stop[0] for stop in stops)
-        # whole text if patterns, which may look behind, exist; else the part held back
+        # the whole text if there are patterns, which may look behind; otherwise the part held back
         self._text = ""
         self._pending = 0  # offset of the part that is held back
         self.matched: str | None = None
         self.matched_text = ""
 
     def append_unmatched(self, piece: str) -> str:
-        """Appends a piece in which no match may begin, and returns the piece. All calls must
-        precede the first `push`.
+        """Appends a piece in which no match may begin, and returns it. Must not be called after
+        `push`.
         """
         if self._patterns:
             self._text += piece
@@ -60,8 +61,8 @@ class StopMatcher:
         return piece
 
     def push(self, piece: str) -> str:
-        """Appends a piece and returns the text that is now certain to belong to the result. Text
-        after a match is dropped.
+        """Appends a piece, and returns the text that is now certain to belong to the result. Drops
+        text after a match.
 
         Raises:
             ParameterError: a pattern takes too long.
@@ -73,7 +74,7 @@ class StopMatcher:
         old_length = len(self._text)
         self._text += piece
         deadline = time.thread_time() + _SECONDS
-        match = self._find(old_length, deadline)
+        match = self._find_first_match(old_length, deadline)
         if match is not None:
             _, start, end, self.matched = match
             self.matched_text = self._text[start:end]
@@ -96,9 +97,12 @@ class StopMatcher:
         self._pending = len(self._text)
         return rest
 
-    def _find(self, old_length: int, deadline: float) -> tuple[int, int, int, str] | None:
-        """Shortest prefix longer than `old_length` that contains a match, as (end of the prefix,
-        start of the match, end of the match, stop string or pattern source), or None.
+    def _find_first_match(
+        self, old_length: int, deadline: float
+    ) -> tuple[int, int, int, str] | None:
+        """Returns the first match in the shortest prefix longer than `old_length` that contains
+        one, as (end of the prefix, start of the match, end of the match, stop string or pattern
+        source). Returns None if there is no match.
         """
         text = self._text
         found = [
@@ -109,18 +113,19 @@ class StopMatcher:
         first = min(found, default=None)
         for end in range(old_length + 1, (first[0] if first else len(text)) + 1):
             spans = [
-                (self._search(p, end, deadline), source) for source, p in self._patterns.items()
+                (self._find_nonempty_match(p, end, deadline), source)
+                for source, p in self._patterns.items()
             ]
             matches = [(end, *span, source) for span, source in spans if span is not None]
             if matches:
                 return min([*matches, first] if first and first[0] == end else matches)
         return first
 
-    def _search(
+    def _find_nonempty_match(
         self, pattern: regex.Pattern[str], end: int, deadline: float
     ) -> tuple[int, int] | None:
         start = self._pending
-        while match := self._timed(pattern, start, end, deadline):
+        while match := self._search_until(pattern, start, end, deadline):
             if match.end() > match.start():
                 return match.start(), match.end()
             start = match.end() + 1
@@ -129,16 +134,16 @@ class StopMatcher:
         return None
 
     def _partial_start(self, pattern: regex.Pattern[str], deadline: float) -> int:
-        """Start of a possible match of which the text so far is only a part, given that the text
-        contains no complete match; the length of the text if there is none.
+        """Returns where a match may begin that the text contains only in part, or the length of the
+        text. The text must not contain a complete match.
         """
-        match = self._timed(pattern, self._pending, len(self._text), deadline, partial=True)
+        match = self._search_until(pattern, self._pending, len(self._text), deadline, partial=True)
         if match is None:
             return len(self._text)
-        # an empty match hides partial ones
+        # an empty match may hide partial ones
         return match.start() if match.partial else self._pending
 
-    def _timed(
+    def _search_until(
         self,
         pattern: regex.Pattern[str],
         start: int,
@@ -160,8 +165,8 @@ class StopMatcher:
 
 
 def partial_match_start(text: str, start: int, stop: str) -> int:
-    """Start of the first prefix of `stop`, at or after `start`, that reaches to the end of `text`,
-    or the length of `text` if there is none.
+    """Returns the first position at or after `start` where the rest of `text` is a prefix of
+    `stop`, or the length of `text`.
     """
     at = text.find(stop[0], start)
     while at >= 0 and not stop.startswith(text[at:]):
@@ -170,10 +175,10 @@ def partial_match_start(text: str, start: int, stop: str) -> int:
 
 
 @lru_cache(maxsize=256)
-def compiled_stop(pattern: str) -> regex.Pattern[str]:
-    """Pattern in the syntax of Python's `re`, compiled by the `regex` package for its partial
-    matches. Syntax that has more meaning in `regex` than in `re` (fuzzy matches in braces, further
-    flags) keeps the meaning of `re` or is refused by `re`.
+def compile_stop_pattern(pattern: str) -> regex.Pattern[str]:
+    """Compiles a pattern in the syntax of Python's `re` with the `regex` package, for its partial
+    matches. Syntax that means more in `regex` than in `re` (fuzzy matches in braces, further flags)
+    keeps its meaning in `re` or is rejected.
     """
     if (size := len(pattern.encode())) > MAX_PATTERN_BYTES:
         raise ParameterError(
@@ -183,7 +188,7 @@ def compiled_stop(pattern: str) -> regex.Pattern[str]:
         max(map(int, re.findall(r"\d+", braces)))
         for braces in re.findall(r"\{\d*,?\d+,?\}", pattern)
     )
-    # unrolled repeats take memory
+    # repeats are unrolled, which takes memory
     if (repeats := math.prod(count or 1 for count in counts)) > MAX_REPEATS:
         raise ParameterError(
             "stop_regex", f"{pattern!r} repeats {repeats:,} times, the limit is {MAX_REPEATS:,}."

@@ -1,5 +1,5 @@
-"""Arguments of a call as text, in JSON or between tags: writers, and incremental readers that
-return JSON.
+"""Text of a call's arguments, as JSON or between tags. Contains writers, and incremental readers
+that return JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NULL, _BOOLEAN, _NUMBER, _STRING, _ARRAY, _OBJECT = range(6)  # indexes in Tags
 
 
 def arguments_text(tags: Tags | None, arguments: Mapping[str, Json]) -> str:
-    """Text of a call's arguments.
+    """Returns the text of a call's arguments.
 
     Args:
         tags: tags around the members, or None for a JSON object.
@@ -31,12 +31,13 @@ def arguments_text(tags: Tags | None, arguments: Mapping[str, Json]) -> str:
     if tags is None:
         return json.dumps(arguments, ensure_ascii=False)
     return "".join(
-        _member(tags, tags.before, name, value, tags.after) for name, value in arguments.items()
+        _member_text(tags, tags.before, name, value, tags.after)
+        for name, value in arguments.items()
     )
 
 
-def _member(tags: Tags, before: str, name: str, value: Any, after: str) -> str:
-    type_name = tags.types[_type(value)]
+def _member_text(tags: Tags, before: str, name: str, value: Any, after: str) -> str:
+    type_name = tags.types[_type_index(value)]
     if isinstance(value, str):
         text = value
     elif tags.item is None or not isinstance(value, list | Mapping):
@@ -44,15 +45,15 @@ def _member(tags: Tags, before: str, name: str, value: Any, after: str) -> str:
     elif isinstance(value, Mapping):
         text = arguments_text(tags, value)
     else:
-        text = "".join(_member(tags, tags.item[0], "", item, tags.item[1]) for item in value)
-    return f"{_named(before, name, type_name)}{text}{_named(after, name, type_name)}"
+        text = "".join(_member_text(tags, tags.item[0], "", item, tags.item[1]) for item in value)
+    return f"{_fill_tag(before, name, type_name)}{text}{_fill_tag(after, name, type_name)}"
 
 
-def _named(tag: str, name: str, type_name: str) -> str:
+def _fill_tag(tag: str, name: str, type_name: str) -> str:
     return tag.replace("{name}", name).replace("{type}", type_name)
 
 
-def _type(value: Any) -> int:
+def _type_index(value: Any) -> int:
     kinds = (
         (type(None), _NULL),
         (bool, _BOOLEAN),
@@ -64,26 +65,26 @@ def _type(value: Any) -> int:
 
 
 @lru_cache(maxsize=256)
-def pattern(text: str, *, blanks: bool) -> regex.Pattern[str]:
-    """Pattern that matches a text in which # stands for a number.
+def compile_literal(text: str, *, blanks: bool) -> regex.Pattern[str]:
+    """Returns a compiled pattern that matches a text in which # stands for a number.
 
     Args:
         text: text to match.
-        blanks: whether whitespace in the text matches any whitespace of up to 100 characters, or
-            none.
+        blanks: whether whitespace in the text matches any whitespace of up to 100 characters,
+            including none.
     """
-    return regex.compile(expression(text, blanks=blanks))
+    return regex.compile(literal_expression(text, blanks=blanks))
 
 
-def expression(text: str, *, blanks: bool) -> str:
-    """Source of the regular expression for `pattern`."""
+def literal_expression(text: str, *, blanks: bool) -> str:
+    """Returns the source of the regular expression for `pattern`."""
     found = re.escape(text).replace(r"\#", "[0-9]+")
     return re.sub(r"(\\\s)+", lambda _: r"\s{0,100}", found) if blanks else found
 
 
 class JsonArguments:
-    """Incremental search for the end of a JSON object. Text that does not begin with a brace or
-    bracket ends at once.
+    """Finds the end of a JSON object incrementally. Text that doesn't begin with a brace or bracket
+    ends immediately.
 
     Attributes:
         done: True once the object has ended.
@@ -96,12 +97,12 @@ class JsonArguments:
 
     def push(self, text: str) -> tuple[int, str]:
         """Reads the next text. Returns the number of characters that belong to the object, and
-        those characters.
+        these characters.
         """
-        length = self.length(text)
+        length = self.scan_text(text)
         return length, text[:length]
 
-    def length(self, text: str) -> int:
+    def scan_text(self, text: str) -> int:
         for i, char in enumerate(text):
             if self._escaped:
                 self._escaped = False
@@ -125,7 +126,7 @@ class _Open:
     """Object or array that has begun.
 
     Attributes:
-        allowed: values allowed there.
+        allowed: values that the schema allows here.
         array: True for an array, False for an object.
         close: closing tag, or "" for the arguments as a whole.
         count: number of members or items that have begun.
@@ -136,12 +137,12 @@ class _Open:
     close: str
     count: int = 0
 
-    def brackets(self) -> str:
+    def empty_container(self) -> str:
         return "[]" if self.array else "{}"
 
-    def ended(self) -> str:
-        """JSON text of its end."""
-        return self.brackets()[1:] if self.count else self.brackets()
+    def closing_json(self) -> str:
+        """Returns the JSON text that ends it."""
+        return self.empty_container()[1:] if self.count else self.empty_container()
 
 
 @dataclass(slots=True)
@@ -149,12 +150,12 @@ class _Value:
     """Value that has begun.
 
     Attributes:
-        allowed: values allowed there.
+        allowed: values that the schema allows here.
         types: indexes of the types that the opening tag allows.
         before, after: tags around the value.
         started: True once part of a string's text has been read.
-        scan: search for the end of a JSON array or object.
-        searched: length of the text that has been examined.
+        scan: finds the end of a JSON array or object.
+        searched: number of characters that have been searched.
     """
 
     allowed: AllowedValues
@@ -170,18 +171,18 @@ class _Value:
         return self.after.strip()
 
     def is_json(self) -> bool:
-        """Returns True if a text that begins like an array or object is one."""
+        """Returns whether text that begins like an array or object must be one."""
         return _STRING not in self.types or (
             self.allowed.schema is not None and self.allowed.containers
         )
 
 
 class TaggedArguments:
-    """Incremental reader of an object's members between tags, which returns JSON text.
+    """Incremental reader of an object whose members are written between tags. Returns JSON text.
 
     Args:
         tags: tags of the format.
-        schema: schema of the arguments, which determines the values that are strings. If None, text
+        schema: schema of the arguments, which determines which values are strings. Without it, text
             that is valid JSON is not a string.
 
     Attributes:
@@ -191,22 +192,22 @@ class TaggedArguments:
     def __init__(self, tags: Tags, schema: JsonSchema | None) -> None:
         self.done = False
         self._tags = tags
-        self._member = self._head(tags.before)
-        self._item = self._head(tags.item[0]) if tags.item else self._member
-        self._stack = [_Open(AllowedValues.of(schema), array=False, close="")]
+        self._member = self._head_pattern(tags.before)
+        self._item = self._head_pattern(tags.item[0]) if tags.item else self._member
+        self._stack = [_Open(AllowedValues.for_schema(schema), array=False, close="")]
         self._value: _Value | None = None
 
     def push(self, text: str) -> tuple[int, str]:
-        """Reads as much of the text as possible. Returns the number of characters read, and their
-        JSON text.
+        """Reads as much of the text as possible. Returns the number of characters read, and the
+        JSON text for them.
         """
         at = 0
         found = ""
         while not self.done:
             step = (
-                self._between(text[at:])
+                self._read_between_members(text[at:])
                 if self._value is None
-                else self._inside(self._value, text[at:])
+                else self._read_tagged_value(self._value, text[at:])
             )
             if step is None:
                 break
@@ -214,27 +215,29 @@ class TaggedArguments:
             found += step[1]
         return at, found
 
-    # Each of the following methods reads what it can and returns (characters read, their JSON
-    # text), or None if more text is needed.
+    # Each of the following methods reads what it can. It returns (characters read, their JSON
+    # text), or None if it needs more text.
 
-    def _between(self, text: str) -> tuple[int, str] | None:
+    def _read_between_members(self, text: str) -> tuple[int, str] | None:
         """Reads between members: the head of the next member, or the end."""
         blank = len(text) - len(text.lstrip())
         text = text[blank:]
         inner = self._stack[-1]
         if inner.close and text.startswith(inner.close):
             self._stack.pop()
-            return blank + len(inner.close), inner.ended()
+            return blank + len(inner.close), inner.closing_json()
         head = (self._item if inner.array else self._member).match(text, partial=True)
         if (head and head.partial) or (inner.close and inner.close.startswith(text)):
             return None
         if head is None:  # the end of the arguments, or of an object without a closing tag
             self._stack.pop()
             self.done = not self._stack
-            return blank, inner.ended()
+            return blank, inner.closing_json()
         fields = head.groupdict()
         name = fields.get("name") or ""
-        allowed = inner.allowed.item(inner.count) if inner.array else inner.allowed.member(name)
+        allowed = (
+            inner.allowed.allowed_item(inner.count) if inner.array else inner.allowed.member(name)
+        )
         types = (i for i, each in enumerate(self._tags.types) if fields.get("type") in (None, each))
         before, after = (
             self._tags.item
@@ -242,21 +245,21 @@ class TaggedArguments:
             else (self._tags.before, self._tags.after)
         )
         self._value = _Value(
-            allowed, frozenset(types), before, _named(after, name, fields.get("type") or "")
+            allowed, frozenset(types), before, _fill_tag(after, name, fields.get("type") or "")
         )
         inner.count += 1
-        prefix = inner.brackets()[0] if inner.count == 1 else ", "
+        prefix = inner.empty_container()[0] if inner.count == 1 else ", "
         return (
             blank + head.end(),
             prefix if inner.array else f"{prefix}{json.dumps(name, ensure_ascii=False)}: ",
         )
 
-    def _inside(self, value: _Value, text: str) -> tuple[int, str] | None:
+    def _read_tagged_value(self, value: _Value, text: str) -> tuple[int, str] | None:
         if value.types == {_STRING} or (_STRING in value.types and value.allowed.only_strings):
             return (
-                self._complete_value(value, text)
+                self._read_complete_value(value, text)
                 if value.allowed.choices
-                else self._string(value, text)
+                else self._read_tagged_string(value, text)
             )
         kind: str | None = "scalar"
         if self._tags.item is not None and _STRING in value.types:
@@ -273,18 +276,18 @@ class TaggedArguments:
             case None:
                 return None
             case "empty":
-                return self._ended(
-                    text.index(value.close) + len(value.close), value.allowed.empty()
+                return self._finish_value(
+                    text.index(value.close) + len(value.close), value.allowed.empty_json()
                 )
             case "scalar":
-                return self._complete_value(value, text)
+                return self._read_complete_value(value, text)
         self._value = None
         self._stack.append(_Open(value.allowed, kind == "array", value.close))
         return 0, ""
 
     def _kind_by_start(self, value: _Value, text: str) -> str | None:
-        """Kind of a value whose tag does not state its type, judged by its beginning: "scalar",
-        "array", "object" or "empty"; None if more text is needed.
+        """Returns the kind of a value whose tag doesn't state its type, judged by how it begins:
+        "scalar", "array", "object" or "empty". Returns None if more text is needed.
         """
         stripped = text.lstrip()
         if stripped.startswith(value.close) and (text == stripped or not value.allowed.strings):
@@ -300,8 +303,8 @@ class TaggedArguments:
                 return kind
         return "scalar"
 
-    def _string(self, value: _Value, text: str) -> tuple[int, str] | None:
-        """Reads a string as far as it has arrived, without line ends that belong to its tags."""
+    def _read_tagged_string(self, value: _Value, text: str) -> tuple[int, str] | None:
+        """Reads as much of a string as has arrived, without the line ends that belong to its tags."""
         skipped = 0
         found = ""
         if not value.started:
@@ -314,15 +317,17 @@ class TaggedArguments:
         line = value.after.startswith("\n")
         if end >= 0:
             last = end - 1 if line and end > skipped and text[end - 1] == "\n" else end
-            return self._ended(end + len(value.close), found + _escaped(text[skipped:last]) + '"')
+            return self._finish_value(
+                end + len(value.close), found + _escape_json(text[skipped:last]) + '"'
+            )
         last = partial_match_start(text, skipped, value.close)
         if line:
             last = min(last, partial_match_start(text, skipped, "\n" + value.close))
         if last == skipped and not found:
             return None
-        return last, found + _escaped(text[skipped:last])
+        return last, found + _escape_json(text[skipped:last])
 
-    def _complete_value(self, value: _Value, text: str) -> tuple[int, str] | None:
+    def _read_complete_value(self, value: _Value, text: str) -> tuple[int, str] | None:
         """Reads any other value once it is complete."""
         start = len(text) - len(text.lstrip())
         if (
@@ -334,7 +339,7 @@ class TaggedArguments:
             value.scan = JsonArguments()
             value.searched = start
         if value.scan and not value.scan.done:  # strings inside may contain the closing tag
-            value.searched += value.scan.length(text[value.searched :])
+            value.searched += value.scan.scan_text(text[value.searched :])
             if not value.scan.done:
                 return None
         end = text.find(value.close, value.searched)
@@ -347,17 +352,17 @@ class TaggedArguments:
             content = content.removeprefix("\n")
         if value.after.startswith("\n"):
             content = content.removesuffix("\n")
-        return self._ended(
+        return self._finish_value(
             end + len(value.close), value.allowed.json(content, unquoted=_STRING in value.types)
         )
 
-    def _ended(self, length: int, text: str) -> tuple[int, str]:
+    def _finish_value(self, length: int, text: str) -> tuple[int, str]:
         self._value = None
         return length, text
 
     @staticmethod
-    def _head(tag: str) -> regex.Pattern[str]:
-        found = expression(tag.rstrip(), blanks=True).replace("><", r">\s{0,100}<")
+    def _head_pattern(tag: str) -> regex.Pattern[str]:
+        found = literal_expression(tag.rstrip(), blanks=True).replace("><", r">\s{0,100}<")
         name_group = r'(?P<name>[^<>"&/\n\r][^<>"&\n\r]*?)'
         type_group = r"(?P<type>\w+)"
         return regex.compile(
@@ -365,5 +370,5 @@ class TaggedArguments:
         )
 
 
-def _escaped(text: str) -> str:
+def _escape_json(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]

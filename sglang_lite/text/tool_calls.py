@@ -1,5 +1,5 @@
 """Tool calls in the formats of model families (tool_formats.py): constraints that enforce a format,
-and parsers of calls.
+and parsers for calls.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.bare_calls import DOUBLED_END, END, FENCE_END, BareCalls, FoundCall
-from sglang_lite.text.reasoning import ReasoningParser, reasoning_format, with_reasoning
+from sglang_lite.text.reasoning import ReasoningParser, allow_reasoning_before, reasoning_format
 from sglang_lite.text.stop import partial_match_start
 from sglang_lite.text.tool_arguments import (
     JsonArguments,
     TaggedArguments,
     arguments_text,
-    expression,
-    pattern,
+    compile_literal,
+    literal_expression,
 )
 from sglang_lite.text.tool_formats import ToolFormat, tool_format
 
@@ -48,17 +48,18 @@ def calls_constraint(
     reasoning: str | None = None,
     parallel: bool = True,
 ) -> Constraint:
-    """Constraint of a model's whole answer after the prompt: reasoning, text, calls.
+    """Returns a constraint on a model's whole answer after the prompt, including reasoning, text
+    and calls.
 
     Args:
         family: name in text.tool_formats.
-        tools: schema of the arguments by tool name. To force one of several tools, pass that tool
-            alone.
+        tools: schema of the arguments by tool name. To force one of several tools, pass only that
+            tool.
         choice: "auto" for text that may contain calls, "required" for one or more calls, "named"
             for one call, "none" for no calls.
         reasoning: key of text.reasoning.FORMATS for the model's reasoning marks, or None for no
             reasoning.
-        parallel: whether several calls are allowed; not with "named".
+        parallel: whether several calls are allowed; ignored for "named".
 
     Raises:
         ParameterError: the family, model type or choice is unknown, a forced call has no tools, or
@@ -79,7 +80,7 @@ def calls_constraint(
     calls: Constraint = OneOf(
         tuple(
             InOrder((Choices((tag.begin,)), tag.content, Choices((tag.end,))))
-            for tag in _tags(call_format, tools)
+            for tag in _call_tags(call_format, tools)
         )
     )
     if parallel and choice != "named":
@@ -92,34 +93,40 @@ def calls_constraint(
     if forced:
         before = (
             call_format.text[1] if not call_format.text[0] else ""
-        )  # text without a start mark is present, though empty
+        )  # text that has no start mark is present even if empty
         answer: Constraint = InOrder(
             (Choices((before + call_format.opening,)), calls, Choices((call_format.closing,)))
         )
     elif call_format.final != ("", ""):
-        answer = _in_channels(call_format, calls if choice == "auto" and tools else None, excluded)
+        answer = _constrain_channels(
+            call_format, calls if choice == "auto" and tools else None, excluded
+        )
     else:
         tags: tuple[Tag, ...] = ()
         if choice == "auto" and call_format.opening and tools:
             tags = (Tag(call_format.opening, calls, call_format.closing),)
         elif choice == "auto":
-            tags = tuple(_tags(call_format, tools))
+            tags = tuple(_call_tags(call_format, tools))
         once = bool(tags) and (not parallel or bool(call_format.closing))
         answer = StructuralTag(
             tags, (call_format.trigger,), stop_after_first=once, excludes=excluded
         )
-    return answer if reasoning is None else with_reasoning(reasoning, answer, call_format.between)
+    return (
+        answer
+        if reasoning is None
+        else allow_reasoning_before(reasoning, answer, call_format.between)
+    )
 
 
-def _in_channels(
+def _constrain_channels(
     call_format: ToolFormat, calls: Constraint | None, excluded: tuple[str, ...]
 ) -> Constraint:
-    """Constraint of text and calls in a format with separate marks for text before calls and text
-    without calls.
+    """Returns a constraint on text and calls, for a format with one kind of mark around text that
+    precedes calls and another around text without calls.
     """
     (first, last), (begin, end) = call_format.text, call_format.final
     nothing = Choices(("",))
-    if end:  # both kinds of text begin alike; their ends differ
+    if end:  # both kinds of text begin the same way and end differently
         tags = (
             Tag(end, nothing, ""),
             *(
@@ -144,7 +151,7 @@ def _in_channels(
     return OneOf((alone, InOrder((Repeated(note, 0, 1), calls))))
 
 
-def _tags(call_format: ToolFormat, tools: Mapping[str, JsonSchema]) -> Iterator[Tag]:
+def _call_tags(call_format: ToolFormat, tools: Mapping[str, JsonSchema]) -> Iterator[Tag]:
     for name, schema in tools.items():
         arguments = (
             schema if call_format.arguments is None else TaggedObject(schema, call_format.arguments)
@@ -160,7 +167,7 @@ def _tags(call_format: ToolFormat, tools: Mapping[str, JsonSchema]) -> Iterator[
 
 
 def call_text(family: str, name: str, arguments: Mapping[str, Json]) -> str:
-    """Text of a call in the family's format."""
+    """Returns the text of a call in the family's format."""
     call_format = tool_format(family)
     begin, middle = (part.replace("#", "0") for part in call_format.heads[0])
     call = (
@@ -169,7 +176,7 @@ def call_text(family: str, name: str, arguments: Mapping[str, Json]) -> str:
     return f"{call_format.opening}{call}{call_format.closing}"
 
 
-# ------------------------------------------------------------------------------------- reading back
+# ------------------------------------------------------------------------------------ parsing calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +194,7 @@ class WrittenCall:
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """New part of a call. Only the first part of a call has the name.
+    """New part of a call. Only the first part has the name.
 
     Attributes:
         index: number of the call in the answer.
@@ -211,11 +218,11 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnswer:
-    """Whole answer, parsed.
+    """A whole answer, parsed.
 
     Attributes:
-        complete: False if a call was cut short: either the last of `calls`, or one whose beginning
-            ends `content`.
+        complete: False if a call was cut off: either the last of `calls`, or one that has only
+            begun at the end of `content`.
     """
 
     reasoning: str
@@ -225,18 +232,19 @@ class ParsedAnswer:
 
 
 class ToolParser:
-    """Incremental parser of an answer with tool calls. Text that only looks like a call is content.
+    """Incremental parser for an answer with tool calls. Text that only looks like a call is
+    content.
 
     Args:
         family: name in text.tool_formats.
-        reasoning: key of text.reasoning.FORMATS, or None to split off no reasoning.
-        tools: schema of the arguments by tool name. Calls without marks (text.bare_calls) have to
-            name one of these. In formats with unquoted strings, text that is valid JSON is not read
-            as a string without a schema.
+        reasoning: key of text.reasoning.FORMATS, or None to leave reasoning in the content.
+        tools: schema of the arguments by tool name. Calls without marks (text.bare_calls) must name
+            one of these. In formats with unquoted strings, an argument without a schema is not read
+            as a string if it is valid JSON.
         bare: whether to read calls without marks.
-        parallel: whether there may be several calls. If not, a call without marks is only read as
-            the first one, and what follows it is content: the constraint can't end the answer
-            there.
+        parallel: whether there may be several calls. If not, a call without marks is only read if
+            it is the first call, and the text after it is content, because the constraint can't end
+            the answer there.
 
     Attributes:
         open: True if a call has begun and not ended.
@@ -258,11 +266,11 @@ class ToolParser:
         self._format = found = tool_format(family)
         self._reasoning = None if reasoning is None else ReasoningParser(reasoning, once=True)
         self._tools = tools or {}
-        self._head = _head(found)
+        self._head = _call_pattern(found)
         variants = (text for begin, _ in found.variants for text in (begin, begin.lstrip()))
         self._stops = tuple(dict.fromkeys((found.trigger, *variants, *found.marks)))
         self._pending = ""
-        self._read = self._text
+        self._read = self._read_text
         self._inside = False  # between the format's `opening` and `closing`
         self._bare = (
             BareCalls(found.bare, tuple(self._tools))
@@ -270,10 +278,10 @@ class ToolParser:
             else None
         )
         self._parallel = parallel
-        self._is_bare = False  # of the latest call
+        self._is_bare = False  # whether the latest call has no marks
         self._bare_end = END
-        self._at_line = True  # the pending text begins a line, or follows a call
-        # the pending text has the name of a tool, and may become a call without marks
+        self._at_line = True  # whether the pending text begins a line or follows a call
+        # whether the pending text contains a tool's name and may become a call without marks
         self._named = False
         self.ended = 0
         self._scan: JsonArguments | TaggedArguments = JsonArguments()
@@ -282,19 +290,23 @@ class ToolParser:
 
     @property
     def open(self) -> bool:
-        return self._named or self._read in (self._begin, self._arguments, self._end)
+        return self._named or self._read in (
+            self._read_call_start,
+            self._read_arguments,
+            self._read_call_end,
+        )
 
     def push(self, piece: str) -> Pieces:
-        """Appends a piece of text; returns the parts that have become certain."""
+        """Appends a piece of text, and returns the parts that have become certain."""
         reasoning, answer = ("", piece) if self._reasoning is None else self._reasoning.push(piece)
-        return self._pieces(reasoning, answer)
+        return self._read_pieces(reasoning, answer)
 
     def flush(self) -> Pieces:
-        """Ends the text; returns the remaining parts."""
+        """Ends the text, and returns the remaining parts."""
         reasoning, answer = ("", "") if self._reasoning is None else self._reasoning.flush()
-        pieces = self._pieces(reasoning, answer)
-        cut = self._read in (self._arguments, self._end) or (
-            self._read == self._after and self._inside
+        pieces = self._read_pieces(reasoning, answer)
+        cut = self._read in (self._read_arguments, self._read_call_end) or (
+            self._read == self._read_after_call and self._inside
         )
         while self._format.marks and not cut and self._pending.startswith(self._format.marks):
             self._consume(
@@ -304,14 +316,14 @@ class ToolParser:
         self._pending = ""
         ends = (
             ("`", "``", "```")
-            if self._read == self._after_bare
+            if self._read == self._read_fence_end
             else (self._format.separator.strip(),)
         )
         if cut or (self.ended and pending.strip() in ("", *ends)):
             pending = ""
         return Pieces(pieces.reasoning, pieces.content + pending, pieces.calls)
 
-    def _pieces(self, reasoning: str, answer: str) -> Pieces:
+    def _read_pieces(self, reasoning: str, answer: str) -> Pieces:
         self._pending += answer
         while self._read():
             pass
@@ -321,22 +333,22 @@ class ToolParser:
         self._calls.clear()
         return Pieces(reasoning, content, calls)
 
-    # Each of the following states reads what it can of the pending text, and returns True if
+    # Each of the following states reads what it can of the pending text. It returns True if
     # another state may read more.
 
-    def _text(self) -> bool:
+    def _read_text(self) -> bool:
         if self.ended and self._is_bare and not self._parallel:
-            self._say(len(self._pending))
+            self._add_content(len(self._pending))
             return False
         hits = [at for stop in self._stops if (at := self._pending.find(stop)) >= 0]
         end = min(hits or (partial_match_start(self._pending, 0, stop) for stop in self._stops))
         bare = self._find_bare(self._pending, at_line=self._at_line)
         if bare is not None and bare.start < end:
-            self._say(bare.start)
-            return bare.whole and self._begin_bare(bare)
+            self._add_content(bare.start)
+            return bare.whole and self._read_bare_start(bare)
         self._named = False
-        self._say(end)
-        return bool(hits) and self._switch_to(self._begin, inside=False)
+        self._add_content(end)
+        return bool(hits) and self._switch_to(self._read_call_start, inside=False)
 
     def _find_bare(self, text: str, *, at_line: bool) -> FoundCall | None:
         allowed = self._bare is not None and (self._parallel or not self.ended)
@@ -346,24 +358,26 @@ class ToolParser:
         self._named = found is not None and not found.whole and bool(found.name)
         return found
 
-    def _begin_bare(self, found: FoundCall) -> bool:
-        """Reads the beginning of a call without marks, which begins the pending text."""
+    def _read_bare_start(self, found: FoundCall) -> bool:
+        """Reads the start of a call without marks, at the beginning of the pending text."""
         self._consume(found.end - found.start)
         self._is_bare = True
         self._bare_end = DOUBLED_END if found.doubled else END
         self._calls.append(CallPiece(self.ended, found.name, ""))
         if found.arguments:
             self._calls.append(CallPiece(self.ended, "", found.arguments))
-            return self._switch_to(self._end, inside=False)
+            return self._switch_to(self._read_call_end, inside=False)
         self._scan = JsonArguments()
-        return self._switch_to(self._arguments, inside=False)
+        return self._switch_to(self._read_arguments, inside=False)
 
-    def _begin(self) -> bool:
-        """Reads the beginning of a call, with the text before the first one, or a mark."""
+    def _read_call_start(self) -> bool:
+        """Reads the start of a call, including the text before the first call, or a mark."""
         opening = "" if self._inside else self._format.opening
-        if opening and self._format.any_blanks:
+        if opening and self._format.accepts_any_whitespace:
             opening = f"{opening.rstrip()}\n"
-        before = pattern(opening, blanks=self._format.any_blanks).match(self._pending, partial=True)
+        before = compile_literal(opening, blanks=self._format.accepts_any_whitespace).match(
+            self._pending, partial=True
+        )
         head = None
         if before and not before.partial:
             head = self._head.match(self._pending, before.end(), partial=True)
@@ -377,7 +391,7 @@ class ToolParser:
             if stop not in self._format.marks:
                 self._content.append(stop)
                 self._at_line = False
-            return self._switch_to(self._text, inside=False)
+            return self._switch_to(self._read_text, inside=False)
         self._consume(head.end())
         self._is_bare = False
         name = head["name"]
@@ -386,20 +400,20 @@ class ToolParser:
             JsonArguments() if tags is None else TaggedArguments(tags, self._tools.get(name))
         )
         self._calls.append(CallPiece(self.ended, name, ""))
-        return self._switch_to(self._arguments, inside=bool(self._format.opening))
+        return self._switch_to(self._read_arguments, inside=bool(self._format.opening))
 
-    def _arguments(self) -> bool:
+    def _read_arguments(self) -> bool:
         length, json_text = self._scan.push(self._pending)
         self._consume(length)
         if json_text:
             self._calls.append(CallPiece(self.ended, "", json_text))
-        return self._scan.done and self._switch_to(self._end, inside=self._inside)
+        return self._scan.done and self._switch_to(self._read_call_end, inside=self._inside)
 
-    def _end(self) -> bool:
+    def _read_call_end(self) -> bool:
         found = (
             self._bare_end
             if self._is_bare
-            else pattern(self._format.end, blanks=self._format.any_blanks)
+            else compile_literal(self._format.end, blanks=self._format.accepts_any_whitespace)
         )
         end = found.match(self._pending, partial=True)
         if end and end.partial:
@@ -407,24 +421,24 @@ class ToolParser:
         self.ended += 1
         self._at_line = True
         if end is None:  # impossible under the format's constraint
-            return self._switch_to(self._text, inside=False)
+            return self._switch_to(self._read_text, inside=False)
         self._consume(end.end())
         return self._switch_to(
-            self._after_bare if self._is_bare else self._after, inside=self._inside
+            self._read_fence_end if self._is_bare else self._read_after_call, inside=self._inside
         )
 
-    def _after_bare(self) -> bool:
-        """Reads the end of a fence after a call without marks."""
+    def _read_fence_end(self) -> bool:
+        """Reads the end of a code fence after a call without marks."""
         end = FENCE_END.match(self._pending, partial=True)
         if end and end.partial:
             return False
         if end:
             self._consume(end.end())
-        return self._switch_to(self._between, inside=False)
+        return self._switch_to(self._read_blanks, inside=False)
 
-    def _between(self) -> bool:
-        """Reads blanks between a call without marks and another call; before text they are part of
-        the text.
+    def _read_blanks(self) -> bool:
+        """Reads the blanks between a call without marks and another call. If text follows instead,
+        they are part of the text.
         """
         rest = self._pending.lstrip()
         blanks = self._pending[: len(self._pending) - len(rest)]
@@ -439,36 +453,45 @@ class ToolParser:
         if follows or (self._parallel and rest.startswith(self._format.trigger)):
             self._pending = rest
             self._at_line = True
-        return self._switch_to(self._text, inside=False)
+        return self._switch_to(self._read_text, inside=False)
 
-    def _after(self) -> bool:
-        """Reads after a call: either the beginning of another call or the end of all calls."""
+    def _read_after_call(self) -> bool:
+        """Reads what follows a call: the beginning of another call, or the end of all calls."""
         separator = self._format.separator
         closing = self._format.closing if self._inside else ""
-        if self._inside and self._format.any_blanks:
+        if self._inside and self._format.accepts_any_whitespace:
             self._pending = self._pending.lstrip()
         begin = self._format.begin if self._inside else self._format.trigger
-        for follows, read in ((separator + begin, self._begin), (closing, self._text)):
+        for follows, read in (
+            (separator + begin, self._read_call_start),
+            (closing, self._read_text),
+        ):
             found = (
-                pattern(follows, blanks=self._format.any_blanks).match(self._pending, partial=True)
+                compile_literal(follows, blanks=self._format.accepts_any_whitespace).match(
+                    self._pending, partial=True
+                )
                 if follows
                 else None
             )
             if found and found.partial:
                 return False
             if found:
-                between = pattern(separator, blanks=self._format.any_blanks).match(self._pending)
-                self._consume(between.end() if between and read == self._begin else found.end())
-                return self._switch_to(read, inside=self._inside and read == self._begin)
-        return self._switch_to(self._text, inside=False)
+                between = compile_literal(
+                    separator, blanks=self._format.accepts_any_whitespace
+                ).match(self._pending)
+                self._consume(
+                    between.end() if between and read == self._read_call_start else found.end()
+                )
+                return self._switch_to(read, inside=self._inside and read == self._read_call_start)
+        return self._switch_to(self._read_text, inside=False)
 
     def _switch_to(self, read: Callable[[], bool], *, inside: bool) -> bool:
         self._read = read
         self._inside = inside
         return True
 
-    def _say(self, length: int) -> None:
-        """Reads text that is content."""
+    def _add_content(self, length: int) -> None:
+        """Adds the next `length` characters to the content."""
         if length:
             self._content.append(self._consume(length))
             self._at_line = self._content[-1].endswith("\n")
@@ -480,12 +503,12 @@ class ToolParser:
 
 
 @lru_cache(maxsize=64)
-def _head(call_format: ToolFormat) -> regex.Pattern[str]:
-    """Pattern of a call up to its arguments."""
-    blanks = call_format.any_blanks
+def _call_pattern(call_format: ToolFormat) -> regex.Pattern[str]:
+    """Returns the pattern of a call up to its arguments."""
+    blanks = call_format.accepts_any_whitespace
     options = [
-        rf"{expression(begin, blanks=blanks)}(?P<name>{_NAME})"
-        + (expression(middle, blanks=blanks) if middle.strip() else r"\s{0,100}(?=<)")
+        rf"{literal_expression(begin, blanks=blanks)}(?P<name>{_NAME})"
+        + (literal_expression(middle, blanks=blanks) if middle.strip() else r"\s{0,100}(?=<)")
         for begin, middle in call_format.heads
     ]
     return regex.compile("|".join(options))

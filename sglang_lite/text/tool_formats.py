@@ -1,7 +1,7 @@
 """Formats of tool calls by model family. tool_calls.py enforces them and parses calls.
 
-Sources: the models' chat templates; xgrammar 0.2.8, `builtin_structural_tag`; mistral-common for
-Mistral's; OpenAI's description of Harmony for gpt-oss.
+Sources: the models' chat templates; `builtin_structural_tag` in xgrammar 0.2.8; mistral-common for
+Mistral's formats; OpenAI's description of Harmony for gpt-oss.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from sglang_lite.protocol import ParameterError, Tags
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """Format of tool calls. A call is `begin`, the name of the tool, `middle`, its arguments, and
-    `end`; a # in them stands for a number.
+    """Format of tool calls. A call consists of `begin`, the name of the tool, `middle`, its
+    arguments, and `end`. A # in these texts stands for a number.
 
     Attributes:
-        trigger: text that begins calls and occurs in no other text of an answer.
+        trigger: text that begins calls and occurs nowhere else in an answer.
         opening, closing: text before and after all calls.
         separator: text between two calls.
         arguments: tags around each argument, or None if the arguments are a JSON object.
@@ -29,7 +29,7 @@ class ToolFormat:
         excluded: strings that this text must not contain.
         between: text between reasoning and answer, or None for the model's reasoning marks.
         bare: text before and after the name in calls that are JSON objects without marks
-            (bare_calls.py), or None if these are no calls. A blank stands for any blanks.
+            (bare_calls.py), or None if such objects are not calls. A blank matches any blanks.
     """
 
     trigger: str
@@ -49,7 +49,7 @@ class ToolFormat:
     bare: tuple[str, str] | None = None
 
     @property
-    def any_blanks(self) -> bool:
+    def accepts_any_whitespace(self) -> bool:
         """True if models may write other whitespace between the parts."""
         return self.arguments is not None or bool(self.variants)
 
@@ -70,8 +70,8 @@ _HARMONY_MARKS = (
 )
 
 
-def _dsml(calls: str, blank: str = "") -> ToolFormat:
-    """Format of DeepSeek's models since V3.2."""
+def _build_dsml_format(calls: str, blank: str = "") -> ToolFormat:
+    """Returns the format of DeepSeek's models since V3.2."""
     opening = f"<｜DSML｜{calls}>\n"
     closing = f"</｜DSML｜{calls}>"
     end = f"</｜DSML｜{blank}parameter>"
@@ -90,7 +90,7 @@ def _dsml(calls: str, blank: str = "") -> ToolFormat:
     )
 
 
-# Formats by SGLang's names; "cohere" is xgrammar's name, because SGLang has no such format.
+# Formats by SGLang's names for them. "cohere" is xgrammar's name; SGLang lacks this format.
 FORMATS = {
     "qwen": ToolFormat(
         "<tool_call>", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", separator="\n",
@@ -113,9 +113,9 @@ FORMATS = {
         _DEEPSEEK, "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
         opening=_DEEPSEEK, closing="<｜tool▁calls▁end｜>",
     ),
-    "deepseekv32": _dsml("function_calls"),
-    "deepseekv4": _dsml("tool_calls"),
-    "deepseekv41": _dsml(" calls", " "),
+    "deepseekv32": _build_dsml_format("function_calls"),
+    "deepseekv4": _build_dsml_format("tool_calls"),
+    "deepseekv41": _build_dsml_format(" calls", " "),
     "kimi_k2": ToolFormat(
         "<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.", ":#<|tool_call_argument_begin|>",
         "<|tool_call_end|>", opening="<|tool_calls_section_begin|>", closing="<|tool_calls_section_end|>",
@@ -174,7 +174,7 @@ FORMATS = {
         ),
         marks=("<|START_TEXT|>", "<|END_TEXT|>"), between="",
     ),
-    # <|call|> and <|return|> end the sequence, so no grammar demands them.
+    # <|call|> and <|return|> end the sequence, so no grammar requires them.
     "gpt-oss": ToolFormat(
         _HARMONY, _HARMONY, " <|constrain|>json<|message|>", "", separator="<|call|><|start|>assistant",
         variants=(
@@ -195,7 +195,7 @@ _OTHER_NAMES = {
     "step3p5": "qwen3_coder",
     "nanbeige": "qwen3_coder",
 }
-# for other families: most models without their own format were trained with this one
+# for other families, because most models without their own format were trained with this one
 DEFAULT = "qwen"
 
 # Tokens with these texts are part of a model's output text, even if its tokenizer marks them as
@@ -210,21 +210,21 @@ MARKS = frozenset({
     "<|START_THINKING|>", "<|END_THINKING|>", "<cofl:tool_calls>", "</cofl:tool_calls>",
 })  # fmt: skip
 
-# Subset of MARKS that never separates turns. If a tokenizer does not mark these tokens as special,
+# The MARKS that never separate turns. If a tokenizer does not mark these tokens as special,
 # they are ordinary text.
 NON_TURN_MARKS = MARKS - {"<|open|>", "<|close|>", "<|sep|>"}
 
 _HARMONY_TOKENS = frozenset({"<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"})
 
 
-def marks_among(tokens: Iterable[str]) -> frozenset[str]:
-    """Texts of a tokenizer's special tokens that are part of the model's output text."""
+def select_output_marks(tokens: Iterable[str]) -> frozenset[str]:
+    """Returns the texts of a tokenizer's special tokens that are part of the model's output text."""
     found = frozenset(tokens)
-    # <|end|> ends turns elsewhere
+    # in other formats, <|end|> ends turns
     return found & (MARKS | _HARMONY_TOKENS if "<|constrain|>" in found else MARKS)
 
 
-# Strings by which a chat template reveals its format of calls (None for an unsupported format). The
+# Strings in a chat template that identify its call format (None for an unsupported format). The
 # first match counts.
 _TEMPLATE_SIGNS: tuple[tuple[str | None, tuple[str, ...]], ...] = (
     (None, ("[CALL_ID]",)),
@@ -254,9 +254,9 @@ _TEMPLATE_SIGNS: tuple[tuple[str | None, tuple[str, ...]], ...] = (
 )
 
 
-def family_of(template: str | None) -> str | None:
-    """Key of FORMATS for a model's chat template, or None if the template shows no calls or an
-    unsupported format.
+def detect_tool_family(template: str | None) -> str | None:
+    """Returns the key of FORMATS for a model's chat template, or None if the template shows no
+    calls or an unsupported format.
     """
     source = (template or "").replace("\\n", "\n").replace('\\"', '"')
     return next(
@@ -265,7 +265,7 @@ def family_of(template: str | None) -> str | None:
 
 
 def tool_format(family: str) -> ToolFormat:
-    """Format of a family. Raises ParameterError if the family is unknown."""
+    """Returns the format of a family. Raises ParameterError if the family is unknown."""
     found = FORMATS.get(_OTHER_NAMES.get(family, family))
     if found is None:
         names = ", ".join((*FORMATS, *_OTHER_NAMES))

@@ -1,8 +1,8 @@
-"""Tool calls as one JSON object: `{"tool": name, "arguments": {…}}`, several as `{"calls": [{…},
-{…}]}`, or `{"answer": text}`; and results of calls as text of a turn.
+"""Tool calls as one JSON object, and results of calls as text of a turn.
 
-The schema of these texts carries a mark, so that a provider with its own tool protocol can be asked
-for calls instead.
+The object is `{"tool": name, "arguments": {…}}` for one call, `{"calls": [{…}, {…}]}` for several,
+or `{"answer": text}`. Its schema carries a mark, so a provider with its own tool protocol can be
+asked for calls instead.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ToolUse:
 
     Attributes:
         required: True if a tool must be called; otherwise an answer is allowed instead.
-        parallel: True if several calls may be made at once.
+        parallel: True if several calls may be made in one turn.
     """
 
     functions: tuple[Function, ...]
@@ -59,7 +59,7 @@ def tool_use_schema(
     parallel: bool = False,
     once: bool = False,
 ) -> JsonSchema:
-    """Schema of a call or an answer.
+    """Returns the schema of a call or an answer.
 
     Args:
         functions: functions that may be called.
@@ -71,23 +71,27 @@ def tool_use_schema(
     options = [
         {
             "description": each.description,
-            **_exactly(tool={"const": each.name}, arguments=each.parameters),
+            **_exact_object_schema(tool={"const": each.name}, arguments=each.parameters),
         }
         for each in functions
     ]
     if parallel:
         most = {"maxItems": 1} if once else {}
         options = [
-            _exactly(calls={"type": "array", "items": {"anyOf": options}, "minItems": 1, **most})
+            _exact_object_schema(
+                calls={"type": "array", "items": {"anyOf": options}, "minItems": 1, **most}
+            )
         ]
     if not required:
-        options.append(_exactly(answer={"type": "string"}))
+        options.append(_exact_object_schema(answer={"type": "string"}))
     return json_schema({"$comment": _MARK, "anyOf": options, **shared})
 
 
 @lru_cache(maxsize=256)
-def tool_use_of(constraint: Constraint | None) -> ToolUse | None:
-    """Tools that `tool_use_schema` made a constraint from, or None for any other constraint."""
+def tool_use_from_constraint(constraint: Constraint | None) -> ToolUse | None:
+    """Returns the tools in a constraint made by `tool_use_schema`, or None for any other
+    constraint.
+    """
     if not isinstance(constraint, JsonSchema) or _MARK not in constraint.schema:
         return None
     schema = json.loads(constraint.schema)
@@ -111,10 +115,10 @@ def tool_use_of(constraint: Constraint | None) -> ToolUse | None:
 
 
 def arguments_schema(parameters: Mapping[str, Json], shared: Mapping[str, Json]) -> dict[str, Json]:
-    """Parameters as a self-contained object schema at the root, as providers require, with the
-    definitions that it uses.
+    """Returns a function's parameters as a self-contained object schema, as providers require.
+    Includes the definitions that it uses.
     """
-    if "$id" in parameters:  # references in it are to itself
+    if "$id" in parameters:  # its references point into itself
         return {key: value for key, value in parameters.items() if key != "$id"}
     definitions = shared.get("$defs", {})
     name = str(parameters.get("$ref", "")).removeprefix(_DEFINITIONS)
@@ -135,26 +139,27 @@ def arguments_schema(parameters: Mapping[str, Json], shared: Mapping[str, Json])
 
 
 def call_object(name: str, arguments: str) -> str:
-    """JSON text of a call. `arguments` is JSON text; invalid text is inserted unchanged, so that
-    the reader reports it.
+    """Returns the JSON text of a call. `arguments` is JSON text; invalid text is inserted
+    unchanged, so that the reader reports it.
     """
     return f'{{"tool": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments.strip() or "{}"}}}'
 
 
 def calls_object(calls: Sequence[tuple[str, str]]) -> str:
-    """JSON text of several calls, given as (name, arguments) as for `call_object`."""
+    """Returns the JSON text of several calls, given as (name, arguments) as in `call_object`."""
     return f'{{"calls": [{", ".join(call_object(name, arguments) for name, arguments in calls)}]}}'
 
 
 def result_text(name: str, result: str) -> str:
-    """Text that reports the result of a call to the model."""
+    """Returns text that reports the result of a call to the model."""
     return _RESULT.format(name) + result
 
 
-def results_of(names: Sequence[str], text: str | Json) -> list[str | Json]:
-    """Results of calls in a user's turn, in the order of the calls. Each call is given the whole
-    content if it is not text or does not list the results one after another in the form of
-    `result_text`, whose mark is left out.
+def split_call_results(names: Sequence[str], text: str | Json) -> list[str | Json]:
+    """Returns the results of calls in a user's turn, in the order of the calls.
+
+    Splits text that lists the results one after another in the form of `result_text`, and drops
+    that form's label. For any other content, each call's result is the whole content.
 
     Args:
         names: names of the tools that were called.
@@ -174,12 +179,12 @@ def results_of(names: Sequence[str], text: str | Json) -> list[str | Json]:
 
 
 def answer_object(text: str) -> str:
-    """JSON text of an answer without a call."""
+    """Returns the JSON text of an answer without a call."""
     return json.dumps({"answer": text}, ensure_ascii=False)
 
 
-def _exactly(**properties: Any) -> dict[str, Any]:
-    """Schema of an object with exactly these properties."""
+def _exact_object_schema(**properties: Any) -> dict[str, Any]:
+    """Returns the schema of an object with exactly these properties."""
     return {
         "type": "object",
         "properties": properties,

@@ -36,37 +36,41 @@ def as_failure(error: SglError) -> Failure:
     own: dict[str, Any] = {name: getattr(error, name, None) for name in _OWN.get(kind, ())}
     for name in ("parameter", "pointer", "text", "limit"):
         if own.get(name) is not None:
-            own[name] = _text(own[name])
+            own[name] = _sendable_text(own[name])
     if not is_plain(own.get("value"), LIMITS):
-        own["value"] = _text(f"{own['value']!r:.{_LONGEST_REPR}}")
+        own["value"] = _sendable_text(f"{own['value']!r:.{_LONGEST_REPR}}")
     if "results" in own:
-        own["results"] = tuple(_result(each) for each in own["results"] or ())
-    notes = [_text(note) for note in getattr(error, "__notes__", ())]
+        own["results"] = tuple(_result_failure(each) for each in own["results"] or ())
+    notes = [_sendable_text(note) for note in getattr(error, "__notes__", ())]
     if error.__cause__ is not None:
-        notes.append(_text(f"Caused by {_named(error.__cause__)}"))
+        notes.append(_sendable_text(f"Caused by {_type_and_text(error.__cause__)}"))
     return Failure(
         type=kind.__name__,
-        message=_text(error.message),
-        hint=_text(error.hint),
+        message=_sendable_text(error.message),
+        hint=_sendable_text(error.hint),
         where=None
         if error.where is None
-        else (_text(error.where.file), error.where.line, _text(error.where.function)),
+        else (
+            _sendable_text(error.where.file),
+            error.where.line,
+            _sendable_text(error.where.function),
+        ),
         notes=tuple(notes),
         **own,
     )
 
 
-def _result(result: object) -> Failure | None:
+def _result_failure(result: object) -> Failure | None:
     if isinstance(result, BaseException) and not isinstance(result, SglError):
-        return as_failure(errors.ProgramError(_named(result)))
+        return as_failure(errors.ProgramError(_type_and_text(result)))
     return as_failure(result) if isinstance(result, SglError) else None
 
 
-def _named(error: BaseException) -> str:
+def _type_and_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _text(text: object) -> str:
+def _sendable_text(text: object) -> str:
     return str(text)[:_LONGEST_TEXT].encode("utf-8", "backslashreplace").decode()
 
 

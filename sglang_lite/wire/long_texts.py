@@ -15,7 +15,7 @@ _SCHEMA = re.compile(rb'"schema":("(?:[^"\\]++|\\.)*+")', re.DOTALL)
 _NAMED = re.compile(rb'"schema":\{"\$sha256":"([0-9a-f]{64})"\}')
 
 
-def named(body: bytes) -> bytes:
+def replace_long_schemas(body: bytes) -> bytes:
     """Replaces each long schema of a body with `{"$sha256":"…"}`, the hash of its JSON."""
     if len(body) < LONG:
         return body
@@ -27,19 +27,19 @@ def named(body: bytes) -> bytes:
     )
 
 
-def long_texts(body: bytes) -> Iterator[tuple[bytes, bytes]]:
+def long_schemas(body: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yields the hash and the JSON of each long schema of a body."""
     for found in _SCHEMA.finditer(body):
         if len(found[1]) >= LONG:
             yield _digest(found[1]), found[1]
 
 
-def names_in(body: bytes) -> list[bytes]:
+def referenced_hashes(body: bytes) -> list[bytes]:
     """Returns the hashes that a body refers to."""
     return _NAMED.findall(body) if b'"$sha256"' in body else []
 
 
-def with_texts(body: bytes, texts: dict[bytes, bytes]) -> bytes:
+def restore_schemas(body: bytes, texts: dict[bytes, bytes]) -> bytes:
     """Replaces the hashes in a body with the JSON of their schemas."""
     return _NAMED.sub(lambda found: b'"schema":' + texts[found[1]], body)
 

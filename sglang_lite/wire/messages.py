@@ -26,7 +26,7 @@ from sglang_lite.protocol.results import Delta, Generation, Played, Selection
 from sglang_lite.wire.failure import Failure, as_error, as_failure
 from sglang_lite.wire.json_lines import one_line
 from sglang_lite.wire.limits import LIMITS, Limits, depth_error, size_error
-from sglang_lite.wire.plain_data import check
+from sglang_lite.wire.plain_data import check_record
 from sglang_lite.wire.scan import FLOAT, is_shallow, scan_json
 
 VERSION: Final = 1
@@ -82,8 +82,8 @@ def encode(message: Message, *, limits: Limits = LIMITS) -> bytes:
         WireError: a value has no representation, or a limit is exceeded.
     """
     try:
-        name, data = _named(message)
-        special = check(data, limits)
+        name, data = _name_and_record(message)
+        special = check_record(data, limits)
         content = _encode_special_floats(msgspec.to_builtins(data)) if special else data
         envelope = {"version": VERSION, "type": name, "data": content}
         found = one_line(msgspec.json.encode(envelope))
@@ -115,9 +115,9 @@ def decode(data: bytes | bytearray | memoryview, *, limits: Limits = LIMITS) -> 
         found = _read_as_written(data, limits)
         if found is None:
             special = _scan(data, limits)
-            found = _read(*_opened(data), special=special)
+            found = _decode_content(*_open_envelope(data), special=special)
             if special:
-                check(found, limits)
+                check_record(found, limits)
     except RecursionError:  # the caller is deep in its own recursion
         raise depth_error(["data"], limits) from None
     if isinstance(found, Failure):
@@ -135,7 +135,7 @@ def _scan(data: bytes, limits: Limits) -> bool:
         raise WireError(f"byte {error.start} is not UTF-8") from None
 
 
-def _named(message: Message) -> tuple[str, Record]:
+def _name_and_record(message: Message) -> tuple[str, Record]:
     """Returns the name of a message's type, and its data as a record."""
     if isinstance(message, SglError):
         return "Error", as_failure(message)
@@ -151,13 +151,13 @@ def _named(message: Message) -> tuple[str, Record]:
     return name, message
 
 
-def _opened(data: bytes) -> tuple[str, msgspec.Raw]:
+def _open_envelope(data: bytes) -> tuple[str, msgspec.Raw]:
     """Returns the type name and undecoded content of a message of this version."""
     try:
         envelope = _decoder(dict[str, msgspec.Raw]).decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise WireError(f"no message: {error}") from None
-    version = _value(envelope, "version", int)
+    version = _envelope_member(envelope, "version", int)
     if version != VERSION:
         hint = (
             "Upgrade sglang_lite here."
@@ -167,7 +167,7 @@ def _opened(data: bytes) -> tuple[str, msgspec.Raw]:
         raise WireError(
             f"version {version} of the format is not {VERSION}", pointer="/version", hint=hint
         )
-    name = _value(envelope, "type", str)
+    name = _envelope_member(envelope, "type", str)
     if name not in _READ:
         raise WireError(
             f"{name!r:.80} is not a type of message",
@@ -183,13 +183,13 @@ def _opened(data: bytes) -> tuple[str, msgspec.Raw]:
     return name, envelope["data"]
 
 
-def _value(envelope: dict[str, msgspec.Raw], name: str, kind: Any) -> Any:
+def _envelope_member(envelope: dict[str, msgspec.Raw], name: str, kind: Any) -> Any:
     if name not in envelope:
         raise WireError(f"`{name}` is missing")
     try:
         return _decoder(kind).decode(envelope[name])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _translated(error, f"/{name}") from None
+        raise _translate_error(error, f"/{name}") from None
 
 
 def _read_as_written(data: bytes, limits: Limits) -> Any:
@@ -216,14 +216,14 @@ def _read_as_written(data: bytes, limits: Limits) -> Any:
     return found
 
 
-def _read(name: str, content: msgspec.Raw, *, special: bool) -> Any:
+def _decode_content(name: str, content: msgspec.Raw, *, special: bool) -> Any:
     kind = _READ[name]
     try:
         if special:
             return msgspec.convert(_decode_special_floats(msgspec.json.decode(content)), kind)
         return _decoder(kind).decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _translated(error, "/data") from None
+        raise _translate_error(error, "/data") from None
 
 
 @cache
@@ -231,7 +231,7 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
-def _translated(error: Exception, above: str) -> WireError:
+def _translate_error(error: Exception, above: str) -> WireError:
     """Converts an error of msgspec to a WireError; its path (`$.a[0]`) becomes a JSON Pointer."""
     message, _, path = str(error).partition(" - at `")
     path = path.rpartition("$")[2].rstrip("`")

@@ -29,7 +29,7 @@ class _RefusedError(Exception):
         self.path: list[str | int] = []
 
 
-def check(record: Record, limits: Limits) -> bool:
+def check_record(record: Record, limits: Limits) -> bool:
     """Checks all values of a record.
 
     Returns:
@@ -37,7 +37,7 @@ def check(record: Record, limits: Limits) -> bool:
     """
     try:
         # the message object itself takes one level
-        return _check(record, limits.depth - 1, plain=False)
+        return _check_value(record, limits.depth - 1, plain=False)
     except _RefusedError as refused:
         pointer = pointer_to(("data", *reversed(refused.path)))
         raise WireError(refused.problem, pointer=pointer, hint=refused.hint) from None
@@ -48,13 +48,13 @@ def check(record: Record, limits: Limits) -> bool:
 def is_plain(value: object, limits: Limits) -> bool:
     """Returns True if a value is plain data, which may be part of `meta`."""
     try:
-        _check(value, limits.depth // 2, plain=True)
+        _check_value(value, limits.depth // 2, plain=True)
     except (_RefusedError, RecursionError):
         return False
     return True
 
 
-def _check(value: Any, depth: int, *, plain: bool) -> bool:
+def _check_value(value: Any, depth: int, *, plain: bool) -> bool:
     kind = type(value)
     if value is None or kind is bool:
         return False
@@ -78,7 +78,7 @@ def _check(value: Any, depth: int, *, plain: bool) -> bool:
             # a list of integers, such as token ids, needs no further checks
             parts = enumerate(value)
     elif kind is dict and plain:
-        parts = _members(value)
+        parts = _checked_members(value)
     elif not plain and isinstance(value, Record):
         parts = zip(value.__struct_fields__, msgspec.structs.astuple(value))
     elif not plain and (kind is bytes or kind is Unset):
@@ -101,14 +101,14 @@ def _check(value: Any, depth: int, *, plain: bool) -> bool:
         if part is None or part is True or part is False:
             continue
         try:
-            special = _check(part, depth - 1, plain=plain or name in _FREE) or special
+            special = _check_value(part, depth - 1, plain=plain or name in _FREE) or special
         except _RefusedError as refused:
             refused.path.append(name)
             raise
     return special
 
 
-def _members(value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+def _checked_members(value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
     for name, each in value.items():
         if type(name) is not str or name == FLOAT:
             raise _RefusedError(

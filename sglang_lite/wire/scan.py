@@ -52,7 +52,7 @@ def scan_json(text: str, limits: Limits) -> bool:
         kind = token.lastindex
         if kind == _NAME and names is not None:
             name = token[1]
-            path[-1] = name = _unescaped(name) if "\\" in name else name[1:-1]
+            path[-1] = name = _unescape_name(name) if "\\" in name else name[1:-1]
             if name in names:
                 raise WireError(
                     "a name occurs twice", pointer=pointer_to(path), hint="Give each name once."
@@ -110,7 +110,7 @@ def _check_integers(run: str, path: list[Any]) -> None:
             raise WireError("an integer of more than 64 bits", pointer=pointer_to(place), hint=hint)
 
 
-def _unescaped(name: str) -> str:
+def _unescape_name(name: str) -> str:
     try:
         return str(json.loads(name))
     except ValueError:

@@ -10,8 +10,8 @@ from sglang_lite import Engine
 from sglang_lite.bench.agents import measure_agents
 from sglang_lite.bench.limits import Rates, lower_bound
 from sglang_lite.bench.programs import PROGRAMS, run_as_program
-from sglang_lite.bench.shapes import SHAPES, load_shape, text_from_ids, tokenizer
-from sglang_lite.bench.workloads import WORKLOADS, Workload, run
+from sglang_lite.bench.shapes import SHAPES, load_shape, make_tokenizer, text_from_ids
+from sglang_lite.bench.workloads import WORKLOADS, Workload, run_workload
 from sglang_lite.cli import main
 
 SMALL = {
@@ -27,7 +27,7 @@ def _no_gpu(monkeypatch):
 
 def test_a_program_s_text_has_the_tokens_of_the_requests():
     ids = [0, 1, 25, 26, 9_999, 10_239] * 500
-    assert tokenizer(10_240).encode(text_from_ids(ids)) == ids
+    assert make_tokenizer(10_240).encode(text_from_ids(ids)) == ids
 
 
 def test_both_columns_come_from_one_run(monkeypatch, capsys):
@@ -44,7 +44,7 @@ def test_both_columns_come_from_one_run(monkeypatch, capsys):
 def test_what_a_program_generates_is_counted(monkeypatch):
     work = Workload(64, (4,) * 3, (3, 2, 4))
     with Engine.of(load_shape("small")) as engine:
-        assert run(engine, work).steps > 0
+        assert run_workload(engine, work).steps > 0
         for name in PROGRAMS:
             assert run_as_program(engine, name, work).steps > 0
         monkeypatch.setitem(PROGRAMS, "nothing", lambda *_: [])
@@ -73,7 +73,7 @@ def test_large_shapes_are_refused_without_a_gpu(capsys):
 
 def test_a_shape_runs_by_transformers_code_too(capsys):
     with Engine.of(load_shape("small", model_impl="transformers")) as engine:
-        assert run(engine, Workload(0, (4,) * 2, (3, 2))).steps > 0
+        assert run_workload(engine, Workload(0, (4,) * 2, (3, 2))).steps > 0
     assert main(["bench", "--shape", "small", "--model-impl", "transformers", "--fp8"]) == 1
     assert "transformers' code has no 8 bits" in capsys.readouterr().err
 

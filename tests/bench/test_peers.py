@@ -18,7 +18,7 @@ from transformers import AutoConfig
 from sglang_lite.bench import report as reports
 from sglang_lite.bench.limits import Rates
 from sglang_lite.bench.peers import PeerResults
-from sglang_lite.bench.report import compare
+from sglang_lite.bench.report import compare_with_peers
 from sglang_lite.bench.shapes import SHAPES, hf_config
 from sglang_lite.bench.start import Started
 from sglang_lite.bench.workloads import WORKLOADS, Workload
@@ -70,7 +70,7 @@ def test_a_peer_gets_a_config_of_our_shape(name, tmp_path):
 
 def test_peers_run_the_same_workloads_and_stand_beside_ours(install, capfd):
     log = install("vllm", "sglang")
-    compare("qwen3-0.6b", OURS, 3, fp8=True)
+    compare_with_peers("qwen3-0.6b", OURS, 3, fp8=True)
     # The fakes' clock: 5 s for a warm-up, then 1, 3 and 2; and 7 for what puts shared tokens into
     # the cache.
     assert capfd.readouterr().out.splitlines() == [
@@ -92,7 +92,7 @@ def test_peers_run_the_same_workloads_and_stand_beside_ours(install, capfd):
 
 def test_without_fp8_a_peer_runs_in_bfloat16_at_the_workloads_temperature(install, capfd):
     log = install("sglang")
-    compare("llama-3.1-8b", {"w1": (1.0, 1.0)}, 1)
+    compare_with_peers("llama-3.1-8b", {"w1": (1.0, 1.0)}, 1)
     assert "sglang 0.5.23\n" in capfd.readouterr().out
     (load, vocab, layers, settings), *rest = [
         json.loads(line) for line in log.read_text().splitlines()
@@ -110,7 +110,7 @@ def test_without_fp8_a_peer_runs_in_bfloat16_at_the_workloads_temperature(instal
 
 def test_no_peer_no_table(monkeypatch, capfd):
     monkeypatch.setattr("sglang_lite.bench.peers.find_spec", lambda name: None)
-    compare("qwen3-0.6b", OURS, 3)
+    compare_with_peers("qwen3-0.6b", OURS, 3)
     assert capfd.readouterr().out == ""
 
 
@@ -125,7 +125,7 @@ def test_no_peer_no_table(monkeypatch, capfd):
 )
 def test_a_peer_that_fails_says_why_and_keeps_what_it_had(install, capfd, mishap, decode, reason):
     install("vllm", mishap=mishap)
-    compare("qwen3-0.6b", OURS, 3)
+    compare_with_peers("qwen3-0.6b", OURS, 3)
     assert capfd.readouterr().out.splitlines() == [
         "seconds        ours    ideal     vllm",
         f"decode1       4.000    3.500{decode}",
@@ -137,13 +137,13 @@ def test_a_peer_that_fails_says_why_and_keeps_what_it_had(install, capfd, mishap
 def test_a_peer_that_can_not_be_imported_says_why(install, capfd, tmp_path):
     install("vllm")
     (tmp_path / "vllm.py").write_text("import no_such_module")
-    compare("qwen3-0.6b", OURS, 3)
+    compare_with_peers("qwen3-0.6b", OURS, 3)
     assert "vllm: ModuleNotFoundError: No module named 'no_such_module'\n" in capfd.readouterr().out
 
 
 def test_a_peer_that_hangs_is_ended(install, capfd):
     install("vllm", mishap="hang")
-    compare("qwen3-0.6b", {"decode1": (0.0, 0.0)}, 3, patience=0.0)
+    compare_with_peers("qwen3-0.6b", {"decode1": (0.0, 0.0)}, 3, patience=0.0)
     assert "vllm: not done after 0 s\n" in capfd.readouterr().out
 
 
@@ -153,7 +153,7 @@ def test_what_a_peer_leaves_running_is_ended(install, monkeypatch, tmp_path):
     monkeypatch.setenv("FAKE_PEER_FIFO", str(fifo))
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     install("vllm", mishap="left")
-    compare("qwen3-0.6b", {"decode1": (1.0, 1.0)}, 1)
+    compare_with_peers("qwen3-0.6b", {"decode1": (1.0, 1.0)}, 1)
     assert os.read(reader, 1) == b"x"
     poll = select.poll()
     poll.register(reader, select.POLLIN)
@@ -182,17 +182,17 @@ def test_peers_come_after_ours_is_closed_and_gone(monkeypatch, capfd, tmp_path):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(reports, "measure", lambda gpus: Rates(4e12, 8e14))
+    monkeypatch.setattr(reports, "measure_rates", lambda gpus: Rates(4e12, 8e14))
     monkeypatch.setattr(reports, "load_shape", load_shape)
     monkeypatch.setitem(WORKLOADS, "decode1", lambda: Workload(4, (3, 3), (5, 4), cached=True))
-    monkeypatch.setattr(reports, "first_token", lambda shape, settings: Started(1.5, 7))
+    monkeypatch.setattr(reports, "measure_first_token", lambda shape, settings: Started(1.5, 7))
     calls = []
 
     def peers(shape, ours, repeat, *, fp8):
         calls.append((shape, set(ours), repeat, fp8, models[0]()))
         return {"vllm": PeerResults("0.33.0", {"decode1": 2.0}, "")}
 
-    monkeypatch.setattr(reports, "compare", peers)
+    monkeypatch.setattr(reports, "compare_with_peers", peers)
     gc.disable()
     try:
         command = ["bench", "--shape", "qwen3-14b", "--workload", "decode1", "--repeat", "2"]

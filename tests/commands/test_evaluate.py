@@ -7,7 +7,7 @@ import random
 import pytest
 
 from sglang_lite.cli import main
-from sglang_lite.commands.metrics import Metric, calibration, mean, right
+from sglang_lite.commands.metrics import Metric, calibration_error, has_right_value, mean_score
 
 PROGRAM = """
 import sglang_lite as sgl
@@ -209,7 +209,7 @@ def test_select_has_its_shares_as_confidence(files, capsys):
 def test_an_interval_has_the_ends_that_the_mean_is_1_96_deviations_from():
     for n in range(1, 40):
         for k in range(n + 1):
-            score = mean("", [1.0] * k + [0.0] * (n - k))
+            score = mean_score("", [1.0] * k + [0.0] * (n - k))
             for end in (score.low, score.high):
                 assert end is not None
                 assert (score.value - end) ** 2 == pytest.approx(
@@ -236,7 +236,7 @@ def test_calibration_is_the_mean_gap_of_ten_bins():
                     held
                 )
                 expected += abs(gap) * len(held) / len(judged)
-        assert calibration("", judged).value == pytest.approx(expected)
+        assert calibration_error("", judged).value == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -257,4 +257,4 @@ def test_calibration_is_the_mean_gap_of_ten_bins():
 )
 def test_accuracy_passes_over_form(value, label, exact, accurate):
     for kind, expected in (("exact", exact), ("accuracy", accurate)):
-        assert right(Metric(kind, "x", "y"), {"x": value}, {"y": label}) is expected
+        assert has_right_value(Metric(kind, "x", "y"), {"x": value}, {"y": label}) is expected

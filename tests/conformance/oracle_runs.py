@@ -19,8 +19,8 @@ from sglang_lite.engine import engine_process, spawned_process
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.tools import Toolbox
+from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import Continuation, Regex, Unset
-from sglang_lite.random_ids import random_id
 from tests.conformance import oracle, oracle_branches, oracle_tools, random_steps
 from tests.conformance.oracle import ALPHABET, LANGUAGES, TYPES, Interpreter, Outcome, values_of
 from tests.conformance.oracle_branches import Branch
@@ -59,7 +59,11 @@ from tests.server.conftest import serving
 def tools_constraint(
     tools: Any, tool_choice: Any = "auto", parallel_tool_calls: bool = False
 ) -> Any:
-    return Toolbox.of(tools, tool_choice, parallel=parallel_tool_calls).value_type(None).constraint
+    return (
+        Toolbox.for_tools(tools, tool_choice, parallel=parallel_tool_calls)
+        .value_type(None)
+        .constraint
+    )
 
 
 TYPED = {name: sgl.gen("x", type=random_steps.TYPES[name]).node.constraint for name in TYPES}

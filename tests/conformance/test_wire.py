@@ -49,7 +49,7 @@ class OverTheWire(LocalBackend):
 class Carried:
     def __init__(self, program, carry):
         self._program, self._carry = program, carry
-        self.drop, self.close = program.drop, program.close
+        self.drop_branch, self.close = program.drop_branch, program.close
 
     def extend(self, path, nodes):
         self._program.extend(path, self._carry(Program(tuple(nodes))).nodes)

@@ -136,13 +136,13 @@ def test_work_is_counted_alike_whatever_is_remembered():
 def test_what_is_remembered_is_bounded_by_bytes():
     store = memo.BoundedCache(1_000)
     for i in range(100):
-        store.put(i, "x", 90)
+        store.put_entry(i, "x", 90)
     assert store.bytes <= 1_000
-    assert store.get(99) == ("x",)
-    assert store.get(0) is None
-    store.put("large", "y", 10_000)  # nothing is worked out again and again for being large
-    assert store.get("large") == ("y",)
-    assert store.get(99) is None
+    assert store.find_entry(99) == ("x",)
+    assert store.find_entry(0) is None
+    store.put_entry("large", "y", 10_000)  # nothing is worked out again and again for being large
+    assert store.find_entry("large") == ("y",)
+    assert store.find_entry(99) is None
 
 
 @pytest.mark.sampled(PARTS)

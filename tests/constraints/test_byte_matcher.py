@@ -36,7 +36,7 @@ def walked(constraint, *texts):
 
 def ends(walk):
     try:
-        walk.end()
+        walk.check_complete()
     except ConstraintError:
         return False
     return True
@@ -123,7 +123,7 @@ def test_what_a_schema_leaves_to_be_checked_is_checked_at_the_end():
             ),
             "[{}, ",
             "{}]",
-        ).end()
+        ).check_complete()
 
 
 def test_what_can_not_be_enforced_is_refused_at_the_start():
@@ -134,7 +134,7 @@ def test_what_can_not_be_enforced_is_refused_at_the_start():
 def test_numbers_that_can_not_be_read_greedily_are_taken_apart():
     number = json_schema({"type": "integer", "minimum": 0, "maximum": 99})
     several = Repeated(InOrder((number, Ebnf('root ::= "" | "(" root ")"'))), 1)
-    walked(several, "12", "3", "(())", "4").end()
+    walked(several, "12", "3", "(())", "4").check_complete()
 
 
 @pytest.mark.parametrize("pattern", ["(a|aa|aaa)*a{10000}", "a{0,1000}" * 20 + "a{5000}"])
@@ -142,7 +142,7 @@ def test_forced_text_that_takes_much_work_to_find_is_followed_a_little(pattern):
     walk = walked(Regex(pattern))
     assert walk.completion().forced == "a" * 200
     walk.push("a" * 150)
-    for ask in (lambda: walk.push("b"), walk.end):
+    for ask in (lambda: walk.push("b"), walk.check_complete):
         with pytest.raises(ConstraintError, match="It continues with 'a'"):
             ask()
 
@@ -152,7 +152,7 @@ def test_a_long_text_may_take_the_work_of_many_masks():
     walk = walked(Regex("(a|b|ab|ba){1,9000}"))
     walk.completion()
     walk.push(text)
-    walk.end()
+    walk.check_complete()
 
 
 def test_a_pattern_that_takes_too_much_work_is_refused_with_a_cure():

@@ -12,7 +12,7 @@ import pytest
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.constraints.unfinished_json import unfinished_json
 from sglang_lite.protocol import Continuation, Regex
-from sglang_lite.text.reasoning import with_reasoning
+from sglang_lite.text.reasoning import allow_reasoning_before
 from tests.counts import some
 
 ANY = json_schema(True)
@@ -152,7 +152,7 @@ def test_a_text_that_was_begun_and_one_behind_reasoning():
     begun = Continuation(PERSON, '{"name": "Do')
     assert close(begun, 'ra", "it') == ('ra"}', "/-")
     assert close(begun, "r") is None
-    thought = with_reasoning("qwen3", PERSON)
+    thought = allow_reasoning_before("qwen3", PERSON)
     assert close(thought, '<think>{"a": [</think>\n\n{"name": "x", "n') == (
         '<think>{"a": [</think>\n\n{"name": "x"}',
         "/-",

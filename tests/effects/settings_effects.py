@@ -35,7 +35,7 @@ SEEN = {
     "engine.hicache_storage_dir": "tests/runtime/scheduler/test_prefetch.py::test_files_are_read_while_a_request_waits_for_its_turn",
     "engine.hicache_storage_prefetch_policy": "tests/runtime/kv_cache/test_disk_tier.py::test_a_request_waits_for_files_as_long_as_the_policy_says",
     "engine.speculation": "tests/runtime/media/test_images.py::test_drafts_behind_an_image_change_nothing_and_guess_no_image",
-    "engine.draft_tokens": "tests/runtime/core/test_cut.py::test_drafted_tokens_are_cut_in_time_as_well",
+    "engine.draft_tokens": "tests/runtime/requests/test_cut.py::test_drafted_tokens_are_cut_in_time_as_well",
     "engine.draft_context": "tests/runtime/drafting/test_drafters.py::test_a_context_is_as_long_as_the_setting_says",
     "engine.deterministic": "tests/runtime/models/test_cpu_small_batch.py::test_rows_that_must_not_depend_on_others_have_torch_operators",
     "engine.original_logprobs": "tests/runtime/executor/test_sampling.py::test_log_probabilities_of_the_model_itself_on_demand",

@@ -46,10 +46,10 @@ def check_a_sampling_parameter(copy):
     copy.insert(
         "sglang_lite/runtime/executor/logit_adjustments.py", EFFECT, before="    banned = ["
     )
-    copy.run("-m", "tests.test_sampling_parameters")  # writes the table of the docs
+    copy.run("-m", "tests.protocol.test_sampling_parameters")  # writes the table of the docs
     assert copy.failing(
         "tests/effects/test_sampling.py",
-        "tests/test_sampling_parameters.py",
+        "tests/protocol/test_sampling_parameters.py",
         "-k",
         "not sampling_py",
     ) == {
@@ -185,7 +185,7 @@ def check_a_provider(copy):
         copy.append(
             f"{folder}/profiles/{name}.toml", PROFILE.format(name=name, like="", facts=facts)
         )
-    failing = copy.failing("tests/lang/backends/test_profiles.py")
+    failing = copy.failing("tests/lang/backend/test_profiles.py")
     assert {name for name in failing if "dummy" in name} == set()
     assert {name for name in failing if "idle" in name or "misspelt" in name} >= {
         "test_every_fact_has_a_source_and_the_day_it_was_read[idle]",

@@ -23,11 +23,11 @@ def pair():
     connection = Connection(ours)
     yield connection, theirs
     theirs.close()
-    connection.release()
+    connection.release_socket()
 
 
 def contents(connection):
-    return [bytes(content) for content in connection.frames()]
+    return [bytes(content) for content in connection.read_frames()]
 
 
 @pytest.mark.parametrize("cuts", [[], [1], [3], [4], [5], [1, 2, 3, 4, 5, 6, 7], [9, 10]])
@@ -56,7 +56,7 @@ def test_a_frame_that_is_cut_off_is_none(pair, cut):
 def test_a_length_that_is_too_large_is_refused_before_anything_is_kept(pair):
     connection, other = pair
     other.sendall(framed(b"first") + (MAX_BYTES + 1).to_bytes(HEADER, "big"))
-    frames = connection.frames()
+    frames = connection.read_frames()
     assert bytes(next(frames)) == b"first"
     with pytest.raises(BrokenFrameError, match="268,435,457 bytes"):
         next(frames)
@@ -68,10 +68,10 @@ def test_sending_waits_for_no_reader_and_loses_nothing(pair):
     for content in every:
         connection.send(framed(content))
     reader = Connection(other.dup())
-    frames = reader.frames()
+    frames = reader.read_frames()
     assert [bytes(next(frames)) for _ in every] == every
     frames.close()
-    reader.release()
+    reader.release_socket()
 
 
 def test_threads_that_send_at_a_time_send_whole_frames(pair):
@@ -85,10 +85,10 @@ def test_threads_that_send_at_a_time_send_whole_frames(pair):
     for thread in threads:
         thread.start()
     reader = Connection(other.dup())
-    frames = reader.frames()
+    frames = reader.read_frames()
     arrived = [bytes(next(frames)) for _ in range(8 * 50)]
     frames.close()
-    reader.release()
+    reader.release_socket()
     assert all(content == content[:2] * 5_000 for content in arrived)
     for i in range(8):
         assert [content[1] for content in arrived if content[0] == i] == list(range(50))
@@ -103,7 +103,7 @@ def test_a_connection_whose_other_end_is_gone_says_so(pair, full):
     with pytest.raises(OSError):
         while True:  # until the thread that sends has seen it, too
             connection.send(framed(b"x"))
-    connection.release()
+    connection.release_socket()
 
 
 def test_a_connection_waits_whatever_time_sockets_are_given(monkeypatch):
@@ -117,8 +117,8 @@ def test_a_connection_waits_whatever_time_sockets_are_given(monkeypatch):
     connection, other = Connection(ours), Connection(theirs)
     assert os.get_blocking(ours.fileno())
     assert os.get_blocking(theirs.fileno())
-    connection.release()
-    other.release()
+    connection.release_socket()
+    other.release_socket()
 
 
 def test_a_forked_copy_neither_closes_the_line_nor_sends_on_it(pair):

@@ -109,7 +109,7 @@ def test_a_processor_that_the_process_can_not_import_fails_its_request_alone(own
 
 def test_a_session_ends_in_the_engines_process(own, here):
     for engine in (own, here):
-        assert engine.core.ask(EndSession("a")).result(60) is None
+        assert engine.core.submit_call(EndSession("a")).result(60) is None
 
 
 def test_a_process_that_prints_a_megabyte_goes_on(own, caplog):
@@ -359,7 +359,7 @@ def test_readers_of_what_a_process_leaves_open_are_woken_once_behind_all_its_end
     for number, process in enumerate((dead, dead, other)):
         entry = submissions.open[number] = OpenSubmission(flush=flush)
         entry.sink, entry.process = events.append, process
-    submissions.fail(dead, EngineClosedError("gone"))
+    submissions.fail_all_of(dead, EngineClosedError("gone"))
     assert (len(events), woken, list(submissions.open)) == (2, [2], [2])
 
 

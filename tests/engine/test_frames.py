@@ -27,11 +27,11 @@ from sglang_lite.runtime import calls
 from sglang_lite.runtime.calls import CompileGrammar, EngineCall, StartProfile, Stats, WriteTensors
 from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest, SelectRequest
 from sglang_lite.server import native
-from sglang_lite.server.features import features
+from sglang_lite.server.features import media_features
 from sglang_lite.wire.failure import as_error
 
 
-def crossed(message, read=frames.commands):
+def crossed(message, read=frames.decode_commands):
     (found,) = read(memoryview(frames.encode_frame([message]))[HEADER:])
     return found
 
@@ -81,7 +81,7 @@ REPORTS = [
 # What only routes of the server ask for, and what methods of other names do.
 DOCUMENTED = {
     "expert_distribution_record": sgl.Engine.dump_expert_distribution_record,
-    "encode_media": features,
+    "encode_media": media_features,
     "end_session": native.close_session,
     "update_weights_from_handles": weights.update_from_handle,
     "offer_weights": weights.offer_weights,
@@ -131,7 +131,7 @@ def test_commands_cross_whole(message):
 
 @pytest.mark.parametrize("message", REPORTS, ids=lambda m: type(m).__name__)
 def test_reports_cross_whole(message):
-    assert as_text(crossed(message, frames.reports)) == as_text(message)
+    assert as_text(crossed(message, frames.decode_reports)) == as_text(message)
 
 
 @pytest.mark.parametrize("value", [object(), 2**70, {1, object()}, lambda: 0])
@@ -157,7 +157,7 @@ def test_a_message_of_wrong_types_fails_alone():
     wrong: Any = (7,)
     commands: list[Command] = [(1, OpenRequest(True)), (2, SelectRequest("a", wrong)), (3, Abort())]
     data = frames.encode_frame(commands)
-    first, bad, last = frames.commands(memoryview(data)[HEADER:])
+    first, bad, last = frames.decode_commands(memoryview(data)[HEADER:])
     assert [first, last] == [commands[0], commands[2]]
     number, error = bad
     assert number == 2
@@ -171,7 +171,9 @@ def test_a_wrong_type_is_named_by_its_place_in_the_request():
         (["open", "yes", ""], "stream"),
         (["drop"], "request"),
     ):
-        ((number, error),) = frames.commands(memoryview(msgspec.msgpack.encode([(1, message)])))
+        ((number, error),) = frames.decode_commands(
+            memoryview(msgspec.msgpack.encode([(1, message)]))
+        )
         assert number == 1
         assert isinstance(error, ParameterError)
         assert error.parameter == parameter, error
@@ -181,7 +183,7 @@ def test_a_wrong_type_is_named_by_its_place_in_the_request():
     "content", [b"", b"\xc1", b"\x93\x01", b"\x01", b"\x91\x01", b"\x91\x90", b"\x91\x91\xa1x"]
 )
 def test_rubbish_is_said_to_be_none(content):
-    for read in (frames.commands, frames.reports):
+    for read in (frames.decode_commands, frames.decode_reports):
         with pytest.raises(msgspec.MsgspecError):
             read(memoryview(content))
 

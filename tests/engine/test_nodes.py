@@ -23,11 +23,11 @@ import torch
 import sglang_lite as sgl
 from sglang_lite import worker
 from sglang_lite.engine import nodes
-from sglang_lite.engine.nodes import NodeListener, join, run_agent
+from sglang_lite.engine.nodes import NodeListener, connect_to_node_0, run_agent
 from sglang_lite.protocol import BackendError, EngineClosedError, ParameterError, SamplingParams
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.parallel.addresses import GLOO, meeting
-from sglang_lite.runtime.parallel.addresses import address as host_and_port
+from sglang_lite.runtime.parallel.addresses import GLOO, rendezvous_url
+from sglang_lite.runtime.parallel.addresses import parse_address as host_and_port
 from sglang_lite.runtime.parallel.collectives import GlooCollectives, open_store
 from tests.children import send
 from tests.engine import processes
@@ -53,7 +53,7 @@ def listener(config):
     yield found, joined
     found.close()
     for _, child in joined:
-        child.connection.release()
+        child.connection.release_socket()
 
 
 def test_a_node_that_differs_is_refused_by_name(config, folders, listener, monkeypatch):
@@ -100,19 +100,19 @@ def test_machines_meet_at_an_address_of_ipv6(config):
     found = NodeListener(
         settings, Path(config.model), lambda rank, child: joined.append((rank, child))
     )
-    connection = join(settings, Path(config.model), 1)
-    found.wait(10, lambda: False)
+    connection = connect_to_node_0(settings, Path(config.model), 1)
+    found.wait_for_processes(10, lambda: False)
     found.close()
 
     def summed(rank):
-        at = meeting(settings.dist_init_addr, GLOO)
-        return GlooCollectives(config.parallel.of(rank), at, 60).sum(torch.ones(2)).tolist()
+        at = rendezvous_url(settings.dist_init_addr, GLOO)
+        return GlooCollectives(config.parallel.as_seen_by(rank), at, 60).sum(torch.ones(2)).tolist()
 
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(summed, range(2))) == [[2, 2]] * 2
     assert [rank for rank, _ in joined] == [1]
     for each in (connection, joined[0][1].connection):
-        each.release()
+        each.release_socket()
 
 
 def test_strangers_do_not_keep_nodes_away(config, listener):
@@ -130,12 +130,12 @@ def test_strangers_do_not_keep_nodes_away(config, listener):
     with pytest.raises(
         BackendError, match=r"node 1 of 2 has not come to 127.0.0.1:\d+ within 0.01 s.*node_rank=1"
     ):
-        found.wait(0.01, lambda: False)
+        found.wait_for_processes(0.01, lambda: False)
     with socket.create_connection(host_and_port(config.dist_init_addr)):  # who says nothing
-        connection = join(replace(config, dist_timeout=10), Path(config.model), 1)
-        found.wait(0.01, lambda: False)
+        connection = connect_to_node_0(replace(config, dist_timeout=10), Path(config.model), 1)
+        found.wait_for_processes(0.01, lambda: False)
     assert [rank for rank, _ in joined] == [1]
-    connection.release()
+    connection.release_socket()
 
 
 def test_an_address_that_can_not_be_had_or_reached_is_named(config, monkeypatch):
@@ -152,7 +152,7 @@ def test_an_address_that_can_not_be_had_or_reached_is_named(config, monkeypatch)
     with pytest.raises(
         BackendError, match=r"dist_init_addr: node 0 can't be reached at a\.\.b:5000"
     ):
-        join(replace(config, dist_init_addr="a..b:5000"), Path(config.model), 1)
+        connect_to_node_0(replace(config, dist_init_addr="a..b:5000"), Path(config.model), 1)
 
 
 def test_a_node_waits_for_node_0_as_long_as_it_is_told(config, monkeypatch):
@@ -168,16 +168,18 @@ def test_a_node_waits_for_node_0_as_long_as_it_is_told(config, monkeypatch):
     monkeypatch.setattr(nodes.socket, "create_connection", connect_and_tell)
     joined = []
     with ThreadPoolExecutor(1) as threads:
-        coming = threads.submit(join, replace(config, dist_timeout=60), Path(config.model), 1)
+        coming = threads.submit(
+            connect_to_node_0, replace(config, dist_timeout=60), Path(config.model), 1
+        )
         assert tried.wait(60)
         found = NodeListener(
             config, Path(config.model), lambda rank, child: joined.append((rank, child))
         )
-        coming.result(60).release()
-        found.wait(10, lambda: False)
+        coming.result(60).release_socket()
+        found.wait_for_processes(10, lambda: False)
         found.close()
     assert [rank for rank, _ in joined] == [1]
-    joined[0][1].connection.release()
+    joined[0][1].connection.release_socket()
 
 
 def test_a_port_behind_the_first_that_is_taken_is_named(config):
@@ -188,7 +190,7 @@ def test_a_port_behind_the_first_that_is_taken_is_named(config):
             BackendError, match=rf"rank 0 can't listen at {host}:{port}: .*The two ports behind"
         ),
     ):
-        open_store(meeting(config.dist_init_addr, GLOO), config.parallel, 1)
+        open_store(rendezvous_url(config.dist_init_addr, GLOO), config.parallel, 1)
 
 
 @pytest.mark.parametrize(
@@ -256,14 +258,17 @@ def test_a_process_of_torchrun_knows_its_place():
         "MASTER_PORT": "5000",
     }
     flags = ["--nnodes", "4", "--node-rank", "3", "--dist-init-addr", "10.0.0.1:5001"]
-    assert worker.arguments(given) == flags
-    assert worker.arguments(given | {"WORLD_SIZE": "1", "RANK": "0"}) == []
-    assert [worker.visible(given), worker.visible(given | {"CUDA_VISIBLE_DEVICES": "4,6"})] == [
+    assert worker.place_flags(given) == flags
+    assert worker.place_flags(given | {"WORLD_SIZE": "1", "RANK": "0"}) == []
+    assert [
+        worker.visible_gpu(given),
+        worker.visible_gpu(given | {"CUDA_VISIBLE_DEVICES": "4,6"}),
+    ] == [
         "1",
         "6",
     ]
     with pytest.raises(SystemExit, match="'RANK' is missing, which torchrun sets"):
-        worker.arguments({})
+        worker.place_flags({})
 
 
 @pytest.mark.slow

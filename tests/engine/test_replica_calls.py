@@ -50,7 +50,7 @@ class Replica:
         self.gate, self.config, self.responds = Gate(), SimpleNamespace(weight_version="v"), True
         self.ended = False
 
-    def ask(self, call):
+    def submit_call(self, call):
         self.asked.append(call)
         answer, future = self.answers.get(type(call)), Future()
         answer = answer[len(self.asked) - 1] if isinstance(answer, tuple) else answer
@@ -60,7 +60,7 @@ class Replica:
             future.set_result(answer)
         return future
 
-    ask_process = ask
+    ask_process = submit_call
 
     def disconnect(self):
         self.ended = True
@@ -102,14 +102,14 @@ def test_the_table_has_every_call():
 )  # fmt: skip
 def test_all_replicas_are_asked_and_answer_as_one(call, answers, whole):
     replicas = [Replica({type(call): answer}) for answer in answers]
-    assert calls_of(*replicas).ask(call).result() == whole
+    assert calls_of(*replicas).call_replicas(call).result() == whole
     assert asked(replicas) == [[type(call).__name__]] * 2
 
 
 def test_weights_that_differ_are_found_out():
     replicas = [Replica({CheckWeights: {"checksums": {"w": n}}}) for n in "12"]
     with pytest.raises(ModelError, match="replica 1 has other weights"):
-        calls_of(*replicas).ask(CheckWeights("checksum")).result()
+        calls_of(*replicas).call_replicas(CheckWeights("checksum")).result()
 
 
 def test_one_that_has_ended_is_left_out():
@@ -118,7 +118,7 @@ def test_one_that_has_ended_is_left_out():
         Replica({FlushCache: 4, ReadWeights: [2]}),
     ]
     replicas[0].gate.reason = "killed"
-    assert calls_of(*replicas).ask(FlushCache()).result() == 4
+    assert calls_of(*replicas).call_replicas(FlushCache()).result() == 4
     assert calls_of(*replicas).ask(ReadWeights("w", 1)).result() == [2]
     assert asked(replicas) == [[], ["FlushCache", "ReadWeights"]]
 
@@ -143,7 +143,7 @@ def test_counts_are_added_and_shown_by_rank():
     away = Replica(up=False)
     stats = (
         calls_of(Replica({Stats: counts[0]}), away, Replica({Stats: counts[1]}))
-        .ask(Stats())
+        .call_replicas(Stats())
         .result()
     )
     ranks = stats.pop("replicas")
@@ -161,7 +161,7 @@ def test_counts_are_added_and_shown_by_rank():
 
 def test_counts_leave_out_one_that_dies_meanwhile():
     dying = Replica({Stats: EngineClosedError("killed")})
-    stats = calls_of(dying, Replica({Stats: {"running": 2}})).ask(Stats()).result()
+    stats = calls_of(dying, Replica({Stats: {"running": 2}})).call_replicas(Stats()).result()
     assert stats == {"running": 2, "replicas": [{"dp_rank": 1, "running": 2}]}
     with pytest.raises(EngineClosedError, match="killed"):
         calls_of(dying).ask(Stats()).result()
@@ -171,7 +171,7 @@ def test_counts_leave_out_one_that_is_stopped(monkeypatch):
     monkeypatch.setattr(replica_calls, "STATS_S", 0.01)
     stopped, running = Replica({Stats: NEVER}), Replica({Stats: {"running": 2}})
     expected = {"running": 2, "replicas": [{"dp_rank": 1, "running": 2}]}
-    assert calls_of(stopped, running).ask(Stats()).result(60) == expected
+    assert calls_of(stopped, running).call_replicas(Stats()).result(60) == expected
     stopped.responds = False
     assert calls_of(stopped, running).ask(Stats()).result(60) == expected
     assert len(stopped.asked) == 1
@@ -183,7 +183,7 @@ def test_counts_leave_out_one_that_is_stopped(monkeypatch):
 def test_an_update_that_the_first_refuses_reaches_nobody_else():
     replicas = [Replica({UpdateWeights: ModelError("other shapes")}), Replica()]
     with pytest.raises(ModelError, match="other shapes"):
-        calls_of(*replicas).ask(UpdateWeights("b", None)).result()
+        calls_of(*replicas).call_replicas(UpdateWeights("b", None)).result()
     assert asked(replicas) == [["UpdateWeights"], []]
 
 
@@ -196,7 +196,7 @@ def test_an_update_that_fails_at_one_is_taken_back_at_the_others(failure):
     ]
     updates = calls_of(*replicas)
     with pytest.raises(type(failure)):
-        updates.ask(UpdateWeights("b", "w")).result()
+        updates.call_replicas(UpdateWeights("b", "w")).result()
     assert [replica.asked[1:] for replica in replicas] == [
         [UpdateWeights("/first", "v")],
         [],
@@ -213,7 +213,7 @@ def test_a_name_that_one_could_not_take_is_taken_back_at_the_others():
     ]
     names = calls_of(*replicas)
     with pytest.raises(ModelError, match="no"):
-        names.ask(NameWeights("w")).result()
+        names.call_replicas(NameWeights("w")).result()
     assert [replica.asked[1:] for replica in replicas] == [[NameWeights("v")], []]
     replicas[1].answers[NameWeights] = "w"
     assert names.ask(NameWeights("w")).result() == "w"
@@ -229,7 +229,7 @@ def test_tensors_that_one_could_not_take_end_those_that_have_them_for_good():
         Replica({UpdateTensors: ("w", ModelError("no memory"))}),
     ]
     updates = calls_of(*replicas)
-    assert updates.ask(UpdateTensors("f", last=True, version="w")).result() == "w"
+    assert updates.call_replicas(UpdateTensors("f", last=True, version="w")).result() == "w"
     with pytest.raises(ModelError, match="no memory"):
         updates.ask(UpdateTensors("f", last=True, version="x")).result()
     assert [replica.ended for replica in replicas] == [True, False]
@@ -241,14 +241,14 @@ def test_tensors_that_one_could_not_take_end_those_that_have_them_for_good():
 def test_an_adapter_is_loaded_by_all_or_none():
     replicas = [Replica(), Replica({LoadLoraAdapter: ParameterError("lora_name", "no room.")})]
     with pytest.raises(ParameterError, match="no room"):
-        calls_of(*replicas).ask(LoadLoraAdapter("a", "/a", pinned=False)).result()
+        calls_of(*replicas).call_replicas(LoadLoraAdapter("a", "/a", pinned=False)).result()
     assert asked(replicas) == [["LoadLoraAdapter", "UnloadLoraAdapter"], ["LoadLoraAdapter"]]
 
 
 def test_weights_that_are_sent_in_a_group_are_received_by_all_at_once():
     replicas = [Replica({ReceiveWeights: "w"}), Replica({ReceiveWeights: "w"})]
     updates = calls_of(*replicas)
-    updates.ask(JoinGroup("localhost", 1, 1, 3, "g", "gloo")).result()
+    updates.call_replicas(JoinGroup("localhost", 1, 1, 3, "g", "gloo")).result()
     assert [replica.asked[0].rank for replica in replicas] == [1, 2]
     assert (
         updates.ask(
@@ -276,7 +276,7 @@ def test_a_process_that_comes_back_is_told_what_still_holds():
         PauseGeneration("abort"), ContinueGeneration(), ReleaseMemory((), keep=True),
         ResumeMemory(("kv_cache",)), PauseGeneration("retract"),
     ):  # fmt: skip
-        calls.ask(call).result()
+        calls.call_replicas(call).result()
     calls.repeat(late).result()
     told = [
         LoadLoraAdapter("b", "/b", pinned=True),

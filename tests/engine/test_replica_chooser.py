@@ -38,24 +38,24 @@ class Fleet:
         self.prompted = self.computed = 0
 
     def place(self, tokens, expected=32, rows=1):
-        digests = self.hasher.compute_digests(PrefixHash.of(""), tokens, PAGE).tolist()
-        return self.chooser.place(digests, len(tokens), expected, rows=rows)
+        digests = self.hasher.compute_digests(PrefixHash.for_namespace(""), tokens, PAGE).tolist()
+        return self.chooser.place_prompt(digests, len(tokens), expected, rows=rows)
 
     def finish(self, placement, tokens):
         tree = self.trees[placement.rank]
         self.prompted += len(tokens)
         self.computed += len(tokens) - tree.cached_length(tokens)
         whole = tokens[: len(tokens) - len(tokens) % PAGE]
-        tree.insert(whole, np.arange(len(whole) // PAGE, dtype=np.int32))
-        tree.evict(tree.pages - self.pages)
-        if (change := tree.changes.take()) is not None:
-            self.chooser.changed(
+        tree.insert_sequence(whole, np.arange(len(whole) // PAGE, dtype=np.int32))
+        tree.evict_leaves(tree.pages - self.pages)
+        if (change := tree.changes.take_changes()) is not None:
+            self.chooser.update_tree(
                 placement.rank,
                 change.gained.tolist(),
                 change.lost.tolist(),
                 forgotten=change.forgotten,
             )
-        self.chooser.ended(placement)
+        self.chooser.forget_placement(placement)
 
     def run(self, tokens):
         placement = self.place(tokens)
@@ -85,7 +85,7 @@ def test_a_prompt_goes_where_the_tree_has_its_prefix_until_it_is_evicted():
     ]
     assert fleet.computed == 640
     assert fleet.run(joined(first, text(3, 300))) == 0
-    fleet.finish(fleet.chooser.place((), 10, 0, rank=0), text(4, 640))  # evicts all of it
+    fleet.finish(fleet.chooser.place_prompt((), 10, 0, rank=0), text(4, 640))  # evicts all of it
     assert fleet.run(first) == 2  # whose cache is the emptiest
 
 
@@ -120,9 +120,9 @@ def test_a_program_of_many_branches_keeps_others_away_once_it_fills_its_replica(
     fleet = Fleet(chooser_of(2, rows=64), 2, pages=1000)
     shared = text(1, 160)
     program = fleet.place(shared)
-    fleet.chooser.count(program, 63, 63 * 100)  # a fork
+    fleet.chooser.adjust(program, 63, 63 * 100)  # a fork
     assert fleet.place(shared).rank == 1
-    fleet.chooser.ended(program)
+    fleet.chooser.forget_placement(program)
     assert fleet.place(joined(shared, text(2, 16))).rank == 1
 
 
@@ -132,25 +132,27 @@ def test_programs_that_begin_together_spread_by_the_branches_that_they_will_have
     """
     chooser, loads = chooser_of(4, rows=2048), []
     # what else it builds is not asked for
-    builder: Any = SimpleNamespace(resolved=lambda params: params)
+    builder: Any = SimpleNamespace(resolve_with_defaults=lambda params: params)
     fork, ask = Fork(((),) * 64), Gen("a", params=SamplingParams(max_tokens=8, n=1))
     for seed in range(16):
         early = [((), (Text("a"), fork)), ((1, 0), (ask,))]
         coming = count_coming_branches(early, builder)
         tokens = text(seed, 64)
-        digests = PrefixHasher().compute_digests(PrefixHash.of(""), tokens, PAGE).tolist()
+        digests = (
+            PrefixHasher().compute_digests(PrefixHash.for_namespace(""), tokens, PAGE).tolist()
+        )
         placement = chooser.place(
             digests, 64, coming.branches * coming.tokens, rows=1 + coming.branches
         )
         loads.append((ProgramLoad(chooser, placement, builder, coming), placement))
         for path, nodes in early:
-            loads[-1][0].add(path, nodes)
+            loads[-1][0].add_nodes(path, nodes)
         for branch in range(1, 64) if seed % 2 else ():
-            loads[-1][0].add((1, branch), (ask,))
+            loads[-1][0].add_nodes((1, branch), (ask,))
     assert Counter(placement.rank for _, placement in loads) == dict.fromkeys(range(4), 4)
     for load, _ in loads[::2]:
         for branch in range(1, 64):
-            load.add((1, branch), (ask,))
+            load.add_nodes((1, branch), (ask,))
     for load, placement in loads:
         assert (placement.rows, placement.tokens) == (64, 64 + 64 * coming.tokens)
         tell = load.count_and_pass_to(lambda _: None)
@@ -179,10 +181,10 @@ def test_a_queue_behind_full_replicas_still_follows_its_prefixes():
 
 def test_without_a_prefix_the_fewest_expected_tokens_decide_and_then_the_number():
     chooser = chooser_of(3)
-    placed = [chooser.place((), length, 10) for length in (100, 50, 50, 10, 10)]
+    placed = [chooser.place_prompt((), length, 10) for length in (100, 50, 50, 10, 10)]
     assert [each.rank for each in placed] == [0, 1, 2, 1, 2]
-    chooser.ended(placed[0])
-    assert chooser.place((), 1, 1).rank == 0
+    chooser.forget_placement(placed[0])
+    assert chooser.place_prompt((), 1, 1).rank == 0
 
 
 @pytest.mark.parametrize(
@@ -197,14 +199,16 @@ def test_without_a_prefix_the_fewest_expected_tokens_decide_and_then_the_number(
 )
 def test_rules_by_name(rule, ranks):
     chooser = chooser_of(3, rule)
-    assert [chooser.place((), length, 0).rank for length in (900, 100, 100, 100, 200, 1)] == ranks
+    assert [
+        chooser.place_prompt((), length, 0).rank for length in (900, 100, 100, 100, 200, 1)
+    ] == ranks
 
 
 @pytest.mark.parametrize("rule", ["auto", "round_robin", "total_requests", "total_tokens"])
 def test_a_replica_that_is_down_gets_nothing_and_one_that_is_asked_for_everything(rule):
     chooser = chooser_of(3, rule, down={1})
-    assert {chooser.place((), 10, 10).rank for _ in range(10)} == {0, 2}
-    assert chooser.place((), 10, 10, rank=1).rank == 1
+    assert {chooser.place_prompt((), 10, 10).rank for _ in range(10)} == {0, 2}
+    assert chooser.place_prompt((), 10, 10, rank=1).rank == 1
 
 
 def test_what_has_ended_leaves_nothing():
@@ -220,11 +224,13 @@ def test_what_has_ended_leaves_nothing():
     for each in opened:
         fleet.finish(*each)
     for rank in range(2):
-        chooser.changed(rank, (), (), forgotten=True)
+        chooser.update_tree(rank, (), (), forgotten=True)
     # both were empty
-    assert [chooser.place((), 16, 0).rank, chooser.place((), 16, 0).rank] == [0, 1]
+    assert [chooser.place_prompt((), 16, 0).rank, chooser.place_prompt((), 16, 0).rank] == [0, 1]
     assert (
-        chooser.holder(fleet.hasher.compute_digests(PrefixHash.of(""), text(1, 64), PAGE).tolist())
+        chooser.find_holder(
+            fleet.hasher.compute_digests(PrefixHash.for_namespace(""), text(1, 64), PAGE).tolist()
+        )
         == 0
     )
 

@@ -36,7 +36,7 @@ class Gated(sgl.BaseBackend):
     async def _wait(self) -> None:
         self.asked.set()
         try:
-            await self._gate.get()
+            await self._gate.wait_async()
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
@@ -87,7 +87,7 @@ class Pieces(sgl.BaseBackend):
     async def agenerate(self, prompt, params, constraint, *, stream):
         deltas: list[Delta] = []
         for gate, piece in zip(self._gates, self._pieces):
-            await gate.get()
+            await gate.wait_async()
             if isinstance(piece, Exception):
                 raise piece
             deltas.append(piece)

@@ -3,7 +3,7 @@
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.program.choosing import decide
+from sglang_lite.program.choosing import decide_choice
 from sglang_lite.protocol import CapabilityError, ChoiceScore, Selection
 
 # Three choices that share their first tokens; what each rule must pick is known.
@@ -78,24 +78,28 @@ def test_probabilities_are_the_softmax_of_sums():
 
 @pytest.mark.parametrize("method", [sgl.token_length_normalized, sgl.greedy_token_selection])
 def test_a_temperature_draws_from_the_scores(method):
-    picks = [decide(selection(-0.1, -2.4), TWO, method, 1.0, seed).decision for seed in range(300)]
+    picks = [
+        decide_choice(selection(-0.1, -2.4), TWO, method, 1.0, seed).decision for seed in range(300)
+    ]
     share = picks.count("c0") / 300
     assert 0.85 < share < 0.97  # exp(-0.1) against exp(-2.4): 0.909
     assert picks == [
-        decide(selection(-0.1, -2.4), TWO, method, 1.0, seed).decision for seed in range(300)
+        decide_choice(selection(-0.1, -2.4), TWO, method, 1.0, seed).decision for seed in range(300)
     ]
 
 
 def test_a_temperature_with_unconditional_scores():
     scores = tuple(ChoiceScore(f"c{i}", (i,), (-1.0,), (None,)) for i in range(2))
-    picked = decide(Selection(scores), TWO, sgl.unconditional_likelihood_normalized, 0.5, 1)
+    picked = decide_choice(Selection(scores), TWO, sgl.unconditional_likelihood_normalized, 0.5, 1)
     assert picked.decision in TWO
 
 
 def test_a_backend_may_only_pick():
-    assert decide(Selection((), picked="c1"), TWO, sgl.token_length_normalized).decision == "c1"
+    assert (
+        decide_choice(Selection((), picked="c1"), TWO, sgl.token_length_normalized).decision == "c1"
+    )
     with pytest.raises(CapabilityError, match="neither scored"):
-        decide(Selection(()), TWO, sgl.token_length_normalized)
+        decide_choice(Selection(()), TWO, sgl.token_length_normalized)
 
 
 def test_greedy_needs_tokens():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lang.execution.reading import nothing
+from sglang_lite.lang.execution.reading import read_nothing
 from tests.lang.fakes import Gated
 
 
@@ -295,7 +295,7 @@ def test_a_failure_that_nobody_reads_is_logged(caplog):
             sgl.ScriptedBackend(lambda call: str(1 / 0)),
             use_thread=True,
         )
-        state.branch.read(nothing).when_done(lambda: None)
+        state.branch.read_when_played(read_nothing).when_done(lambda: None)
         while state.branch.player.failure is None:
             pass
         del state

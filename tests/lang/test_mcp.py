@@ -16,7 +16,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 import sglang_lite as sgl
-from sglang_lite.commands.mcp_server import server_of
+from sglang_lite.commands.mcp_server import build_mcp_server
 from sglang_lite.lang.tools import SchemaTool
 from tests.lang.mcp_demo_server import server
 
@@ -228,7 +228,9 @@ def test_programs_are_tools_of_a_server():
             raise ValueError("there is nobody")
         return [s["greeting"]] * often
 
-    made = server_of("programs", {"greets": greets}, sgl.ScriptedBackend({"Ann": "Hello Ann"}))
+    made = build_mcp_server(
+        "programs", {"greets": greets}, sgl.ScriptedBackend({"Ann": "Hello Ann"})
+    )
     with sgl.mcp(made) as (tool,):
         assert (tool.__name__, tool.__doc__) == ("greets", "Greets somebody.")
         assert tool.parameters == "(name: string, often?: integer)"
@@ -303,7 +305,9 @@ def test_the_official_client_lists_and_calls_bound_programs_with_enums(old):
     def paints(s, kind: str, colour: Colour, often: int = 1):
         return [kind, colour] * often
 
-    made = server_of("programs", {"paints": paints.bind(kind="wall")}, sgl.ScriptedBackend({}))
+    made = build_mcp_server(
+        "programs", {"paints": paints.bind(kind="wall")}, sgl.ScriptedBackend({})
+    )
 
     async def ask():
         async with Client(made, mode="legacy" if old else "auto") as client:

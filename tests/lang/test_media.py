@@ -264,7 +264,7 @@ def ten(tmp_path_factory):
 )
 def test_the_frames_of_a_video_are_evenly_spread(ten, frames, taken):
     shown = frames_in(Media(ten.read_bytes()))
-    images = frames_of(sgl.video(ten, frames).load())
+    images = frames_of(sgl.video(ten, frames).load_media())
     assert [np.asarray(PIL.Image.open(io.BytesIO(each.data))).tolist() for each in images] == [
         np.asarray(shown[i]).tolist() for i in taken
     ]
@@ -283,10 +283,10 @@ def test_a_video_or_a_sound_is_loaded_from_whatever_has_its_bytes(ten):
     data = ten.read_bytes()
     url = f"data:video/mp4;base64,{base64.b64encode(data).decode()}"
     for source in (ten, str(ten), data, bytearray(data), url):
-        assert sgl.video(source, 4).load() == Media(data, "video/mp4", frames=4)
+        assert sgl.video(source, 4).load_media() == Media(data, "video/mp4", frames=4)
     sound = wav(0.1).data
-    assert sgl.audio(sound).load() == Media(sound, "audio/wav")
-    assert sgl.video("https://a.b/c.mp4", 4).load() == Media(
+    assert sgl.audio(sound).load_media() == Media(sound, "audio/wav")
+    assert sgl.video("https://a.b/c.mp4", 4).load_media() == Media(
         url="https://a.b/c.mp4", media_type="video/*", frames=4
     )
 
@@ -351,4 +351,4 @@ def test_a_video_without_av_says_what_to_install(monkeypatch, ten):
     with pytest.raises(
         sgl.ParameterError, match=r"needs the package av\. pip install 'sglang-lite\[media\]'"
     ):
-        frames_of(sgl.video(ten, 2).load())
+        frames_of(sgl.video(ten, 2).load_media())

@@ -19,7 +19,7 @@ import sglang_lite as sgl
 from sglang_lite.engine.connection import Connection
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable
-from sglang_lite.lang.execution.reading import finished
+from sglang_lite.lang.execution.reading import completion_variable
 from sglang_lite.protocol import Generation
 from sglang_lite.runtime.kernels.block_product import is_supported
 from tests.waiting import until
@@ -180,15 +180,15 @@ def engine_calls(engine, program):
             made[frame.f_code.co_qualname] += 1
 
     inbox = engine.core.loop.inbox
-    inbox.call(lambda: sys.setprofile(note))
+    inbox.call_and_wait(lambda: sys.setprofile(note))
     try:
         state = program.run(backend=engine)
         state.sync()
-        finished(state.branch.player).wait()
+        completion_variable(state.branch.player).wait()
         on_executor(lambda: None)  # by which the program was closed
-        inbox.call(lambda: None)  # so that the step after that is counted, too
+        inbox.call_and_wait(lambda: None)  # so that the step after that is counted, too
     finally:
-        inbox.call(lambda: sys.setprofile(None))
+        inbox.call_and_wait(lambda: sys.setprofile(None))
     return made
 
 

@@ -186,7 +186,7 @@ def test_streams_of_a_name_that_is_set_again_or_too_late_end_with_the_failure():
     class Breaking(sgl.BaseBackend):
         async def agenerate(self, prompt, params, constraint, *, stream):
             yield Delta("begun")
-            await gate.get()
+            await gate.wait_async()
             raise sgl.BackendError("broken")
 
     @sgl.function

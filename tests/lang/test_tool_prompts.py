@@ -21,7 +21,7 @@ from sglang_lite.lang.tools import tool_schemas
 from sglang_lite.protocol import CapabilityError, Generation, TemplateError, Usage
 from sglang_lite.text.chat_template import JinjaTemplate
 from sglang_lite.text.tool_calls import call_text
-from sglang_lite.text.tool_formats import FORMATS, family_of, tool_format
+from sglang_lite.text.tool_formats import FORMATS, detect_tool_family, tool_format
 from tests.constraints.test_generation import random_model
 from tests.server.conftest import serving
 
@@ -167,7 +167,7 @@ def answers(family):
 @pytest.mark.parametrize("family", FORMATS)
 def test_prompts_of_every_format_are_those_of_transformers(family, system):
     template = TEMPLATE.replace("SIGNS", SIGNS[family])
-    assert family_of(template) == family
+    assert detect_tool_family(template) == family
     model = Model(template, answers(family), family)
     assert "It is 5." in agent.run(system, backend=model).ret_value
     whole = as_messages(family, system)
@@ -187,7 +187,7 @@ PUBLISHED = (
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.name)
 def test_prompts_of_published_templates_are_those_of_transformers(path, system):
     template = path.read_text("utf-8")
-    family = family_of(template)
+    family = detect_tool_family(template)
     if (
         family is None
         or "tool_calls" not in template

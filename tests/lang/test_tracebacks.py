@@ -118,8 +118,10 @@ def test_an_error_of_the_package_itself_keeps_all_its_frames(monkeypatch):
 
     from sglang_lite.lang.execution import generation
 
-    monkeypatch.setattr(generation, "_values", eval("lambda *a: 1 / 0", vars(generation)))
+    monkeypatch.setattr(
+        generation, "_parse_or_validate", eval("lambda *a: 1 / 0", vars(generation))
+    )
     with pytest.raises(sgl.ProgramError) as caught:
         reading(sgl.gen("a", timeout=9))
     frames = [frame.name for frame in traceback.extract_tb(caught.value.__cause__.__traceback__)]
-    assert "_generate_in_attempts" in frames
+    assert "_call_with_retries" in frames

@@ -8,7 +8,7 @@ import uvicorn
 
 from sglang_lite.cli import main
 from sglang_lite.playground.app import build_application
-from sglang_lite.server.http.sockets import bound
+from sglang_lite.server.http.sockets import bind_socket
 from tests.playground.test_programs import Page
 
 TOKEN = "the token"
@@ -18,7 +18,7 @@ TOKEN = "the token"
 def served(tmp_path_factory):
     """A page, and the address of its server."""
     page = Page(tmp_path_factory.mktemp("program"))
-    with bound("127.0.0.1", 0) as listening:
+    with bind_socket("127.0.0.1", 0) as listening:
         listening.listen()
         port = listening.getsockname()[1]
         server = uvicorn.Server(

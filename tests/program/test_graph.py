@@ -282,7 +282,7 @@ class Recorder(sgl.BaseBackend):
     def extend(self, path, nodes):
         self.branches.setdefault(path, []).extend(nodes)
 
-    def drop(self, path):
+    def drop_branch(self, path):
         pass
 
     def close(self):

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.program.prefixes import prefix_tree, prompts_of
+from sglang_lite.program.prefixes import build_prefix_tree, iterate_prompts
 from sglang_lite.protocol import Span
 
 
@@ -23,7 +23,7 @@ def counted(graphs):
     """Tokens of all prompts, and how many different prefixes they have."""
     prefixes, tokens = set(), 0
     for run, graph in enumerate(graphs):
-        for _, adapter, segments in prompts_of(graph, run):
+        for _, adapter, segments in iterate_prompts(graph, run):
             items = [] if adapter is None else [(adapter,)]
             items += [
                 c for each in segments for c in (each.text if isinstance(each, Span) else [each])
@@ -57,7 +57,7 @@ def test_every_prefix_is_counted_once(seed):
     graphs = [program.trace(a=row["a"], b=row["b"]).graph() for row in rows]
     assert (tree.tokens, tree.unique) == counted(graphs)
     assert (tree.runs, tree.prompts) == (len(rows), 4 * len(rows))
-    again = prefix_tree(graphs, Characters())
+    again = build_prefix_tree(graphs, Characters())
     assert (again.tokens, again.unique, again.root) == (tree.tokens, tree.unique, tree.root)
     assert total(tree.root) == tree.unique
 
@@ -93,7 +93,7 @@ def test_values_that_are_open_and_images_count_nothing_and_end_what_is_shared():
         s += sgl.image("x.png") + " too" + sgl.gen("b")
 
     graph = body.trace().graph()
-    tree = prefix_tree([graph, graph], Characters())
+    tree = build_prefix_tree([graph, graph], Characters())
     assert tree.tokens == 2 * (4 + 6 + 4 + 6 + 4)
     assert tree.unique == 4 + 2 * (6 + 4)
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from transformers import AutoFeatureExtractor, WhisperForConditionalGeneration
 
 import sglang_lite as sgl
-from sglang_lite.media_files import encode_wav, samples
+from sglang_lite.media.files import decode_samples, encode_wav
 from sglang_lite.protocol import Media, SamplingParams
-from sglang_lite.runtime.media.speech import WhisperSpeech, speech_of
+from sglang_lite.runtime.media.speech import WhisperSpeech, load_whisper_speech
 from tests.real.conftest import file_of
 from tests.real.convert_whisper import convert
 from tests.server.conftest import Running
@@ -46,7 +46,7 @@ def hear(name: str) -> NDArray[np.float32]:
         return np.zeros(2 * RATE, np.float32)
     if name == "window":
         return in_a_row("rainbow", "beckett", "nature", "rainbow", "beckett")[: 30 * RATE]
-    return samples(Media(file_of(f"speech-{name}").read_bytes(), "audio/*"), RATE, 60)
+    return decode_samples(Media(file_of(f"speech-{name}").read_bytes(), "audio/*"), RATE, 60)
 
 
 def in_a_row(*names: str) -> NDArray[np.float32]:
@@ -83,13 +83,13 @@ def test_a_transcript_has_transformers_tokens(
 ) -> None:
     language = SOUNDS.get(name, ("en", ""))[0]
     sound = hear(name)
-    speech = speech_of(engine.core.builder.media, engine.tokenizer, lambda: folder)
+    speech = load_whisper_speech(engine.core.builder.media, engine.tokenizer, lambda: folder)
     assert isinstance(speech, WhisperSpeech)
     start = speech.instructions(language, "transcribe", timed=timed)
     answer: Future[Any] = Future()
     engine.submit(
         speech.prompt(encode_wav(sound, RATE), start), SamplingParams(max_tokens=200, temperature=0),
-        sink=answer.set_result, logit_processor=speech.rules(start, timed=timed),
+        sink=answer.set_result, logit_processor=speech.logit_rules(start, timed=timed),
     )  # fmt: skip
     features = AutoFeatureExtractor.from_pretrained(folder)(
         sound, sampling_rate=RATE, return_tensors="pt"

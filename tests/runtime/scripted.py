@@ -214,7 +214,7 @@ class Guesses:
     def __init__(self, right):
         self._right, self._dice = right, random.Random(0)
 
-    def drafts(self, request):
+    def can_draft(self, request):
         return True
 
     def make_guesser(self, request, known, chance):
@@ -235,7 +235,7 @@ class Guesses:
 class FreeDrafts(StepCost):
     """Steps that take no longer with drafts."""
 
-    def seconds(self, tokens):
+    def estimate_seconds(self, tokens):
         return 1.0
 
 
@@ -260,7 +260,7 @@ class ShortRunner:
 
 
 class Unread:
-    def read(self):
+    def wait_for_tokens(self):
         raise torch.OutOfMemoryError(NO_MEMORY)
 
 
@@ -278,16 +278,16 @@ class LateMemory:
         self._memory, self._turns, self._waiting, self._done = memory, turns, [], 0
         self.rows, self.launched, self.page_s = memory.rows, 0, 0.0
 
-    def completed(self):
+    def count_completed(self):
         while self._waiting and self._turns():
             self.run(1)
         return self._done
 
-    def read(self, pages, slots):
-        self._add(self._memory.read, pages, slots)
+    def copy_to_host(self, pages, slots):
+        self._add(self._memory.copy_to_host, pages, slots)
 
-    def write(self, slots, pages):
-        self._add(self._memory.write, slots, pages)
+    def copy_to_device(self, slots, pages):
+        self._add(self._memory.copy_to_device, slots, pages)
 
     def close(self):
         self._memory.close()
@@ -375,9 +375,9 @@ class SteppedEngine(Engine):
         if drafter is not None and self.scheduler.drafts is not None:
             self.scheduler.drafts.drafting.cost = FreeDrafts()  # so that no guess is too unlikely
         self.built = []  # all requests, in their order
-        build = self.core.builder.build
+        build = self.core.builder.build_requests
         record = self._built
-        self.core.builder.build = lambda *args, **options: record(build(*args, **options))  # type: ignore[method-assign]  # to see them
+        self.core.builder.build_requests = lambda *args, **options: record(build(*args, **options))  # type: ignore[method-assign]  # to see them
         self._retract_every, self._random = retract_every, random.Random(seed)
         self.time = 0.0  # in seconds
         self._record_duration = self.scheduler.record_duration
@@ -404,13 +404,13 @@ class SteppedEngine(Engine):
         """Commands and one step. False: there is nothing left to do."""
         self.loop.inbox.run()
         before = self.loop.steps
-        self.loop.step()
+        self.loop.run_step()
         if self.loop.steps == before:
             self.time += STEP_S
         if self._retract_every and self.loop.steps % self._retract_every == 0:
             running = list(self.scheduler.queues.running())
             if len(running) > 1:
-                self.scheduler.retraction.retract(self._random.choice(running))
+                self.scheduler.retraction.retract_request(self._random.choice(running))
         self.check()
         return self.loop.busy or not self.loop.inbox.empty
 
@@ -439,13 +439,13 @@ class SteppedEngine(Engine):
         """Nothing is held when nothing runs, but for programs that are still open."""
         assert self.store.table.free == len(self.store.table.length)
         assert all(pause.branch.program.open for pause in self.scheduler.pauses)
-        self.scheduler.flush()
+        self.scheduler.end_pauses_and_flush()
         assert self.store.tree.locked_pages == 0
         while self.store.tiers is not None and self.store.tiers.is_copying(
             self.store.settle_copies()
         ):
             pass
-        self.store.settle(self.store.step)
+        self.store.complete_steps(self.store.step)
         assert self.store.pool.free == self.store.pool.total
         assert (
             self.store.windows is None

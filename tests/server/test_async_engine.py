@@ -8,7 +8,7 @@ import pytest
 from sglang_lite import Engine
 from sglang_lite.protocol import Delta, OverloadedError, SamplingParams
 from sglang_lite.runtime.core.submission import GenerateRequest, OpenRequest
-from sglang_lite.server.async_engine import AsyncEngine, with_first_event
+from sglang_lite.server.async_engine import AsyncEngine, wait_for_first_event
 
 
 class Failing:
@@ -97,9 +97,9 @@ def test_a_stream_that_has_begun_is_closed_though_nobody_has_read():
             closed.append(True)
 
     async def main():
-        events = await with_first_event(numbers())
+        events = await wait_for_first_event(numbers())
         await events.aclose()
         assert closed
-        assert [each async for each in await with_first_event(numbers())] == [1, 2]
+        assert [each async for each in await wait_for_first_event(numbers())] == [1, 2]
 
     asyncio.run(main())

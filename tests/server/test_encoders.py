@@ -231,12 +231,12 @@ def test_an_image_that_an_encoder_refuses_fails_alone(model, encoder):
 def test_an_encoder_in_a_process_of_its_own(model):
     with _engine(model, encoder_only=True, in_process=False) as engine:
         assert engine.media_kinds == {"image", "video"}
-        data = engine.core.ask(EncodeMedia((Media(png(50, 40), "image/png"),))).result()
+        data = engine.core.submit_call(EncodeMedia((Media(png(50, 40), "image/png"),))).result()
         assert [each.shape[1] for each in load(data).values()] == [192]
         with pytest.raises(CapabilityError, match="encoder of media alone"):
             engine.complete("ab", GREEDY)
         with pytest.raises(ParameterError, match="are none"):
-            engine.core.ask(EncodeMedia(())).result()
+            engine.core.submit_call(EncodeMedia(())).result()
 
 
 @pytest.mark.parametrize(("config", "problem"), [

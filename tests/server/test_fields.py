@@ -53,7 +53,7 @@ PARTS = [
     (responses.Reasoning, openai.shared_params.Reasoning),
     (completion_fields.EventOptions, openai_responses.response_create_params.StreamOptions),
     (responses.Allowed, openai_responses.ToolChoiceAllowedParam),
-    (responses.Named, openai_responses.ToolChoiceFunctionParam),
+    (responses.NamedTool, openai_responses.ToolChoiceFunctionParam),
     (responses_items.MessageItem, openai_responses.EasyInputMessageParam),
     (responses_items.MessageItem, openai_responses.ResponseOutputMessageParam),
     (responses_items.FunctionCallItem, openai_responses.ResponseFunctionToolCallParam),
@@ -153,12 +153,12 @@ def test_each_neutral_field_says_why(fields):
 
 def test_a_sampling_parameter_in_the_wrong_place_is_told_of_its_own():
     with pytest.raises(ValueError, match="It belongs in sampling_params"):
-        native.GENERATE.read({"text": "a", "max_new_tokens": 6})
+        native.GENERATE.parse_record({"text": "a", "max_new_tokens": 6})
 
 
 def test_the_nearest_field_is_named():
     with pytest.raises(ValueError, match="Did you mean max_tokens"):
-        messages.MESSAGES.read({"max_tokenz": 1})
+        messages.MESSAGES.parse_record({"max_tokenz": 1})
     unused: list = []
-    assert messages.COUNTED.read({"messages": [], "max_tokenz": 1}, unused).messages == []
+    assert messages.COUNTED.parse_record({"messages": [], "max_tokenz": 1}, unused).messages == []
     assert unused == ["max_tokenz"]

@@ -296,8 +296,8 @@ def test_a_server_for_other_machines_has_an_administrator_by_key_alone():
 
 def read(*arguments):
     parser = argparse.ArgumentParser()
-    flags.add(parser)
-    return flags.read(parser.parse_args(["--model", "m", *arguments]))[0]
+    flags.add_serve_flags(parser)
+    return flags.read_serve_flags(parser.parse_args(["--model", "m", *arguments]))[0]
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import sglang_lite as sgl
 from sglang_lite.lang.backend.http.client import ServerClient
 from sglang_lite.server import endpoint
 from sglang_lite.server.known_texts import KnownTexts
-from sglang_lite.wire.long_texts import LONG, named
+from sglang_lite.wire.long_texts import LONG, replace_long_schemas
 from tests.server.conftest import serving
 
 DOCUMENT = " ".join(f"{number} is the number after {number - 1}." for number in range(1, 2_200))
@@ -72,12 +72,12 @@ def test_a_server_that_has_forgotten_a_schema_says_so(http):
 def test_texts_that_look_like_names_are_texts(http):
     text = '{"$sha256":"' + "0" * 64 + '"} "schema":"' + "x" * LONG + '"'
     body = json.dumps({"text": text}, separators=(",", ":")).encode()
-    assert named(body) == KnownTexts().whole(body, 1 << 20) == body
+    assert replace_long_schemas(body) == KnownTexts().expand_body(body, 1 << 20) == body
 
 
 def test_objects_that_are_no_schemas_are_left_alone():
     body = b'{"arguments":{"$sha256":"' + b"0" * 64 + b'"}}'
-    assert KnownTexts().whole(body, 1 << 20) == body
+    assert KnownTexts().expand_body(body, 1 << 20) == body
 
 
 def test_a_stream_that_names_an_unknown_text_is_one_error(engine):
@@ -96,7 +96,7 @@ def test_a_body_is_not_larger_than_allowed_with_its_schemas(engine):
     body = f'{{"a":{{"schema":{schema}}}}}'.encode()
     with serving(engine, max_body_mb=1) as url, httpx2.Client(base_url=url) as client:
         client.post("/generate", content=body, headers={"x-keep-texts": "1"})
-        one = named(body).decode()
+        one = replace_long_schemas(body).decode()
         # it is read, and has no prompt
         assert client.post("/generate", content=one).status_code == 400
         large = client.post("/generate", content="[" + ",".join([one] * 20) + "]")

@@ -15,7 +15,7 @@ from tests.server.conftest import SETTINGS, TEMPLATE, serving
 EXAMPLES = int(os.environ.get("SGLANG_LITE_OPENAPI", "3"))
 
 
-schema = schemathesis.openapi.from_dict(openapi.document(ROUTES))
+schema = schemathesis.openapi.from_dict(openapi.openapi_document(ROUTES))
 OPERATIONS = [found.ok() for found in schema.get_all_operations()]
 # It would write any folder, change the log of all tests, or all others would wait.
 LEFT_OUT = (

@@ -27,13 +27,13 @@ PEM, KEY = str(DATA / "localhost.pem"), str(DATA / "localhost.key")
 def read(tmp_path):
     """Function that reads a command line beside a file of flags."""
     parser = CommandParser(prog="serve")
-    flags.add(parser)
+    flags.add_serve_flags(parser)
     parser.add_argument("--config", action=ConfigFile)
 
     def read(text, *before, after=()):
         (tmp_path / "server.yaml").write_text(text)
         line = [*before, "--config", str(tmp_path / "server.yaml"), *after]
-        return flags.read(parser.parse_args(line))
+        return flags.read_serve_flags(parser.parse_args(line))
 
     return read
 
@@ -87,8 +87,8 @@ def test_the_command_reads_a_file_of_several_flags(tmp_path, capsys):
 def test_a_servers_streams_are_told_of_as_seldom_as_it_says():
     """The engine joins the text: tests/engine/test_paced_streams.py."""
     parser = CommandParser(prog="serve")
-    flags.add(parser)
-    _, engine, _ = flags.read(
+    flags.add_serve_flags(parser)
+    _, engine, _ = flags.read_serve_flags(
         parser.parse_args(["--model-path", "a", "--stream-interval-ms", "250"])
     )
     assert engine["stream_interval_s"] == 0.25

@@ -39,44 +39,44 @@ def clock():
 
 def refused(quotas, key="one"):
     with pytest.raises(RateLimitError) as error:
-        quotas.begin(key)
+        quotas.charge_request(key)
     return error.value.retry_after_s
 
 
 def test_requests_beyond_a_quota_wait_until_it_has_refilled(clock):
     quotas = Quotas(ServerSettings(max_requests_per_minute=6), clock)
     for _ in range(6):
-        quotas.begin("one")
+        quotas.charge_request("one")
     assert refused(quotas) == 10
-    quotas.begin("two")  # has its own
+    quotas.charge_request("two")  # has its own
     clock.now += 4
     assert refused(quotas) == 6
     clock.now += 6
-    quotas.begin("one")
+    quotas.charge_request("one")
     assert refused(quotas) == 10
     clock.now += 3600  # a quota does not grow beyond its limit
     for _ in range(6):
-        quotas.begin("one")
+        quotas.charge_request("one")
     assert refused(quotas) == 10
 
 
 def test_an_answer_may_take_more_than_is_left_and_the_next_request_waits_for_it(clock):
     quotas = Quotas(ServerSettings(max_tokens_per_minute=60, max_tokens_per_day=86_400), clock)
-    quotas.begin("one")
-    quotas.used("one", 59)
-    quotas.begin("one")
-    quotas.used("one", 31)
+    quotas.charge_request("one")
+    quotas.charge_tokens("one", 59)
+    quotas.charge_request("one")
+    quotas.charge_tokens("one", 31)
     assert refused(quotas) == 31  # of the minute's; the day has some left
-    quotas.used("one", 86_400)
+    quotas.charge_tokens("one", 86_400)
     clock.now += 60
     assert refused(quotas) > 80_000
-    quotas.begin("two")
+    quotas.charge_request("two")
 
 
 def test_the_longest_wait_of_all_quotas_is_told(clock):
     quotas = Quotas(ServerSettings(max_requests_per_minute=1, max_tokens_per_day=10), clock)
-    quotas.begin("one")
-    quotas.used("one", 10)
+    quotas.charge_request("one")
+    quotas.charge_tokens("one", 10)
     assert refused(quotas) == 8_640
 
 

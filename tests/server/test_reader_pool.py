@@ -205,19 +205,19 @@ def task(function):
 
 @pytest.fixture
 def pool(engine):
-    pool = ReaderPool(2, partial(ModelFacts.of, engine, ServerSettings()))
+    pool = ReaderPool(2, partial(ModelFacts.from_engine, engine, ServerSettings()))
     yield pool
     pool.close()
 
 
 def test_a_process_that_dies_fails_its_body_alone(pool):
     async def run():
-        first, _ = await pool.read(task(process_id))
+        first, _ = await pool.run_task(task(process_id))
         with pytest.raises(
             sgl.BackendError, match="the process that reads large bodies ended with status 3"
         ):
-            await pool.read(task(die))
-        second, _ = await pool.read(task(process_id))
+            await pool.run_task(task(die))
+        second, _ = await pool.run_task(task(process_id))
         return first, second
 
     first, second = asyncio.run(run())
@@ -226,10 +226,10 @@ def test_a_process_that_dies_fails_its_body_alone(pool):
 
 def test_a_bug_fails_its_body_alone_and_is_logged(pool, caplog):
     async def run():
-        first, _ = await pool.read(task(process_id))
+        first, _ = await pool.run_task(task(process_id))
         with pytest.raises(sgl.BackendError, match="the server failed"):
-            await pool.read(task(fail))
-        return first, (await pool.read(task(process_id)))[0]
+            await pool.run_task(task(fail))
+        return first, (await pool.run_task(task(process_id)))[0]
 
     with caplog.at_level("INFO"):
         first, second = asyncio.run(run())
@@ -240,7 +240,9 @@ def test_no_more_processes_than_the_limit_are_started_and_all_end_with_the_pool(
     async def run():
         return {
             found
-            for found, _ in await asyncio.gather(*(pool.read(task(process_id)) for _ in range(8)))
+            for found, _ in await asyncio.gather(
+                *(pool.run_task(task(process_id)) for _ in range(8))
+            )
         }
 
     processes = asyncio.run(run())

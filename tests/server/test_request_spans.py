@@ -26,7 +26,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 import sglang_lite as sgl
 from sglang_lite.lang.trace import spans
 from sglang_lite.server import app
-from sglang_lite.server.request_spans import exported
+from sglang_lite.server.request_spans import export_spans
 from sglang_lite.server.settings import ServerSettings
 from tests.server.conftest import SETTINGS, serving
 from tests.waiting import until
@@ -179,7 +179,7 @@ def test_a_collector_that_is_down_costs_one_line(engine, caplog, monkeypatch):
         taken.bind(("127.0.0.1", 0))  # and it never listens
         with (
             caplog.at_level("DEBUG"),
-            exported(f"127.0.0.1:{taken.getsockname()[1]}", "here") as tracer,
+            export_spans(f"127.0.0.1:{taken.getsockname()[1]}", "here") as tracer,
             serving(engine, tracer=tracer) as url,
         ):
             for _ in range(3):
@@ -194,7 +194,7 @@ def test_without_the_exporter_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     with (
         pytest.raises(sgl.CapabilityError, match=r"sglang-lite\[tracing\]"),
-        exported("localhost:4317", "here"),
+        export_spans("localhost:4317", "here"),
     ):
         pass
 
@@ -228,7 +228,7 @@ def test_a_server_sends_its_spans_to_the_collector_that_it_is_told(folder, colle
     monkeypatch.setattr("sglang_lite.server.app.gc.freeze", lambda: None)
     found, address = collector
     settings = ServerSettings(port=0, enable_trace=True, otlp_traces_endpoint=address)
-    listening = app.bound("127.0.0.1", 0)
+    listening = app.bind_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
 
     def run(server, sockets):

@@ -13,15 +13,15 @@ def response(id, log=None):
 
 def test_the_events_of_a_running_stream_count_for_the_limit():
     store, streamed = ResponseStore(10, 1000), response("streamed", EventLog())
-    store.put("key", response("old"))
-    store.put("key", streamed)
+    store.add_response("key", response("old"))
+    store.add_response("key", streamed)
     store.add_events("key", streamed, [b"x" * 500])
-    assert store.get("key", "old").id == "old"
-    store.get("key", "streamed")
+    assert store.find_response("key", "old").id == "old"
+    store.find_response("key", "streamed")
     store.add_events("key", streamed, [b"x" * 300, b"x" * 120])
     with pytest.raises(NotFoundError):
-        store.get("key", "old")
-    assert store.get("key", "streamed") is streamed
+        store.find_response("key", "old")
+    assert store.find_response("key", "streamed") is streamed
     store.add_events("key", streamed, [b"x" * 500])
     assert len(store) == 0
     store.add_events("key", streamed, [b"x" * 500])  # its reader still gets it
@@ -30,8 +30,8 @@ def test_the_events_of_a_running_stream_count_for_the_limit():
 
 def test_a_stream_that_has_ended_counts_once():
     store, streamed = ResponseStore(10, 1000), response("streamed", EventLog())
-    store.put("key", streamed)
+    store.add_response("key", streamed)
     store.add_events("key", streamed, [b"x" * 800])
-    store.update("key", streamed, streamed.content)
+    store.update_content("key", streamed, streamed.content)
     assert streamed.bytes < 1000
-    assert store.get("key", "streamed") is streamed
+    assert store.find_response("key", "streamed") is streamed

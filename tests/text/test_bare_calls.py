@@ -283,7 +283,7 @@ def chat(**options):
 
 
 def content_of(rendered, text):
-    reader = rendered.reader()
+    reader = rendered.new_answer_reader()
     return reader.push(text).content + reader.flush().content
 
 

@@ -61,7 +61,7 @@ def test_reasoning_and_a_constraint_both_hold():
         ("<think>hm</think>\n\n42", True), ("42", True), ("<think>hm</think>\n\nxy", False), ("<think>42", False),
     ):  # fmt: skip
         assert matches(rendered.constraint, text) is allowed
-    reader = rendered.reader()
+    reader = rendered.new_answer_reader()
     pieces = [reader.push(text) for text in ("<thi", "nk>hm</think>", "\n\n42")] + [reader.flush()]
     assert ("".join(p.reasoning for p in pieces), "".join(p.content for p in pieces)) == (
         "hm",
@@ -75,7 +75,7 @@ def test_calls_are_held_to_their_schema_and_read_back():
     assert matches(rendered.constraint, text)
     assert not matches(rendered.constraint, text.replace("Rom", '", "x": 1'))
     assert not matches(rendered.constraint, "Rom")
-    reader = rendered.reader()
+    reader = rendered.new_answer_reader()
     pieces = [reader.push(text), reader.flush()]
     calls = [call for piece in pieces for call in piece.calls]
     assert calls[0].name == "weather"

@@ -26,7 +26,7 @@ from sglang_lite.text.tool_calls import (
     calls_constraint,
     parse_answer,
 )
-from sglang_lite.text.tool_formats import FORMATS, family_of
+from sglang_lite.text.tool_formats import FORMATS, detect_tool_family
 from tests.constraints.test_generation import random_model
 from tests.counts import some
 
@@ -511,7 +511,7 @@ def test_a_random_model_that_is_held_to_a_format_calls_the_tools(tiny, family):
     ],
 )
 def test_a_chat_template_tells_the_family(template, family):
-    assert family_of(template) == family
+    assert detect_tool_family(template) == family
 
 
 @pytest.mark.parametrize(
@@ -549,6 +549,6 @@ def test_as_many_tools_as_agents_send_are_one_constraint():
     }
     walk = ByteMatcher(calls_constraint("qwen", tools))
     walk.push("Let me look.\n" + call_text("qwen", "search_41", {"query": "x", "count": 3}))
-    walk.end()
+    walk.check_complete()
     with pytest.raises(sgl.ConstraintError):
         ByteMatcher(calls_constraint("qwen", tools)).push('<tool_call>\n{"name": "search_60"')

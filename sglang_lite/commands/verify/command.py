@@ -68,8 +68,8 @@ def _run(options: argparse.Namespace) -> int:
     checks: list[Check] = []
     for check in run_checks(subject, options.only, long=options.long):
         checks.append(check)
-        print(page.line(check), flush=True)
-    print(page.ending(checks, time.perf_counter() - started), flush=True)
+        print(page.format_check(check), flush=True)
+    print(page.format_result(checks, time.perf_counter() - started), flush=True)
     if options.report is not None:
         report = VerifyReport(
             subject.path.name if subject.path == Path(options.name).expanduser() else options.name,
@@ -78,8 +78,8 @@ def _run(options: argparse.Namespace) -> int:
             settings,
             f"{datetime.now(UTC):%Y-%m-%d}",
             options.long,
-            machine.versions(),
-            machine.machine(subject.description.device or "cpu"),
+            machine.package_versions(),
+            machine.describe_machine(subject.description.device or "cpu"),
             tuple(checks),
         )
         _write_report(

@@ -10,7 +10,7 @@ from sglang_lite.commands.verify.engines import GreedyAnswer, answer_greedily, s
 from sglang_lite.commands.verify.greedy import TOLERANCE
 from sglang_lite.commands.verify.records import Check, Subject, Unread
 from sglang_lite.commands.verify.reference import ReferenceModel, largest_or_infinite
-from sglang_lite.commands.verify.texts import prose
+from sglang_lite.commands.verify.texts import random_prose
 from sglang_lite.engine.engine import Engine
 
 TOKENS: Final = 8  # of the answer
@@ -19,7 +19,7 @@ _READ: Final = 256  # last tokens of the prompt whose log-probabilities are comp
 _NEAR_TIE: Final = 2 * TOLERANCE
 
 
-def long_length(subject: Subject, *, whole: bool) -> int:
+def long_prompt_length(subject: Subject, *, whole: bool) -> int:
     """Returns the number of tokens of the long prompt: 8,000, or the whole context; fewer if the
     context is shorter.
     """
@@ -27,16 +27,18 @@ def long_length(subject: Subject, *, whole: bool) -> int:
     return longest if whole else min(_LENGTH, longest)
 
 
-def answer_long(subject: Subject, engine: Engine, length: int) -> GreedyAnswer:
+def answer_long_prompt(subject: Subject, engine: Engine, length: int) -> GreedyAnswer:
     """Generates the answer to a prompt of `length` tokens."""
     encode = subject.files.tokenizer.encode
     sentences = length // 8 + 8
-    while len(ids := encode(prose(sentences))) < length:
+    while len(ids := encode(random_prose(sentences))) < length:
         sentences *= 2
     return answer_greedily(engine, [ids[:length]], TOKENS, max(1, length - _READ))[0]
 
 
-def check_long(subject: Subject, model: ReferenceModel | Unread, answer: GreedyAnswer) -> Check:
+def check_long_prompt(
+    subject: Subject, model: ReferenceModel | Unread, answer: GreedyAnswer
+) -> Check:
     """Compares the answer to the long prompt with transformers' code. If that can't run, compares
     it with an engine that computes the prompt in one step.
     """
@@ -57,7 +59,7 @@ def check_long(subject: Subject, model: ReferenceModel | Unread, answer: GreedyA
     )
     if found.parting is not None:
         tokens += f" ({'no ' if apart else 'a '}near tie, margin {found.parting.margin:.4f})"
-    return _long_check(length, "transformers in float32", tokens, found.difference, apart)
+    return _build_long_check(length, "transformers in float32", tokens, found.difference, apart)
 
 
 def _compare_with_one_step(subject: Subject, answer: GreedyAnswer, reason: str) -> Check:
@@ -66,12 +68,12 @@ def _compare_with_one_step(subject: Subject, answer: GreedyAnswer, reason: str) 
     worst = largest_or_infinite(abs(one - two) for one, two in zip(answer.logprobs, other.logprobs))
     same = answer.tokens == other.tokens
     tokens = "the same greedy ids" if same else "other greedy ids"
-    return _long_check(
+    return _build_long_check(
         len(answer.prompt), f"our own prefill in one step ({reason})", tokens, worst, not same
     )
 
 
-def _long_check(length: int, beside: str, tokens: str, worst: float, apart: bool) -> Check:
+def _build_long_check(length: int, beside: str, tokens: str, worst: float, apart: bool) -> Check:
     failed = apart or not worst <= TOLERANCE
     summary = (
         f"{length:,} tokens in chunks beside {beside}: {tokens}, largest difference {worst:.1e}"

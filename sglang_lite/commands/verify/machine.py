@@ -15,7 +15,7 @@ from sglang_lite.version import __version__
 _PACKAGES = ("torch", "transformers", "tokenizers", "llguidance", "gguf", "triton")
 
 
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Returns the versions of Python, this package and the packages that compute."""
     found = {"sglang_lite": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
@@ -26,7 +26,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def machine(device: str) -> dict[str, Json]:
+def describe_machine(device: str) -> dict[str, Json]:
     """Describes this machine: processor, memory and, if the model runs on one, GPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found: dict[str, Json] = {

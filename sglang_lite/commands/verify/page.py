@@ -26,7 +26,7 @@ def format_heading(subject: Subject) -> str:
     )
 
 
-def line(check: Check) -> str:
+def format_check(check: Check) -> str:
     """Formats a check as a line, wrapped if it is long."""
     return textwrap.fill(
         f"{check.name:10} {check.status:9} {check.summary}",
@@ -37,7 +37,7 @@ def line(check: Check) -> str:
     )
 
 
-def ending(checks: Sequence[Check], seconds: float) -> str:
+def format_result(checks: Sequence[Check], seconds: float) -> str:
     """Formats the last line: how many checks passed."""
     counts = {
         status: sum(check.status == status for check in checks)

@@ -18,7 +18,7 @@ import torch
 
 from sglang_lite.commands.verify.engines import GreedyAnswer
 from sglang_lite.commands.verify.records import Subject, Unread
-from sglang_lite.commands.verify.subject import float32_bytes, no_room
+from sglang_lite.commands.verify.subject import float32_bytes, why_no_room
 from sglang_lite.protocol.anything import Foreign
 
 # For a GGUF file, transformers temporarily holds the float32 tensors twice: as decoded, and in the
@@ -74,7 +74,7 @@ class ReferenceModel:
         """Reads prompt and answer in one forward, and compares each position from the answer's
         start on.
         """
-        rows = self._logprobs(answer.ids, answer.start)
+        rows = self._compute_logprobs(answer.ids, answer.start)
         differences = []
         for row, token, logprob, top in zip(
             rows, answer.ids[answer.start :], answer.logprobs, answer.top
@@ -98,13 +98,13 @@ class ReferenceModel:
         fused = self._model.get_correct_attn_implementation(None) != "eager"
         heads = 1 if fused else config.num_attention_heads
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-        return no_room(
+        return why_no_room(
             subject,
             4 * tokens * (heads * tokens + 4 * inner),
             f"transformers' code for {tokens:,} tokens",
         )
 
-    def _logprobs(self, ids: tuple[int, ...], start: int) -> torch.Tensor:
+    def _compute_logprobs(self, ids: tuple[int, ...], start: int) -> torch.Tensor:
         """Returns the log-probabilities of all tokens at the positions from `start` on: float32
         [positions, vocabulary].
         """
@@ -124,7 +124,7 @@ def read_model(subject: Subject) -> ReferenceModel | Unread:
     and runs no code from the model's folder.
     """
     times = _GGUF_TIMES if subject.path.is_file() else _FOLDER_TIMES
-    if reason := no_room(
+    if reason := why_no_room(
         subject, int(float32_bytes(subject) * times), "transformers' code in float32"
     ):
         return Unread(reason)

@@ -23,12 +23,16 @@ from sglang_lite.commands.verify.greedy import (
     encode_prompts,
 )
 from sglang_lite.commands.verify.long_prompt import TOKENS as LONG_TOKENS
-from sglang_lite.commands.verify.long_prompt import answer_long, check_long, long_length
+from sglang_lite.commands.verify.long_prompt import (
+    answer_long_prompt,
+    check_long_prompt,
+    long_prompt_length,
+)
 from sglang_lite.commands.verify.recipes import check_recipes
 from sglang_lite.commands.verify.records import Check, Subject, Unread
 from sglang_lite.commands.verify.reference import read_model, read_tokenizer
-from sglang_lite.commands.verify.speed import child_processes, first_token, measure_speed
-from sglang_lite.commands.verify.subject import engine_bytes, no_room
+from sglang_lite.commands.verify.speed import child_processes, measure_speed, time_to_first_token
+from sglang_lite.commands.verify.subject import engine_bytes, why_no_room
 from sglang_lite.commands.verify.tasks import check_tasks
 from sglang_lite.commands.verify.template import check_template
 from sglang_lite.commands.verify.tokens import check_tokenizer
@@ -45,13 +49,13 @@ def run_checks(subject: Subject, wanted: Collection[str], *, long: bool) -> Iter
         wanted: names of the checks to make; the others are yielded as left out.
         long: whether the long prompt fills the whole context.
     """
-    yield from _made(subject, frozenset(wanted), long)
+    yield from _make_checks(subject, frozenset(wanted), long)
     for name in CHECKS:
         if name not in wanted:
             yield Check(name, "left out", "not asked for (--only)")
 
 
-def _made(subject: Subject, wanted: frozenset[str], long: bool) -> Iterator[Check]:
+def _make_checks(subject: Subject, wanted: frozenset[str], long: bool) -> Iterator[Check]:
     if wanted & {"template", "tokenizer"}:
         theirs = read_tokenizer(subject)
         if "template" in wanted:
@@ -61,7 +65,7 @@ def _made(subject: Subject, wanted: frozenset[str], long: bool) -> Iterator[Chec
         del theirs
     answers: list[GreedyAnswer] = []
     if exact := wanted & _EXACT:
-        reason = no_room(subject, engine_bytes(subject), "an engine in float32")
+        reason = why_no_room(subject, engine_bytes(subject), "an engine in float32")
         if reason:
             yield from (
                 Check(name, "left out", reason)
@@ -69,7 +73,7 @@ def _made(subject: Subject, wanted: frozenset[str], long: bool) -> Iterator[Chec
                 if name in exact
             )
         else:
-            length = long_length(subject, whole=long) if "long" in wanted else 0
+            length = long_prompt_length(subject, whole=long) if "long" in wanted else 0
             try:
                 answers, long_answer = _answer_exactly(subject, length)
             except SglError as error:
@@ -98,7 +102,7 @@ def _answer_exactly(
     longest = max(length + LONG_TOKENS, max(map(len, prompts)) + TOKENS) + 1
     with start_exact_engine(subject, min(longest, subject.context_length)) as engine:
         answers = answer_greedily(engine, prompts, TOKENS)
-        return answers, answer_long(subject, engine, length) if length else None
+        return answers, answer_long_prompt(subject, engine, length) if length else None
 
 
 def _compare_with_transformers(
@@ -116,7 +120,7 @@ def _compare_with_transformers(
         else:
             yield check_greedy(model, answers)
     if long_answer is not None:
-        yield check_long(subject, model, long_answer)
+        yield check_long_prompt(subject, model, long_answer)
     del model
     gc.collect()
 
@@ -127,7 +131,7 @@ def _check_served_engine(
     before = child_processes()
     started = time.perf_counter()
     with start_served_engine(subject) as engine:
-        waited = first_token(engine, started)
+        waited = time_to_first_token(engine, started)
         if "served" in wanted:
             yield check_served_format(subject, engine, answers)
         if "tasks" in wanted:

@@ -12,7 +12,7 @@ from typing import Final
 
 from sglang_lite.commands.verify.engines import ROWS, call_in_parallel
 from sglang_lite.commands.verify.records import Check, Subject
-from sglang_lite.commands.verify.texts import prose
+from sglang_lite.commands.verify.texts import random_prose
 from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import SamplingParams, Usage
 
@@ -21,7 +21,7 @@ _SHORT: Final = 32  # tokens of the prompt before them
 _LONG: Final = 600  # tokens of the prompt whose prefill is timed
 
 
-def first_token(engine: Engine, started: float) -> float:
+def time_to_first_token(engine: Engine, started: float) -> float:
     """Returns the seconds from `started`, a time of `time.perf_counter`, to the first token of a
     new engine.
     """
@@ -41,7 +41,9 @@ def measure_speed(
     encode = subject.files.tokenizer.encode
     longest = subject.context_length - 1
     tokens = max(2, min(_TOKENS, longest // 4))
-    prompts = [encode(prose(12, seed=100 + i))[: min(_SHORT, longest // 4)] for i in range(ROWS)]
+    prompts = [
+        encode(random_prose(12, seed=100 + i))[: min(_SHORT, longest // 4)] for i in range(ROWS)
+    ]
     params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
     one = _decoding_rate(engine.complete(prompts[0], params).usage)
     found = [
@@ -53,7 +55,7 @@ def measure_speed(
     several = sum(each.completion_tokens - 1 for each in found) / max(
         each.total_s - each.first_token_s for each in found
     )
-    long = encode(prose(120, seed=99))[: min(_LONG, longest // 2)]
+    long = encode(random_prose(120, seed=99))[: min(_LONG, longest // 2)]
     usage = engine.complete(long, SamplingParams(max_tokens=1, temperature=0)).usage
     prefill = (usage.prompt_tokens - usage.cached_tokens) / max(
         usage.first_token_s - usage.queue_s, 1e-9

@@ -88,7 +88,7 @@ def engine_bytes(subject: Subject) -> int:
     )
 
 
-def no_room(subject: Subject, needed: int, use: str) -> str:
+def why_no_room(subject: Subject, needed: int, use: str) -> str:
     """Returns the reason why `needed` bytes of memory are not available, with both numbers, or ""
     if they are free.
 

@@ -144,7 +144,7 @@ CONVERSATIONS: Final[
 }
 
 
-def prose(sentences: int, seed: int = 0) -> str:
+def random_prose(sentences: int, seed: int = 0) -> str:
     """Generates a text of this many sentences, a different one for each seed."""
     draw = random.Random(seed)
     who = (

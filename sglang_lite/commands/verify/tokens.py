@@ -45,7 +45,7 @@ def check_tokenizer(subject: Subject, theirs: Foreign | Unread) -> Check:
         *(f"a {each} b" for each in controls),
         "".join(controls),
     ]
-    restored = "" if isinstance(theirs, Unread) else _restore_left_out(theirs, subject)
+    restored = "" if isinstance(theirs, Unread) else _restore_dropped_parts(theirs, subject)
     found = _compare_texts(ours, theirs, texts)
     wrong = {
         "have other ids than transformers'": found.other_ids,
@@ -83,7 +83,7 @@ def _compare_texts(ours: Tokenizer, theirs: Foreign | Unread, texts: list[str]) 
     controls = {ours.encode(each, first=False)[0]: each for each in ours.control_texts if each}
     for text in texts:
         ids = ours.encode(text)
-        if not isinstance(theirs, Unread) and ids != _ids(theirs, text, ours):
+        if not isinstance(theirs, Unread) and ids != _ids_by_transformers(theirs, text, ours):
             other.append(text)
         own = ours.encode(text, first=False)
         back = ours.decode(own, skip_special=False)
@@ -98,16 +98,16 @@ def _compare_texts(ours: Tokenizer, theirs: Foreign | Unread, texts: list[str]) 
     return _Found(tuple(other), tuple(lost), tuple(normalised), tuple(spelled))
 
 
-def _ids(theirs: Foreign, text: str, ours: Tokenizer) -> list[int]:
-    """Returns transformers' ids, with the beginning-of-sequence token wherever the model's prompts
-    have it here: some tokenizers add one, and in other models the template writes it.
+def _ids_by_transformers(theirs: Foreign, text: str, ours: Tokenizer) -> list[int]:
+    """Returns transformers' ids, beginning with the beginning-of-sequence token if the model has
+    one here. Some tokenizers add it, and for other models the chat template writes it.
     """
     ids: list[int] = theirs(text, add_special_tokens=False).input_ids
     first = ours.bos_id
     return ids if first is None or (ids and ids[0] == first) else [first, *ids]
 
 
-def _restore_left_out(theirs: Foreign, subject: Subject) -> str:
+def _restore_dropped_parts(theirs: Foreign, subject: Subject) -> str:
     """Adds to transformers' tokenizer of a GGUF file what its conversion leaves out. Returns what
     that was, as part of the summary, or "" for nothing.
     """

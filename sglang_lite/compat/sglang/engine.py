@@ -27,10 +27,10 @@ from sglang_lite.compat.sglang.answers import Answer, Classification, Embedding,
 from sglang_lite.engine import embedding, weights
 from sglang_lite.engine import engine as base
 from sglang_lite.engine.embedding import AdapterNames, Texts
-from sglang_lite.lang.media import fetched, load_file, load_image
+from sglang_lite.lang.media import fetch_medium, load_file, load_image
+from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import ChoiceScore, Media, MediaKind
 from sglang_lite.protocol.anything import Json
-from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.calls import RecordExperts
 from sglang_lite.runtime.config import FIELDS, shows_fields, takes_fields
 from sglang_lite.server.sglang.labels import ScoreResult, read_score
@@ -51,7 +51,7 @@ _Several: TypeAlias = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
 def _takes(
     reader: Callable[P, object],
 ) -> Callable[[Callable[..., T]], Callable[Concatenate[Engine, P], T]]:
-    """Decorates a method with the parameters of the function that reads them."""
+    """Gives a method the signature of the function that reads its arguments."""
 
     def with_signature(method: Callable[..., T]) -> Callable[Concatenate[Engine, P], T]:
         this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -78,7 +78,7 @@ def _generates_async(
     return typed  # type: ignore[no-any-return] # as above
 
 
-def _seen(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+def _read_media_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the arguments of `generate` with the bytes of its images, videos and sounds. Blocks
     while it reads and fetches them. Raises the same errors as `_with_bytes`.
     """
@@ -102,7 +102,7 @@ def _with_bytes(given: object, kind: MediaKind) -> object:
     url = given.get("url") if isinstance(given, dict) else given
     untold = "" if kind == "image" else f"{kind}/*"
     if isinstance(url, str) and (image := Media(url=url, media_type=untold)).address:
-        return fetched(image)
+        return fetch_medium(image)
     if (
         given is None
         or isinstance(given, dict | Media)
@@ -293,7 +293,7 @@ class Engine(base.Engine):
                 ones.
         """
         self.core.gate.check_wait("generate")
-        return run(self.core, self._request(args, _seen(fields)))
+        return run(self.core, self._request(args, _read_media_fields(fields)))
 
     @_generates_async
     async def async_generate(self, *args: Any, **fields: Any) -> Any:  # as `generate`
@@ -301,7 +301,11 @@ class Engine(base.Engine):
         asynchronous iterator.
         """
         self.core.gate.check_open()
-        seen = await asyncio.to_thread(_seen, fields) if _MEDIA.keys() & fields.keys() else fields
+        seen = (
+            await asyncio.to_thread(_read_media_fields, fields)
+            if _MEDIA.keys() & fields.keys()
+            else fields
+        )
         return await async_run(self.core, self._request(args, seen))
 
     def _request(self, args: Sequence[Any], fields: Mapping[str, Any]) -> NativeRequest:
@@ -433,7 +437,7 @@ class Engine(base.Engine):
             "truncate": truncate,
             "lora_path": lora_path,
         }
-        found: Embedding | list[Embedding] = embedding.sglang_form(
+        found: Embedding | list[Embedding] = embedding.encode_in_sglang_form(
             partial(embedding.embeddings, self, **options), prompt
         )
         return found
@@ -538,7 +542,7 @@ class Engine(base.Engine):
             ParameterError, EngineClosedError: as `encode`.
         """
         texts, single = embedding.split_prompt(prompt)
-        found, _ = embedding.label_numbers(
+        found, _ = embedding.classifier_outputs(
             self, texts, plain=True, truncate=truncate, lora_path=lora_path
         )
         numbers: list[Any] = found[:, 0].tolist() if found.shape[1] == 1 else found.tolist()
@@ -565,7 +569,7 @@ class Stream(Iterator[Answer]):
         self._running.abort()
 
     def __del__(self) -> None:
-        self._running.drop()
+        self._running.abort_soon()
 
 
 class AsyncStream(AsyncIterator[Answer]):
@@ -584,7 +588,7 @@ class AsyncStream(AsyncIterator[Answer]):
         self._running.abort()
 
     def __del__(self) -> None:
-        self._running.drop()
+        self._running.abort_soon()
 
 
 def run(core: Core, request: NativeRequest) -> Any:  # as `NativeRun.results`, or a Stream

@@ -19,18 +19,18 @@ from sglang_lite.lang.backend.base import (
     DelegatingBackend,
     Listener,
     ProgramAtBackend,
-    refusal,
+    unsupported_feature_error,
 )
 from sglang_lite.lang.backend.capabilities import Capabilities, Demands
 from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.concurrency.loop import running_mailbox
-from sglang_lite.lang.concurrency.pool import ThreadPool, in_pool
+from sglang_lite.lang.concurrency.pool import ThreadPool, run_in_pool
 from sglang_lite.lang.execution.operations import SelectOp, asked
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.push_down import priority_keywords
 from sglang_lite.lang.expressions import SglSamplingParams, SglSelect
 from sglang_lite.lang.results import DeltaWithMeta
-from sglang_lite.program.choosing import ChoicesDecision, ChoicesSamplingMethod, checked
+from sglang_lite.program.choosing import ChoicesDecision, ChoicesSamplingMethod, check_decision
 from sglang_lite.protocol import (
     CapabilityError,
     Constraint,
@@ -162,7 +162,7 @@ def _depth(kind: type, *methods: str) -> int:
     return len(line) - next(defining, len(line))
 
 
-def adapted(backend: Backend) -> Backend:
+def adapt_hooks(backend: Backend) -> Backend:
     """Returns the backend that programs run on: the backend itself, or an adapter if it has
     SGLang's hooks.
     """
@@ -213,7 +213,7 @@ class HookBackend(DelegatingBackend, Listener):
             self.answers_now = backend.answers_now
             self.plays_programs = backend.plays_programs
 
-    def call(self, event: str, branch: Player, children: Sequence[Player]) -> None:
+    def notify_event(self, event: str, branch: Player, children: Sequence[Player]) -> None:
         more = (
             ([StreamExecutor(child) for child in children], None) if event == "fork_program" else ()
         )
@@ -225,7 +225,7 @@ class HookBackend(DelegatingBackend, Listener):
     def check(self, node: object, demands: Demands, where: Location | None) -> None:
         if demands.kind == "select":
             if self._selects and isinstance(node, SglSelect) and node.multi:
-                raise refusal(
+                raise unsupported_feature_error(
                     self,
                     node,
                     "select(multi=True)",
@@ -235,7 +235,7 @@ class HookBackend(DelegatingBackend, Listener):
         elif self._generates:
             for name in given_values(demands.params):
                 if name not in _KNOWN_TO_HOOKS:
-                    raise refusal(
+                    raise unsupported_feature_error(
                         self, node, name, "SGLang's blocking hooks have no such parameter.", where
                     )
         self.backend.check(node, demands, where)
@@ -248,7 +248,7 @@ class HookBackend(DelegatingBackend, Listener):
         if not self._generates:
             return self.backend.answer_now(prompt, params, constraint)
         generate = self.backend.generate  # type: ignore[attr-defined] # a hook
-        text, meta = generate(_asking(), SglSamplingParams.of(params, constraint))
+        text, meta = generate(_asking(), SglSamplingParams.from_params(params, constraint))
         texts = text if isinstance(text, list) else [text]
         metas = meta if isinstance(meta, list) else [meta] * len(texts)
         return [_generation(t, m, i) for i, (t, m) in enumerate(zip(texts, metas))]
@@ -261,7 +261,7 @@ class HookBackend(DelegatingBackend, Listener):
         _, op = asked.get()
         assert isinstance(op, SelectOp)
         select, texts = self.backend.select, list(choices)  # type: ignore[attr-defined] # a hook
-        decision = checked(
+        decision = check_decision(
             select(_asking(), texts, op.node.temperature, op.expression.choices_method), choices
         )
         return Selection((), picked=decision.decision, meta=decision.meta_info or {})
@@ -273,10 +273,12 @@ class HookBackend(DelegatingBackend, Listener):
             async for event in self.backend.agenerate(prompt, params, constraint, stream=stream):
                 yield event
         elif stream and params.samples == 1:
-            async for event in self._streamed(_asking(), SglSamplingParams.of(params, constraint)):
+            async for event in self._stream_from_hook(
+                _asking(), SglSamplingParams.from_params(params, constraint)
+            ):
                 yield event
         else:
-            for sample in await in_pool(
+            for sample in await run_in_pool(
                 self.threads, partial(self.answer_now, prompt, params, constraint)
             ):
                 yield sample
@@ -287,10 +289,10 @@ class HookBackend(DelegatingBackend, Listener):
         select = partial(self.select_now, prompt, choices, unconditional=unconditional)
         if not self._selects:
             return await self.backend.aselect(prompt, choices, unconditional=unconditional)
-        selection: Selection = await in_pool(self.threads, select)
+        selection: Selection = await run_in_pool(self.threads, select)
         return selection
 
-    async def _streamed(
+    async def _stream_from_hook(
         self, s: StreamExecutor, params: SglSamplingParams
     ) -> AsyncIterator[Delta | Generation]:
         """Yields the pieces of the hook `generate_stream`, then the whole text with the last
@@ -307,7 +309,7 @@ class HookBackend(DelegatingBackend, Listener):
                 post(pieces.put_nowait, DeltaWithMeta(text, meta=meta or {}))
             return _generation("".join(texts), meta, 0)
 
-        running = asyncio.ensure_future(in_pool(self.threads, generate))
+        running = asyncio.ensure_future(run_in_pool(self.threads, generate))
         running.add_done_callback(lambda _: pieces.put_nowait(None))
         try:
             while (piece := await pieces.get()) is not None:

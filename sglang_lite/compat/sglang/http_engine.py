@@ -112,7 +112,7 @@ class HttpServerEngineAdapter:
 
     def shutdown(self) -> None:
         """Stops the server. May be called again."""
-        self._process.end()
+        self._process.end_server()
 
     def _post(self, path: str, **fields: UserValue) -> Any:  # JSON, or None for an answer without
         body = {name: value for name, value in fields.items() if value is not None}

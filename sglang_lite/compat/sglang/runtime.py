@@ -51,14 +51,14 @@ class Runtime:
         try:
             self.endpoint = RuntimeEndpoint(self.url, self._key)
         except BaseException:
-            self._process.end()
+            self._process.end_server()
             raise
 
     def shutdown(self) -> None:
         """Stops the server. May be called again."""
         if self._process.running:
             self.endpoint.shutdown()
-        self._process.end()
+        self._process.end_server()
 
     def __enter__(self) -> Runtime:
         return self

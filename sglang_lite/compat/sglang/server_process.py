@@ -18,8 +18,8 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from sglang_lite.import_paths import import_paths
 from sglang_lite.lang.backend.http.client import ServerClient
+from sglang_lite.process.import_paths import import_paths
 from sglang_lite.protocol import BackendError, ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.host.child_process import KEPT_LINES, format_last_output, log_printed_lines
@@ -92,7 +92,7 @@ class ServerProcess:
         try:
             self._wait(timeout_s)
         except BaseException:
-            self.end()
+            self.end_server()
             raise
 
     @property
@@ -112,19 +112,19 @@ class ServerProcess:
         if not self._settled.wait(timeout_s):
             raise self._timeout_error(timeout_s)
         if not self.url:
-            raise self._ended()
+            raise self._exit_error()
         server = ServerClient(self.url, None, None, _PATIENCE_S, 0)
         while True:
             with contextlib.suppress(SglError):
-                if server.status("GET", "/ready") == 200:
+                if server.request_status("GET", "/ready") == 200:
                     return
             if self._process.poll() is not None:
-                raise self._ended()
+                raise self._exit_error()
             if time.monotonic() > deadline:
                 raise self._timeout_error(timeout_s)
             time.sleep(_POLL_S)
 
-    def _ended(self) -> SglError:
+    def _exit_error(self) -> SglError:
         status = self._process.wait()
         refused = filter(None, map(_REFUSED.search, list(self._lines)))
         for found in refused if status == _USAGE else ():
@@ -143,7 +143,7 @@ class ServerProcess:
             hint="Raise launch_timeout.",
         )
 
-    def end(self) -> None:
+    def end_server(self) -> None:
         """Terminates the process and waits for it. Does nothing in a forked copy, because the
         process belongs to the original.
         """

@@ -104,7 +104,7 @@ def launch_server(
         ParameterError: a setting is invalid or not supported.
     """
     from sglang_lite.server import flags
-    from sglang_lite.server.app import say, serve
+    from sglang_lite.server.app import print_line, serve
 
     changed = {
         each.name: value
@@ -112,8 +112,8 @@ def launch_server(
         if (value := getattr(server_args, each.name)) != each.default
     }
     parser = _Parser("launch_server")
-    flags.add(parser)
-    settings, engine, replicas = flags.read(parser.parse_args(flags_of(changed)))
+    flags.add_serve_flags(parser)
+    settings, engine, replicas = flags.read_serve_flags(parser.parse_args(flags_of(changed)))
     if replicas.replicas or replicas.workers:
         raise ParameterError(
             "server_args", "several servers are not one process.", hint="Use sglang-lite serve."
@@ -121,7 +121,7 @@ def launch_server(
     waiting = [launch_callback] if launch_callback is not None else []
 
     def announce(line: str) -> None:
-        say(line)
+        print_line(line)
         while waiting:
             waiting.pop()()
 

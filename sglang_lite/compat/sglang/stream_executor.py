@@ -13,12 +13,12 @@ from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.reading import (
     all_messages,
     find_variable,
-    nothing,
+    read_nothing,
     wait_for_error,
     whole_text,
 )
 from sglang_lite.lang.expressions import SglSamplingParams
-from sglang_lite.lang.results import as_dicts, meta_info
+from sglang_lite.lang.results import messages_to_dicts, meta_info
 from sglang_lite.protocol import (
     Media,
     ProgramError,
@@ -46,12 +46,12 @@ class Variables(MutableMapping[str, Any]):
 
     def __getitem__(self, name: str) -> UserValue:
         variable = self._names.variables.get(name)
-        if variable is None or not variable.done or variable.error() is not None:
+        if variable is None or not variable.done or variable.error_or_none() is not None:
             raise KeyError(name)
         return variable.result()
 
     def __setitem__(self, name: str, value: object) -> None:
-        self._names.declare(name, Variable.of(value))
+        self._names.declare(name, Variable.from_value(value))
 
     def __delitem__(self, name: str) -> None:
         raise ProgramError(f"the variable {name!r} can't be deleted.", hint="Set it to None.")
@@ -59,7 +59,11 @@ class Variables(MutableMapping[str, Any]):
     def __iter__(self) -> Iterator[str]:
         variables = list(self._names.variables.items())
         return iter(
-            [name for name, variable in variables if variable.done and variable.error() is None]
+            [
+                name
+                for name, variable in variables
+                if variable.done and variable.error_or_none() is None
+            ]
         )
 
     def __len__(self) -> int:
@@ -123,11 +127,11 @@ class StreamExecutor:
 
     @property
     def text_(self) -> str:
-        return self._player.transcript.text()
+        return self._player.transcript.collect_text()
 
     @property
     def messages_(self) -> list[dict[str, Json]]:
-        return as_dicts(self._player.transcript.messages)
+        return messages_to_dicts(self._player.transcript.messages)
 
     @property
     def images_(self) -> list[Media]:
@@ -167,7 +171,7 @@ class StreamExecutor:
     @property
     def default_sampling_para(self) -> SglSamplingParams:
         """Sampling parameters that nodes inherit from the run."""
-        return SglSamplingParams.of(self._player.run.settings.params)
+        return SglSamplingParams.from_params(self._player.run.settings.params)
 
     @property
     def num_api_spec_tokens(self) -> int | None:
@@ -216,13 +220,13 @@ class StreamExecutor:
 
     @property
     def is_finished(self) -> bool:
-        return self._player.at_rest and not self._player.run.body_open
+        return self._player.is_idle and not self._player.run.body_open
 
     def get_var(self, name: str) -> UserValue:
         return find_variable(self._player, name).wait()
 
     def set_var(self, name: str, value: object) -> None:
-        self._player.names.declare(name, Variable.of(value))
+        self._player.names.declare(name, Variable.from_value(value))
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Json] | None:
         """Returns metadata that the backend reported about a variable, or None if the backend did
@@ -239,16 +243,16 @@ class StreamExecutor:
         return meta_info(variable.record)
 
     def text(self) -> str:
-        text: str = self._read(whole_text)
+        text: str = self._read_and_wait(whole_text)
         return text
 
     def messages(self) -> list[dict[str, Json]]:
-        messages: list[dict[str, Any]] = self._read(all_messages)
+        messages: list[dict[str, Any]] = self._read_and_wait(all_messages)
         return messages
 
     def sync(self) -> None:
-        self._read(nothing)
+        self._read_and_wait(read_nothing)
 
-    def _read(self, what: Callable[[Player], Any]) -> Any:
-        self._player.names.check(None)
-        return self._player.read(what).wait()
+    def _read_and_wait(self, what: Callable[[Player], Any]) -> Any:
+        self._player.names.raise_if_removed(None)
+        return self._player.read_when_played(what).wait()

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from sglang_lite.kernel import progress_bar
 from sglang_lite.lang.media import load_image
+from sglang_lite.notebook.output import progress_bar
+from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import ConstraintError, DownloadError, ParameterError
 from sglang_lite.protocol.anything import Foreign, Json, UserValue
-from sglang_lite.random_ids import random_id
 
 
 class Streaming(Protocol):

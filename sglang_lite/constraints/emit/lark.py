@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, groupby
 
 from sglang_lite.constraints.emit.regex import repetition_sign, to_rust
-from sglang_lite.constraints.formal.automaton import may_be_empty
+from sglang_lite.constraints.formal.automaton import matches_empty_text
 from sglang_lite.constraints.formal.equations import multiples
 from sglang_lite.constraints.formal.lengths import MAX_MIN_LENGTH, lengths
 from sglang_lite.constraints.formal.nodes import (
@@ -31,7 +31,7 @@ from sglang_lite.constraints.formal.nodes import (
     concat,
     fold_node,
     literal_text,
-    mapped,
+    map_children,
     optional,
 )
 from sglang_lite.constraints.memo import memoize
@@ -58,17 +58,17 @@ def to_lark(language: Language) -> str:
             `MAX_MIN_LENGTH` characters.
     """
     size = language.size
-    if size > MAX_DEPTH * _MIN_SIZE and _depth(language) > MAX_DEPTH:
+    if size > MAX_DEPTH * _MIN_SIZE and _nesting_depth(language) > MAX_DEPTH:
         raise ConstraintError(
             "the rules of the grammar lead to each other too deeply.", hint="Use repeats: x* or x+."
         )
     try:
-        return _Speller(language, is_large=size > _LARGE).text()
+        return _Speller(language, is_large=size > _LARGE).spell_lark()
     except RecursionError as error:
         raise ConstraintError("the constraint is nested too deeply.") from error
 
 
-def _depth(language: Language) -> int:
+def _nesting_depth(language: Language) -> int:
     """Returns the nesting depth of the grammar with each rule expanded at its first use, as
     llguidance does it.
     """
@@ -103,17 +103,19 @@ class _Speller:
                 hint=r"Use fewer sets that have \w, \d or a Unicode category in them beside other characters.",
             )
 
-    def text(self) -> str:
+    def spell_lark(self) -> str:
         rules = self._language.rules.items()
-        lines = [f"start: {self._body(Ref(self._language.start))[0]}"]
+        lines = [f"start: {self._spell_lark_node(Ref(self._language.start))[0]}"]
         lines += [
-            f"{self._rules[name]}: {self._body(body)[0]}" for name, body in rules if body.refers
+            f"{self._rules[name]}: {self._spell_lark_node(body)[0]}"
+            for name, body in rules
+            if body.refers
         ]
         lines += [f"{name}: {definition}" for definition, name in self._groups.items()]
         lines += [f"{name}: {definition}" for definition, name in self._terminals.items()]
         return "\n".join(lines)
 
-    def _body(self, node: Node) -> tuple[str, int]:
+    def _spell_lark_node(self, node: Node) -> tuple[str, int]:
         """Returns the text of a node and the depth of its groups. A node without references is part
         of a lexeme.
         """
@@ -121,19 +123,26 @@ class _Speller:
             match node:
                 case Ref(name):
                     body = self._language.rules[name]
-                    return self._rules[name] if body.refers else self._lexeme(body), 0
+                    return self._rules[name] if body.refers else self._spell_lexeme(body), 0
                 case Concat(parts):
-                    return _group(" ", map(self._body, _joined(parts)), self._groups, "g")
+                    return _join_in_group(
+                        " ",
+                        map(self._spell_lark_node, _flatten_structure(parts)),
+                        self._groups,
+                        "g",
+                    )
                 case Alternation(options):
-                    return _group(" | ", map(self._body, options), self._groups, "g")
+                    return _join_in_group(
+                        " | ", map(self._spell_lark_node, options), self._groups, "g"
+                    )
                 case Repeat(inner, least, most):
-                    text, depth = self._body(inner)
+                    text, depth = self._spell_lark_node(inner)
                     if isinstance(inner, Repeat):
-                        text, depth = _group("", [(text, depth)], self._groups, "g")
+                        text, depth = _join_in_group("", [(text, depth)], self._groups, "g")
                     return text + repetition_sign(least, most), depth
-        return self._lexeme(node), 0
+        return self._spell_lexeme(node), 0
 
-    def _lexeme(self, node: Node) -> str:
+    def _spell_lexeme(self, node: Node) -> str:
         if node not in self._lexemes:
             text = literal_text(node)
             if (lengths(node)[0] if text is None else len(text)) > MAX_MIN_LENGTH:
@@ -143,15 +152,15 @@ class _Speller:
             if text is not None:
                 self._lexemes[node] = _JSON(text).replace("\x7f", "\\u007f")
             else:
-                definition = (None if self._large else _pattern(node)) or self._terminal(
-                    _group_optional_runs(node)
-                )[0]
+                definition = (
+                    None if self._large else _spell_as_single_pattern(node)
+                ) or self._spell_terminal(_group_optional_runs(node))[0]
                 self._lexemes[node] = self._terminals.setdefault(
                     definition, f"T{len(self._terminals)}"
                 )
         return self._lexemes[node]
 
-    def _terminal(self, node: Node) -> tuple[str, int]:
+    def _spell_terminal(self, node: Node) -> tuple[str, int]:
         """Returns the text of a terminal's definition and the depth of its groups. Operators bind
         in the order `~a`, `a*`, `a b`, `a & b`, `a | b`. Every group is in parentheses.
         """
@@ -165,26 +174,34 @@ class _Speller:
                 return f"/{to_rust(node)}/", 0
         match node:
             case Concat(parts):
-                return _group(" ", map(self._part, parts), self._terminals, "T")
+                return _join_in_group(
+                    " ", map(self._spell_terminal_part, parts), self._terminals, "T"
+                )
             case Alternation(options):
-                return _group(" | ", map(self._part, options), self._terminals, "T")
+                return _join_in_group(
+                    " | ", map(self._spell_terminal_part, options), self._terminals, "T"
+                )
             case Repeat(inner, least, most):
-                text, depth = _group("", [self._part(inner)], self._terminals, "T")
+                text, depth = _join_in_group(
+                    "", [self._spell_terminal_part(inner)], self._terminals, "T"
+                )
                 return text + repetition_sign(least, most), depth
             case Intersection(parts):
-                texts = [self._terminal(part) for part in parts if not isinstance(part, Complement)]
+                texts = [
+                    self._spell_terminal(part) for part in parts if not isinstance(part, Complement)
+                ]
                 outside = [part.node for part in parts if isinstance(part, Complement)]
                 # llguidance's complement is over bytes, so a text is required as well. The engine
                 # has a fast path for the form a & ~b.
                 texts = texts or [("/(?s:.*)/", 0)]
                 if outside:
-                    text, depth = self._terminal(alternation(_with_any_bytes(outside)))
+                    text, depth = self._spell_terminal(alternation(_with_any_bytes(outside)))
                     texts.append((f"~{text}", depth))
-                return _group(" & ", texts, self._terminals, "T")
+                return _join_in_group(" & ", texts, self._terminals, "T")
             case Complement(inner) if inner == NOTHING:
                 return f"~/{to_rust(NOTHING)}/", 0
             case Complement():
-                return self._terminal(Intersection((node,)))
+                return self._spell_terminal(Intersection((node,)))
             case Substring():
                 return f"%regex {_JSON({'substring_chunks': node.pieces})}", 0
         raise AssertionError(f"a {type(node).__name__} is no part of a terminal")
@@ -206,12 +223,12 @@ class _Speller:
             self._parts[node] = self._terminals.setdefault(text, f"T{len(self._terminals)}"), 0
         return self._parts[node][0]
 
-    def _part(self, node: Node) -> tuple[str, int]:
+    def _spell_terminal_part(self, node: Node) -> tuple[str, int]:
         """Returns the text of a part of a terminal and the depth of its groups. A long part becomes
         a separate terminal and is referenced by name.
         """
         if node not in self._parts:
-            text, depth = self._terminal(node)
+            text, depth = self._spell_terminal(node)
             if len(text) >= _LONG:
                 text = self._terminals.setdefault(text, f"T{len(self._terminals)}")
                 depth = 0
@@ -248,7 +265,7 @@ def _ranges(language: Language) -> int:
 
 
 @memoize  # the same strings and numbers occur in many places and schemas
-def _pattern(node: Node) -> str | None:
+def _spell_as_single_pattern(node: Node) -> str | None:
     """Returns the definition of a lexeme as one pattern, or None if it needs operators."""
     with contextlib.suppress(ConstraintError):
         return None if isinstance(node, Multiple) else f"/{to_rust(_group_optional_runs(node))}/"
@@ -290,37 +307,37 @@ def _is_optional(node: Node) -> bool:
 
 
 def _regroup(node: Node, parts: list[tuple[Node, int]]) -> tuple[Node, int]:
-    """Returns a node with such groups and the number of possibly empty nodes in it, given those of
-    its parts.
+    """Returns a node whose long runs of possibly empty parts are divided into nested groups, and
+    the number of possibly empty nodes in it. `parts` holds the results for its parts.
     """
     count = sum([each for _, each in parts]) + _is_optional(node)
     if count <= _MAX_RUN:
         return node, count
     below = iter([part for part, _ in parts])
     if not isinstance(node, Concat):
-        return mapped(node, lambda _: next(below)), count
-    runs = groupby(_flat(below), key=may_be_empty)
+        return map_children(node, lambda _: next(below)), count
+    runs = groupby(_flatten_concat(below), key=matches_empty_text)
     return concat(
         *chain.from_iterable(_nest_optional(list(run)) if empty else run for empty, run in runs)
     ), count
 
 
-def _flat(parts: Iterable[Node]) -> Iterator[Node]:
+def _flatten_concat(parts: Iterable[Node]) -> Iterator[Node]:
     """Yields the parts of a concatenation, with nested concatenations flattened."""
     for part in parts:
         if isinstance(part, Concat):
-            yield from _flat(part.parts)
+            yield from _flatten_concat(part.parts)
         else:
             yield part
 
 
-def _joined(parts: Iterable[Node]) -> Iterator[Node]:
+def _flatten_structure(parts: Iterable[Node]) -> Iterator[Node]:
     """Yields the parts of a concatenation, with nested ones flattened except where they are whole
     lexemes.
     """
     for part in parts:
         if isinstance(part, Concat) and part.refers:
-            yield from _joined(part.parts)
+            yield from _flatten_structure(part.parts)
         else:
             yield part
 
@@ -334,7 +351,7 @@ def _nest_optional(parts: list[Node]) -> list[Node]:
     return parts
 
 
-def _group(
+def _join_in_group(
     operator: str, parts: Iterable[tuple[str, int]], names: dict[str, str], prefix: str
 ) -> tuple[str, int]:
     """Joins texts with an operator in a group; returns the text and the depth of its groups. Texts

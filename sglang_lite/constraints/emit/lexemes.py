@@ -16,7 +16,12 @@ from functools import partial
 from itertools import chain, groupby, product
 
 from sglang_lite.constraints.formal import charsets
-from sglang_lite.constraints.formal.automaton import Automaton, accepts, emptiness, useful_states
+from sglang_lite.constraints.formal.automaton import (
+    Automaton,
+    accepts,
+    decide_emptiness,
+    useful_states,
+)
 from sglang_lite.constraints.formal.charsets import Ranges
 from sglang_lite.constraints.formal.grammars import referring_rules
 from sglang_lite.constraints.formal.nodes import (
@@ -38,7 +43,7 @@ from sglang_lite.constraints.formal.nodes import (
     children,
     concat,
     intersection,
-    mapped,
+    map_children,
     optional,
     references,
     repeat,
@@ -68,12 +73,12 @@ def split_into_lexemes(language: Language) -> Language:
     if language.start in language.sealed or not language.rules[language.start].refers:
         return language
     try:
-        return _split(_inline_regular_rules(language))
+        return _split_until_unambiguous(_inline_regular_rules(language))
     except RecursionError as error:
         raise ConstraintError("the constraint is nested too deeply.") from error
 
 
-def _split(language: Language) -> Language:
+def _split_until_unambiguous(language: Language) -> Language:
     to_split: set[Node] = set()
     remaining = MAX_WORK
     while True:
@@ -85,7 +90,7 @@ def _split(language: Language) -> Language:
             return lexing.language
         positions = _Positions(lexing, remaining)
         try:
-            collisions = positions.collisions() if remaining else lexing.symbols
+            collisions = positions.find_collisions() if remaining else lexing.symbols
             remaining = positions.remaining
         except _TooMany:
             collisions = lexing.symbols
@@ -114,7 +119,7 @@ def _inline_regular_rules(language: Language) -> Language:
     for name in queue:
         if name not in inlined and name not in language.sealed and uses[name] <= inlined.keys():
             node = _substitute_rules(language.rules[name], inlined)
-            size, height = _measure(node)
+            size, height = _count_size_and_depth(node)
             if size <= MAX_INLINED and height <= MAX_HEIGHT:
                 inlined[name] = node
                 queue += referring[name]
@@ -132,15 +137,15 @@ def _substitute_rules(node: Node, rules: Mapping[str, Node]) -> Node:
     return (
         rules.get(node.name, node)
         if isinstance(node, Ref)
-        else mapped(node, partial(_substitute_rules, rules=rules))
+        else map_children(node, partial(_substitute_rules, rules=rules))
     )
 
 
-def _measure(node: Node) -> tuple[int, int]:
+def _count_size_and_depth(node: Node) -> tuple[int, int]:
     """Returns the number of characters and sets in a node, and its depth."""
     if isinstance(node, LiteralText):
         return len(node.text), 1
-    below = [_measure(child) for child in children(node)]
+    below = [_count_size_and_depth(child) for child in children(node)]
     return 1 + sum(size for size, _ in below), 1 + max((height for _, height in below), default=0)
 
 
@@ -179,60 +184,62 @@ class _Lexing:
         self._rules: dict[str, Node] = {}
         below = _with_dependencies(language, language.sealed)
         for name, body in language.rules.items():
-            self._rules[name] = body if name in below else self._structure(body)
+            self._rules[name] = body if name in below else self._split_structure(body)
         self.nodes = {name: node for node, name in self._names.items()}
-        self.lexemes = {name: _not_empty(node) for name, node in self.nodes.items()}
+        self.lexemes = {name: _without_empty_text(node) for name, node in self.nodes.items()}
         self.symbols = {*self.lexemes, *language.sealed}
         self.sealed_rules = below
         self.language = Language(language.start, {**self._rules, **self.lexemes}, language.sealed)
 
-    def _structure(self, node: Node) -> Node:
+    def _split_structure(self, node: Node) -> Node:
         if not node.refers:
-            return self._lexeme(node)
+            return self._lexeme_or_parts(node)
         match node:
             case Concat(parts):
                 groups = groupby(parts, key=lambda part: part.refers)
                 return concat(
                     *chain.from_iterable(
-                        map(self._structure, group)
+                        map(self._split_structure, group)
                         if structured
-                        else [self._lexeme(concat(*group))]
+                        else [self._lexeme_or_parts(concat(*group))]
                         for structured, group in groups
                     )
                 )
             case Alternation(options):
                 regular = alternation(option for option in options if not option.refers)
-                others = [self._structure(option) for option in options if option.refers]
-                return alternation([self._lexeme(regular), *others])
+                others = [self._split_structure(option) for option in options if option.refers]
+                return alternation([self._lexeme_or_parts(regular), *others])
             case Repeat(inner, least, most):
-                return Repeat(self._structure(inner), least, most)
+                return Repeat(self._split_structure(inner), least, most)
         return node
 
-    def _lexeme(self, node: Node) -> Node:
+    def _lexeme_or_parts(self, node: Node) -> Node:
         """Returns a reference to the lexeme of a regular part, or the structure of its parts if it
         is to be split.
         """
         if node in (EMPTY, NOTHING):
             return node
         if node in self._to_split:
-            return self._parts(node)
+            return self._split_regular_node(node)
         if node not in self._names:
             self._names[node] = f"lexeme {len(self._names)}"
         return optional(Ref(self._names[node])) if accepts(node, "") else Ref(self._names[node])
 
-    def _parts(self, node: Node) -> Node:
+    def _split_regular_node(self, node: Node) -> Node:
         match node:
             case LiteralText(text):
-                return concat(*(self._lexeme(CharSet(((ord(char), ord(char)),))) for char in text))
+                return concat(
+                    *(self._lexeme_or_parts(CharSet(((ord(char), ord(char)),))) for char in text)
+                )
             case Concat(parts):
-                return concat(*map(self._lexeme, parts))
+                return concat(*map(self._lexeme_or_parts, parts))
             case Alternation(options):
-                return alternation(map(self._lexeme, options))
+                return alternation(map(self._lexeme_or_parts, options))
             case Repeat(inner, least, most):
-                return repeat(self._lexeme(inner), least, most)
-        return self._states(node)
+                return repeat(self._lexeme_or_parts(inner), least, most)
+        return self._add_automaton_rules(node)
 
-    def _states(self, node: Node) -> Node:
+    def _add_automaton_rules(self, node: Node) -> Node:
         """Adds a rule for each state of a node's automaton and returns a reference to the start
         state's rule.
         """
@@ -241,7 +248,7 @@ class _Lexing:
         states = useful_states(found, found.start)
         for state, after in states.items():
             steps = (
-                concat(self._lexeme(found.class_characters(symbol)), Ref(f"{prefix}{to}"))
+                concat(self._lexeme_or_parts(found.class_characters(symbol)), Ref(f"{prefix}{to}"))
                 for symbol, to in after.items()
             )
             self._rules[f"{prefix}{state}"] = alternation(
@@ -250,13 +257,13 @@ class _Lexing:
         return Ref(f"{prefix}{found.start}") if found.start in states else NOTHING
 
 
-def _not_empty(node: Node) -> Node:
+def _without_empty_text(node: Node) -> Node:
     """Returns a regular node without the empty text."""
     match node:
         case Repeat(inner, 0, most) if not accepts(inner, ""):
             return Repeat(inner, 1, most)
         case Alternation(options):
-            return alternation(map(_not_empty, options))
+            return alternation(map(_without_empty_text, options))
         case Concat(()):
             return NOTHING
     return intersection(node, Repeat(ANY_CHAR, 1, None)) if accepts(node, "") else node
@@ -285,11 +292,11 @@ class _Positions:
         self._starts = dict(zip(self._rules, self._automaton.starts))
         self._empty = self._rules_that_may_be_empty()
         self._returns = self._positions_after_rules()
-        self._firsts = {name: self._first(name) for name in lexing.symbols}
+        self._firsts = {name: self._first_characters(name) for name in lexing.symbols}
         self._overlaps: dict[tuple[str, str], bool] = {}
         self._moves: dict[_Position, set[_Position]] = {}
 
-    def collisions(self) -> set[str]:
+    def find_collisions(self) -> set[str]:
         """Returns the names of the symbols that greedy reading would get wrong."""
         start = self._close_over_empty_moves(
             {(self._lexing.language.start, self._starts[self._lexing.language.start])}
@@ -302,7 +309,7 @@ class _Positions:
                 raise _TooMany
             after = {
                 name: self._close_over_empty_moves(reached)
-                for name, reached in self._after(positions).items()
+                for name, reached in self._positions_after_symbols(positions).items()
             }
             self._spend(len(after) ** 2)
             following = {name: self._next_characters(reached) for name, reached in after.items()}
@@ -310,11 +317,11 @@ class _Positions:
                 key = name, other, following[name]
                 if key not in checked:
                     checked.add(key)
-                    if self._collide(*key):
-                        found |= self._larger(name, other)
+                    if self._is_ambiguous_after(*key):
+                        found |= self._choose_to_split(name, other)
             for name in after:
                 together = frozenset().union(
-                    *(after[other] for other in after if self._overlap(name, other))
+                    *(after[other] for other in after if self._may_share_text(name, other))
                 )
                 self._spend(len(together))
                 if together not in seen:
@@ -347,7 +354,7 @@ class _Positions:
         if position not in self._moves:
             rule, state = position
             moves = set(self._returns[rule]) if self._automaton.accepting(state) else set()
-            for name in self._automaton.references(state) & self._starts.keys():
+            for name in self._automaton.next_rule_names(state) & self._starts.keys():
                 moves.add((name, self._starts[name]))
                 if name in self._empty:
                     moves.add((rule, self._automaton.step(state, name)))
@@ -355,14 +362,14 @@ class _Positions:
         return self._moves[position]
 
     def _symbols(self, positions: Iterable[_Position]) -> list[str]:
-        names = set().union(*(self._automaton.references(state) for _, state in positions))
+        names = set().union(*(self._automaton.next_rule_names(state) for _, state in positions))
         return sorted(names & self._lexing.symbols)
 
-    def _after(self, positions: Iterable[_Position]) -> dict[str, set[_Position]]:
+    def _positions_after_symbols(self, positions: Iterable[_Position]) -> dict[str, set[_Position]]:
         """Returns the positions after each symbol that may come next."""
         found: dict[str, set[_Position]] = {name: set() for name in self._symbols(positions)}
         for rule, state in positions:
-            for name in self._automaton.references(state) & found.keys():
+            for name in self._automaton.next_rule_names(state) & found.keys():
                 if (after := self._automaton.step(state, name)) != DEAD:
                     found[name].add((rule, after))
         return found
@@ -392,7 +399,7 @@ class _Positions:
                 return True
             steps = (
                 self._automaton.step(each, name)
-                for name in self._automaton.references(each) & empty
+                for name in self._automaton.next_rule_names(each) & empty
             )
             seen += [step for step in dict.fromkeys(steps) if step not in seen]
         return False
@@ -402,7 +409,7 @@ class _Positions:
         for rule in self._rules:
             seen = {self._starts[rule]: None}
             for state in (queue := list(seen)):
-                for name in sorted(self._automaton.references(state)):
+                for name in sorted(self._automaton.next_rule_names(state)):
                     step = self._automaton.step(state, name)
                     if name in returns:
                         returns[name].append((rule, step))
@@ -413,7 +420,7 @@ class _Positions:
 
     # -------------------------------------------------------------------------------------- symbols
 
-    def _first(self, symbol: str) -> Ranges:
+    def _first_characters(self, symbol: str) -> Ranges:
         """Returns the characters that a symbol's texts may begin with."""
         rules = self._lexing.language.rules
         found: list[tuple[int, int]] = []
@@ -422,10 +429,10 @@ class _Positions:
             for each in automaton.classes:
                 if automaton.step(automaton.start, each) != DEAD:
                     found += automaton.class_characters(each).ranges
-            queue += sorted(automaton.references(automaton.start) - set(queue))
+            queue += sorted(automaton.next_rule_names(automaton.start) - set(queue))
         return charsets.union(found)
 
-    def _overlap(self, name: str, other: str) -> bool:
+    def _may_share_text(self, name: str, other: str) -> bool:
         """Returns True if two symbols may have a text in common."""
         key = min(name, other), max(name, other)
         if key not in self._overlaps:
@@ -439,17 +446,17 @@ class _Positions:
                 self._overlaps[key] = True
         return self._overlaps[key]
 
-    def _larger(self, name: str, other: str) -> set[str]:
+    def _choose_to_split(self, name: str, other: str) -> set[str]:
         """Chooses which of two colliding lexemes to split. It is the larger one, because most
         collisions come from an overly large lexeme that contains the other one as a part.
         """
         nodes = self._lexing.nodes
         if name not in nodes or other not in nodes:
             return {name, other}
-        sizes = {each: _measure(nodes[each])[0] for each in (name, other)}
+        sizes = {each: _count_size_and_depth(nodes[each])[0] for each in (name, other)}
         return {each for each, size in sizes.items() if size == max(sizes.values())}
 
-    def _collide(self, name: str, other: str, following: Ranges) -> bool:
+    def _is_ambiguous_after(self, name: str, other: str, following: Ranges) -> bool:
         """Returns True if `other` can continue after a text of `name` with a character that may
         follow `name`.
         """
@@ -471,7 +478,7 @@ def _share_a_text(lexeme: Node, other: Node) -> tuple[bool, int]:
     """Returns whether two lexemes have a text in common, and the work spent on the decision."""
     if isinstance(lexeme, LiteralText) and isinstance(other, LiteralText):
         return lexeme == other, 1
-    empty, work = emptiness(intersection(lexeme, other))
+    empty, work = decide_emptiness(intersection(lexeme, other))
     return not empty, work
 
 
@@ -510,7 +517,7 @@ def _relax_counts(node: Node) -> Node:
         case Repeat(inner, least, most):
             counted = least > 1 or (most is not None and most > 1)
             return Repeat(_relax_counts(inner), min(least, 1), None if counted else most)
-    return mapped(node, _relax_counts)
+    return map_children(node, _relax_counts)
 
 
 def _pair_can_continue(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:

@@ -48,9 +48,9 @@ def to_rust(node: Node) -> str:
 def _spell_pattern(node: Node) -> str:
     match node:
         case CharSet(ranges):
-            return _set(ranges)
+            return _spell_character_set(ranges)
         case LiteralText(text):
-            return _SPECIAL.sub(lambda special: _escape(ord(special[0])), text)
+            return _SPECIAL.sub(lambda special: _hex_escape(ord(special[0])), text)
         case Concat(parts):
             return "".join(
                 [
@@ -79,24 +79,27 @@ def repetition_sign(least: int, most: int | None) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _set(ranges: Ranges) -> str:
+def _spell_character_set(ranges: Ranges) -> str:
     """Returns the pattern of a character set."""
     if not ranges:
-        return f"[^{_escape(0)}-{_escape(LAST)}]"
+        return f"[^{_hex_escape(0)}-{_hex_escape(LAST)}]"
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
-        return _character(ranges[0][0])
+        return _spell_regex_character(ranges[0][0])
     return (
         "["
         + "".join(
-            _character(a) if a == b else f"{_character(a)}-{_character(b)}" for a, b in ranges
+            _spell_regex_character(a)
+            if a == b
+            else f"{_spell_regex_character(a)}-{_spell_regex_character(b)}"
+            for a, b in ranges
         )
         + "]"
     )
 
 
-def _character(code: int) -> str:
-    return chr(code) if code < 128 and chr(code).isalnum() else _escape(code)
+def _spell_regex_character(code: int) -> str:
+    return chr(code) if code < 128 and chr(code).isalnum() else _hex_escape(code)
 
 
-def _escape(code: int) -> str:
+def _hex_escape(code: int) -> str:
     return f"\\x{{{code:X}}}"

@@ -36,7 +36,14 @@ from sglang_lite.constraints.formal.nodes import (
     fold_node,
     literal_texts,
 )
-from sglang_lite.constraints.formal.terms import DEAD, DONE, State, Term, Terms, too_complex
+from sglang_lite.constraints.formal.terms import (
+    DEAD,
+    DONE,
+    State,
+    Term,
+    Terms,
+    automaton_too_large_error,
+)
 from sglang_lite.constraints.memo import memoize
 
 MAX_TRANSITIONS = 100_000
@@ -65,8 +72,10 @@ class Automaton:
 
     def __init__(self, *nodes: Node, rules: Mapping[str, Node] | None = None) -> None:
         self._rules = rules or {}
-        self._empty_rules = _empty_rules(self._rules)
-        self._bounds, self._class_of, self._masks = _classes([*nodes, *self._rules.values()])
+        self._empty_rules = _nullable_rules(self._rules)
+        self._bounds, self._class_of, self._masks = _partition_characters(
+            [*nodes, *self._rules.values()]
+        )
         every = self._masks[ANY_CHAR]
         self.classes = [c for c in range(every.bit_length()) if every >> c & 1]
         surrogates = bisect_right(self._bounds, SURROGATES[0]) - 1
@@ -74,7 +83,7 @@ class Automaton:
         self.sources: list[Substring] = []
         self._reset_states()
         self.starts = [
-            self._terms.as_written(partial(fold_node, node, self._state)) for node in nodes
+            self._terms.build_written_state(partial(fold_node, node, self._state)) for node in nodes
         ]
 
     def _reset_states(self) -> None:
@@ -95,10 +104,10 @@ class Automaton:
         self.starts = [self.adopt(start, before) for start in before.starts]
 
     def adopt(self, state: State, source: Automaton) -> State:
-        """Returns the state for the same texts as a state of the automaton that this one was copied
-        from.
+        """Translates a state of the automaton that this one was copied from: returns the state for
+        the same texts.
         """
-        return self._terms.as_written(partial(_copy_term, self._terms, state, source))
+        return self._terms.build_written_state(partial(_copy_term, self._terms, state, source))
 
     @property
     def start(self) -> State:
@@ -113,7 +122,10 @@ class Automaton:
     @property
     def full(self) -> bool:
         """True if more than half of the allowed states or transitions are used."""
-        return 2 * self._terms.derived > self._terms.most or 2 * len(self._steps) > MAX_TRANSITIONS
+        return (
+            2 * self._terms.derived_count > self._terms.most
+            or 2 * len(self._steps) > MAX_TRANSITIONS
+        )
 
     @property
     def size(self) -> int:
@@ -154,7 +166,7 @@ class Automaton:
         after = self._steps.get((state, symbol))
         if after is None:
             if len(self._steps) >= MAX_TRANSITIONS:
-                raise too_complex(f"{MAX_TRANSITIONS:,} transitions")
+                raise automaton_too_large_error(f"{MAX_TRANSITIONS:,} transitions")
             after = self._steps[state, symbol] = (
                 DEAD if symbol == _NO_CLASS else self._derive(state, symbol)
             )
@@ -166,7 +178,7 @@ class Automaton:
             state = self.step(state, self.class_of(char))
         return state
 
-    def reachable(self, state: State) -> dict[State, dict[Symbol, State]]:
+    def reachable_transitions(self, state: State) -> dict[State, dict[Symbol, State]]:
         """Returns the reachable states, each with its transitions on character classes to states
         other than DEAD.
         """
@@ -181,7 +193,7 @@ class Automaton:
                         queue.append(after)
         return found
 
-    def nonempty(self, state: State) -> bool:
+    def accepts_some_text(self, state: State) -> bool:
         """Returns True if a state accepts some text made only of characters; references to rules
         are not followed.
         """
@@ -202,7 +214,7 @@ class Automaton:
                 self._nonempty |= dict.fromkeys(seen, False)
         return self._nonempty[state]
 
-    def references(self, state: State) -> frozenset[str]:
+    def next_rule_names(self, state: State) -> frozenset[str]:
         """Returns the names of the rules that may come next."""
         if state not in self._references:
             self._references[state] = self._next_rules(state)
@@ -214,18 +226,20 @@ class Automaton:
             case "ref":
                 return frozenset(rest)
             case ".":
-                head = self.references(rest[0])
-                return head | self.references(rest[1]) if self._terms.nullable[rest[0]] else head
+                head = self.next_rule_names(rest[0])
+                return (
+                    head | self.next_rule_names(rest[1]) if self._terms.nullable[rest[0]] else head
+                )
             case "|" | "&" | "~":
-                return frozenset().union(*map(self.references, rest))
+                return frozenset().union(*map(self.next_rule_names, rest))
             case "{":
-                return self.references(rest[0])
+                return self.next_rule_names(rest[0])
         return frozenset()
 
     def rule(self, name: str) -> State:
         """Returns the state at the start of a rule's body."""
         if name not in self._rule_states:
-            self._rule_states[name] = self._terms.as_written(
+            self._rule_states[name] = self._terms.build_written_state(
                 partial(fold_node, self._rules[name], self._state)
             )
         return self._rule_states[name]
@@ -251,7 +265,7 @@ class Automaton:
             case Substring(_, cuts):
                 if node not in self.sources:
                     self.sources.append(node)
-                return self._in_source(
+                return self._state_in_source(
                     self.sources.index(node), list(compress(range(len(cuts)), cuts))
                 )
             case Multiple(divisor):
@@ -272,7 +286,7 @@ class Automaton:
             case Complement():
                 return terms.complement(parts[0])
 
-    def _in_source(self, source: int, offsets: list[int]) -> State:
+    def _state_in_source(self, source: int, offsets: list[int]) -> State:
         """Returns the state of the texts that lead from some indexes of a source to one of its
         cuts.
         """
@@ -294,7 +308,8 @@ class Automaton:
                 if i < len(text):
                     after.setdefault(text[i], []).append(i + 1)
             steps = {
-                self.class_of(char): self._in_source(source, each) for char, each in after.items()
+                self.class_of(char): self._state_in_source(source, each)
+                for char, each in after.items()
             }
             self._source_steps[state] = steps
         return steps.get(symbol, DEAD)
@@ -374,7 +389,7 @@ def _copy_term(terms: Terms, state: State, source: Automaton) -> State:
 
 def useful_states(machine: Automaton, state: State) -> dict[State, dict[Symbol, State]]:
     """Returns the reachable states that accept some text, with the transitions among them."""
-    found = machine.reachable(state)
+    found = machine.reachable_transitions(state)
     before: dict[State, list[State]] = {each: [] for each in found}
     for each, after in found.items():
         for to in after.values():
@@ -406,7 +421,7 @@ def shortest_path_from(machine: Automaton, state: State) -> list[int]:
     raise AssertionError("no text is accepted from here")
 
 
-def may_be_empty(node: Node, empty_rules: Set[str] = frozenset()) -> bool:
+def matches_empty_text(node: Node, empty_rules: Set[str] = frozenset()) -> bool:
     """Returns True if a node matches the empty text.
 
     Args:
@@ -414,7 +429,7 @@ def may_be_empty(node: Node, empty_rules: Set[str] = frozenset()) -> bool:
         empty_rules: names of rules that match the empty text.
     """
     # uses less of the stack than a generator
-    below = partial(may_be_empty, empty_rules=empty_rules)
+    below = partial(matches_empty_text, empty_rules=empty_rules)
     match node:
         case Ref(name):
             return name in empty_rules
@@ -431,17 +446,19 @@ def may_be_empty(node: Node, empty_rules: Set[str] = frozenset()) -> bool:
     return False
 
 
-def _empty_rules(rules: Mapping[str, Node]) -> set[str]:
+def _nullable_rules(rules: Mapping[str, Node]) -> set[str]:
     """Returns the names of the rules that match the empty text."""
     empty: set[str] = set()
     while more := {
-        name for name, body in rules.items() if name not in empty and may_be_empty(body, empty)
+        name
+        for name, body in rules.items()
+        if name not in empty and matches_empty_text(body, empty)
     }:
         empty |= more
     return empty
 
 
-def _classes(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet, int]]:
+def _partition_characters(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet, int]]:
     """Partitions characters into classes that no set in the nodes distinguishes. Returns the first
     code point of each stretch, the class of each stretch, and the classes of each set as a bit
     mask. Each character of a literal is a separate class.
@@ -524,26 +541,26 @@ def shortest(node: Node) -> str:
 
 def is_empty(node: Node) -> bool:
     """Returns True if a regular language is empty."""
-    return emptiness(node)[0]
+    return decide_emptiness(node)[0]
 
 
-def _likely(node: Node) -> Iterator[str]:
+def _likely_texts(node: Node) -> Iterator[str]:
     """Yields a few texts that are likely in a language of substrings, whose automaton is large."""
     match node:
         case Intersection(parts) | Alternation(parts):
             for part in parts:
-                yield from _likely(part)
+                yield from _likely_texts(part)
         case Substring():
-            yield from node.beginnings
+            yield from node.sample_beginnings
 
 
 @memoize
-def emptiness(node: Node) -> tuple[bool, int]:
+def decide_emptiness(node: Node) -> tuple[bool, int]:
     """Returns whether a regular language is empty, and the work spent on the decision."""
-    if any(accepts(node, text) for text in _likely(node)):
+    if any(accepts(node, text) for text in _likely_texts(node)):
         return False, 1
     found = Automaton(node)
-    return not found.nonempty(found.start), found.work
+    return not found.accepts_some_text(found.start), found.work
 
 
 def _accepts_in_depth(automaton: Automaton, state: State, nonempty: dict[State, bool]) -> bool:

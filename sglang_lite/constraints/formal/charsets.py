@@ -121,7 +121,7 @@ def _cased_characters() -> str:
 
 
 @lru_cache(maxsize=256)
-def ignoring_case(ranges: Ranges) -> Ranges:
+def close_under_case(ranges: Ranges) -> Ranges:
     """Returns the closure of a set under case, as defined by Python's `re.IGNORECASE`."""
     cased = _cased_characters()
     inside = "".join(
@@ -130,12 +130,17 @@ def ignoring_case(ranges: Ranges) -> Ranges:
             for low, high in ranges
         ]
     )
-    return union([*ranges, *(_cases_of_one(inside) if len(inside) == 1 else _cases(inside))])
+    return union(
+        [
+            *ranges,
+            *(_cases_of_one(inside) if len(inside) == 1 else _matching_cased_characters(inside)),
+        ]
+    )
 
 
 @lru_cache(maxsize=64)
-def _cases(chars: str) -> Ranges:
-    """Returns the cased characters that a class of these characters matches."""
+def _matching_cased_characters(chars: str) -> Ranges:
+    """Returns the cased characters that a class of these characters matches when case is ignored."""
     return (
         singles("".join(re.findall(f"[{re.escape(chars)}]", _cased_characters(), re.IGNORECASE)))
         if chars

@@ -10,7 +10,7 @@ from sglang_lite.constraints.formal.terms import State
 Copied: TypeAlias = "tuple[int, tuple[int, ...]]"  # number of a source, and indexes of its text
 
 
-def copied(automaton: Automaton, state: State) -> list[Copied]:
+def copy_positions(automaton: Automaton, state: State) -> list[Copied]:
     """Returns the indexes that a text may have reached in each source it is copied from. Returns an
     empty list if it is not copied.
     """
@@ -19,14 +19,14 @@ def copied(automaton: Automaton, state: State) -> list[Copied]:
         case "source":
             return [(rest[0], rest[1])]
         case ".":
-            return copied(automaton, rest[0])
+            return copy_positions(automaton, rest[0])
         case "|":
-            return [each for part in rest for each in copied(automaton, part)]
+            return [each for part in rest for each in copy_positions(automaton, part)]
         case "&":
             return [
                 _keep_continuable(automaton, state, each)
                 for part in rest
-                for each in copied(automaton, part)
+                for each in copy_positions(automaton, part)
             ]
     return []
 
@@ -37,6 +37,6 @@ def _keep_continuable(automaton: Automaton, state: State, found: Copied) -> Copi
     text = automaton.sources[source].text
     continued = set[int]()
     for char in {text[i] for i in indexes if i < len(text)}:
-        after = copied(automaton, automaton.step(state, automaton.class_of(char)))
+        after = copy_positions(automaton, automaton.step(state, automaton.class_of(char)))
         continued.update(i for number, reached in after if number == source for i in reached)
     return source, tuple(i for i in indexes if i + 1 in continued)

@@ -10,7 +10,7 @@ from typing import Protocol
 from sglang_lite.constraints.formal.automaton import Automaton, useful_states
 from sglang_lite.constraints.formal.nodes import Alternation, Concat, LiteralText, Node
 from sglang_lite.constraints.formal.terms import State
-from sglang_lite.constraints.memo import memoize, size_of
+from sglang_lite.constraints.memo import estimate_bytes, memoize
 
 MAX_LISTED = 10_000  # maximum number of texts listed for a concatenation
 
@@ -43,19 +43,19 @@ class CountedTexts(Protocol):
         """
         ...
 
-    def has(self, text: str) -> bool:
+    def has_text(self, text: str) -> bool:
         """Returns True if a text is in the language."""
         ...
 
 
 @memoize
-def counted(node: Node) -> CountedTexts:
+def count_texts(node: Node) -> CountedTexts:
     """Returns a counter of the texts of a regular language.
 
     Raises:
         ConstraintError: the language's automaton is too large.
     """
-    texts = _texts(node)
+    texts = _list_combinations(node)
     return _AutomatonTexts(node) if texts is None else _ListedTexts(sorted(texts))
 
 
@@ -65,7 +65,7 @@ def has_text_outside(texts: CountedTexts, prefix: str, used: Collection[str]) ->
     return count is None or count > sum(text.startswith(prefix) for text in used)
 
 
-def _texts(node: Node) -> Collection[str] | None:
+def _list_combinations(node: Node) -> Collection[str] | None:
     """Returns the texts of concatenations and alternations of literals, or None for other nodes or
     more than `MAX_LISTED` combinations.
     """
@@ -73,12 +73,12 @@ def _texts(node: Node) -> Collection[str] | None:
         case LiteralText(text):
             return (text,)
         case Alternation(options):
-            listed = [_texts(option) for option in options]
+            listed = [_list_combinations(option) for option in options]
             return None if None in listed else {text for texts in listed for text in texts or ()}
         case Concat(parts):
             found: Collection[str] = ("",)
             for part in parts:
-                more = _texts(part)
+                more = _list_combinations(part)
                 if more is None or len(found) * len(more) > MAX_LISTED:
                     return None
                 found = {before + text for before in found for text in more}
@@ -94,7 +94,7 @@ class _ListedTexts:
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = texts
         self.count = len(texts)
-        self.size = size_of(texts)
+        self.size = estimate_bytes(texts)
 
     def count_with_prefix(self, prefix: str) -> int:
         length = len(prefix)
@@ -104,7 +104,7 @@ class _ListedTexts:
     def prefix_counts(self, text: str) -> list[int | None]:
         return [self.count_with_prefix(text[:end]) for end in range(len(text) + 1)]
 
-    def has(self, text: str) -> bool:
+    def has_text(self, text: str) -> bool:
         at = bisect_left(self._texts, text)
         return at < len(self._texts) and self._texts[at] == text
 
@@ -112,7 +112,7 @@ class _ListedTexts:
 class _AutomatonTexts:
     def __init__(self, node: Node) -> None:
         self._machine = Automaton(node)
-        self._counts = _counts(self._machine)
+        self._counts = _count_accepted_texts(self._machine)
         self.count = self._counts.get(self._machine.start, 0)
         self.endless = all(count is None for count in self._counts.values())
 
@@ -129,11 +129,11 @@ class _AutomatonTexts:
         )
         return [self._counts.get(state, 0) for state in states]
 
-    def has(self, text: str) -> bool:
+    def has_text(self, text: str) -> bool:
         return self._machine.accepting(self._machine.run(self._machine.start, text))
 
 
-def _counts(machine: Automaton) -> dict[State, int | None]:
+def _count_accepted_texts(machine: Automaton) -> dict[State, int | None]:
     """Returns the number of texts that each useful state accepts, or None for infinitely many."""
     useful = useful_states(machine, machine.start)
     before: dict[State, list[State]] = {state: [] for state in useful}
@@ -143,7 +143,10 @@ def _counts(machine: Automaton) -> dict[State, int | None]:
     open_steps = {state: len(after) for state, after in useful.items()}
     counts: dict[State, int | None] = dict.fromkeys(useful)  # states that lead to a cycle keep None
     for state in (queue := [state for state, steps in open_steps.items() if not steps]):
-        sizes = (_size(machine, symbol) * (counts[to] or 0) for symbol, to in useful[state].items())
+        sizes = (
+            _count_class_characters(machine, symbol) * (counts[to] or 0)
+            for symbol, to in useful[state].items()
+        )
         counts[state] = machine.accepting(state) + sum(sizes)
         for each in before[state]:
             open_steps[each] -= 1
@@ -152,5 +155,5 @@ def _counts(machine: Automaton) -> dict[State, int | None]:
     return counts
 
 
-def _size(machine: Automaton, symbol: int | str) -> int:
+def _count_class_characters(machine: Automaton, symbol: int | str) -> int:
     return sum(high - low + 1 for low, high in machine.class_characters(symbol).ranges)

@@ -62,7 +62,7 @@ class _Recogniser:
         seen = set(items)
         done = set[tuple[str, int]]()
 
-        def add(item: _Item) -> None:
+        def add_earley_item(item: _Item) -> None:
             self._work += 1
             if item[0] != DEAD and item not in seen:
                 seen.add(item)
@@ -76,15 +76,15 @@ class _Recogniser:
                 )
             self._work += 1
             state, rule, origin = item
-            for name in automaton.references(state):
+            for name in automaton.next_rule_names(state):
                 if name not in waiting:
                     waiting[name] = []
-                    add((self._starts[name], name, at))
+                    add_earley_item((self._starts[name], name, at))
                 waiting[name].append(item)
                 if (name, at) in done:  # the rule matched the empty text before this item was added
-                    add((automaton.step(state, name), rule, origin))
+                    add_earley_item((automaton.step(state, name), rule, origin))
             if automaton.accepting(state) and (rule, origin) not in done:
                 done.add((rule, origin))
                 for state, above, began in self._waiting[origin].get(rule, ()):
-                    add((automaton.step(state, rule), above, began))
+                    add_earley_item((automaton.step(state, rule), above, began))
         return done

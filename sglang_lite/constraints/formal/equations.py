@@ -31,7 +31,7 @@ from sglang_lite.constraints.formal.nodes import (
     intersection,
     repeat,
 )
-from sglang_lite.constraints.formal.terms import DEAD, DONE, State, too_complex
+from sglang_lite.constraints.formal.terms import DEAD, DONE, State, automaton_too_large_error
 
 MAX_POINTS = 200
 MAX_SIZE = 4_000_000  # bytes of an edge's node
@@ -57,7 +57,7 @@ def solve_rules(rules: Mapping[str, Node]) -> dict[str, Node]:
     queue: list[Point] = list(rules)
     for point in queue:
         if len(queue) > MAX_POINTS:
-            raise too_complex(f"{MAX_POINTS} states in a repeat")
+            raise automaton_too_large_error(f"{MAX_POINTS} states in a repeat")
         for after, text in equations.steps(point):
             if after is not None and after not in queue:
                 queue.append(after)
@@ -109,7 +109,7 @@ def eliminate(
         for (a, before), (b, after) in product(into.items(), out.items()):
             edges[a, b] = alternation([edges.get((a, b), NOTHING), concat(before, again, after)])
             if limited and edges[a, b].size > MAX_SIZE:
-                raise too_complex(f"{MAX_SIZE:,} bytes")
+                raise automaton_too_large_error(f"{MAX_SIZE:,} bytes")
 
 
 class _Equations:
@@ -127,7 +127,11 @@ class _Equations:
         assert point is not None, "the end leads nowhere"
         if isinstance(point, str):
             for option in self._options(self._automaton.rule(point)):
-                yield (option, EMPTY) if self._refer(*option) else (None, self._texts(option))
+                yield (
+                    (option, EMPTY)
+                    if self._may_lead_to_rules(*option)
+                    else (None, self._intersect_states(option))
+                )
             return
         characters: dict[frozenset[State], list[tuple[int, int]]] = {}
         for symbol in self._automaton.classes:
@@ -141,11 +145,13 @@ class _Equations:
         for option, ranges in characters.items():
             one = CharSet(charsets.union(ranges))
             yield (
-                (option, one) if self._refer(*option) else (None, concat(one, self._texts(option)))
+                (option, one)
+                if self._may_lead_to_rules(*option)
+                else (None, concat(one, self._intersect_states(option)))
             )
 
-    def _texts(self, option: frozenset[State]) -> Node:
-        nodes: list[Node] = [ANY_TEXT, *map(self._node, sorted(option))]
+    def _intersect_states(self, option: frozenset[State]) -> Node:
+        nodes: list[Node] = [ANY_TEXT, *map(self._cached_state_node, sorted(option))]
         return reduce(intersection, nodes)
 
     def _options(self, state: State) -> list[frozenset[State]]:
@@ -155,7 +161,7 @@ class _Equations:
         kind, *rest = self._automaton.term(state)
         if state == DEAD:
             return []
-        if not self._refer(state):
+        if not self._may_lead_to_rules(state):
             return [frozenset((state,))]
         if kind == "ref":
             return self._options(self._automaton.rule(rest[0]))
@@ -166,20 +172,23 @@ class _Equations:
         # The steps of a concatenation with a part that may be empty are also those of what follows
         # it.
         ends = self._options(rest[1]) if self._automaton.accepting(rest[0]) else []
-        return [frozenset((state,)), *(option for option in ends if not self._refer(*option))]
+        return [
+            frozenset((state,)),
+            *(option for option in ends if not self._may_lead_to_rules(*option)),
+        ]
 
-    def _refer(self, *states: State) -> bool:
+    def _may_lead_to_rules(self, *states: State) -> bool:
         """Returns True if one of the rules may follow one of the states."""
         for state in states:
             if state not in self._refers:
                 kind, *rest = self._automaton.term(state)
                 below = rest if kind in ("|", "&", ".") else ()
                 self._refers[state] = (
-                    rest[0] in self._rules if kind == "ref" else self._refer(*below)
+                    rest[0] in self._rules if kind == "ref" else self._may_lead_to_rules(*below)
                 )
         return any(self._refers[state] for state in states)
 
-    def _node(self, state: State) -> Node:
+    def _cached_state_node(self, state: State) -> Node:
         if state not in self._nodes:
             self._nodes[state] = self._node_of_term(state)
         return self._nodes[state]
@@ -200,13 +209,13 @@ class _Equations:
             case "ref":
                 return Ref(rest[0])
             case ".":
-                return concat(*map(self._node, rest))
+                return concat(*map(self._cached_state_node, rest))
             case "|":
-                return alternation(map(self._node, rest))
+                return alternation(map(self._cached_state_node, rest))
             case "&":
-                return reduce(intersection, map(self._node, rest))
+                return reduce(intersection, map(self._cached_state_node, rest))
             case "~":
-                return complement(self._node(rest[0]))
+                return complement(self._cached_state_node(rest[0]))
             case "{":
-                return repeat(self._node(rest[0]), *rest[1:])
+                return repeat(self._cached_state_node(rest[0]), *rest[1:])
         raise AssertionError(f"a repeat has no {kind}")

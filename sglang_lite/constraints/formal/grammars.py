@@ -18,7 +18,7 @@ from sglang_lite.constraints.formal.nodes import (
     Repeat,
     alternation,
     concat,
-    mapped,
+    map_children,
     references,
 )
 from sglang_lite.protocol import ConstraintError
@@ -32,12 +32,14 @@ def prune_rules(language: Language) -> Language:
     """
     rules = dict(language.rules)
     uses = {name: references(body) for name, body in rules.items()}
-    productive = _productive(rules, uses)
+    productive = _productive_rules(rules, uses)
     if language.start not in productive:
         raise ConstraintError("the constraint contradicts itself: no text satisfies it.")
     if len(productive) < len(rules):
         rules = {
-            name: _without_dead(rules[name], productive) for name in rules if name in productive
+            name: _drop_dead_options(rules[name], productive)
+            for name in rules
+            if name in productive
         }
         uses = {name: references(body) for name, body in rules.items()}
     reachable = {language.start: rules[language.start]}
@@ -54,11 +56,11 @@ def contradiction(language: Language) -> list[str]:
     followed while exactly one unproductive rule is to blame.
     """
     rules = language.rules
-    productive = _productive(rules, {name: references(body) for name, body in rules.items()})
+    productive = _productive_rules(rules, {name: references(body) for name, body in rules.items()})
     path = [language.start]
     while True:
         missing = references(rules[path[-1]]) - productive
-        to_blame = [name for name in missing if _makes(rules[path[-1]], productive | {name})]
+        to_blame = [name for name in missing if _can_match(rules[path[-1]], productive | {name})]
         if len(to_blame) != 1 or to_blame[0] in path:
             return path
         path += to_blame
@@ -67,7 +69,7 @@ def contradiction(language: Language) -> list[str]:
 MAX_REGULAR = 20_000  # characters and sets of the result
 
 
-def regular(language: Language) -> Node | None:
+def inline_all_rules(language: Language) -> Node | None:
     """Returns the language as one node without rules, or None if a rule is recursive or the node
     would exceed `MAX_REGULAR`.
     """
@@ -77,10 +79,10 @@ def regular(language: Language) -> Node | None:
         if name not in bodies:
             if name in open_rules:
                 raise _NotRegular
-            bodies[name] = substituted(language.rules[name], open_rules | {name})
+            bodies[name] = substitute_rules(language.rules[name], open_rules | {name})
         return bodies[name]
 
-    def substituted(node: Node, open_rules: frozenset[str]) -> tuple[Node, int]:
+    def substitute_rules(node: Node, open_rules: frozenset[str]) -> tuple[Node, int]:
         size = 1
         found = node
         match node:
@@ -89,12 +91,12 @@ def regular(language: Language) -> Node | None:
             case LiteralText(text):
                 size = len(text)
             case Concat(parts) | Alternation(parts):
-                substituted_parts = [substituted(part, open_rules) for part in parts]
+                substituted_parts = [substitute_rules(part, open_rules) for part in parts]
                 size += sum(each for _, each in substituted_parts)
                 nodes = [part for part, _ in substituted_parts]
                 found = concat(*nodes) if isinstance(node, Concat) else alternation(nodes)
             case Repeat(inner, least, most):
-                within, more = substituted(inner, open_rules)
+                within, more = substitute_rules(inner, open_rules)
                 found = Repeat(within, least, most)
                 size = 1 + more
         if size > MAX_REGULAR:
@@ -115,7 +117,7 @@ def prefix_rule_names(language: Language, prefix: str) -> Language:
     """Adds a prefix to the names of a language's rules."""
 
     def name(node: Node) -> Node:
-        return Ref(prefix + node.name) if isinstance(node, Ref) else mapped(node, name)
+        return Ref(prefix + node.name) if isinstance(node, Ref) else map_children(node, name)
 
     rules = {prefix + old: name(body) for old, body in language.rules.items()}
     return Language(
@@ -136,7 +138,7 @@ def referring_rules(uses: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
     return found
 
 
-def _productive(rules: Mapping[str, Node], uses: Mapping[str, Iterable[str]]) -> set[str]:
+def _productive_rules(rules: Mapping[str, Node], uses: Mapping[str, Iterable[str]]) -> set[str]:
     """Returns the names of the rules that match some text. Intersections and complements are
     assumed to be non-empty.
     """
@@ -144,34 +146,34 @@ def _productive(rules: Mapping[str, Node], uses: Mapping[str, Iterable[str]]) ->
     productive: set[str] = set()
     queue = list(rules)[::-1]
     for name in queue:
-        if name not in productive and _makes(rules[name], productive):
+        if name not in productive and _can_match(rules[name], productive):
             productive.add(name)
             queue += referring[name]
     return productive
 
 
-def _makes(node: Node, productive: set[str]) -> bool:
+def _can_match(node: Node, productive: set[str]) -> bool:
     match node:
         case CharSet(ranges):
             return bool(ranges)
         case Concat(parts):
-            return all(_makes(part, productive) for part in parts)
+            return all(_can_match(part, productive) for part in parts)
         case Alternation(options):
-            return any(_makes(option, productive) for option in options)
+            return any(_can_match(option, productive) for option in options)
         case Repeat(inner, least, _):
-            return least == 0 or _makes(inner, productive)
+            return least == 0 or _can_match(inner, productive)
         case Ref(name):
             return name in productive
     return True
 
 
-def _without_dead(node: Node, productive: set[str]) -> Node:
+def _drop_dead_options(node: Node, productive: set[str]) -> Node:
     match node:
         case Ref(name):
             return node if name in productive else NOTHING
         case Repeat(inner, least, most):
-            reduced = _without_dead(inner, productive)
+            reduced = _drop_dead_options(inner, productive)
             return (
                 Repeat(reduced, least, most) if reduced != NOTHING else NOTHING if least else EMPTY
             )
-    return mapped(node, partial(_without_dead, productive=productive))
+    return map_children(node, partial(_drop_dead_options, productive=productive))

@@ -39,10 +39,10 @@ def lengths(node: Node) -> Lengths:
     """Returns bounds for the lengths of a node's texts. The node need not have a text of every
     length between them, or any text.
     """
-    return fold_node(node, _lengths)
+    return fold_node(node, _length_bounds)
 
 
-def _lengths(node: Node, parts: list[Lengths]) -> Lengths:
+def _length_bounds(node: Node, parts: list[Lengths]) -> Lengths:
     """Returns the bounds for a node's texts, given those of its parts."""
     match node:
         case CharSet():
@@ -52,9 +52,9 @@ def _lengths(node: Node, parts: list[Lengths]) -> Lengths:
         case Substring(text):
             return 0, len(text)
         case Concat():
-            return sum([low for low, _ in parts]), _highest(parts, sum)
+            return sum([low for low, _ in parts]), _combine_upper_bounds(parts, sum)
         case Alternation():
-            return min([low for low, _ in parts]), _highest(parts, max)
+            return min([low for low, _ in parts]), _combine_upper_bounds(parts, max)
         case Repeat(_, least, most):
             low, high = parts[0]
             return (
@@ -67,7 +67,7 @@ def _lengths(node: Node, parts: list[Lengths]) -> Lengths:
     return 0, None
 
 
-def _highest(each: list[Lengths], of: Callable[[list[int]], int]) -> int | None:
+def _combine_upper_bounds(each: list[Lengths], of: Callable[[list[int]], int]) -> int | None:
     highs = [high for _, high in each if high is not None]
     return of(highs) if len(highs) == len(each) else None
 

@@ -143,7 +143,7 @@ class Substring:
         return [self.text[start:end] for start, end in pairwise(bounds)]
 
     @property
-    def beginnings(self) -> Iterator[str]:
+    def sample_beginnings(self) -> Iterator[str]:
         """A few of the texts, short and long, that start at the beginning of the whole text,
         without surrounding blanks.
         """
@@ -164,7 +164,7 @@ class Substring:
 
 @dataclass(frozen=True, slots=True)
 class Multiple:
-    """Digits whose number is a multiple of a divisor, with points anywhere among them, or the empty
+    """Digits that spell a multiple of a divisor, with points anywhere among them, or the empty
     text.
     """
 
@@ -407,10 +407,12 @@ def fold_node(node: Node, result: Callable[[Node, list[_T]], _T]) -> _T:
     """Folds a node bottom-up: calls `result` with the node and the results for its children. A node
     with children is visited only once, even if it is part of several others.
     """
-    return _fold(result, {}, node)
+    return _fold_recursively(result, {}, node)
 
 
-def _fold(result: Callable[[Node, list[_T]], _T], known: dict[int, _T], node: Node) -> _T:
+def _fold_recursively(
+    result: Callable[[Node, list[_T]], _T], known: dict[int, _T], node: Node
+) -> _T:
     """Computes `fold_node` recursively. A closure would be a reference cycle that keeps all of `known`
     alive.
     """
@@ -419,12 +421,12 @@ def _fold(result: Callable[[Node, list[_T]], _T], known: dict[int, _T], node: No
         return result(node, [])
     found = known.get(id(node))
     if found is None:
-        fold = partial(_fold, result, known)
+        fold = partial(_fold_recursively, result, known)
         found = known[id(node)] = result(node, [*map(fold, children_of(node))])
     return found
 
 
-def mapped(node: Node, change: Callable[[Node], Node]) -> Node:
+def map_children(node: Node, change: Callable[[Node], Node]) -> Node:
     """Applies `change` to each child of a node. A node without children is returned unchanged."""
     match node:
         case Concat(parts):

@@ -59,7 +59,7 @@ class _Found(NamedTuple):
         """The text, or None if none was found or it has more than 100,000 characters."""
         return _join_text_parts(self.parts) if self.length <= _LONGEST else None
 
-    def referred_to(self) -> _Found:
+    def facts_of_reference(self) -> _Found:
         return _Found(self.length, 1, 1, self.parts)
 
 
@@ -89,7 +89,7 @@ class ShortestTexts:
         """
         return {name: found.length for name, found in self._found.items()}
 
-    def text(self, name: str) -> str | None:
+    def find_shortest_text(self, name: str) -> str | None:
         """Returns the shortest text of a rule, or None if there is none, none was found, or it has
         more than 100,000 characters.
         """
@@ -101,12 +101,12 @@ class ShortestTexts:
         """
         found = self._found
         used = {name: references(body) & rules.keys() for name, body in rules.items()}
-        order = _used_first(used)
+        order = _sort_by_dependency(used)
         done = set[str]()
         nested = list[str]()
         for name in order:
-            own = _facts_of(rules[name], found, {})
-            found[name] = own.referred_to()
+            own = _facts_of_node(rules[name], found, {})
+            found[name] = own.facts_of_reference()
             self.longest_forced = max(self.longest_forced, own.most_forced)
             if not used[name] <= done:
                 nested.append(name)
@@ -117,13 +117,16 @@ class ShortestTexts:
                 users[each].append(name)
         changed = nested
         while changed:
-            now = {name: _facts_of(rules[name], found, {}).referred_to() for name in changed}
+            now = {
+                name: _facts_of_node(rules[name], found, {}).facts_of_reference()
+                for name in changed
+            }
             shorter = {name: new for name, new in now.items() if new.length < found[name].length}
             found |= shorter
             changed = list(dict.fromkeys(user for name in shorter for user in users[name]))
 
 
-def _facts_of(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found]) -> _Found:
+def _facts_of_node(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found]) -> _Found:
     """Returns the facts about a node.
 
     Args:
@@ -138,19 +141,19 @@ def _facts_of(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found])
     if isinstance(node, Ref):
         return rules.get(node.name, _NOT_FOUND)
     if rules and not node.refers:
-        return _of_regular(node)
+        return _facts_of_regular(node)
     found = known.get(id(node))
     if found is None:
-        found = known[id(node)] = _of_parts(node, rules, known)
+        found = known[id(node)] = _facts_from_parts(node, rules, known)
     return found
 
 
 @memoize  # the same strings and numbers occur in many places and schemas
-def _of_regular(node: Node) -> _Found:
-    return _of_parts(node, {}, {})
+def _facts_of_regular(node: Node) -> _Found:
+    return _facts_from_parts(node, {}, {})
 
 
-def _of_concat(parts: list[_Found]) -> _Found:
+def _facts_of_concat(parts: list[_Found]) -> _Found:
     length = 0.0
     forced = 0
     most_forced = 0
@@ -163,34 +166,36 @@ def _of_concat(parts: list[_Found]) -> _Found:
     return _Found(length, forced, max(forced, most_forced), texts)
 
 
-def _of_parts(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found]) -> _Found:
+def _facts_from_parts(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found]) -> _Found:
     match node:
         case Concat(parts):
-            return _of_concat([_facts_of(part, rules, known) for part in parts])
+            return _facts_of_concat([_facts_of_node(part, rules, known) for part in parts])
         case CharSet(ranges):
             single = int(len(ranges) == 1 and ranges[0][0] == ranges[0][1])
             return (
                 _Found(1, single, single, plainest_characters(ranges)[0]) if ranges else _NOT_FOUND
             )
         case Alternation(options):
-            return _of_alternation([_facts_of(option, rules, known) for option in options])
+            return _facts_of_alternation(
+                [_facts_of_node(option, rules, known) for option in options]
+            )
         case Repeat(inner, least, _):
-            return _of_repeat(_facts_of(inner, rules, known), least)
+            return _facts_of_repeat(_facts_of_node(inner, rules, known), least)
         case Intersection(parts):
-            return _of_intersection(
+            return _facts_of_intersection(
                 node,
                 {
-                    part: _facts_of(part, rules, known)
+                    part: _facts_of_node(part, rules, known)
                     for part in parts
                     if not isinstance(part, Complement)
                 },
             )
         case Complement():
-            return _with_text(_search_text(node), 0, 0)
+            return _facts_of_text(_search_text(node), 0, 0)
     return _Found(0, 0, 0)  # of a substring
 
 
-def _of_alternation(options: list[_Found]) -> _Found:
+def _facts_of_alternation(options: list[_Found]) -> _Found:
     shortest = min(options, key=itemgetter(0))
     forced = min([each.forced for each in options])
     return _Found(
@@ -198,13 +203,13 @@ def _of_alternation(options: list[_Found]) -> _Found:
     )
 
 
-def _of_repeat(each: _Found, least: int) -> _Found:
+def _facts_of_repeat(each: _Found, least: int) -> _Found:
     length = each.length * least if least else 0
     parts: _Parts = (each.parts,) * least if 0 < length <= _LONGEST else ""
     return _Found(length, each.forced * least, max(each.forced * least, each.most_forced), parts)
 
 
-def _of_intersection(node: Intersection, found: Mapping[Node, _Found]) -> _Found:
+def _facts_of_intersection(node: Intersection, found: Mapping[Node, _Found]) -> _Found:
     """Returns the facts about an intersection, given those about its parts that are not
     complements.
     """
@@ -213,20 +218,20 @@ def _of_intersection(node: Intersection, found: Mapping[Node, _Found]) -> _Found
         longest = max(found, key=lambda part: found[part].length)
         text = found[longest].text
         if text is not None and not all(
-            part is longest or _is_in(part, text) for part in node.parts
+            part is longest or _satisfies_part(part, text) for part in node.parts
         ):
             text = None
     if text is None:
-        text = _try_copied_pieces(node)
+        text = _try_copying_pieces(node)
     each = found.values()
-    return _with_text(
+    return _facts_of_text(
         _search_text(node) if text is None else text,
         max((one.forced for one in each), default=0),
         max((one.most_forced for one in each), default=0),
     )
 
 
-def _with_text(text: str | None, forced: int, most_forced: int) -> _Found:
+def _facts_of_text(text: str | None, forced: int, most_forced: int) -> _Found:
     return _Found(UNKNOWN if text is None else len(text), forced, most_forced, text or "")
 
 
@@ -246,7 +251,7 @@ def _search_text(node: Intersection | Complement) -> str | None:
     )
 
 
-def _try_copied_pieces(node: Intersection) -> str | None:
+def _try_copying_pieces(node: Intersection) -> str | None:
     """Finds a shortest text of an intersection that copies at most one piece of a source, or
     returns None. A search would go through the whole source.
     """
@@ -256,12 +261,12 @@ def _try_copied_pieces(node: Intersection) -> str | None:
                 pieces = (text[i] for i in range(len(text)) if cuts[i] and cuts[i + 1])
                 for piece in ("", *islice(pieces, _TRIED)):
                     found = f"{before}{piece}{after}"
-                    if all(other is part or _is_in(other, found) for other in node.parts):
+                    if all(other is part or _satisfies_part(other, found) for other in node.parts):
                         return found
     return None
 
 
-def _is_in(node: Node, text: str) -> bool:
+def _satisfies_part(node: Node, text: str) -> bool:
     return not accepts(node.node, text) if isinstance(node, Complement) else accepts(node, text)
 
 
@@ -289,7 +294,7 @@ def _join_text_parts(parts: _Parts) -> str:
     return "".join(found)
 
 
-def _used_first(used: Mapping[str, set[str]]) -> list[str]:
+def _sort_by_dependency(used: Mapping[str, set[str]]) -> list[str]:
     """Sorts names so that each comes after those that it uses, as far as that is possible."""
     order: list[str] = []
     opened = set[str]()

@@ -54,15 +54,15 @@ class Terms:
         return self._terms[state]
 
     @property
-    def derived(self) -> int:
+    def derived_count(self) -> int:
         """Number of states, not counting those of the nodes as written."""
         return len(self._terms) - self._written
 
-    def as_written(self, make: Callable[[], State]) -> State:
+    def build_written_state(self, make: Callable[[], State]) -> State:
         """Returns the state that a function creates from nodes as written. The states it adds have
         a separate limit.
         """
-        derived = self.derived
+        derived = self.derived_count
         self._limit = MAX_WRITTEN + derived
         try:
             return make()
@@ -72,9 +72,9 @@ class Terms:
 
     def term(self, *term: Any, nullable: bool) -> State:  # an operator and its operands
         state = self._ids.get(term)
-        return self._added(term, nullable) if state is None else state
+        return self._add_term(term, nullable) if state is None else state
 
-    def _added(self, term: Term, nullable: bool) -> State:
+    def _add_term(self, term: Term, nullable: bool) -> State:
         """Returns the state of a term, added if it is new. The entry in `_ids` is written last,
         because other threads may look the term up at any time.
         """
@@ -82,7 +82,7 @@ class Terms:
             state = self._ids.get(term)
             if state is None:
                 if len(self._terms) >= self._limit:
-                    raise too_complex(f"{self._limit:,} states")
+                    raise automaton_too_large_error(f"{self._limit:,} states")
                 state = len(self._terms)
                 self._terms.append(term)
                 self.nullable.append(nullable)
@@ -156,7 +156,7 @@ class Terms:
         return self.term("{", inner, least, most, nullable=least == 0)
 
 
-def too_complex(what: str) -> ConstraintError:
+def automaton_too_large_error(what: str) -> ConstraintError:
     return ConstraintError(
         f"the language is too complex: its automaton needs more than {what}.",
         hint="Use shorter repeats, fewer alternatives or simpler patterns.",

@@ -37,7 +37,7 @@ class AllowedValues:
     formula: Formula
 
     @staticmethod
-    def of(schema: JsonSchema | None) -> AllowedValues:
+    def for_schema(schema: JsonSchema | None) -> AllowedValues:
         if schema is None:
             return AllowedValues(None, True)
         try:
@@ -46,16 +46,17 @@ class AllowedValues:
             return AllowedValues(None, True)
 
     def member(self, name: str) -> AllowedValues:
-        shapes = [shape.listed() for shape in self._values.objects]
+        shapes = [shape.list_finite_names() for shape in self._values.objects]
         members = (
-            {each.name: each for each in shape.members}.get(name) or shape.unlisted(name)
+            {each.name: each for each in shape.members}.get(name) or shape.member_for_unlisted(name)
             for shape in shapes
         )
         return AllowedValues(self.schema, any_of(*(each.formula for each in members)) or True)
 
-    def item(self, index: int) -> AllowedValues:
+    def allowed_item(self, index: int) -> AllowedValues:
         return AllowedValues(
-            self.schema, any_of(*(shape.item(index) for shape in self._values.arrays)) or True
+            self.schema,
+            any_of(*(shape.item_formula(index) for shape in self._values.arrays)) or True,
         )
 
     @property
@@ -111,7 +112,7 @@ class AllowedValues:
             found.null or found.booleans or found.numbers or self.containers
         )
 
-    def empty(self) -> str:
+    def empty_json(self) -> str:
         """Returns the JSON text of the value that an empty text stands for."""
         if accepts(self._values.strings, ""):
             return '""'
@@ -168,7 +169,7 @@ def quotes_of(schema: JsonSchema, value: Json) -> list[dict[str, Json]]:
     `start` to before `end`.
     """
     found: list[dict[str, Json]] = []
-    stack = [("", AllowedValues.of(schema), value)] if KEYWORD in schema.schema else []
+    stack = [("", AllowedValues.for_schema(schema), value)] if KEYWORD in schema.schema else []
     while stack:
         pointer, allowed, each = stack.pop()
         below: list[tuple[str, AllowedValues, Any]] = []
@@ -178,7 +179,9 @@ def quotes_of(schema: JsonSchema, value: Json) -> list[dict[str, Json]]:
                     source, start, end = location
                     found.append({"pointer": pointer, "source": source, "start": start, "end": end})
             case list():
-                below = [(f"{pointer}/{i}", allowed.item(i), item) for i, item in enumerate(each)]
+                below = [
+                    (f"{pointer}/{i}", allowed.allowed_item(i), item) for i, item in enumerate(each)
+                ]
             case dict():
                 below = [
                     (f"{pointer}/{pointer_token(n)}", allowed.member(n), item)
@@ -191,7 +194,7 @@ def quotes_of(schema: JsonSchema, value: Json) -> list[dict[str, Json]]:
 @memoize
 def may_have_lists(schema: JsonSchema) -> bool:
     """Returns True if a value that is valid under a schema may be, or contain, an array with items."""
-    start = AllowedValues.of(schema)
+    start = AllowedValues.for_schema(schema)
     formulas = [start.formula]
     for formula in formulas:  # grows during the loop
         values = ANY_VALUE if start.schema is None else _values(schema, formula)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 
 from sglang_lite.constraints.formal.automaton import Automaton
-from sglang_lite.constraints.formal.copies import copied
+from sglang_lite.constraints.formal.copies import copy_positions
 from sglang_lite.constraints.formal.nodes import (
     ANY_TEXT,
     Alternation,
@@ -23,7 +23,7 @@ from sglang_lite.constraints.formal.nodes import (
     alternation,
     children,
     concat,
-    mapped,
+    map_children,
     references,
 )
 from sglang_lite.constraints.formal.terms import DEAD
@@ -34,7 +34,7 @@ from sglang_lite.protocol import ConstraintError
 _COMPARED = 64  # maximum number of compared pairs of states of two alternatives
 
 
-def with_any_strings(language: Language) -> Language | None:
+def widen_quotes_to_strings(language: Language) -> Language | None:
     """Widens a language so that each quote may be any string that begins like one.
 
     Returns None if a text could begin with a string that is no quote and still be in the
@@ -51,7 +51,7 @@ def with_any_strings(language: Language) -> Language | None:
         }:
             quoting |= more
         apart = all(
-            _differ_before_quotes(each, language.rules)
+            _are_distinct_before_quotes(each, language.rules)
             for name in quoting
             for each in _choices(rules[name], quoting)
         )
@@ -66,10 +66,10 @@ class _NarrowedError(Exception):
 
 def _widen_quotes(node: Node) -> Node:
     match node:
-        case Intersection((Concat((before, inner, after)), outside)) if outside == _no_quotes(
+        case Intersection((Concat((before, inner, after)), outside)) if outside == _non_quote_texts(
             before, after
         ):
-            if (superset := _superset(inner)) is not None:
+            if (superset := _quote_superset(inner)) is not None:
                 return Intersection((concat(before, superset, after), outside))
         case Substring():
             raise _NarrowedError
@@ -80,17 +80,17 @@ def _widen_quotes(node: Node) -> Node:
     if isinstance(node, Intersection | Complement):
         raise _NarrowedError
     parts = iter(found)
-    return mapped(node, lambda _: next(parts))
+    return map_children(node, lambda _: next(parts))
 
 
-def _superset(node: Node) -> Node | None:
+def _quote_superset(node: Node) -> Node | None:
     """Returns a superset of a quote's texts, or None if a node is no quote."""
     options = node.options if isinstance(node, Alternation) else (node,)
     found = {option.superset if isinstance(option, Substring) else None for option in options}
     return found.pop() if len(found) == 1 else None
 
 
-def _no_quotes(before: Node, after: Node) -> Node:
+def _non_quote_texts(before: Node, after: Node) -> Node:
     """Returns the texts that are not quotes: empty ones and those that begin with a blank are
     excluded.
     """
@@ -109,14 +109,14 @@ def _choices(body: Node, quoting: set[str]) -> Iterator[tuple[Node, ...]]:
         stack += [child for child in children(node) if child.refers]
 
 
-def _differ_before_quotes(options: tuple[Node, ...], rules: Mapping[str, Node]) -> bool:
+def _are_distinct_before_quotes(options: tuple[Node, ...], rules: Mapping[str, Node]) -> bool:
     """Returns True if a text shows which of some alternatives it belongs to before it has a quote."""
     automaton = Automaton(*options, rules=rules)
     pairs = list(combinations(automaton.starts, 2))
     seen = set(pairs)
     for pair in pairs:
         if len(seen) > _COMPARED or any(
-            automaton.accepting(each) or copied(automaton, each) for each in pair
+            automaton.accepting(each) or copy_positions(automaton, each) for each in pair
         ):
             return False
         for symbol in automaton.classes:

@@ -34,8 +34,11 @@ def _ref(
     keyword: str,
     track_evaluated: bool,
 ) -> ValueSet:
-    return context.algebra.intersect(
-        values, context.values(ValidAt(context.document.follow(location, keyword)), track_evaluated)
+    return context.algebra.intersect_value_sets(
+        values,
+        context.values(
+            ValidAt(context.document.resolve_reference_at(location, keyword)), track_evaluated
+        ),
     )
 
 
@@ -43,7 +46,7 @@ def _branches(
     context: Context, schema: Schema, location: SchemaLocation, keyword: str, track_evaluated: bool
 ) -> list[ValueSet]:
     return [
-        context.values(context.below(location, keyword, i), track_evaluated)
+        context.values(context.formula_below(location, keyword, i), track_evaluated)
         for i in range(len(schema[keyword]))
     ]
 
@@ -57,7 +60,7 @@ def _all_of(
     track_evaluated: bool,
 ) -> ValueSet:
     return reduce(
-        context.algebra.intersect,
+        context.algebra.intersect_value_sets,
         _branches(context, schema, location, keyword, track_evaluated),
         values,
     )
@@ -76,10 +79,12 @@ def _any_of(
         shape.only_names_members for each in branches for shape in each.objects
     ):
         # stays separate from other choices
-        return context.algebra.intersect(values, context.algebra.unite(branches))
-    branches = [context.algebra.intersect(values, each) for each in branches]
+        return context.algebra.intersect_value_sets(
+            values, context.algebra.unite_value_sets(branches)
+        )
+    branches = [context.algebra.intersect_value_sets(values, each) for each in branches]
     if not track_evaluated:
-        return context.algebra.unite(branches)
+        return context.algebra.unite_value_sets(branches)
     if len(branches) > MAX_TOGETHER:
         raise ConstraintError(
             f"json_schema: more than {MAX_TOGETHER} branches under unevaluatedProperties or -Items."
@@ -87,9 +92,10 @@ def _any_of(
     together = []  # a value that fits several branches is evaluated by all of them
     for count in range(1, len(branches) + 1):
         together += [
-            reduce(context.algebra.intersect, some) for some in combinations(branches, count)
+            reduce(context.algebra.intersect_value_sets, some)
+            for some in combinations(branches, count)
         ]
-    return context.algebra.unite(together)
+    return context.algebra.unite_value_sets(together)
 
 
 def _one_of(
@@ -101,21 +107,21 @@ def _one_of(
     track_evaluated: bool,
 ) -> ValueSet:
     branches = [
-        context.algebra.intersect(values, each)
+        context.algebra.intersect_value_sets(values, each)
         for each in _branches(context, schema, location, keyword, track_evaluated)
     ]
     if (
         context.pointer_if_enforced(location, keyword) is None
     ):  # ignored: at least one branch must fit, and others may
-        return context.algebra.unite(branches)
+        return context.algebra.unite_value_sets(branches)
     plain = _branches(context, schema, location, keyword, False)
     alone = []
     for i, branch in enumerate(branches):
         for j, other in enumerate(plain):
             if i != j:
-                branch = context.algebra.without(branch, other)
+                branch = context.algebra.subtract_set(branch, other)
         alone.append(branch)
-    return context.algebra.unite(alone)
+    return context.algebra.unite_value_sets(alone)
 
 
 def _not(
@@ -126,7 +132,9 @@ def _not(
     keyword: str,
     track_evaluated: bool,
 ) -> ValueSet:
-    return context.algebra.without(values, context.values(context.below(location, keyword)))
+    return context.algebra.subtract_set(
+        values, context.values(context.formula_below(location, keyword))
+    )
 
 
 def _if(
@@ -137,9 +145,9 @@ def _if(
     keyword: str,
     track_evaluated: bool,
 ) -> ValueSet:
-    condition = context.below(location, "if")
+    condition = context.formula_below(location, "if")
     then, otherwise = (
-        context.values(context.below(location, word), track_evaluated)
+        context.values(context.formula_below(location, word), track_evaluated)
         if word in schema
         else ANY_VALUE
         for word in ("then", "else")
@@ -150,13 +158,15 @@ def _if(
         (),
         ANY_VALUE.arrays,
     ):
-        met = algebra.intersect(context.values(condition, track_evaluated), then)
-        unmet = algebra.intersect(algebra.negate(plain), otherwise)
+        met = algebra.intersect_value_sets(context.values(condition, track_evaluated), then)
+        unmet = algebra.intersect_value_sets(algebra.complement_values(plain), otherwise)
         # stays separate from other conditions
-        return algebra.intersect(values, algebra.unite([met, unmet]))
-    met = algebra.intersect(values, context.values(condition, track_evaluated))
-    unmet = algebra.without(values, plain)
-    return algebra.unite([algebra.intersect(met, then), algebra.intersect(unmet, otherwise)])
+        return algebra.intersect_value_sets(values, algebra.unite_value_sets([met, unmet]))
+    met = algebra.intersect_value_sets(values, context.values(condition, track_evaluated))
+    unmet = algebra.subtract_set(values, plain)
+    return algebra.unite_value_sets(
+        [algebra.intersect_value_sets(met, then), algebra.intersect_value_sets(unmet, otherwise)]
+    )
 
 
 def _dependent(
@@ -176,11 +186,14 @@ def _dependent(
             present = replace(NO_VALUE, objects=(needed,))
         else:
             present = replace(NO_VALUE, objects=(ObjectShape((Member(name, True, True),)),))
-            present = context.algebra.intersect(
-                context.values(context.below(location, keyword, name), track_evaluated), present
+            present = context.algebra.intersect_value_sets(
+                context.values(context.formula_below(location, keyword, name), track_evaluated),
+                present,
             )
         absent = replace(ANY_VALUE, objects=(ObjectShape((Member(name, False, False),)),))
-        values = context.algebra.intersect(values, context.algebra.unite([present, absent]))
+        values = context.algebra.intersect_value_sets(
+            values, context.algebra.unite_value_sets([present, absent])
+        )
     return values
 
 

@@ -51,7 +51,7 @@ def assertions_and_annotations(
     for location in document.locations:
         if location.pointer[:1] not in ("", "/"):  # the location is in a meta-schema
             continue
-        schema = document.at(location.pointer)
+        schema = document.value_at_pointer(location.pointer)
         supported = document.schema(location)
         for keyword in schema if isinstance(schema, dict) else ():
             if keyword not in _NO_ASSERTIONS:

@@ -26,7 +26,7 @@ _BELOW = (
 )
 
 
-def closed(schema: object, *, simple_only: bool = False) -> Json:
+def close_objects(schema: object, *, simple_only: bool = False) -> Json:
     """Returns a schema with its objects closed.
 
     Objects of alternatives and references are closed separately, objects composed of several
@@ -55,7 +55,7 @@ def closed(schema: object, *, simple_only: bool = False) -> Json:
     for pointer, keyword in found.closings.items():
         if pointer[:1] not in ("", "/"):  # the location is in a meta-schema
             continue
-        written.at(pointer)[keyword] = False
+        written.value_at_pointer(pointer)[keyword] = False
         if keyword not in written.schema(SchemaLocation(pointer)):
             raise ConstraintError(
                 "json_schema: closed: an object composed of several schemas can't be closed in this draft.",
@@ -97,7 +97,9 @@ class _Closer:
         if part:
             self.parts |= {location.pointer}
         here = [
-            self._document.follow(location, keyword) for keyword in REFERENCES if keyword in schema
+            self._document.resolve_reference_at(location, keyword)
+            for keyword in REFERENCES
+            if keyword in schema
         ]
         here += self._children(location, schema, _IN_PLACE)
         names = any(keyword in schema for keyword in _NAMING)
@@ -114,7 +116,7 @@ class _Closer:
             not part
             and not has_others_keyword
             and together
-            and (names or any(self._names(each, set()) for each in here))
+            and (names or any(self._has_named_members(each, set()) for each in here))
             and not (self._simple_only and (here or _requires_unlisted_members(schema)))
         ):
             self.closings[location.pointer] = (
@@ -125,18 +127,20 @@ class _Closer:
         for each in self._children(location, schema, _BELOW):
             self.visit(each, part=False)
 
-    def _names(self, location: SchemaLocation, seen: set[str]) -> bool:
+    def _has_named_members(self, location: SchemaLocation, seen: set[str]) -> bool:
         """Returns True if a schema, or a schema applied to the same value, names members."""
         schema = self._document.schema(location)
         if location.pointer in seen or not isinstance(schema, dict):
             return False
         seen.add(location.pointer)
         here = [
-            self._document.follow(location, keyword) for keyword in REFERENCES if keyword in schema
+            self._document.resolve_reference_at(location, keyword)
+            for keyword in REFERENCES
+            if keyword in schema
         ]
         here += self._children(location, schema, _IN_PLACE)
         return any(keyword in schema for keyword in _NAMING) or any(
-            self._names(each, seen) for each in here
+            self._has_named_members(each, seen) for each in here
         )
 
     def _children(

@@ -41,7 +41,7 @@ class ContainerWriter(Protocol):
         """Returns the number that identifies a shape in the keys of its rules."""
         ...
 
-    def item(self, formula: Formula) -> Node:
+    def item_texts(self, formula: Formula) -> Node:
         """Returns the texts of an item."""
         ...
 
@@ -65,6 +65,6 @@ class ContainerWriter(Protocol):
         """Returns the texts of a member, including the text before its name."""
         ...
 
-    def end(self, *, empty: bool) -> Node:
+    def text_after_members(self, *, empty: bool) -> Node:
         """Returns the text after the last member."""
         ...

@@ -87,7 +87,7 @@ def _meta_schemas() -> dict[str, str]:
     return {uri: json.dumps(schema) for uri, schema in found.items()}
 
 
-def _joined(base: str, reference: str, pointer: str) -> str:
+def _resolve_uri(base: str, reference: str, pointer: str) -> str:
     try:
         return urljoin(base, reference)
     except ValueError as error:
@@ -142,16 +142,16 @@ class Document:
         self._resources: dict[str, str] = {"": ""}
         self._anchors: dict[tuple[str, str], str] = {}  # (resource, name) to pointer
         self._dynamic: set[tuple[str, str]] = set()
-        for uri in (queue := list(self._index(root, "", ""))):
+        for uri in (queue := list(self._index_subschemas(root, "", ""))):
             address = f"{uri}#"
             # unless embedded by the user
             if address not in self.roots and uri not in self._resources:
                 self.roots[address] = json.loads(_meta_schemas()[uri])
                 self._resources[uri] = address
-                queue += self._index(self.roots[address], address, uri)
+                queue += self._index_subschemas(self.roots[address], address, uri)
         self.start = SchemaLocation("", ("",) if self._dynamic else ())
 
-    def at(self, pointer: str) -> Json:
+    def value_at_pointer(self, pointer: str) -> Json:
         """Returns the value at a JSON Pointer.
 
         Raises:
@@ -183,25 +183,25 @@ class Document:
 
     def schema(self, location: SchemaLocation) -> Json:
         """Returns the schema at a location, without keywords that its draft does not have."""
-        found = self.at(location.pointer)
+        found = self.value_at_pointer(location.pointer)
         if not isinstance(found, dict) or not self.unknown:
             return found
         if self.ref_hides_siblings and "$ref" in found:
             return {"$ref": found["$ref"]}
         return {keyword: value for keyword, value in found.items() if keyword not in self.unknown}
 
-    def follow(self, location: SchemaLocation, keyword: str) -> SchemaLocation:
+    def resolve_reference_at(self, location: SchemaLocation, keyword: str) -> SchemaLocation:
         """Returns the location that the reference in a schema points to.
 
         Raises:
             ConstraintError: the target is outside the document or does not exist.
         """
-        reference = self.at(location.pointer)[keyword]
-        base, resource = self._base(location.pointer)
+        reference = self.value_at_pointer(location.pointer)[keyword]
+        base, resource = self._base_and_resource_at(location.pointer)
         address, _, fragment = reference.partition("#")
         where = location.child(keyword).pointer
         if address:
-            address = _joined(base, address, where)
+            address = _resolve_uri(base, address, where)
             if address not in self._resources:
                 raise ConstraintError(
                     f"json_schema: the reference {reference!r} leads out of the schema.",
@@ -220,7 +220,7 @@ class Document:
         else:
             found = resource + fragment
             try:
-                self.at(found)
+                self.value_at_pointer(found)
             except KeyError:
                 found = None
         if found is None:
@@ -245,7 +245,7 @@ class Document:
         """Returns the location of a schema below another."""
         return self._enter_resource(location.child(*steps))
 
-    def below(self, location: SchemaLocation, pointer: str) -> SchemaLocation:
+    def location_below(self, location: SchemaLocation, pointer: str) -> SchemaLocation:
         """Returns the location of a pointer below another location, with the scope entered along
         the path.
         """
@@ -256,7 +256,7 @@ class Document:
         return SchemaLocation(pointer, location.scope)
 
     def _enter_resource(self, location: SchemaLocation) -> SchemaLocation:
-        resource = self._base(location.pointer)[1]
+        resource = self._base_and_resource_at(location.pointer)[1]
         names = [name for each, name in self._dynamic if each == resource]
         if not location.scope or all(
             any((r, name) in self._dynamic for r in location.scope) for name in names
@@ -265,12 +265,12 @@ class Document:
             return location
         return SchemaLocation(location.pointer, (*location.scope, resource))
 
-    def _base(self, pointer: str) -> tuple[str, str]:
+    def _base_and_resource_at(self, pointer: str) -> tuple[str, str]:
         while pointer not in self._bases:  # not a schema position, only the target of a reference
             pointer = pointer.rpartition("/")[0]
         return self._bases[pointer]
 
-    def _index(self, root: Any, start: str, base: str) -> Iterator[str]:
+    def _index_subschemas(self, root: Any, start: str, base: str) -> Iterator[str]:
         """Records the bases, resources and anchors of a root. Yields the URIs of the meta-schemas
         that it refers to.
         """
@@ -302,7 +302,7 @@ class Document:
         if self.ref_hides_siblings and name.startswith("#"):
             self._anchors[resource, name[1:]] = pointer
             return base, resource
-        base = _joined(base, name, f"{pointer}/$id").partition("#")[0]
+        base = _resolve_uri(base, name, f"{pointer}/$id").partition("#")[0]
         self._resources[base] = pointer
         return base, pointer
 

@@ -31,7 +31,7 @@ _SHORT = {"f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
 def is_pattern(text: str) -> bool:
     """Returns True if a text is a valid pattern."""
     try:
-        _Reader(text).read()
+        _Reader(text).check_pattern()
     except _NoPattern:
         return False
     return True
@@ -52,7 +52,7 @@ class _Reader:
         self._names: set[str] = set()
         self._referenced: list[int | str] = []  # numbers or names of groups that are referred to
 
-    def read(self) -> None:
+    def check_pattern(self) -> None:
         self._disjunction()
         if self._at < len(self._text):
             self._fail()
@@ -182,7 +182,9 @@ class _Reader:
 def patterns() -> Node:
     """Returns the language of the patterns that are generated."""
     escaped = r"\\[dDsSwWfnrtv^$\\.*+?()\[\]{}|]"
-    ranges = "|".join(f"{first}-[{first}-{last}]" for last in "9Zz" for first in _until(last))
+    ranges = "|".join(
+        f"{first}-[{first}-{last}]" for last in "9Zz" for first in _characters_up_to(last)
+    )
     in_class = rf"(?:[^\\\]\[\^&~|\-]|{escaped}|\\-|{ranges})"
     counts = "|".join(f"{least},(?:[{least}-9]|[1-9][0-9])" for least in range(10))
     repeats = rf"(?:[*+?]|\{{(?:[0-9]{{1,2}},?|{counts})\}})\??"
@@ -196,7 +198,7 @@ def patterns() -> Node:
     return parse(inside)
 
 
-def _until(last: str) -> str:
+def _characters_up_to(last: str) -> str:
     """Returns the digits or letters of one kind up to `last`."""
     first = {"9": "0", "Z": "A", "z": "a"}[last]
     return "".join(map(chr, range(ord(first), ord(last) + 1)))

@@ -109,7 +109,7 @@ _IDN_ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~\u0080-\U0010FFFF-]+"
 _IDN_LOCAL = rf'(?:{_IDN_ATOM}(?:\.{_IDN_ATOM})*|"(?:[ !#-\[\]-~\u0080-\U0010FFFF]|\\[ -~])*")'
 
 
-def _uri(more: str, query: str = "") -> tuple[str, str]:
+def _build_uri_patterns(more: str, query: str = "") -> tuple[str, str]:
     """Returns the patterns of a URI and a URI reference (RFC 3986, appendix A). Characters in
     `more` may stand unescaped in addition to ASCII (RFC 3987).
     """
@@ -136,8 +136,8 @@ _UCS = r"\u00A0-\uD7FF\uF900-\uFDCF\uFDF0-\uFFEF" + "".join(
     for plane in range(1, 15)
 )
 _PRIVATE = r"\uE000-\uF8FF\U000F0000-\U000FFFFD\U00100000-\U0010FFFD"
-_URI, _URI_REFERENCE = _uri("")
-_IRI, _IRI_REFERENCE = _uri(_UCS, query=_PRIVATE)
+_URI, _URI_REFERENCE = _build_uri_patterns("")
+_IRI, _IRI_REFERENCE = _build_uri_patterns(_UCS, query=_PRIVATE)
 
 _VARIABLE = r"(?:[a-zA-Z0-9_]|%[0-9a-fA-F]{2})(?:\.?(?:[a-zA-Z0-9_]|%[0-9a-fA-F]{2}))*(?::[1-9][0-9]{0,3}|\*)?"
 _URI_TEMPLATE = (  # RFC 6570, 2, with the apostrophe of its erratum 6937
@@ -172,7 +172,7 @@ ASSERTED = frozenset({*_FORMATS, *GENERATED_IN_PART})
 
 
 @lru_cache(maxsize=len(ASSERTED))
-def language_of(name: str) -> Node:
+def format_language(name: str) -> Node:
     """Returns the strings of an asserted format. For formats in `GENERATED_IN_PART`, returns only
     the subset that is generated.
     """
@@ -195,21 +195,23 @@ def is_valid(name: str, text: str) -> bool:
     """Returns True if a text is valid in an asserted format."""
     match name:
         case "hostname":
-            return accepts(language_of(name), text) or _has_a_labels(text)
+            return accepts(format_language(name), text) or _has_a_labels(text)
         case "idn-hostname":
             return idn.is_hostname(text)
         case "idn-email":
             local, _, domain = text.rpartition("@")
             valid_domain = idn.is_hostname(domain) or accepts(parse(_LITERAL), domain)
             return (
-                valid_domain and _octets(local) <= MAX_LOCAL and accepts(parse(_IDN_LOCAL), local)
+                valid_domain
+                and _count_utf8_bytes(local) <= MAX_LOCAL
+                and accepts(parse(_IDN_LOCAL), local)
             )
         case "regex":
             return ecma_regex.is_pattern(text)
-    return accepts(language_of(name), text)
+    return accepts(format_language(name), text)
 
 
-def _octets(text: str) -> int:
+def _count_utf8_bytes(text: str) -> int:
     """Returns the length of a text in UTF-8. Lone surrogates count as if they could be encoded."""
     return len(text.encode("utf-8", "surrogatepass"))
 
@@ -220,7 +222,7 @@ def _has_a_labels(text: str) -> bool:
     if not any(map(_is_a_label, labels)):
         return False
     plain = ".".join("x" * len(label) if _is_a_label(label) else label for label in labels)
-    return accepts(language_of("hostname"), plain) and all(
+    return accepts(format_language("hostname"), plain) and all(
         map(idn.is_hostname, filter(_is_a_label, labels))
     )
 

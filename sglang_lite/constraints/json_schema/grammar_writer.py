@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from sglang_lite.constraints.formal.grammars import contradiction, prune_rules, regular
+from sglang_lite.constraints.formal.grammars import contradiction, inline_all_rules, prune_rules
 from sglang_lite.constraints.formal.nodes import (
     EMPTY,
     NOTHING,
@@ -108,9 +108,9 @@ class GrammarWriter:
                 has a JSON Pointer.
         """
         start = self.value(formula)
-        return self.finished(start, {start.name})
+        return self.finish_language(start, {start.name})
 
-    def finished(self, start: Ref, sealed: set[str]) -> Language:
+    def finish_language(self, start: Ref, sealed: set[str]) -> Language:
         """Computes the bodies of all requested rules and returns their language, beginning at a
         start rule.
 
@@ -163,9 +163,9 @@ class GrammarWriter:
 
     def value(self, formula: Formula) -> Ref:
         """Returns a reference to the rule of a formula's values."""
-        return self.rule(formula, lambda: self._body(formula))
+        return self.rule(formula, lambda: self._write_formula_body(formula))
 
-    def item(self, formula: Formula) -> Node:
+    def item_texts(self, formula: Formula) -> Node:
         return self.value(formula)
 
     def unique_item(self, formula: Formula) -> Node:
@@ -178,17 +178,17 @@ class GrammarWriter:
                 rules=self._rules,
             )
             return plain.value(formula)
-        return self.rule(("different", formula), lambda: self._texts(ANY_VALUE, plain=True))
+        return self.rule(("different", formula), lambda: self._write_values(ANY_VALUE, plain=True))
 
     def listed_texts(self, formula: Formula) -> Node:
         if self.any_order or self._style.gap != EMPTY:
             raise ConstraintError(
                 "json_schema: members in any order or free whitespace give one value several texts."
             )
-        if self.reader.empty(formula):
+        if self.reader.is_known_empty(formula):
             return NOTHING
         writer = GrammarWriter(self.reader, self._style, plain=True)
-        node = regular(writer.language(formula))
+        node = inline_all_rules(writer.language(formula))
         if writer.unlisted_names_at:
             raise ConstraintError(
                 "json_schema: objects may have members that are not listed (set additionalProperties: false)."
@@ -201,19 +201,19 @@ class GrammarWriter:
         before = self._before_first if first else self.comma
         return concat(quote_strings(names, before, self._style.colon), self.value(formula))
 
-    def end(self, *, empty: bool) -> Node:
+    def text_after_members(self, *, empty: bool) -> Node:
         if self._style.gap == EMPTY:
             return literal("{}" if empty else "}")
         return concat(*([literal("{")] if empty else []), self._style.gap, literal("}"))
 
-    def _body(self, formula: Formula) -> Node:
+    def _write_formula_body(self, formula: Formula) -> Node:
         with errors_at_formula(formula):
             values = self.reader.values(formula)
-            if any(shape.listed().free_others() for shape in values.objects):
+            if any(shape.list_finite_names().others_outside_members() for shape in values.objects):
                 self._rules.unlisted_names_at[pointer_of(formula)] = None
-            return self._texts(values, plain=self.plain)
+            return self._write_values(values, plain=self.plain)
 
-    def _texts(self, values: ValueSet, *, plain: bool) -> Node:
+    def _write_values(self, values: ValueSet, *, plain: bool) -> Node:
         return alternation([self._scalars(values, plain=plain), *self.containers(values)])
 
     def _scalars(self, values: ValueSet, *, plain: bool = False) -> Node:

@@ -58,12 +58,12 @@ _RIGHT_TO_LEFT_IN_CONTEXT = parse(
 def is_hostname(text: str) -> bool:
     """Returns True if a text is a host name whose labels are ASCII or valid in IDNA 2008."""
     try:
-        return len(".".join(map(_in_ascii, _DOTS.split(text)))) <= MAX_BYTES
+        return len(".".join(map(_ascii_label, _DOTS.split(text)))) <= MAX_BYTES
     except UnicodeError:  # base class of idna's errors
         return False
 
 
-def _in_ascii(label: str) -> str:
+def _ascii_label(label: str) -> str:
     """Returns the ASCII form of a label.
 
     Raises:
@@ -82,26 +82,26 @@ def hostnames() -> Node:
     """Returns the language of the host names that are generated."""
     small = (_SMALL, *LEFT_TO_RIGHT)
     plain = (
-        _label((_DIGITS, _SMALL, _CAPITAL), (), 62),
-        _label((_DIGITS, *small, (0x6F0, 0x6F9)), (), 12),
-        _around(_IN_CONTEXT, small),
+        _hyphenated_label((_DIGITS, _SMALL, _CAPITAL), (), 62),
+        _hyphenated_label((_DIGITS, *small, (0x6F0, 0x6F9)), (), 12),
+        _surround_with_letters(_IN_CONTEXT, small),
     )
     # In a name with right-to-left letters, all labels begin with a letter (RFC 5893, 2).
     mixed = (
-        _label((_SMALL, _CAPITAL), (_DIGITS,), 62),
-        _label(small, (_DIGITS,), 12),
+        _hyphenated_label((_SMALL, _CAPITAL), (_DIGITS,), 62),
+        _hyphenated_label(small, (_DIGITS,), 12),
         repeat(CharSet(RIGHT_TO_LEFT), 1, 12),
-        _around(_RIGHT_TO_LEFT_IN_CONTEXT, RIGHT_TO_LEFT),
+        _surround_with_letters(_RIGHT_TO_LEFT_IN_CONTEXT, RIGHT_TO_LEFT),
     )
-    return alternation(map(_joined, (plain, mixed)))
+    return alternation(map(_dotted_labels, (plain, mixed)))
 
 
-def _around(inner: Node, letters: charsets.Ranges) -> Node:
+def _surround_with_letters(inner: Node, letters: charsets.Ranges) -> Node:
     few = repeat(CharSet(charsets.union(letters)), 0, 4)
     return concat(few, inner, few)
 
 
-def _joined(labels: tuple[Node, ...]) -> Node:
+def _dotted_labels(labels: tuple[Node, ...]) -> Node:
     label = alternation(labels)
     return concat(
         label,
@@ -109,7 +109,7 @@ def _joined(labels: tuple[Node, ...]) -> Node:
     )
 
 
-def _label(first: charsets.Ranges, more: charsets.Ranges, longest: int) -> Node:
+def _hyphenated_label(first: charsets.Ranges, more: charsets.Ranges, longest: int) -> Node:
     """Returns the labels of the given characters with hyphens inside, but not in both the third and
     the fourth position.
     """

@@ -36,7 +36,7 @@ from sglang_lite.constraints.json_schema.values import (
     Member,
     ObjectShape,
     ValueSet,
-    both_strings,
+    intersection_of_strings,
 )
 from sglang_lite.constraints.syntax.regex import one_line_message, parse_schema_pattern
 from sglang_lite.protocol import ConstraintError
@@ -79,7 +79,7 @@ class Context(Protocol):
     sets: frozenset[str]
 
     def values(self, formula: Formula, track_evaluated: bool = False) -> ValueSet: ...
-    def below(self, location: SchemaLocation, *steps: str | int) -> Formula: ...
+    def formula_below(self, location: SchemaLocation, *steps: str | int) -> Formula: ...
     def pointer_if_enforced(self, location: SchemaLocation, keyword: str) -> str | None: ...
 
 
@@ -98,7 +98,7 @@ def errors_at(location: SchemaLocation, keyword: str) -> Iterator[None]:
         ) from error
 
 
-def singleton(value: Any) -> ValueSet:  # any JSON value
+def single_value_set(value: Any) -> ValueSet:  # any JSON value
     """Returns the set of a single JSON value."""
     match value:
         case None:
@@ -108,7 +108,7 @@ def singleton(value: Any) -> ValueSet:  # any JSON value
         case int() | float():
             if not is_finite(value):
                 raise ConstraintError(f"json_schema: {value} is no JSON number.")
-            return ValueSet(numbers=numbers.singleton(to_fraction(value)))
+            return ValueSet(numbers=numbers.single_number_set(to_fraction(value)))
         case str():
             if len(value) > MAX_MIN_LENGTH:
                 raise ConstraintError(
@@ -134,13 +134,13 @@ def _singleton_formula(value: Any) -> Formula:
 def _enum(
     context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool
 ) -> ValueSet:
-    return context.algebra.unite(map(singleton, schema["enum"]))
+    return context.algebra.unite_value_sets(map(single_value_set, schema["enum"]))
 
 
 def _const(
     context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool
 ) -> ValueSet:
-    return singleton(schema["const"])
+    return single_value_set(schema["const"])
 
 
 def _type(
@@ -149,7 +149,7 @@ def _type(
     names = schema["type"]
     if isinstance(names, str):
         return _TYPES[names]
-    return context.algebra.unite(_TYPES[name] for name in names)
+    return context.algebra.unite_value_sets(_TYPES[name] for name in names)
 
 
 def _number(
@@ -172,10 +172,12 @@ def _number(
             if is_low
             else NumberRange(None, to_fraction(limit), False, is_open)
         )
-        piece = numbers.intersect(piece, (end,))
+        piece = numbers.intersect_numbers(piece, (end,))
     if "multipleOf" in schema:
         with errors_at(location, "multipleOf"):
-            piece = numbers.intersect(piece, (NumberRange(step=to_fraction(schema["multipleOf"])),))
+            piece = numbers.intersect_numbers(
+                piece, (NumberRange(step=to_fraction(schema["multipleOf"])),)
+            )
             write_numbers.texts(piece)  # raises if no small automaton recognises the multiples
     return replace(ANY_VALUE, numbers=piece)
 
@@ -197,10 +199,10 @@ def _string(
         strings = NOTHING
     if "pattern" in schema:
         with errors_at(location, "pattern"):
-            strings = both_strings(strings, parse_schema_pattern(schema["pattern"]))
+            strings = intersection_of_strings(strings, parse_schema_pattern(schema["pattern"]))
     if context.assert_format and schema.get("format") in formats.ASSERTED:
         with errors_at(location, "format"):
-            strings = both_strings(strings, formats.language_of(schema["format"]))
+            strings = intersection_of_strings(strings, formats.format_language(schema["format"]))
     return replace(ANY_VALUE, strings=strings)
 
 
@@ -209,7 +211,10 @@ def _quote(
 ) -> ValueSet:
     with errors_at(location, quotes.KEYWORD):
         return replace(
-            ANY_VALUE, strings=quotes.quote_in(schema[quotes.KEYWORD], context.document.at).node
+            ANY_VALUE,
+            strings=quotes.parse_quote(
+                schema[quotes.KEYWORD], context.document.value_at_pointer
+            ).node,
         )
 
 
@@ -231,14 +236,16 @@ def _array(
             f"json_schema: {REPEATS} counts equal items of a list, and this is of type {types!r}.",
             pointer=location.child(REPEATS).pointer,
         )
-    first = tuple(context.below(location, prefix, i) for i in range(len(schema.get(prefix, ()))))
+    first = tuple(
+        context.formula_below(location, prefix, i) for i in range(len(schema.get(prefix, ())))
+    )
     least = int(schema.get("minItems", 0))
     most = schema.get("maxItems")
     most = None if most is None or most > MAX_LENGTH else int(most)
     contains: tuple[Contains, ...] = ()
     also: tuple[Formula, ...] = ()
     if "contains" in schema:
-        formula = context.below(location, "contains")
+        formula = context.formula_below(location, "contains")
         counts = int(schema.get("minContains", 1)), schema.get("maxContains")
         also = (formula,)
         if counts != (0, None):
@@ -247,7 +254,7 @@ def _array(
             )
     shape = ArrayShape(
         first,
-        context.below(location, rest) if rest in schema else True,
+        context.formula_below(location, rest) if rest in schema else True,
         least,
         most,
         contains,
@@ -268,24 +275,29 @@ def _object(
     required = dict.fromkeys(() if isinstance(required, bool) else required)
     with errors_at(location, "patternProperties"):
         patterns = [
-            (parse_schema_pattern(pattern), context.below(location, "patternProperties", pattern))
+            (
+                parse_schema_pattern(pattern),
+                context.formula_below(location, "patternProperties", pattern),
+            )
             for pattern in schema.get("patternProperties", {})
         ]
     additional = (
-        context.below(location, "additionalProperties")
+        context.formula_below(location, "additionalProperties")
         if "additionalProperties" in schema
         else True
     )
     inexact = False
     names: Node = ANY_TEXT
     if "propertyNames" in schema:
-        allowed = context.values(context.below(location, "propertyNames"))
+        allowed = context.values(context.formula_below(location, "propertyNames"))
         inexact = allowed.inexact
         names = allowed.strings
 
     members = []
     for name in dict.fromkeys((*properties, *required)):
-        formulas = [context.below(location, "properties", name)] if name in properties else []
+        formulas = (
+            [context.formula_below(location, "properties", name)] if name in properties else []
+        )
         formulas += [formula for pattern, formula in patterns if accepts(pattern, name)]
         formula = all_of(*formulas) if formulas else additional
         members.append(Member(name, formula if accepts(names, name) else False, name in required))
@@ -320,7 +332,8 @@ def _others(
         cut = []
         for cell, formulas in cells:
             inside, outside = (
-                context.algebra.both_strings(cell, each) for each in (pattern, complement(pattern))
+                context.algebra.intersect_strings(cell, each)
+                for each in (pattern, complement(pattern))
             )
             cut += [(inside, (*formulas, formula)), (outside, formulas)]
         cells = [(cell, formulas) for cell, formulas in cut if cell != NOTHING]

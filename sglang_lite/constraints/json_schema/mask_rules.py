@@ -22,7 +22,7 @@ from sglang_lite.constraints.json_schema.values import (
     Member,
     ObjectShape,
     ValueSet,
-    both_strings,
+    intersection_of_strings,
 )
 from sglang_lite.constraints.json_schema.write_strings import quote_strings
 from sglang_lite.protocol import ConstraintError
@@ -43,7 +43,7 @@ class DistinctItems:
 
     texts: tuple[Node, ...]
 
-    def at(self, index: int) -> Node:
+    def texts_at(self, index: int) -> Node:
         return self.texts[min(index, len(self.texts) - 1)]
 
 
@@ -100,7 +100,7 @@ class RulePosition:
     members: Mapping[str, int | None] = field(default_factory=dict)
     others: tuple[tuple[Node, int | None], ...] = ()
 
-    def item(self, index: int) -> int | None:
+    def item_position(self, index: int) -> int | None:
         return self.prefix[index] if index < len(self.prefix) else self.rest
 
     def member(self, name: str | bytes) -> int | None:
@@ -114,7 +114,7 @@ class RulePosition:
         )
         return next(fitting, None)
 
-    def below(self) -> Iterable[int | None]:
+    def positions_below(self) -> Iterable[int | None]:
         return (
             *self.prefix,
             self.rest,
@@ -170,17 +170,17 @@ class _Positions:
         self._queue: list[frozenset[Formula]] = []
 
     def all(self, start: Formula) -> list[RulePosition]:
-        self._number([start])
+        self._number_of_position([start])
         found = []
         for formulas in self._queue:
-            found.append(self._position(formulas))
+            found.append(self._build_position(formulas))
             if len(self._queue) > MAX_POSITIONS:
                 raise ConstraintError(
                     f"json_schema: too complex: more than {MAX_POSITIONS:,} positions with rules for masks."
                 )
         return found
 
-    def _number(self, formulas: Iterable[Formula]) -> int | None:
+    def _number_of_position(self, formulas: Iterable[Formula]) -> int | None:
         key = frozenset(each for each in formulas if each is not False)
         if not key or key == {True}:
             return None
@@ -189,24 +189,34 @@ class _Positions:
             self._queue.append(key)
         return self._numbers[key]
 
-    def _position(self, formulas: frozenset[Formula]) -> RulePosition:
+    def _build_position(self, formulas: frozenset[Formula]) -> RulePosition:
         values = [self._reader.values(formula) for formula in formulas]
         arrays = list(dict.fromkeys(shape for each in values for shape in each.arrays))
-        listed = [tuple(dict.fromkeys(shape.listed() for shape in each.objects)) for each in values]
+        listed = [
+            tuple(dict.fromkeys(shape.list_finite_names() for shape in each.objects))
+            for each in values
+        ]
         objects = list(dict.fromkeys(shape for shapes in listed for shape in shapes))
         found = RulePosition(
-            self._items(arrays),
-            self._names(
+            self._find_item_rules(arrays),
+            self._find_name_rules(
                 objects, several=len(set(listed) - {()}) > 1, at=next(map(pointer_of, formulas))
             ),
         )
         if arrays:
             count = max(len(shape.prefix) for shape in arrays)
-            prefix = tuple(self._number(shape.item(i) for shape in arrays) for i in range(count))
-            found = replace(found, prefix=prefix, rest=self._number(shape.rest for shape in arrays))
+            prefix = tuple(
+                self._number_of_position(shape.item_formula(i) for shape in arrays)
+                for i in range(count)
+            )
+            found = replace(
+                found, prefix=prefix, rest=self._number_of_position(shape.rest for shape in arrays)
+            )
         if objects:
             members = {
-                name: self._number(formula for shape in objects for formula in shape.formulas(name))
+                name: self._number_of_position(
+                    formula for shape in objects for formula in shape.formulas(name)
+                )
                 for name in dict.fromkeys(
                     member.name for shape in objects for member in shape.members
                 )
@@ -218,13 +228,15 @@ class _Positions:
                 if names != NOTHING
             ]
             if len(objects) == 1:
-                by_names = [(names, self._number([formula])) for names, formula in others]
+                by_names = [
+                    (names, self._number_of_position([formula])) for names, formula in others
+                ]
             else:  # the languages of their names may overlap
-                by_names = [(ANY_TEXT, self._number(formula for _, formula in others))]
+                by_names = [(ANY_TEXT, self._number_of_position(formula for _, formula in others))]
             found = replace(found, members=members, others=tuple(by_names))
         return found
 
-    def _items(self, arrays: Collection[ArrayShape]) -> DistinctItems | None:
+    def _find_item_rules(self, arrays: Collection[ArrayShape]) -> DistinctItems | None:
         ruled = [shape for shape in arrays if shape in self._masked_shapes.items]
         rules = {self._masked_shapes.items[shape] for shape in ruled}
         if len(rules) == 1 and all(
@@ -246,7 +258,7 @@ class _Positions:
                 )
         return None
 
-    def _names(
+    def _find_name_rules(
         self, objects: Sequence[ObjectShape], *, several: bool, at: str
     ) -> tuple[DistinctNames, ...]:
         """Returns the rules for the names of objects, one for each kind.
@@ -269,7 +281,7 @@ class _Positions:
         try:
             if several or any(shape.requirements for shape in objects):
                 raise _Different
-            return self._kinds(objects)
+            return self._name_rules_by_kind(objects)
         except _Different:
             if not ruled:
                 return ()
@@ -279,7 +291,7 @@ class _Positions:
                 hint="Let them differ only in names, required members and scalar values, or set order='schema'.",
             ) from None
 
-    def _kinds(self, objects: Sequence[ObjectShape]) -> tuple[DistinctNames, ...]:
+    def _name_rules_by_kind(self, objects: Sequence[ObjectShape]) -> tuple[DistinctNames, ...]:
         """Returns the rules for the names of kinds of objects that are distinguished by names and
         scalar values.
 
@@ -288,15 +300,20 @@ class _Positions:
                 the kind.
         """
         for a, b in combinations(objects, 2):
-            for (names, formula), (more, other) in product(a.free_others(), b.free_others()):
-                if not self._same(formula, other) and both_strings(names, more) != NOTHING:
+            for (names, formula), (more, other) in product(
+                a.others_outside_members(), b.others_outside_members()
+            ):
+                if (
+                    not self._have_same_values(formula, other)
+                    and intersection_of_strings(names, more) != NOTHING
+                ):
                     raise _Different
         # members whose values differ between the kinds
         distinguishing: dict[str, list[Formula]] = {}
         for name in dict.fromkeys(member.name for shape in objects for member in shape.members):
-            found = [_member(shape, name).formula for shape in objects]
+            found = [_find_shape_member(shape, name).formula for shape in objects]
             possible = [formula for formula in found if formula is not False]
-            if not all(self._same(possible[0], other) for other in possible[1:]):
+            if not all(self._have_same_values(possible[0], other) for other in possible[1:]):
                 distinguishing[name] = found
         values = {name: self._member_values(formulas) for name, formulas in distinguishing.items()}
         return tuple(
@@ -308,7 +325,7 @@ class _Positions:
             for i, shape in enumerate(objects)
         )
 
-    def _same(
+    def _have_same_values(
         self, a: Formula, b: Formula, assumed: set[tuple[Formula, Formula]] | None = None
     ) -> bool:
         """Returns True if two formulas have the same values, as far as their shapes show it."""
@@ -322,9 +339,10 @@ class _Positions:
         if replace(one, arrays=(), objects=()) != replace(other, arrays=(), objects=()):
             return False
         shapes = zip_longest((*one.arrays, *one.objects), (*other.arrays, *other.objects))
-        pairs = [(_parts(x), _parts(y)) for x, y in shapes]
+        pairs = [(_shape_parts(x), _shape_parts(y)) for x, y in shapes]
         return all(
-            x[0] == y[0] and all(self._same(each, its, assumed) for each, its in zip(x[1], y[1]))
+            x[0] == y[0]
+            and all(self._have_same_values(each, its, assumed) for each, its in zip(x[1], y[1]))
             for x, y in pairs
         )
 
@@ -350,13 +368,13 @@ def name_rule_of(shape: ObjectShape) -> DistinctNames:
     """Returns the complete rule for the names of a shape."""
     members = [member for member in shape.members if member.formula is not False]
     names = [literal(member.name) for member in members] + [
-        names for names, _ in shape.free_others()
+        names for names, _ in shape.others_outside_members()
     ]
     required = frozenset(member.name for member in members if member.required)
     return DistinctNames(alternation(map(quote_strings, names)), required, shape.least)
 
 
-def _parts(shape: object) -> tuple[object, tuple[Formula, ...]]:
+def _shape_parts(shape: object) -> tuple[object, tuple[Formula, ...]]:
     """Returns the requirements of a shape other than the formulas of its members or items, and
     these formulas.
     """
@@ -386,17 +404,17 @@ def _parts(shape: object) -> tuple[object, tuple[Formula, ...]]:
     return (names, shape.least, shape.most, shape.requirements, shape.choices), formulas
 
 
-def _member(shape: ObjectShape, name: str) -> Member:
+def _find_shape_member(shape: ObjectShape, name: str) -> Member:
     return next(
         (member for member in shape.members if member.name == name), None
-    ) or shape.unlisted(name)
+    ) or shape.member_for_unlisted(name)
 
 
 def _prune_positions(positions: list[RulePosition]) -> tuple[RulePosition, ...]:
     """Replaces references to positions with None if no rule applies at or below them."""
     above: list[list[int]] = [[] for _ in positions]
     for i, position in enumerate(positions):
-        for below in position.below():
+        for below in position.positions_below():
             if below is not None:
                 above[below].append(i)
     needed = {i for i, position in enumerate(positions) if position.items or position.names}
@@ -405,16 +423,16 @@ def _prune_positions(positions: list[RulePosition]) -> tuple[RulePosition, ...]:
         needed.update(more)
         queue += more
 
-    def if_needed(number: int | None) -> int | None:
+    def number_if_needed(number: int | None) -> int | None:
         return number if number in needed else None
 
     return tuple(
         replace(
             position,
-            prefix=tuple(map(if_needed, position.prefix)),
-            rest=if_needed(position.rest),
-            members={name: if_needed(number) for name, number in position.members.items()},
-            others=tuple((names, if_needed(number)) for names, number in position.others),
+            prefix=tuple(map(number_if_needed, position.prefix)),
+            rest=number_if_needed(position.rest),
+            members={name: number_if_needed(number) for name, number in position.members.items()},
+            others=tuple((names, number_if_needed(number)) for names, number in position.others),
         )
         for position in positions
     )

@@ -72,19 +72,21 @@ def multiples(step: Fraction, most: int | None) -> Node:
             f"{MAX_DIVISOR}, and others between a minimum and a maximum of a few digits.",
         )
 
-    def with_fraction(digits: int) -> Node:
+    def multiples_with_digits(digits: int) -> Node:
         number = unit // math.gcd(unit, 10 ** (decimals - digits))
         if bounded:
             return alternation(
                 _bounded_digits(number, 0, before + digits, digits)
                 for before in range(1, bounded + 1)
             )
-        return _endings(number // rest, 0, digits)
+        return _digits_with_remainder(number // rest, 0, digits)
 
-    fractions = [concat(with_fraction(digits), parse("0*")) for digits in range(1, decimals + 1)]
+    fractions = [
+        concat(multiples_with_digits(digits), parse("0*")) for digits in range(1, decimals + 1)
+    ]
     sign = optional(literal("-"))
     node = concat(
-        sign, alternation([concat(with_fraction(0), optional(parse(r"\.0+"))), *fractions])
+        sign, alternation([concat(multiples_with_digits(0), optional(parse(r"\.0+"))), *fractions])
     )
     for divisor in () if bounded else divisors:
         node = intersection(node, concat(sign, Multiple(divisor)))
@@ -121,7 +123,7 @@ def _size_of_endings(number: int) -> int:
 
 
 @cache
-def _endings(number: int, remainder: int, after: int) -> Node:
+def _digits_with_remainder(number: int, remainder: int, after: int) -> Node:
     """Returns digits with a given remainder modulo a divisor of a power of ten, `after` of them
     after the point. Builds them from the last digit backwards.
     """
@@ -138,7 +140,9 @@ def _endings(number: int, remainder: int, after: int) -> Node:
     for before, digits in by_rest.items():
         point = _POINT if after == 1 else EMPTY
         last = CharSet(tuple((digit, digit) for digit in digits))
-        options.append(concat(_endings(rest, before, after - 1 if after > 0 else 0), point, last))
+        options.append(
+            concat(_digits_with_remainder(rest, before, after - 1 if after > 0 else 0), point, last)
+        )
     return alternation(options)
 
 

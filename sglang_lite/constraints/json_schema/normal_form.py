@@ -11,7 +11,7 @@ from sglang_lite.constraints.json_schema.formulas import ValidAt
 from sglang_lite.constraints.json_schema.grammar_writer import GrammarWriter
 from sglang_lite.constraints.json_schema.mask_rules import MaskedShapes, RulePosition
 from sglang_lite.constraints.json_schema.reader import SchemaReader
-from sglang_lite.constraints.json_schema.style import style_of
+from sglang_lite.constraints.json_schema.style import read_json_style
 from sglang_lite.constraints.json_schema.values import FEW, MAX_WORK, SOME
 from sglang_lite.constraints.json_schema.wellformed import check_text
 from sglang_lite.constraints.json_schema.write_tagged import TaggedWriter
@@ -51,11 +51,11 @@ def document_of(constraint: JsonSchema) -> Document:
     """
     with within_limits("json_schema"):
         check_text(constraint.schema)
-        return document_in(constraint.schema)
+        return parse_schema_document(constraint.schema)
 
 
 @memoize
-def document_in(text: str) -> Document:
+def parse_schema_document(text: str) -> Document:
     """Returns the document of a schema's JSON text, which must have been checked."""
     return Document(json.loads(text))
 
@@ -65,12 +65,12 @@ def normalise(constraint: JsonSchema) -> NormalForm:
     enforce.
 
     Raises:
-        ConstraintError: see `normalise_inside`.
+        ConstraintError: see `normalise_embedded_schema`.
     """
     return _normal_form(constraint, True)
 
 
-def normalise_inside(constraint: JsonSchema) -> NormalForm:
+def normalise_embedded_schema(constraint: JsonSchema) -> NormalForm:
     """Returns the normal form of a schema whose JSON is part of a larger text, where no masks check
     names and items.
 
@@ -85,7 +85,7 @@ def normalise_inside(constraint: JsonSchema) -> NormalForm:
 @memoize
 def _normal_form(constraint: JsonSchema, with_masks: bool) -> NormalForm:
     document = document_of(constraint)
-    style = style_of(constraint)
+    style = read_json_style(constraint)
     if document.draft == "draft-04":  # where 1.0 is not a whole number
         style = replace(style, decimals=False)
     unenforced = _Unenforced(constraint)
@@ -105,11 +105,13 @@ def _normal_form(constraint: JsonSchema, with_masks: bool) -> NormalForm:
             checked = tuple(unenforced.keywords.items())
             return NormalForm(language, checked, tuple(writer.unlisted_names_at), positions)
         except ConstraintError as error:
-            unenforced.add(error, reader.algebra.work, contradicts=writer.contradicts)
+            unenforced.record_failed_keyword(
+                error, reader.algebra.work, contradicts=writer.contradicts
+            )
 
 
 @memoize
-def tagged(schema: JsonSchema, tags: Tags) -> Language:
+def tagged_language(schema: JsonSchema, tags: Tags) -> Language:
     """Returns the language of a TaggedObject.
 
     Raises:
@@ -121,14 +123,16 @@ def tagged(schema: JsonSchema, tags: Tags) -> Language:
     while True:
         ignored = frozenset(unenforced.keywords)
         reader = SchemaReader(document, assert_format=schema.format == "assert", ignored=ignored)
-        writer = TaggedWriter(reader, style_of(schema), tags)
+        writer = TaggedWriter(reader, read_json_style(schema), tags)
         try:
             with within_limits("json_schema"):
                 return writer.language(ValidAt(document.start))
         except ConstraintError as error:
             if schema.enforce != "unchecked":  # the finished object is not checked
                 raise
-            unenforced.add(error, reader.algebra.work, contradicts=writer.contradicts)
+            unenforced.record_failed_keyword(
+                error, reader.algebra.work, contradicts=writer.contradicts
+            )
 
 
 class _Unenforced:
@@ -146,7 +150,9 @@ class _Unenforced:
         self._enforce = constraint.enforce
         self._work = 0
 
-    def add(self, error: ConstraintError, work: int, *, contradicts: bool) -> None:
+    def record_failed_keyword(
+        self, error: ConstraintError, work: int, *, contradicts: bool
+    ) -> None:
         """Records the keyword at which an attempt failed. Raises the attempt's error if the keyword
         must not be left out.
 

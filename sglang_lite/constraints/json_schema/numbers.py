@@ -68,7 +68,7 @@ class NumberRange:
             return None
         return [value for i in range(first, last + 1) if (value := i * self.step) in self]
 
-    def empty(self) -> bool:
+    def has_no_numbers(self) -> bool:
         if self.low is not None and self.high is not None and self.low >= self.high:
             return self.low not in self or self.high not in self
         if (
@@ -104,23 +104,23 @@ def to_fraction(value: float) -> Fraction:
     return Fraction(value) if isinstance(value, int) else Fraction(Decimal(repr(value)))
 
 
-def singleton(value: Fraction) -> Numbers:
+def single_number_set(value: Fraction) -> Numbers:
     return (NumberRange(value, value),)
 
 
-def intersect(a: Numbers, b: Numbers) -> Numbers:
+def intersect_numbers(a: Numbers, b: Numbers) -> Numbers:
     if a == EVERY:
         return b
     if b == EVERY:
         return a
-    return _nonempty(_both(p, q) for p in a for q in b)
+    return _drop_empty_ranges(_intersect_ranges(p, q) for p in a for q in b)
 
 
-def unite(*sets: Numbers) -> Numbers:
-    return EVERY if EVERY in sets else _nonempty(chain.from_iterable(sets))
+def unite_numbers(*sets: Numbers) -> Numbers:
+    return EVERY if EVERY in sets else _drop_empty_ranges(chain.from_iterable(sets))
 
 
-def negate(numbers: Numbers) -> Numbers:
+def complement_numbers(numbers: Numbers) -> Numbers:
     if len(numbers) > MAX_NEGATED:
         raise ConstraintError(
             f"the negation (by not, oneOf or if) of more than {MAX_NEGATED} numbers or ranges can't be enforced.",
@@ -128,24 +128,30 @@ def negate(numbers: Numbers) -> Numbers:
         )
     result = EVERY
     for piece in numbers:
-        result = intersect(result, _outside(piece))
+        result = intersect_numbers(result, _complement_range(piece))
     return result
 
 
-def _nonempty(pieces: Iterable[NumberRange]) -> Numbers:
-    return tuple(dict.fromkeys(piece for piece in pieces if not piece.empty()))
+def _drop_empty_ranges(pieces: Iterable[NumberRange]) -> Numbers:
+    return tuple(dict.fromkeys(piece for piece in pieces if not piece.has_no_numbers()))
 
 
-def _both(p: NumberRange, q: NumberRange) -> NumberRange:
-    low, low_open = max(_end(p.low, -1, p.low_open), _end(q.low, -1, q.low_open))[1:]
-    high, high_open = min(_end(p.high, 1, p.high_open), _end(q.high, 1, q.high_open))[1:]
-    step = p.step if q.step is None else q.step if p.step is None else _common(p.step, q.step)
+def _intersect_ranges(p: NumberRange, q: NumberRange) -> NumberRange:
+    low, low_open = max(
+        _range_end_key(p.low, -1, p.low_open), _range_end_key(q.low, -1, q.low_open)
+    )[1:]
+    high, high_open = min(
+        _range_end_key(p.high, 1, p.high_open), _range_end_key(q.high, 1, q.high_open)
+    )[1:]
+    step = (
+        p.step if q.step is None else q.step if p.step is None else _common_multiple(p.step, q.step)
+    )
     return NumberRange(
         low, high, low_open, high_open, step, tuple(dict.fromkeys((*p.avoid, *q.avoid)))
     )
 
 
-def _end(
+def _range_end_key(
     at: Fraction | None, side: int, is_open: bool
 ) -> tuple[tuple[int, Fraction, int], Fraction | None, bool]:
     """Returns a sort key for an end of a range, followed by the end itself: the greater low end, or
@@ -154,7 +160,7 @@ def _end(
     return (side if at is None else 0, at or Fraction(0), -side if is_open else 0), at, is_open
 
 
-def _common(a: Fraction, b: Fraction) -> Fraction:
+def _common_multiple(a: Fraction, b: Fraction) -> Fraction:
     """Returns the least common multiple of two fractions."""
     return Fraction(
         math.lcm(a.numerator * b.denominator, b.numerator * a.denominator),
@@ -162,7 +168,7 @@ def _common(a: Fraction, b: Fraction) -> Fraction:
     )
 
 
-def _outside(piece: NumberRange) -> Numbers:
+def _complement_range(piece: NumberRange) -> Numbers:
     found = []
     if piece.low is not None:
         found.append(NumberRange(high=piece.low, high_open=not piece.low_open))
@@ -172,4 +178,4 @@ def _outside(piece: NumberRange) -> Numbers:
     if piece.step is not None:
         found.append(replace(inside, avoid=(piece.step,)))
     found += [replace(inside, step=each) for each in piece.avoid]
-    return _nonempty(found)
+    return _drop_empty_ranges(found)

@@ -50,7 +50,7 @@ and `shortened` names it. Other strings are left out then, as half a name or add
 
 
 @memoize
-def _document(schema: JsonSchema) -> Any:
+def _load_prose_schema(schema: JsonSchema) -> Any:
     return json.loads(schema.schema) if PROSE in schema.schema else None
 
 
@@ -61,21 +61,21 @@ def is_prose(schema: JsonSchema, path: Sequence[str | int]) -> bool:
         schema: schema of the JSON.
         path: names and indices that lead to the string.
     """
-    root = _document(schema)
+    root = _load_prose_schema(schema)
     if root is None:
         return False
-    found = [*_resolve(root, root)]
+    found = [*_walk_combined_schemas(root, root)]
     for step in path:
         found = [
             each
             for schema_above in found
-            for below in _below(schema_above, step)
-            for each in _resolve(root, below)
+            for below in _schema_at_step(schema_above, step)
+            for each in _walk_combined_schemas(root, below)
         ]
     return any(each.get(PROSE) is True for each in found)
 
 
-def _resolve(root: Any, schema: Any) -> Iterator[dict[str, Any]]:
+def _walk_combined_schemas(root: Any, schema: Any) -> Iterator[dict[str, Any]]:
     """Yields a schema, and the schemas that it refers to or combines."""
     queue = [schema]
     for each in queue:
@@ -100,7 +100,7 @@ def _at(root: Any, pointer: str) -> Any:
     return found
 
 
-def _below(schema: dict[str, Any], step: str | int) -> Iterator[Any]:
+def _schema_at_step(schema: dict[str, Any], step: str | int) -> Iterator[Any]:
     """Yields the schema of a member or item."""
     if isinstance(step, str):
         yield schema.get("properties", {}).get(step, schema.get("additionalProperties"))

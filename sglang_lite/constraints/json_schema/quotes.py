@@ -119,7 +119,7 @@ class Quote:
     @cached_property
     def node(self) -> Node:
         """Language of the quotes."""
-        sources = [Substring(text, _cuts(text, self.by)) for text in self.sources]
+        sources = [Substring(text, _mark_piece_borders(text, self.by)) for text in self.sources]
         count = sum(each.cuts.count(1) - 1 for each in sources)
         if self.min_words * count > MAX_COUNTED:
             raise ConstraintError(
@@ -142,7 +142,7 @@ class Quote:
             excluded.append(concat(optional(others), alternation(fewer)))
         return Intersection((alternation(sources), Complement(alternation(excluded))))
 
-    def checked(self, text: str) -> str:
+    def validate_quote(self, text: str) -> str:
         """Checks that a text is a quote and returns it.
 
         Raises:
@@ -168,7 +168,7 @@ class Quote:
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> Any:
         from pydantic_core import core_schema
 
-        return core_schema.no_info_after_validator_function(self.checked, handler(source))
+        return core_schema.no_info_after_validator_function(self.validate_quote, handler(source))
 
     def __get_pydantic_json_schema__(
         self,
@@ -200,7 +200,7 @@ def quote(*documents: str, by: Literal["words", "chars"] = "words", min_words: i
     return Quote(documents, by, min_words)
 
 
-def quote_in(value: Json, at: Callable[[str], Json]) -> Quote:
+def parse_quote(value: Json, at: Callable[[str], Json]) -> Quote:
     """Returns the quote that a value of the keyword describes.
 
     Args:
@@ -219,10 +219,10 @@ def quote_in(value: Json, at: Callable[[str], Json]) -> Quote:
             f"{KEYWORD}: {value!r:.60} is no document and no object with sources, by and min_words."
         )
     sources = tuple(_source(each, at) for each in members["sources"])
-    return _quote(sources, members.get("by", "words"), members.get("min_words", 0))
+    return _cached_quote(sources, members.get("by", "words"), members.get("min_words", 0))
 
 
-def in_words(keyword: Json) -> str:
+def describe_quote(keyword: Json) -> str:
     """Describes a value of the keyword to models, without the documents."""
     least = keyword.get("min_words", 0) if isinstance(keyword, Mapping) else 0
     return f"{f'at least {least} words, ' if least else ''}copied from the text, character by character"
@@ -242,7 +242,7 @@ def without_documents(schema: Json) -> Json:
         if name not in (KEYWORD, SOURCES)
     }
     if KEYWORD in schema:
-        words = in_words(schema[KEYWORD])
+        words = describe_quote(schema[KEYWORD])
         found["description"] = (
             f"{found['description']} ({words})" if found.get("description") else words
         )
@@ -293,16 +293,16 @@ def _source(value: Any, at: Callable[[str], Json]) -> str:
 
 
 @memoize
-def _quote(sources: tuple[str, ...], by: Any, min_words: Any) -> Quote:
+def _cached_quote(sources: tuple[str, ...], by: Any, min_words: Any) -> Quote:
     return Quote(sources, by, min_words)
 
 
-def _cuts(text: str, by: Literal["words", "chars"]) -> bytes:
+def _mark_piece_borders(text: str, by: Literal["words", "chars"]) -> bytes:
     """Returns, for each index of a document and for its end, 1 if a piece begins or ends there,
     else 0.
     """
     if by == "words" and all(map(_is_simple, set(text))):
-        return _simple_cuts(text)
+        return _mark_word_borders(text)
     cuts = bytearray(b"\1") * (len(text) + 1)
     if by == "words":
         for found in _PIECE.finditer(text):
@@ -311,7 +311,7 @@ def _cuts(text: str, by: Literal["words", "chars"]) -> bytes:
     return bytes(cuts)
 
 
-def _simple_cuts(text: str) -> bytes:
+def _mark_word_borders(text: str) -> bytes:
     """Returns the cuts between words if only letters and line ends are joined. It takes a tenth of
     the time, because integers represent all characters together.
     """

@@ -32,7 +32,7 @@ from sglang_lite.constraints.json_schema.values import (
     ArrayShape,
     ObjectShape,
     ValueSet,
-    strings_outside,
+    complement_strings,
 )
 from sglang_lite.protocol import ConstraintError
 
@@ -78,7 +78,7 @@ class SchemaReader:
         self._ignored = ignored
         self.sets = sets
         self._multiplied = math.inf if multiplied is None else multiplied
-        self.algebra = Algebra(self.empty)
+        self.algebra = Algebra(self.is_known_empty)
         self._values: dict[tuple[Formula, bool], ValueSet] = {}
         self._empty: dict[Formula | frozenset[Formula], bool] = {}
         self._open: set[tuple[Formula, bool]] = set()
@@ -97,7 +97,9 @@ class SchemaReader:
             raise _Circle(formula)
         self._open.add(key)
         try:
-            values = self.algebra.few(self._evaluate(formula, track_evaluated), self._multiplied)
+            values = self.algebra.expand_few_choices(
+                self._evaluate(formula, track_evaluated), self._multiplied
+            )
             self._values[key] = values
             return values
         except _Circle as circle:
@@ -113,7 +115,7 @@ class SchemaReader:
         finally:
             self._open.discard(key)
 
-    def empty(self, formula: Formula) -> bool:
+    def is_known_empty(self, formula: Formula) -> bool:
         """Returns True if a formula is known to allow no value, and False if that can't be decided
         without following a circular reference.
         """
@@ -129,10 +131,10 @@ class SchemaReader:
                 return False
         return self._empty[key]
 
-    def below(self, location: SchemaLocation, *steps: str | int) -> Formula:
+    def formula_below(self, location: SchemaLocation, *steps: str | int) -> Formula:
         """Returns the formula of the schema below a location."""
         child = self.document.child(location, *steps)
-        schema = self.document.at(child.pointer)
+        schema = self.document.value_at_pointer(child.pointer)
         return schema if isinstance(schema, bool) else True if schema == {} else ValidAt(child)
 
     def pointer_if_enforced(self, location: SchemaLocation, keyword: str) -> str | None:
@@ -142,25 +144,28 @@ class SchemaReader:
     def _evaluate(self, formula: Formula, track_evaluated: bool) -> ValueSet:
         match formula:
             case Const(text, negated):
-                values = keywords.singleton(json.loads(text))
-                return self.algebra.negate(values) if negated else values
+                values = keywords.single_value_set(json.loads(text))
+                return self.algebra.complement_values(values) if negated else values
             case ValidAt(location, negated):
                 return (
-                    self.algebra.negate(self.values(not_(formula)))
+                    self.algebra.complement_values(self.values(not_(formula)))
                     if negated
-                    else self._schema(location, track_evaluated)
+                    else self._read_values_at(location, track_evaluated)
                 )
             case AllOf(parts):
                 return reduce(
-                    self.algebra.intersect, (self.values(part, track_evaluated) for part in parts)
+                    self.algebra.intersect_value_sets,
+                    (self.values(part, track_evaluated) for part in parts),
                 )
             case AnyOf(parts):
-                return self.algebra.unite(self.values(part, track_evaluated) for part in parts)
+                return self.algebra.unite_value_sets(
+                    self.values(part, track_evaluated) for part in parts
+                )
         return ANY_VALUE if formula else NO_VALUE
 
     # ----------------------------------------------------------------------------------- one schema
 
-    def _schema(self, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
+    def _read_values_at(self, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
         schema = self.document.schema(location)
         if isinstance(schema, bool):
             return ANY_VALUE if schema else NO_VALUE
@@ -196,7 +201,9 @@ class SchemaReader:
                     values = APPLICATORS[keyword](self, values, schema, location, keyword, inner)
                 elif (read := keywords.READERS[keyword]) not in done:
                     done.add(read)
-                    values = self.algebra.intersect(values, read(self, schema, location, inner))
+                    values = self.algebra.intersect_value_sets(
+                        values, read(self, schema, location, inner)
+                    )
         if ignored:
             values = replace(
                 self._mark_evaluated(values, all_=True) if inner else values, inexact=True
@@ -217,19 +224,19 @@ class SchemaReader:
         self, values: ValueSet, schema: dict[str, Any], location: SchemaLocation
     ) -> ValueSet:
         if "unevaluatedProperties" in schema:
-            rest = self.below(location, "unevaluatedProperties")
+            rest = self.formula_below(location, "unevaluatedProperties")
             objects: list[ObjectShape] = []
             for shape in values.objects:
-                others = ((shape.evaluated, True), (strings_outside(shape.evaluated), rest))
+                others = ((shape.evaluated, True), (complement_strings(shape.evaluated), rest))
                 limits = replace(
                     NO_VALUE,
                     objects=(ObjectShape(others=tuple(o for o in others if NOTHING not in o)),),
                 )
                 alone = replace(NO_VALUE, objects=(replace(shape, evaluated=ANY_TEXT),))
-                objects += self.algebra.intersect(alone, limits).objects
+                objects += self.algebra.intersect_value_sets(alone, limits).objects
             values = replace(values, objects=tuple(dict.fromkeys(objects)))
         if "unevaluatedItems" in schema:
-            rest = self.below(location, "unevaluatedItems")
+            rest = self.formula_below(location, "unevaluatedItems")
             arrays: list[ArrayShape] = []
             for array in values.arrays:
                 count, also = array.evaluated
@@ -240,6 +247,6 @@ class SchemaReader:
                     NO_VALUE, arrays=(ArrayShape((True,) * count, any_of(rest, *also)),)
                 )
                 alone = replace(NO_VALUE, arrays=(replace(array, evaluated=(None, ())),))
-                arrays += self.algebra.intersect(alone, limits).arrays
+                arrays += self.algebra.intersect_value_sets(alone, limits).arrays
             values = replace(values, arrays=tuple(dict.fromkeys(arrays)))
         return values

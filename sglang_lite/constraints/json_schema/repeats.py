@@ -42,7 +42,7 @@ class RepeatRules:
     before: str
     limit: int | None
 
-    def most(self, path: Iterable[str | int], index: int, item: bytes) -> int | None:
+    def max_equal_items(self, path: Iterable[str | int], index: int, item: bytes) -> int | None:
         """Returns the maximum number of equal items in a row, or None for any number.
 
         Args:
@@ -50,14 +50,14 @@ class RepeatRules:
             index: index of an item in it.
             item: JSON text of the item.
         """
-        allowed = AllowedValues.of(self.schema)
+        allowed = AllowedValues.for_schema(self.schema)
         for step in path:
-            allowed = allowed.member(step) if isinstance(step, str) else allowed.item(step)
+            allowed = allowed.member(step) if isinstance(step, str) else allowed.allowed_item(step)
         own = allowed.repeats
         if (
             self.limit is None
             or item[:1] in _EXEMPT
-            or (item[:1] == b'"' and allowed.item(index).choices)
+            or (item[:1] == b'"' and allowed.allowed_item(index).choices)
         ):
             return own
         return self.limit if own is None else min(own, self.limit)
@@ -82,14 +82,14 @@ def repeat_rules(constraint: Constraint | None, limit: int | None) -> RepeatRule
         constraint = constraint.whole if constraint.part is None else constraint.part
     if isinstance(constraint, JsonSchema):
         if limit is not None and not may_have_lists(constraint):
-            raise _no_list("its schema has no list")
+            raise _no_list_error("its schema has no list")
         asked = limit is not None or REPEATS in constraint.schema
         return RepeatRules(constraint, before, limit) if asked else None
     if limit is not None:
-        raise _no_list(
+        raise _no_list_error(
             "the text is free" if constraint is None else "its constraint is no JSON schema"
         )
-    if asks_for_limit(constraint):
+    if has_repeats_keyword(constraint):
         raise ConstraintError(
             f"{REPEATS} is enforced where a schema is the whole constraint, and not inside another one.",
             hint="Leave the keyword out, or generate the list by itself.",
@@ -97,12 +97,14 @@ def repeat_rules(constraint: Constraint | None, limit: int | None) -> RepeatRule
     return None
 
 
-def asks_for_limit(constraint: Constraint | None) -> bool:
+def has_repeats_keyword(constraint: Constraint | None) -> bool:
     """Returns True if a schema in a constraint has the keyword `x-repeats`."""
-    return constraint is not None and any(REPEATS in each.schema for each in _schemas(constraint))
+    return constraint is not None and any(
+        REPEATS in each.schema for each in _schemas_inside(constraint)
+    )
 
 
-def _no_list(why: str) -> ParameterError:
+def _no_list_error(why: str) -> ParameterError:
     return ParameterError(
         "repeats",
         f"forbids equal items of a list, and {why}.",
@@ -110,7 +112,7 @@ def _no_list(why: str) -> ParameterError:
     )
 
 
-def _schemas(constraint: Constraint) -> Iterator[JsonSchema]:
+def _schemas_inside(constraint: Constraint) -> Iterator[JsonSchema]:
     """Yields the schemas inside a constraint."""
     inner: Sequence[Constraint] = ()
     match constraint:
@@ -127,4 +129,4 @@ def _schemas(constraint: Constraint) -> Iterator[JsonSchema]:
         case StructuralTag(tags):
             inner = [tag.content for tag in tags]
     for each in inner:
-        yield from _schemas(each)
+        yield from _schemas_inside(each)

@@ -11,13 +11,13 @@ from typing import TypeAlias
 from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.formal.nodes import NOTHING, Node, complement
 from sglang_lite.constraints.json_schema.formulas import Formula, all_of
-from sglang_lite.constraints.json_schema.values import Member, both_strings
+from sglang_lite.constraints.json_schema.values import Member, intersection_of_strings
 
 Requirement: TypeAlias = tuple[Node, Formula]
 Met: TypeAlias = frozenset[int]  # indexes of the requirements that are met
 
 
-def drop_implied(requirements: Sequence[Requirement]) -> tuple[Requirement, ...]:
+def drop_implied_requirements(requirements: Sequence[Requirement]) -> tuple[Requirement, ...]:
     """Drops the requirements that are implied by another requirement."""
     remaining = list(requirements)
     for requirement in requirements:
@@ -29,11 +29,11 @@ def drop_implied(requirements: Sequence[Requirement]) -> tuple[Requirement, ...]
 def _implies(requirement: Requirement, other: Requirement) -> bool:
     return (
         other[1] in (True, requirement[1])
-        and both_strings(requirement[0], complement(other[0])) == NOTHING
+        and intersection_of_strings(requirement[0], complement(other[0])) == NOTHING
     )
 
 
-def meeting(
+def value_formulas(
     member: Member, requirements: Sequence[Requirement], met: Met
 ) -> Iterator[tuple[Formula, Met]]:
     """Yields the formulas that a member's value may have, each with the requirements met after it:

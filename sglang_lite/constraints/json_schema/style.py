@@ -41,7 +41,7 @@ class Style:
     gap_text: str = ""
 
 
-def style_of(constraint: JsonSchema) -> Style:
+def read_json_style(constraint: JsonSchema) -> Style:
     """Returns the style of a constraint.
 
     Raises:
@@ -53,7 +53,7 @@ def style_of(constraint: JsonSchema) -> Style:
         separators = constraint.separators if constraint.whitespace == "json" else (",", ":")
         comma, colon = map(literal, separators)
         return Style(EMPTY, comma, colon, any_order, decimals, separators)
-    gap = _blanks(constraint.whitespace)
+    gap = _parse_whitespace_pattern(constraint.whitespace)
     gap_text = "" if accepts(gap, "") else shortest(gap)
     after = gap_text or (" " if accepts(gap, " ") else "")
     comma, colon = (concat(gap, literal(sign), gap) for sign in ",:")
@@ -68,7 +68,7 @@ def style_of(constraint: JsonSchema) -> Style:
     )
 
 
-def _blanks(pattern: str) -> Node:
+def _parse_whitespace_pattern(pattern: str) -> Node:
     if pattern == "free":
         return parse(_BLANKS)
     try:

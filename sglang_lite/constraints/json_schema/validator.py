@@ -55,8 +55,10 @@ def _validator(constraint: JsonSchema) -> tuple[Any, _ReferencePath]:
         quotes.KEYWORD: _quote,
         "format": _format if constraint.format == "assert" else _no_violations,
     }
-    keywords |= {name: partial(_reference, name) for name in REFERENCES if name in draft.VALIDATORS}
-    keywords["$recursiveRef"] = partial(_reference, "$recursiveRef")
+    keywords |= {
+        name: partial(_check_reference, name) for name in REFERENCES if name in draft.VALIDATORS
+    }
+    keywords["$recursiveRef"] = partial(_check_reference, "$recursiveRef")
     if draft in (Draft201909Validator, Draft202012Validator):
         keywords["dependencies"] = validators.validator_for(_OLDER).VALIDATORS["dependencies"]
         keywords |= {
@@ -71,17 +73,17 @@ def _validator(constraint: JsonSchema) -> tuple[Any, _ReferencePath]:
         location
         # a nested $schema would make jsonschema switch to its own class for that dialect
     ) in document.locations:
-        found = document.at(location.pointer)
+        found = document.value_at_pointer(location.pointer)
         if isinstance(found, dict):
             found.pop("$schema", None)
     extend: Any = validators.extend  # untyped
     kind = extend(draft, keywords)
     return kind(schema, registry=EMPTY_REGISTRY), _ReferencePath(
-        document, _pointers(document.roots), document.start
+        document, _pointers_by_id(document.roots), document.start
     )
 
 
-def _pointers(roots: Mapping[str, Any]) -> dict[int, str]:
+def _pointers_by_id(roots: Mapping[str, Any]) -> dict[int, str]:
     """Returns the JSON Pointers of all dicts in a document, by their `id()`."""
     found: dict[int, str] = {}
     stack = [(root, SchemaLocation(start)) for start, root in roots.items()]
@@ -126,10 +128,10 @@ class _ReferencePath:
     entered: SchemaLocation
     state: _ValidationState = field(default_factory=_ValidationState)
 
-    def follow(self, schema: Any, keyword: str) -> SchemaLocation:
+    def referenced_location(self, schema: Any, keyword: str) -> SchemaLocation:
         """Returns the location that the reference in a schema points to."""
-        return self.document.follow(
-            self.document.below(self.entered, self.pointers[id(schema)]), keyword
+        return self.document.resolve_reference_at(
+            self.document.location_below(self.entered, self.pointers[id(schema)]), keyword
         )
 
     def keywords_of(self, schema: Any) -> Mapping[str, Any]:
@@ -146,13 +148,13 @@ def _follow_reference(validator: Any, schema: Any, keyword: str) -> tuple[Any, A
         raise ConstraintError(
             f"json_schema: more than {MAX_FOLLOWED:,} references are followed for a value."
         )
-    location = path.follow(schema, keyword)
-    return validator.evolve(format_checker=replace(path, entered=location)), path.document.at(
-        location.pointer
-    )
+    location = path.referenced_location(schema, keyword)
+    return validator.evolve(
+        format_checker=replace(path, entered=location)
+    ), path.document.value_at_pointer(location.pointer)
 
 
-def _reference(
+def _check_reference(
     keyword: str, validator: Any, reference: str, value: Any, schema: Any
 ) -> Iterator[Any]:
     """Checks a reference once per value: with definitions that each refer to the next one twice,
@@ -195,7 +197,7 @@ def _violation(message: str) -> Any:
 
 
 @memoize
-def _finder(pattern: str) -> Callable[[str], object]:
+def _compile_finder(pattern: str) -> Callable[[str], object]:
     """Returns a function that searches a text for a pattern. A pattern outside the dialect is left
     to Python's `re`.
 
@@ -212,7 +214,7 @@ def _finder(pattern: str) -> Callable[[str], object]:
 
 
 def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
-    if isinstance(value, str) and not _finder(pattern)(value):
+    if isinstance(value, str) and not _compile_finder(pattern)(value):
         yield _violation(f"{value!r} does not match {pattern!r}")
 
 
@@ -224,7 +226,7 @@ def _format(validator: Any, name: str, value: Any, schema: Any) -> Iterator[Any]
 def _quote(validator: Any, keyword: Any, value: Any, schema: Any) -> Iterator[Any]:
     if isinstance(value, str):
         path: _ReferencePath = validator.format_checker
-        quote = quotes.quote_in(keyword, path.document.at)
+        quote = quotes.parse_quote(keyword, path.document.value_at_pointer)
         if not accepts(quote.node, value):
             yield _violation(f"{value!r:.200} is not {quote}")
 
@@ -246,18 +248,20 @@ def _pattern_properties(
 ) -> Iterator[Any]:
     for pattern, below in patterns.items() if isinstance(value, dict) else ():
         for name, each in value.items():
-            if _finder(pattern)(name):
+            if _compile_finder(pattern)(name):
                 yield from validator.descend(each, below, path=name, schema_path=pattern)
 
 
 def _additional_properties(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]:
-    finders = [_finder(pattern) for pattern in schema.get("patternProperties", ())]
+    finders = [_compile_finder(pattern) for pattern in schema.get("patternProperties", ())]
     for name, each in value.items() if isinstance(value, dict) else ():
         if name not in schema.get("properties", ()) and not any(find(name) for find in finders):
-            yield from _further_member(validator, below, name, each, "additional")
+            yield from _check_further_member(validator, below, name, each, "additional")
 
 
-def _further_member(validator: Any, below: Any, name: str, value: Any, kind: str) -> Iterator[Any]:
+def _check_further_member(
+    validator: Any, below: Any, name: str, value: Any, kind: str
+) -> Iterator[Any]:
     if below is False:
         yield _violation(f"{kind} properties are not allowed: {name!r}")
     else:
@@ -279,20 +283,24 @@ def _items(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]
 
 def _unevaluated_properties(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]:
     if isinstance(value, dict):
-        evaluated = _evaluated_by(validator, value, schema, but="unevaluatedProperties")
+        evaluated = _evaluated_names_or_indexes(
+            validator, value, schema, but="unevaluatedProperties"
+        )
         for name in value.keys() - evaluated:
-            yield from _further_member(validator, below, name, value[name], "unevaluated")
+            yield from _check_further_member(validator, below, name, value[name], "unevaluated")
 
 
 def _unevaluated_items(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]:
     if isinstance(value, list):
-        evaluated = _evaluated_by(validator, value, schema, but="unevaluatedItems")
+        evaluated = _evaluated_names_or_indexes(validator, value, schema, but="unevaluatedItems")
         for i, each in enumerate(value):
             if i not in evaluated:
                 yield from validator.descend(each, below, path=i)
 
 
-def _evaluated_by(validator: Any, value: Any, schema: Any, but: str = "") -> set[str | int]:
+def _evaluated_names_or_indexes(
+    validator: Any, value: Any, schema: Any, but: str = ""
+) -> set[str | int]:
     """Returns the names of members, or indexes of items, that a valid schema evaluates, directly or
     through applied schemas.
 
@@ -307,13 +315,13 @@ def _evaluated_by(validator: Any, value: Any, schema: Any, but: str = "") -> set
         if name != but
     }
     found = (
-        _members(keywords, value)
+        _evaluated_member_names(keywords, value)
         if isinstance(value, dict)
         else _indexes(validator, keywords, value)
     )
     for keyword in keywords.keys() & set(REFERENCES):
         there, target = _follow_reference(validator, schema, keyword)
-        found |= _evaluated_by(there, value, target)
+        found |= _evaluated_names_or_indexes(there, value, target)
     applied = [
         each for keyword in ("allOf", "anyOf", "oneOf") for each in keywords.get(keyword, ())
     ]
@@ -328,7 +336,7 @@ def _evaluated_by(validator: Any, value: Any, schema: Any, but: str = "") -> set
         ]
     for each in applied:
         if isinstance(each, dict) and _is_valid(validator, value, each):
-            found |= _evaluated_by(validator, value, each)
+            found |= _evaluated_names_or_indexes(validator, value, each)
     return found
 
 
@@ -336,10 +344,10 @@ def _is_valid(validator: Any, value: Any, schema: Any) -> bool:
     return next(validator.descend(value, schema), None) is None
 
 
-def _members(keywords: Mapping[str, Any], value: dict[str, Any]) -> set[str | int]:
+def _evaluated_member_names(keywords: Mapping[str, Any], value: dict[str, Any]) -> set[str | int]:
     if "additionalProperties" in keywords or "unevaluatedProperties" in keywords:
         return set(value)
-    finders = [_finder(pattern) for pattern in keywords.get("patternProperties", ())]
+    finders = [_compile_finder(pattern) for pattern in keywords.get("patternProperties", ())]
     return {
         name
         for name in value

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from sglang_lite.constraints.formal.automaton import accepts, emptiness
+from sglang_lite.constraints.formal.automaton import accepts, decide_emptiness
 from sglang_lite.constraints.formal.lengths import limit_length
 from sglang_lite.constraints.formal.nodes import (
     ANY_CHAR,
@@ -81,14 +81,14 @@ class ObjectShape:
     count_pointer: str | None = None
     choices: tuple[tuple[ObjectShape, ...], ...] = ()
 
-    def unlisted(self, name: str) -> Member:
+    def member_for_unlisted(self, name: str) -> Member:
         """Returns the member for a name that is not in `members`, according to `others`."""
         formula = next(
             (f for names, f in self.others if names == ANY_TEXT or accepts(names, name)), False
         )
         return Member(name, formula, False)
 
-    def listed(self) -> ObjectShape:
+    def list_finite_names(self) -> ObjectShape:
         """Returns an equal shape in the form in which it is written: `others` with finitely many
         names become members, and the members of one choice are adjacent.
         """
@@ -110,7 +110,9 @@ class ObjectShape:
             return self
         choice_of = {name: i for i, choice in enumerate(self.choices) for name in _names_of(choice)}
         listed_names.update(member.name for member in members)
-        members += [self.unlisted(name) for name in choice_of if name not in listed_names]
+        members += [
+            self.member_for_unlisted(name) for name in choice_of if name not in listed_names
+        ]
         together: dict[int | str, list[Member]] = {}
         for member in (*self.members, *members):
             together.setdefault(choice_of.get(member.name, member.name), []).append(member)
@@ -120,7 +122,9 @@ class ObjectShape:
 
     def formulas(self, name: str) -> list[Formula]:
         """Returns the formulas of a member's values; several if alternatives differ in it."""
-        own = next((m for m in self.members if m.name == name), None) or self.unlisted(name)
+        own = next((m for m in self.members if m.name == name), None) or self.member_for_unlisted(
+            name
+        )
         for choice in self.choices:
             found = [
                 m.formula for alternative in choice for m in alternative.members if m.name == name
@@ -145,18 +149,18 @@ class ObjectShape:
         possible = (
             None if self.others else sum(member.formula is not False for member in self.members)
         )
-        most = _smaller(self.most, possible)
+        most = _smaller_limit(self.most, possible)
         return most is not None and least > most
 
     @property
-    def free_names(self) -> Node:
+    def unlisted_names_language(self) -> Node:
         """Language of the names that are not in `members`."""
         return complement(alternation(literal(member.name) for member in self.members))
 
-    def free_others(self) -> list[tuple[Node, Formula]]:
+    def others_outside_members(self) -> list[tuple[Node, Formula]]:
         """Returns `others` restricted to names that are not in `members`."""
-        free = self.free_names
-        found = ((both_strings(names, free), formula) for names, formula in self.others)
+        free = self.unlisted_names_language
+        found = ((intersection_of_strings(names, free), formula) for names, formula in self.others)
         return [(names, formula) for names, formula in found if names != NOTHING]
 
 
@@ -201,7 +205,7 @@ class ArrayShape:
     set_pointer: str | None = None
     repeats: int | None = None
 
-    def item(self, index: int) -> Formula:
+    def item_formula(self, index: int) -> Formula:
         return self.prefix[index] if index < len(self.prefix) else self.rest
 
 
@@ -243,22 +247,22 @@ class Algebra:
         self._empty = empty
         self.work = 0
 
-    def both_strings(self, a: Node, b: Node) -> Node:
+    def intersect_strings(self, a: Node, b: Node) -> Node:
         """Returns the strings in both languages, and counts the work.
 
         Raises:
             ConstraintError: the work limit is exceeded.
         """
-        node, work = _both_strings(a, b)
+        node, work = _intersect_strings_and_work(a, b)
         self._spend(work)
         return node
 
     def _spend(self, work: int) -> None:
         self.work += work
         if self.work > MAX_WORK:
-            raise _too_complex()
+            raise _too_many_alternatives_error()
 
-    def intersect(self, a: ValueSet, b: ValueSet) -> ValueSet:
+    def intersect_value_sets(self, a: ValueSet, b: ValueSet) -> ValueSet:
         if b == ANY_VALUE:
             return a
         if a == ANY_VALUE:
@@ -266,9 +270,9 @@ class Algebra:
         return ValueSet(
             a.null and b.null,
             a.booleans & b.booleans,
-            numbers.intersect(a.numbers, b.numbers),
-            self.both_strings(a.strings, b.strings),
-            self._product(a.arrays, b.arrays, self._both_arrays),
+            numbers.intersect_numbers(a.numbers, b.numbers),
+            self.intersect_strings(a.strings, b.strings),
+            self._product(a.arrays, b.arrays, self._intersect_arrays),
             self._product(
                 # otherwise members would change their order
                 _as_choice(a.objects) if len(b.objects) > 1 else a.objects,
@@ -278,44 +282,44 @@ class Algebra:
             a.inexact or b.inexact,
         )
 
-    def unite(self, sets: Iterable[ValueSet]) -> ValueSet:
+    def unite_value_sets(self, sets: Iterable[ValueSet]) -> ValueSet:
         sets = list(sets)
         return ValueSet(
             any(each.null for each in sets),
             frozenset().union(*(each.booleans for each in sets)),
-            numbers.unite(*(each.numbers for each in sets)),
+            numbers.unite_numbers(*(each.numbers for each in sets)),
             alternation(each.strings for each in sets),
             self._distinct(shape for each in sets for shape in each.arrays),
             self._distinct(shape for each in sets for shape in each.objects),
             any(each.inexact for each in sets),
         )
 
-    def negate(self, values: ValueSet) -> ValueSet:
-        return self.without(ANY_VALUE, values)
+    def complement_values(self, values: ValueSet) -> ValueSet:
+        return self.subtract_set(ANY_VALUE, values)
 
-    def without(self, a: ValueSet, b: ValueSet) -> ValueSet:
+    def subtract_set(self, a: ValueSet, b: ValueSet) -> ValueSet:
         """Returns the difference of two sets."""
         if b.inexact:  # b may contain values that it should not
             return replace(a, inexact=True)
         return ValueSet(
             a.null and not b.null,
             a.booleans - b.booleans,
-            numbers.intersect(a.numbers, numbers.negate(b.numbers)),
-            self.both_strings(a.strings, strings_outside(b.strings)),
-            self._remaining(a.arrays, b.arrays, self._both_arrays, _other_arrays),
-            self._remaining(a.objects, b.objects, self._both_objects, _other_objects),
+            numbers.intersect_numbers(a.numbers, numbers.complement_numbers(b.numbers)),
+            self.intersect_strings(a.strings, complement_strings(b.strings)),
+            self._subtract_shapes(a.arrays, b.arrays, self._intersect_arrays, _other_arrays),
+            self._subtract_shapes(a.objects, b.objects, self._both_objects, _other_objects),
             a.inexact,
         )
 
-    def _remaining(
+    def _subtract_shapes(
         self,
         shapes: tuple[_Shape, ...],
         without: tuple[_Shape, ...],
         both: Callable[[_Shape, _Shape], _Shape | None],
         others: Callable[[_Shape], Iterable[_Shape]],
     ) -> tuple[_Shape, ...]:
-        shapes = self._multiplied(shapes)
-        without = self._multiplied(without)
+        shapes = self._expand_choices(shapes)
+        without = self._expand_choices(without)
         for each in without:
             remaining: list[_Shape] = []
             outside: list[_Shape] | None = None
@@ -348,7 +352,8 @@ class Algebra:
             return not shape.requires_too_many() and not any(map(self._empty, required))
         too_many = shape.most is not None and shape.least > shape.most
         return not too_many and not any(
-            self._empty(shape.item(i)) for i in range(min(shape.least, len(shape.prefix) + 1))
+            self._empty(shape.item_formula(i))
+            for i in range(min(shape.least, len(shape.prefix) + 1))
         )
 
     def _product(
@@ -358,7 +363,7 @@ class Algebra:
         both: Callable[[_Shape, _Shape], _Shape | None],
     ) -> tuple[_Shape, ...]:
         if len(a) * len(b) > 10 * MAX_SHAPES:
-            raise _too_complex()
+            raise _too_many_alternatives_error()
         return self._distinct(shape for p in a for q in b if (shape := both(p, q)) is not None)
 
     def _distinct(self, shapes: Iterable[_Shape]) -> tuple[_Shape, ...]:
@@ -370,13 +375,13 @@ class Algebra:
                 + (len(shape.members) if isinstance(shape, ObjectShape) else len(shape.prefix))
             )
             if len(distinct) > MAX_SHAPES:
-                raise _too_complex()
+                raise _too_many_alternatives_error()
         for every in (ArrayShape(), ObjectShape()):
             if every in distinct and all(shape.evaluated == every.evaluated for shape in distinct):
                 return tuple(shape for shape in distinct if shape == every)
         return tuple(distinct)
 
-    def few(self, values: ValueSet, most: float) -> ValueSet:
+    def expand_few_choices(self, values: ValueSet, most: float) -> ValueSet:
         """Returns an equal set in which choices with at most `most` combinations are separate
         shapes.
         """
@@ -386,14 +391,14 @@ class Algebra:
             each
             for shape in values.objects
             for each in (
-                self._multiplied((shape,))
+                self._expand_choices((shape,))
                 if math.prod(map(len, shape.choices)) <= most
                 else (shape,)
             )
         ]
         return replace(values, objects=self._distinct(objects))
 
-    def _multiplied(self, shapes: tuple[_Shape, ...]) -> tuple[_Shape, ...]:
+    def _expand_choices(self, shapes: tuple[_Shape, ...]) -> tuple[_Shape, ...]:
         """Returns equal shapes without choices."""
         if not any(isinstance(shape, ObjectShape) and shape.choices for shape in shapes):
             return shapes
@@ -450,8 +455,8 @@ class Algebra:
         members = []
         ours, theirs = ({member.name: member for member in shape.members} for shape in (a, b))
         for name in ours | theirs:
-            first = ours.get(name) or a.unlisted(name)
-            second = theirs.get(name) or b.unlisted(name)
+            first = ours.get(name) or a.member_for_unlisted(name)
+            second = theirs.get(name) or b.member_for_unlisted(name)
             formula = all_of(first.formula, second.formula)
             required = first.required or second.required
             if required and (
@@ -462,7 +467,7 @@ class Algebra:
         others = []
         for names, f in a.others:
             for more, g in b.others:
-                common = self.both_strings(names, more)
+                common = self.intersect_strings(names, more)
                 formula = all_of(f, g)
                 if common != NOTHING and formula is not False:
                     others.append((common, formula))
@@ -470,7 +475,7 @@ class Algebra:
             tuple(members),
             tuple(others),
             max(a.least, b.least),
-            _smaller(a.most, b.most),
+            _smaller_limit(a.most, b.most),
             tuple(dict.fromkeys((*a.requirements, *b.requirements))),
             alternation([a.evaluated, b.evaluated]),
             (a if a.least >= b.least else b).count_pointer,
@@ -494,23 +499,27 @@ class Algebra:
             for m in shape.members
         ):
             return True
-        free = self.both_strings(names, shape.free_names)
+        free = self.intersect_strings(names, shape.unlisted_names_language)
         return any(
-            self.both_strings(free, more) != NOTHING and not self._empty(all_of(other, formula))
+            self.intersect_strings(free, more) != NOTHING
+            and not self._empty(all_of(other, formula))
             for more, other in shape.others
         )
 
-    def _both_arrays(self, a: ArrayShape, b: ArrayShape) -> ArrayShape | None:
+    def _intersect_arrays(self, a: ArrayShape, b: ArrayShape) -> ArrayShape | None:
         if a == ArrayShape():
             return b
         if b == ArrayShape():
             return a
-        prefix = [all_of(a.item(i), b.item(i)) for i in range(max(len(a.prefix), len(b.prefix)))]
+        prefix = [
+            all_of(a.item_formula(i), b.item_formula(i))
+            for i in range(max(len(a.prefix), len(b.prefix)))
+        ]
         rest = all_of(a.rest, b.rest)
-        most = _smaller(a.most, b.most)
+        most = _smaller_limit(a.most, b.most)
         for i, formula in enumerate((*prefix, rest)):
             if formula is False:
-                most = _smaller(most, i)
+                most = _smaller_limit(most, i)
         least = max(a.least, b.least)
         if most is not None and least > most:
             return None
@@ -533,7 +542,7 @@ class Algebra:
             a.unique_pointer or b.unique_pointer,
             evaluated,
             a.set_pointer or b.set_pointer,
-            _smaller(a.repeats, b.repeats),
+            _smaller_limit(a.repeats, b.repeats),
         )
 
 
@@ -558,22 +567,22 @@ def _as_choice(shapes: tuple[ObjectShape, ...]) -> tuple[ObjectShape, ...]:
     return shapes
 
 
-def _too_complex() -> ConstraintError:
+def _too_many_alternatives_error() -> ConstraintError:
     return ConstraintError(
         "json_schema: too complex: its alternatives multiply.",
         hint="Use fewer or simpler allOf, anyOf, oneOf, not, if and dependencies in one place.",
     )
 
 
-def both_strings(a: Node, b: Node) -> Node:
+def intersection_of_strings(a: Node, b: Node) -> Node:
     """Returns the strings in both languages, or NOTHING if the intersection is empty."""
-    return _both_strings(a, b)[0]
+    return _intersect_strings_and_work(a, b)[0]
 
 
-def _both_strings(a: Node, b: Node) -> tuple[Node, int]:
+def _intersect_strings_and_work(a: Node, b: Node) -> tuple[Node, int]:
     """Returns the strings in both languages, and the work spent."""
     if ANY_TEXT in (a, b):
-        return _unless_empty(a if b == ANY_TEXT else b)
+        return _node_unless_empty(a if b == ANY_TEXT else b)
     for finite, other in ((a, b), (b, a)):
         texts = literal_texts(finite)
         if texts is not None:
@@ -586,45 +595,45 @@ def _both_strings(a: Node, b: Node) -> tuple[Node, int]:
         if isinstance(limits, Repeat) and limits.node == ANY_CHAR:
             shorter = limit_length(other, limits.least, limits.most)
             if shorter is not None:
-                return _unless_empty(shorter)
-    return _unless_empty(intersection(a, b))
+                return _node_unless_empty(shorter)
+    return _node_unless_empty(intersection(a, b))
 
 
-def _unless_empty(node: Node) -> tuple[Node, int]:
+def _node_unless_empty(node: Node) -> tuple[Node, int]:
     """Returns a node, or NOTHING if its language is empty, and the work spent on the decision."""
     if not isinstance(node, Intersection | Complement):
         return node, 1
     # other strings remain
     if isinstance(node, Complement) and (texts := literal_texts(node.node)) is not None:
         return node, len(texts)
-    empty, work = emptiness(node)
+    empty, work = decide_emptiness(node)
     return NOTHING if empty else node, _STATE * work
 
 
-def strings_outside(language: Node) -> Node:
+def complement_strings(language: Node) -> Node:
     """Returns the strings that are not in a language, or NOTHING if it contains all strings."""
-    return _unless_empty(complement(language))[0]
+    return _node_unless_empty(complement(language))[0]
 
 
-def _smaller(a: int | None, b: int | None) -> int | None:
+def _smaller_limit(a: int | None, b: int | None) -> int | None:
     return b if a is None else a if b is None else min(a, b)
 
 
 def _other_objects(shape: ObjectShape) -> Iterable[ObjectShape]:
     """Yields shapes that together contain the objects outside a shape."""
-    free = shape.free_names
+    free = shape.unlisted_names_language
     for name, formula, required in shape.members:
         if required:
             yield ObjectShape((Member(name, False, False),))
         if formula is not True:
             yield ObjectShape((Member(name, not_(formula), True),))
     allowed = alternation(names for names, _ in shape.others)
-    forbidden = both_strings(free, complement(allowed))
+    forbidden = intersection_of_strings(free, complement(allowed))
     if forbidden != NOTHING:
         yield ObjectShape(requirements=((forbidden, True),))
     for names, formula in shape.others:
         if formula is not True:
-            names = both_strings(names, free)
+            names = intersection_of_strings(names, free)
             if names != NOTHING:
                 yield ObjectShape(requirements=((names, not_(formula)),))
     if shape.least:
@@ -632,7 +641,7 @@ def _other_objects(shape: ObjectShape) -> Iterable[ObjectShape]:
     if shape.most is not None:
         yield ObjectShape(least=shape.most + 1, count_pointer=shape.count_pointer)
     for names, formula in shape.requirements:
-        others = ((names, not_(formula)), (strings_outside(names), True))
+        others = ((names, not_(formula)), (complement_strings(names), True))
         yield ObjectShape(
             others=tuple(each for each in others if each[0] != NOTHING and each[1] is not False)
         )

@@ -121,7 +121,7 @@ def check(schema: object) -> None:
                 for target in _reference_targets(document, references.pop())
                 if target not in seen
             ]
-            levels.append(zip(targets, map(document.at, targets)))
+            levels.append(zip(targets, map(document.value_at_pointer, targets)))
             continue
         found = next(levels[-1], None)
         if found is None:
@@ -150,7 +150,7 @@ def check(schema: object) -> None:
                     pointer=where,
                 )
         if not each.keys().isdisjoint(HOLDERS):
-            levels.append(_below(each, pointer))
+            levels.append(_direct_subschemas(each, pointer))
         if not each.keys().isdisjoint(REFERENCES):
             references.append(pointer)
 
@@ -181,7 +181,7 @@ def _refuse_request_field(schema: object) -> None:
             )
 
 
-def _below(schema: dict[str, Json], pointer: str) -> Iterator[tuple[str, Json]]:
+def _direct_subschemas(schema: dict[str, Json], pointer: str) -> Iterator[tuple[str, Json]]:
     """Yields the direct subschemas of a schema, each as (JSON Pointer, subschema)."""
     for steps, each in subschemas(schema):
         yield pointer + steps, each
@@ -194,17 +194,17 @@ def _reference_targets(document: Document, pointer: str) -> Iterator[str]:
     location = SchemaLocation(pointer)
     for keyword in document.schema(location).keys() & REFERENCES:
         with contextlib.suppress(ConstraintError):
-            target = document.follow(location, keyword).pointer
+            target = document.resolve_reference_at(location, keyword).pointer
             if target[:1] in ("", "/"):
                 yield target
 
 
-def _number(value: Any) -> bool:
+def _is_finite_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
 
 
-def _count(value: Any) -> bool:
-    return _number(value) and value >= 0 and int(value) == value
+def _is_nonnegative_integer(value: Any) -> bool:
+    return _is_finite_number(value) and value >= 0 and int(value) == value
 
 
 def _names(value: Any) -> bool:
@@ -226,15 +226,15 @@ _VALUE_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda v: isinstance(v, dict) and all(map(_names, (e for e in v.values() if isinstance(e, list)))),
         "an object whose values are schemas or lists of names",
     ),
-    **dict.fromkeys(("minimum", "maximum"), (_number, "a number")),
+    **dict.fromkeys(("minimum", "maximum"), (_is_finite_number, "a number")),
     **dict.fromkeys(
-        ("exclusiveMinimum", "exclusiveMaximum"), (lambda v: _number(v) or isinstance(v, bool), "a number")
+        ("exclusiveMinimum", "exclusiveMaximum"), (lambda v: _is_finite_number(v) or isinstance(v, bool), "a number")
     ),
-    "multipleOf": (lambda v: _number(v) and v > 0, "a number above 0"),
+    "multipleOf": (lambda v: _is_finite_number(v) and v > 0, "a number above 0"),
     **dict.fromkeys((
         "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains",
         "maxContains",
-    ), (_count, "a whole number of at least 0")),
+    ), (_is_nonnegative_integer, "a whole number of at least 0")),
     **dict.fromkeys(
         ("pattern", "format", "$ref", "$dynamicRef", "$recursiveRef", "$schema", "$id", "$anchor", "$dynamicAnchor"),
         (lambda v: isinstance(v, str), "a string"),
@@ -246,6 +246,6 @@ _VALUE_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "enum": (lambda v: isinstance(v, list), "a list"),
     "uniqueItems": (lambda v: isinstance(v, bool), "true or false"),
-    "x-repeats": (lambda v: _count(v) and v >= 3, "a whole number of at least 3"),
+    "x-repeats": (lambda v: _is_nonnegative_integer(v) and v >= 3, "a whole number of at least 3"),
     "type": (_type, f"one of {', '.join(sorted(_TYPES))}, or a list of these"),
 }  # fmt: skip

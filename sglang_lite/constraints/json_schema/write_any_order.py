@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from sglang_lite.constraints.formal.automaton import accepts
-from sglang_lite.constraints.formal.counting import counted
+from sglang_lite.constraints.formal.counting import count_texts
 from sglang_lite.constraints.formal.nodes import (
     NOTHING,
     Complement,
@@ -31,8 +31,13 @@ from sglang_lite.constraints.json_schema.mask_rules import (
     DistinctNames,
     name_rule_of,
 )
-from sglang_lite.constraints.json_schema.requirements import Met, drop_implied, meeting, subsets
-from sglang_lite.constraints.json_schema.values import ObjectShape, both_strings
+from sglang_lite.constraints.json_schema.requirements import (
+    Met,
+    drop_implied_requirements,
+    subsets,
+    value_formulas,
+)
+from sglang_lite.constraints.json_schema.values import ObjectShape, intersection_of_strings
 from sglang_lite.protocol import ConstraintError
 
 MAX_ANY_ORDER = 400  # maximum number of named members in any order
@@ -45,7 +50,7 @@ _Other = tuple[Node, Formula]
 _Written = frozenset[int]
 
 
-def leave_to_masks(
+def leave_names_to_masks(
     writer: ContainerWriter,
     shape: ObjectShape,
     others: Sequence[_Other],
@@ -59,53 +64,53 @@ def leave_to_masks(
     rule = UNIQUE_NAMES_ONLY
     if in_any_order:
         rule = name_rule_of(shape)
-    elif any(map(_may_run_out, others)):
-        rule = _names_only(shape)
+    elif any(map(_may_exhaust_names, others)):
+        rule = _rule_for_names_only(shape)
     writer.masked_shapes.names[shape] = rule, None if in_any_order else shape.count_pointer
 
 
-def leave_scarce_to_masks(
+def leave_finite_names_to_masks(
     writer: ContainerWriter, shape: ObjectShape, others: Sequence[_Other]
 ) -> None:
     """Makes the masks prevent the beginning of a name that only used names begin with, such as a
     second `"0"` in a dictionary with integer keys. Names that never run out and languages that are
     too complex are not left to the masks.
     """
-    if writer.masked_shapes is None or not any(map(_may_run_out, others)):
+    if writer.masked_shapes is None or not any(map(_may_exhaust_names, others)):
         return
-    rule = _names_only(shape)
+    rule = _rule_for_names_only(shape)
     with suppress(ConstraintError):
-        counted(rule.names)
+        count_texts(rule.names)
         writer.masked_shapes.scarce_names[shape] = rule
 
 
-def _names_only(shape: ObjectShape) -> DistinctNames:
+def _rule_for_names_only(shape: ObjectShape) -> DistinctNames:
     return replace(name_rule_of(shape), required=frozenset(), least=0)
 
 
-def _may_run_out(other: _Other) -> bool:
+def _may_exhaust_names(other: _Other) -> bool:
     """Returns True if some prefix of a name begins only finitely many names."""
     names, _ = other
     # the usual case of open objects
     if isinstance(names, Complement) and literal_texts(names.node) is not None:
         return False
     try:
-        return not counted(names).endless
+        return not count_texts(names).endless
     except ConstraintError:  # too complex
         return False
 
 
 def has_unlisted_names(others: Sequence[_Other], least: int) -> bool:
     """Returns True if the languages in `others` together contain at least `least` names."""
-    counts = [_count(names) for names, _ in others]
+    counts = [_count_names(names) for names, _ in others]
     return None in counts or sum(count or 0 for count in counts) >= least
 
 
-def _count(names: Node) -> int | None:
+def _count_names(names: Node) -> int | None:
     # the usual case of open objects
     if isinstance(names, Complement) and literal_texts(names.node) is not None:
         return None
-    return counted(names).count
+    return count_texts(names).count
 
 
 class AnyOrder:
@@ -122,13 +127,13 @@ class AnyOrder:
         self._number = writer.number(shape)
         self._members = [member for member in shape.members if member.formula is not False]
         self._required = frozenset(i for i, member in enumerate(self._members) if member.required)
-        self._others = shape.free_others()
-        self._requirements = drop_implied(shape.requirements)
+        self._others = shape.others_outside_members()
+        self._requirements = drop_implied_requirements(shape.requirements)
         self._most = shape.most if self._others or (shape.most or 0) < len(self._members) else None
         self._least = shape.least  # minimum that the grammar itself counts
         self._remembered: _Written = frozenset()
 
-    def text(self, *, alone: bool) -> Node:
+    def build_object_texts(self, *, alone: bool) -> Node:
         """Returns the texts of the objects.
 
         Args:
@@ -141,9 +146,11 @@ class AnyOrder:
         shape = self._shape
         count = len(self._members)
         if count > MAX_ANY_ORDER:
-            raise _refusal(f"{count} members; at most {MAX_ANY_ORDER} can be in any order")
+            raise _order_refusal_error(
+                f"{count} members; at most {MAX_ANY_ORDER} can be in any order"
+            )
         if len(self._requirements) > MAX_REQUIREMENTS:
-            raise _refusal(
+            raise _order_refusal_error(
                 f"{len(self._requirements)} members whose names match patterns are required (by negations); at most "
                 f"{MAX_REQUIREMENTS} can be in any order"
             )
@@ -155,12 +162,12 @@ class AnyOrder:
             self._remembered = self._required
             self._check_requirements()
             if self._requirements and self._writer.masked_shapes is not None:
-                leave_to_masks(self._writer, shape, self._others)
+                leave_names_to_masks(self._writer, shape, self._others)
             else:
-                leave_scarce_to_masks(self._writer, shape, self._others)
+                leave_finite_names_to_masks(self._writer, shape, self._others)
         else:
             return self._text_checked_by_masks()
-        return self._position(frozenset(), frozenset(), empty=True)
+        return self._position_rule(frozenset(), frozenset(), empty=True)
 
     def _check_requirements(self) -> None:
         """Raises ConstraintError for requirements that the remaining names might not meet, or that
@@ -169,36 +176,48 @@ class AnyOrder:
         if not self._requirements:
             return
         if self._writer.masked_shapes is None:
-            raise _refusal(
+            raise _order_refusal_error(
                 "inside another constraint, required members whose names match patterns can't be in any order"
             )
         for i in range(len(self._requirements)):
-            if not has_unlisted_names(self._meeting_others(frozenset({i})), UNLIMITED_NAMES):
-                raise _refusal(
+            if not has_unlisted_names(
+                self._unlisted_names_meeting(frozenset({i})), UNLIMITED_NAMES
+            ):
+                raise _order_refusal_error(
                     "a required member whose pattern has few names can't be in any order"
                 )
 
     def _text_checked_by_masks(self) -> Node:
         """Returns texts in which the grammar lets members repeat; masks check the names."""
         if self._most is not None and (self._required or self._requirements):
-            raise _refusal("maxProperties can't be enforced for required members in any order")
+            raise _order_refusal_error(
+                "maxProperties can't be enforced for required members in any order"
+            )
         if self._writer.masked_shapes is None:
-            raise _refusal(
+            raise _order_refusal_error(
                 f"inside another constraint, at most {MAX_REMEMBERED} members can be in any order"
             )
         self._check_requirements()
-        leave_to_masks(self._writer, self._shape, self._others, in_any_order=True)
+        leave_names_to_masks(self._writer, self._shape, self._others, in_any_order=True)
         self._least = min(1, self._least)
         if self._requirements:
-            return self._position(frozenset(), frozenset(), empty=True)
-        more = repeat(self._any_of(first=False), 0, None if self._most is None else self._most - 1)
-        some = concat(self._any_of(first=True), more, self._writer.end(empty=False))
-        none = NOTHING if self._required or self._shape.least else self._writer.end(empty=True)
+            return self._position_rule(frozenset(), frozenset(), empty=True)
+        more = repeat(
+            self._write_any_member(first=False), 0, None if self._most is None else self._most - 1
+        )
+        some = concat(
+            self._write_any_member(first=True), more, self._writer.text_after_members(empty=False)
+        )
+        none = (
+            NOTHING
+            if self._required or self._shape.least
+            else self._writer.text_after_members(empty=True)
+        )
         return alternation([none, NOTHING if self._most == 0 else some])
 
     # -------------------------------------------------------------------------------------- members
 
-    def _any_of(self, met: Met = frozenset(), *, first: bool) -> Node:
+    def _write_any_member(self, met: Met = frozenset(), *, first: bool) -> Node:
         """Returns the texts of one member whose presence is not remembered, named or not.
 
         Args:
@@ -208,12 +227,13 @@ class AnyOrder:
         def body() -> Node:
             free = (i for i in range(len(self._members)) if i not in self._remembered)
             named = [
-                self._member(i, met, first=first)
+                self._write_listed_member(i, met, first=first)
                 for i in free
                 if self._may_meet(self._members[i].name, met)
             ]
             others = (
-                self._writer.member(names, f, first=first) for names, f in self._meeting_others(met)
+                self._writer.member(names, f, first=first)
+                for names, f in self._unlisted_names_meeting(met)
             )
             return alternation([*named, *others])
 
@@ -222,27 +242,27 @@ class AnyOrder:
     def _may_meet(self, name: str, requirements: Met) -> bool:
         return all(accepts(self._requirements[i][0], name) for i in requirements)
 
-    def _meeting_others(self, requirements: Met) -> list[_Other]:
+    def _unlisted_names_meeting(self, requirements: Met) -> list[_Other]:
         """Returns the unlisted names that meet all of the given requirements: each language with
         the formula of its values.
         """
         found = []
         for names, formula in self._others:
             for i in requirements:
-                names = both_strings(names, self._requirements[i][0])
+                names = intersection_of_strings(names, self._requirements[i][0])
                 formula = all_of(formula, self._requirements[i][1])
-            if names != NOTHING and not self._writer.reader.empty(formula):
+            if names != NOTHING and not self._writer.reader.is_known_empty(formula):
                 found.append((names, formula))
         return found
 
-    def _member(self, index: int, met: Met = frozenset(), *, first: bool) -> Node:
+    def _write_listed_member(self, index: int, met: Met = frozenset(), *, first: bool) -> Node:
         member = self._members[index]
         formula = all_of(member.formula, *(self._requirements[i][1] for i in sorted(met)))
         return self._writer.member(literal(member.name), formula, first=first)
 
     # ------------------------------------------------------------------------------------ positions
 
-    def _position(self, written: _Written, met: Met, *, empty: bool) -> Ref:
+    def _position_rule(self, written: _Written, met: Met, *, empty: bool) -> Ref:
         """Returns a reference to the rule for the position after some members.
 
         Args:
@@ -252,10 +272,10 @@ class AnyOrder:
         """
         return self._writer.rule(
             (self._number, "position", written, met, empty),
-            lambda: self._at_position(written, met, empty=empty),
+            lambda: self._write_position_body(written, met, empty=empty),
         )
 
-    def _at_position(self, written: _Written, met: Met, *, empty: bool) -> Node:
+    def _write_position_body(self, written: _Written, met: Met, *, empty: bool) -> Node:
         options: list[Node] = []
         required = self._required & self._remembered
         if (
@@ -263,28 +283,28 @@ class AnyOrder:
             and len(met) == len(self._requirements)
             and max(len(written), int(not empty)) >= self._least
         ):
-            options.append(self._writer.end(empty=empty))
+            options.append(self._writer.text_after_members(empty=empty))
         for i in sorted(self._remembered - written):
             now = written | {i}
             if self._most is None or len(now) + len(required - now) <= self._most:
-                for formula, now_met in meeting(self._members[i], self._requirements, met):
+                for formula, now_met in value_formulas(self._members[i], self._requirements, met):
                     member = self._writer.member(
                         literal(self._members[i].name), formula, first=empty
                     )
-                    options.append(concat(member, self._position(now, now_met, empty=False)))
+                    options.append(concat(member, self._position_rule(now, now_met, empty=False)))
         if self._others or len(self._remembered) < len(self._members):
             unmet = [i for i in range(len(self._requirements)) if i not in met]
             options += (
                 concat(
-                    self._any_of(more, first=empty),
-                    self._position(written, met | more, empty=False),
+                    self._write_any_member(more, first=empty),
+                    self._position_rule(written, met | more, empty=False),
                 )
                 for more in subsets(unmet)
             )
         return alternation(options)
 
 
-def _refusal(problem: str) -> ConstraintError:
+def _order_refusal_error(problem: str) -> ConstraintError:
     return ConstraintError(
         f"json_schema: {problem}.",
         hint="Use order='schema', and list the members in the wanted order.",

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import combinations, product
 from math import comb
 
-from sglang_lite.constraints.formal.counting import counted
+from sglang_lite.constraints.formal.counting import count_texts
 from sglang_lite.constraints.formal.nodes import (
     ANY_TEXT,
     EMPTY,
@@ -71,7 +71,7 @@ def _any_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
         return _ArrayWriter(writer, shape, unique=False).position(
             0, (0,) * len(shape.contains), frozenset()
         )
-    return concat(_items(writer, shape), writer.closing)
+    return concat(_write_item_sequence(writer, shape), writer.closing)
 
 
 def _unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
@@ -83,10 +83,10 @@ def _unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
     """
     if _always_differ(writer, shape):
         return _any_items(writer, shape)
-    positions = [shape.item(i) for i in range(len(shape.prefix))] + (
+    positions = [shape.item_formula(i) for i in range(len(shape.prefix))] + (
         [] if shape.rest is False else [shape.rest]
     )
-    if not positions or _few_values(writer, shape) is not None:
+    if not positions or _list_unique_values(writer, shape) is not None:
         return _ArrayWriter(writer, shape, unique=True).position(
             0, (0,) * len(shape.contains), frozenset()
         )
@@ -103,16 +103,16 @@ def _unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
                 hint="Lower minItems, or the minimum length of the set.",
             )
         texts = tuple(_item_texts(writer, formula) for formula in positions)
-        if not _enough(writer, shape, positions, texts):
+        if not _has_enough_values(writer, shape, positions, texts):
             return NOTHING
         for node in texts:
             if node != NOTHING:
-                counted(node)  # raises if the language is too large for the masks to count
+                count_texts(node)  # raises if the language is too large for the masks to count
     writer.masked_shapes.items[shape] = DistinctItems(texts)
-    return concat(_items(writer, shape, writer.unique_item), writer.closing)
+    return concat(_write_item_sequence(writer, shape, writer.unique_item), writer.closing)
 
 
-def _enough(
+def _has_enough_values(
     writer: ContainerWriter, shape: ArrayShape, positions: list[Formula], texts: tuple[Node, ...]
 ) -> bool:
     """Returns True if the items have enough different values for the required number of items.
@@ -122,8 +122,8 @@ def _enough(
     """
     for i in range(min(shape.least, len(positions))):
         last = shape.least - 1 if i == len(positions) - 1 and shape.rest is not False else i
-        count = counted(texts[i]).count if texts[i] != NOTHING else 0
-        if count is None or count > last or _is_anything(writer.reader.values(positions[i])):
+        count = count_texts(texts[i]).count if texts[i] != NOTHING else 0
+        if count is None or count > last or _allows_any_value(writer.reader.values(positions[i])):
             continue
         if shape.prefix:
             raise ConstraintError(
@@ -134,7 +134,7 @@ def _enough(
     return True
 
 
-def _is_anything(values: ValueSet) -> bool:
+def _allows_any_value(values: ValueSet) -> bool:
     return replace(values, inexact=False) == ANY_VALUE
 
 
@@ -142,7 +142,7 @@ def _can_always_continue(writer: ContainerWriter, values: ValueSet) -> bool:
     """Returns True if each array and object of a set that is about to end may also have another
     item or member, so that the masks can always avoid an equal one.
     """
-    empty = writer.reader.empty
+    empty = writer.reader.is_known_empty
     return all(
         shape.most is None
         and not shape.contains
@@ -151,24 +151,27 @@ def _can_always_continue(writer: ContainerWriter, values: ValueSet) -> bool:
         for shape in values.arrays
     ) and all(
         shape.most is None
-        and any(_endless(names) and not empty(each) for names, each in shape.free_others())
+        and any(
+            _has_endless_texts(names) and not empty(each)
+            for names, each in shape.others_outside_members()
+        )
         for shape in values.objects
     )
 
 
-def _endless(names: Node) -> bool:
-    return names == ANY_TEXT or counted(names).count is None
+def _has_endless_texts(names: Node) -> bool:
+    return names == ANY_TEXT or count_texts(names).count is None
 
 
 def _item_texts(writer: ContainerWriter, formula: Formula) -> Node:
     """Returns the texts of items with one spelling for each value. Arrays or objects that can
-    always continue with a difference stand for any texts that begin like them.
+    always continue differently are widened to any texts that begin with their opening bracket.
 
     Raises:
         ConstraintError: the items include objects or arrays whose texts can't be listed.
     """
     values = writer.reader.values(formula)
-    if _is_anything(values):
+    if _allows_any_value(values):
         return _scalars(values)  # these never run out
     if _can_always_continue(writer, values):
         openings = [*(["["] if values.arrays else []), *(["{"] if values.objects else [])]
@@ -214,14 +217,14 @@ def _errors_at_unique(shape: ArrayShape) -> Iterator[None]:
         ) from error
 
 
-def _items(
+def _write_item_sequence(
     writer: ContainerWriter, shape: ArrayShape, item_text: Callable[[Formula], Node] | None = None
 ) -> Node:
     least = shape.least
     most = shape.most
     first = shape.prefix
     comma = writer.comma
-    item_text = item_text or writer.item
+    item_text = item_text or writer.item_texts
 
     def more(count: int) -> Node:
         """Returns the items after the prefix if `count` of all items have been written."""
@@ -255,7 +258,7 @@ def _always_differ(writer: ContainerWriter, shape: ArrayShape) -> bool:
     if most > MAX_COMPARED:
         return False
     return all(
-        writer.reader.empty(all_of(shape.item(i), shape.item(j)))
+        writer.reader.is_known_empty(all_of(shape.item_formula(i), shape.item_formula(j)))
         for i, j in combinations(range(most), 2)
     )
 
@@ -284,7 +287,7 @@ def _scalar_values(values: ValueSet) -> list[Formula] | None:
     ]
 
 
-def _few_values(writer: ContainerWriter, shape: ArrayShape) -> list[Formula] | None:
+def _list_unique_values(writer: ContainerWriter, shape: ArrayShape) -> list[Formula] | None:
     """Returns the possible values of unique items, each as a formula, or None if there are too many
     for a grammar to remember which were used.
     """
@@ -311,7 +314,7 @@ class _ArrayWriter:
         self._writer = writer
         self._shape = shape
         self._number = writer.number(shape)
-        self._values = _few_values(writer, shape) if unique else None
+        self._values = _list_unique_values(writer, shape) if unique else None
         # From this index all items have the same rules, so later positions need not be
         # distinguished.
         self._alike = max(
@@ -320,9 +323,11 @@ class _ArrayWriter:
 
     def position(self, index: int, counts: tuple[int, ...], used: frozenset[Formula]) -> Ref:
         key = self._number, index, counts, used
-        return self._writer.rule(key, lambda: self._body(index, counts, used))
+        return self._writer.rule(key, lambda: self._write_array_rest(index, counts, used))
 
-    def _body(self, index: int, counts: tuple[int, ...], used: frozenset[Formula]) -> Node:
+    def _write_array_rest(
+        self, index: int, counts: tuple[int, ...], used: frozenset[Formula]
+    ) -> Node:
         shape = self._shape
         options: list[Node] = []
         if index >= shape.least and all(
@@ -331,18 +336,20 @@ class _ArrayWriter:
             options.append(self._writer.closing)
         if shape.most is None or index < shape.most:
             after = index + 1 if shape.most is not None else min(index + 1, max(1, self._alike))
-            for formula, now in self._counting(index, counts):
+            for formula, now in self._next_item_formulas(index, counts):
                 for value in [None] if self._values is None else self._values:
                     if value is not None and value in used:
                         continue
-                    item = self._writer.item(formula if value is None else all_of(formula, value))
+                    item = self._writer.item_texts(
+                        formula if value is None else all_of(formula, value)
+                    )
                     following = self.position(after, now, used if value is None else used | {value})
                     options.append(
                         concat(*([self._writer.comma] if index else []), item, following)
                     )
         return alternation(options)
 
-    def _counting(
+    def _next_item_formulas(
         self, index: int, counts: tuple[int, ...]
     ) -> Iterator[tuple[Formula, tuple[int, ...]]]:
         """Yields the formulas of the next item, for each choice of `contains` that it counts for,
@@ -358,6 +365,6 @@ class _ArrayWriter:
                 choices.append([(formula, count + 1)] * (count < most) + [(not_(formula), count)])
         for choice in product(*choices):
             yield (
-                all_of(self._shape.item(index), *(formula for formula, _ in choice)),
+                all_of(self._shape.item_formula(index), *(formula for formula, _ in choice)),
                 tuple(now for _, now in choice),
             )

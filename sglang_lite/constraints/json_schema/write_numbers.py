@@ -62,12 +62,14 @@ def texts(numbers: Numbers, *, decimals: bool = False) -> Node:
     if numbers == EVERY:
         return ANY_NUMBER
     return alternation(
-        concat(_piece(each), optional(_ZEROS)) if decimals and _is_whole(each) else _piece(each)
+        concat(_write_number_piece(each), optional(_ZEROS))
+        if decimals and _has_only_integers(each)
+        else _write_number_piece(each)
         for each in numbers
     )
 
 
-def _is_whole(piece: NumberRange) -> bool:
+def _has_only_integers(piece: NumberRange) -> bool:
     return piece.integral or (
         piece.low is not None and piece.low == piece.high and piece.low.denominator == 1
     )
@@ -81,7 +83,7 @@ def plain_texts(numbers: Numbers) -> Node:
         return _PLAIN
     return alternation(
         node if literal_texts(node) is not None else intersection(node, _PLAIN)
-        for node in map(_piece, numbers)
+        for node in map(_write_number_piece, numbers)
     )
 
 
@@ -95,12 +97,12 @@ def decimal_text(value: Fraction) -> str:
     return ("-" if value < 0 else "") + (f"{text[:-digits]}.{text[-digits:]}" if digits else text)
 
 
-def _piece(piece: NumberRange) -> Node:
+def _write_number_piece(piece: NumberRange) -> Node:
     all_whole = piece.step == 1 and not piece.avoid  # listed only if the range has a single number
     members = piece.members(1 if all_whole else MAX_COUNTED) or ()
     if len(members) == 1 or (len(members) in range(1, MAX_LISTED) and piece.step != 1):
         return alternation(literal(decimal_text(value)) for value in members)
-    node = _range(piece)
+    node = _write_number_range(piece)
     ends = [abs(end) for end in (piece.low, piece.high) if end is not None]
     digits = len(str(int(max(ends)))) if len(ends) == 2 else None
     if piece.step is not None and piece.step != 1:
@@ -110,7 +112,7 @@ def _piece(piece: NumberRange) -> Node:
     return node
 
 
-def _range(piece: NumberRange) -> Node:
+def _write_number_range(piece: NumberRange) -> Node:
     if piece.integral and piece.low is None and piece.high is None:
         return _WHOLE
     low = piece.low
@@ -120,7 +122,9 @@ def _range(piece: NumberRange) -> Node:
         start, start_open = (
             (low, piece.low_open) if low is not None and low >= 0 else (Fraction(0), False)
         )
-        options.append(_positive(start, start_open, high, piece.high_open, whole=piece.integral))
+        options.append(
+            _write_nonnegative_range(start, start_open, high, piece.high_open, whole=piece.integral)
+        )
     if low is None or low < 0:
         near, near_open = (
             (-high, piece.high_open) if high is not None and high < 0 else (Fraction(0), True)
@@ -128,13 +132,16 @@ def _range(piece: NumberRange) -> Node:
         far = None if low is None else -low
         options.append(
             concat(
-                literal("-"), _positive(near, near_open, far, piece.low_open, whole=piece.integral)
+                literal("-"),
+                _write_nonnegative_range(
+                    near, near_open, far, piece.low_open, whole=piece.integral
+                ),
             )
         )
     return alternation(options)
 
 
-def _positive(
+def _write_nonnegative_range(
     low: Fraction, low_open: bool, high: Fraction | None, high_open: bool, *, whole: bool
 ) -> Node:
     """Returns the texts of the numbers from `low` (at least 0) to `high`."""
@@ -143,7 +150,7 @@ def _positive(
         return _integers(
             least, None if high is None else math.ceil(high) - 1 if high_open else math.floor(high)
         )
-    first, begin = _split(low)
+    first, begin = _split_at_point(low)
     after = _fraction_from(begin, is_open=low_open)
     # If any fraction may follow, `first` counts as another whole part, so a long round number has
     # few options.
@@ -151,7 +158,7 @@ def _positive(
     start = first + len(from_first)
     if high is None:
         return alternation([*from_first, concat(_integers(start, None), _FRACTION)])
-    last, end = _split(high)
+    last, end = _split_at_point(high)
     until = _fraction_to(end, is_open=high_open)
     if first == last:
         return concat(literal(str(first)), intersection(after, until))
@@ -164,7 +171,7 @@ def _positive(
     )
 
 
-def _split(value: Fraction) -> tuple[int, str]:
+def _split_at_point(value: Fraction) -> tuple[int, str]:
     """Splits a number into its whole part and its digits after the point."""
     whole, _, digits = decimal_text(value).partition(".")
     return int(whole), digits

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
-from sglang_lite.constraints.formal.counting import counted
+from sglang_lite.constraints.formal.counting import count_texts
 from sglang_lite.constraints.formal.nodes import (
     ANY_TEXT,
     NOTHING,
@@ -26,13 +26,18 @@ from sglang_lite.constraints.formal.nodes import (
 )
 from sglang_lite.constraints.json_schema.container_writer import ContainerWriter
 from sglang_lite.constraints.json_schema.formulas import all_of
-from sglang_lite.constraints.json_schema.requirements import Met, Requirement, drop_implied, meeting
-from sglang_lite.constraints.json_schema.values import Member, ObjectShape, both_strings
+from sglang_lite.constraints.json_schema.requirements import (
+    Met,
+    Requirement,
+    drop_implied_requirements,
+    value_formulas,
+)
+from sglang_lite.constraints.json_schema.values import Member, ObjectShape, intersection_of_strings
 from sglang_lite.constraints.json_schema.write_any_order import (
     AnyOrder,
     has_unlisted_names,
-    leave_scarce_to_masks,
-    leave_to_masks,
+    leave_finite_names_to_masks,
+    leave_names_to_masks,
 )
 from sglang_lite.protocol import ConstraintError
 
@@ -53,10 +58,10 @@ def object_text(writer: ContainerWriter, shape: ObjectShape, *, alone: bool = Tr
     ):
         return NOTHING
     if writer.any_order and not shape.choices:
-        return AnyOrder(writer, shape.listed()).text(alone=alone)
-    object_writer = _ObjectWriter(writer, shape.listed())
+        return AnyOrder(writer, shape.list_finite_names()).build_object_texts(alone=alone)
+    object_writer = _ObjectWriter(writer, shape.list_finite_names())
     by_position = object_writer.counts or shape.requirements or shape.choices
-    return object_writer.counted() if by_position else object_writer.plain()
+    return object_writer.write_by_position() if by_position else object_writer.write_by_halves()
 
 
 class _ObjectWriter:
@@ -65,8 +70,8 @@ class _ObjectWriter:
         self._shape = shape
         self._number = writer.number(shape)
         self._members = [member for member in shape.members if member.formula is not False]
-        self._others = shape.free_others()
-        self._requirements = drop_implied(shape.requirements)
+        self._others = shape.others_outside_members()
+        self._requirements = drop_implied_requirements(shape.requirements)
         required = sum(member.required for member in self._members)
         self._choice_of = {
             m.name: i for i, choice in enumerate(shape.choices) for s in choice for m in s.members
@@ -77,7 +82,7 @@ class _ObjectWriter:
         self._exact = self._least > 1 or self._most is not None
         self.counts = bool(self._members) and self._exact
         if self._others:
-            leave_scarce_to_masks(writer, self._shape, self._others)
+            leave_finite_names_to_masks(writer, self._shape, self._others)
             self._guard_against_repeated_names(required)
 
     def _guard_against_repeated_names(self, required: int) -> None:
@@ -92,7 +97,7 @@ class _ObjectWriter:
             and self._writer.masked_shapes is not None
             and has_unlisted_names(self._others, self._shape.least)
         ):
-            leave_to_masks(self._writer, self._shape, self._others)
+            leave_names_to_masks(self._writer, self._shape, self._others)
         elif counting:
             raise ConstraintError(
                 "json_schema: the number of members can't be enforced: unlisted names may repeat.",
@@ -100,14 +105,17 @@ class _ObjectWriter:
                 hint="List the names in properties or propertyNames, or set enforce='best_effort'.",
             )
         requirements = [
-            both_strings(names, self._shape.free_names) for names, _ in self._requirements
+            intersection_of_strings(names, self._shape.unlisted_names_language)
+            for names, _ in self._requirements
         ]
-        if not any(both_strings(a, b) != NOTHING for a, b in combinations(requirements, 2)):
+        if not any(
+            intersection_of_strings(a, b) != NOTHING for a, b in combinations(requirements, 2)
+        ):
             return
         if self._writer.masked_shapes is not None and all(
-            counted(names).count is None for names in requirements
+            count_texts(names).count is None for names in requirements
         ):
-            leave_to_masks(self._writer, self._shape, self._others)
+            leave_names_to_masks(self._writer, self._shape, self._others)
         else:
             raise ConstraintError(
                 "json_schema: several members whose names match patterns are required (by negations), and nothing "
@@ -117,81 +125,109 @@ class _ObjectWriter:
 
     # ---------------------------------------------------------------------- named members by halves
 
-    def plain(self) -> Node:
+    def write_by_halves(self) -> Node:
         members = self._members
-        options = [concat(self._first(0, len(members)), self._rest(1))] if members else []
+        options = (
+            [concat(self._write_first_members(0, len(members)), self._write_unlisted_members(1))]
+            if members
+            else []
+        )
         if not any(member.required for member in members):
-            options.append(self._rest(0))
+            options.append(self._write_unlisted_members(0))
         return alternation(options)
 
-    def _member(self, index: int, count: int) -> Node:
+    def _write_object_member(self, index: int, count: int) -> Node:
         member = self._members[index]
         return self._writer.member(literal(member.name), member.formula, first=not count)
 
-    def _first(self, start: int, end: int) -> Node:
+    def _write_first_members(self, start: int, end: int) -> Node:
         """Returns the members from `start` to `end`, at least one of them, at the beginning of the
         object.
         """
         if end - start == 1:
-            return self._member(start, 0)
+            return self._write_object_member(start, 0)
         return self._writer.rule(
             (self._number, "first", start, end), lambda: self._first_half(start, end)
         )
 
     def _first_half(self, start: int, end: int) -> Node:
         middle = (start + end) // 2
-        options = [concat(self._first(start, middle), self._more(middle, end))]
+        options = [
+            concat(self._write_first_members(start, middle), self._write_more_members(middle, end))
+        ]
         if not any(member.required for member in self._members[start:middle]):
-            options.append(self._first(middle, end))
+            options.append(self._write_first_members(middle, end))
         return alternation(options)
 
-    def _more(self, start: int, end: int) -> Node:
+    def _write_more_members(self, start: int, end: int) -> Node:
         """Returns the members from `start` to `end`, after other members."""
         if end - start == 1:
-            member = self._member(start, 1)
+            member = self._write_object_member(start, 1)
             return member if self._members[start].required else optional(member)
         middle = (start + end) // 2
         key = self._number, "more", start, end
         return self._writer.rule(
-            key, lambda: concat(self._more(start, middle), self._more(middle, end))
+            key,
+            lambda: concat(
+                self._write_more_members(start, middle), self._write_more_members(middle, end)
+            ),
         )
 
-    def _rest(self, count: int, met: Met = frozenset()) -> Node:
+    def _write_unlisted_members(self, count: int, met: Met = frozenset()) -> Node:
         """Returns the unnamed members, after `count` others, and the end of the object. Members
         that meet requirements come last, so that no later member can repeat their names.
         """
         unmet = [requirement for i, requirement in enumerate(self._requirements) if i not in met]
         least = max(0, self._least - count - len(unmet))
         most = None if self._most is None else self._most - count - len(unmet)
-        options = [self._end(count, unmet)] if least == 0 and (most is None or most >= 0) else []
+        options = (
+            [self._write_object_end(count, unmet)]
+            if least == 0 and (most is None or most >= 0)
+            else []
+        )
         if self._others and (most is None or most > 0):
-            more = repeat(self._other(1), max(0, least - 1), None if most is None else most - 1)
-            options.append(concat(self._other(count), more, self._end(1, unmet)))
+            more = repeat(
+                self._write_requirement_member(1),
+                max(0, least - 1),
+                None if most is None else most - 1,
+            )
+            options.append(
+                concat(
+                    self._write_requirement_member(count), more, self._write_object_end(1, unmet)
+                )
+            )
         return alternation(options)
 
-    def _other(self, count: int, requirement: Requirement = (ANY_TEXT, True)) -> Node:
+    def _write_requirement_member(
+        self, count: int, requirement: Requirement = (ANY_TEXT, True)
+    ) -> Node:
         """Returns an unnamed member that meets a requirement."""
         return alternation(
             self._writer.member(part, all_of(formula, requirement[1]), first=not count)
             for names, formula in self._others
-            if (part := both_strings(names, requirement[0])) != NOTHING
+            if (part := intersection_of_strings(names, requirement[0])) != NOTHING
         )
 
-    def _end(self, count: int, unmet: Sequence[Requirement] = ()) -> Node:
+    def _write_object_end(self, count: int, unmet: Sequence[Requirement] = ()) -> Node:
         """Returns members that meet the given requirements, and the end of the object."""
-        parts = [self._other(count + i, requirement) for i, requirement in enumerate(unmet)]
-        return concat(*parts, self._writer.end(empty=not count and not unmet))
+        parts = [
+            self._write_requirement_member(count + i, requirement)
+            for i, requirement in enumerate(unmet)
+        ]
+        return concat(*parts, self._writer.text_after_members(empty=not count and not unmet))
 
     # ------------------------------------------------------------------------- positions and counts
 
-    def counted(self) -> Node:
+    def write_by_position(self) -> Node:
         if len(self._members) > MAX_COUNTED:
             raise ConstraintError(
                 f"json_schema: more than {MAX_COUNTED} properties can't be counted."
             )
-        return self._position(0, 0, frozenset())
+        return self._member_position_rule(0, 0, frozenset())
 
-    def _position(self, index: int, count: int, met: Met, chosen: int | None = None) -> Ref:
+    def _member_position_rule(
+        self, index: int, count: int, met: Met, chosen: int | None = None
+    ) -> Ref:
         """Returns a reference to the rule for the position where the named members from `index` may
         follow.
 
@@ -199,18 +235,21 @@ class _ObjectWriter:
             chosen: alternative of the current choice that holds, or None if none is chosen yet.
         """
         key = self._number, index, count, met, chosen
-        return self._writer.rule(key, lambda: self._at_position(index, count, met, chosen))
+        return self._writer.rule(
+            key, lambda: self._write_member_position(index, count, met, chosen)
+        )
 
-    def _at_position(self, index: int, count: int, met: Met, chosen: int | None) -> Node:
+    def _write_member_position(self, index: int, count: int, met: Met, chosen: int | None) -> Node:
         if index == len(self._members):
-            return self._rest(count, met)
+            return self._write_unlisted_members(count, met)
         member = self._members[index]
         choice = self._choice_of.get(member.name)
         if choice is not None:
             alternatives = self._shape.choices[choice]
             if chosen is None:
                 return alternation(
-                    self._position(index, count, met, i) for i in range(len(alternatives))
+                    self._member_position_rule(index, count, met, i)
+                    for i in range(len(alternatives))
                 )
             own = next((m for m in alternatives[chosen].members if m.name == member.name), None)
             if own is not None:
@@ -231,10 +270,10 @@ class _ObjectWriter:
             options += [
                 concat(
                     self._writer.member(name, formula, first=not count),
-                    self._position(index + 1, now, now_met, chosen),
+                    self._member_position_rule(index + 1, now, now_met, chosen),
                 )
-                for formula, now_met in meeting(member, self._requirements, met)
+                for formula, now_met in value_formulas(member, self._requirements, met)
             ]
         if not member.required:
-            options.append(self._position(index + 1, count, met, chosen))
+            options.append(self._member_position_rule(index + 1, count, met, chosen))
         return alternation(options)

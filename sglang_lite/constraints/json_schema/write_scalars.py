@@ -20,11 +20,13 @@ def scalar_texts(values: ValueSet, *, decimals: bool = False, plain: bool = Fals
         decimals: whether whole numbers may have a fraction of zeros.
         plain: whether each number has exactly one spelling.
     """
-    return _texts(values.null, values.booleans, values.numbers, values.strings, decimals, plain)
+    return _write_scalar_kinds(
+        values.null, values.booleans, values.numbers, values.strings, decimals, plain
+    )
 
 
 @memoize  # one node for all schemas, so that facts about it are computed only once
-def _texts(
+def _write_scalar_kinds(
     null: bool, truth: frozenset[bool], numbers: Numbers, strings: Node, decimals: bool, plain: bool
 ) -> Node:
     spelled = (

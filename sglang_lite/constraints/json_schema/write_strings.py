@@ -27,7 +27,7 @@ from sglang_lite.constraints.formal.nodes import (
     concat,
     literal,
     literal_text,
-    mapped,
+    map_children,
 )
 from sglang_lite.constraints.syntax.regex import parse
 
@@ -49,7 +49,7 @@ _JSON = json.JSONEncoder(ensure_ascii=False).encode
 
 def quote_strings(strings: Node, before: Node = EMPTY, after: Node = EMPTY) -> Node:
     """Returns the JSON texts of some strings, each between texts of `before` and `after`."""
-    if isinstance(strings, LiteralText) and None not in (edges := _edges(before, after)):
+    if isinstance(strings, LiteralText) and None not in (edges := _fixed_edges(before, after)):
         return LiteralText(f"{edges[0]}{_JSON(strings.text)}{edges[1]}")
     return between(concat(before, _QUOTE), strings, concat(_QUOTE, after), _escape_strings)
 
@@ -64,12 +64,12 @@ def between(before: Node, strings: Node, after: Node, written: Callable[[Node], 
     inside = [part for part in parts if not isinstance(part, Complement)] or [ANY_TEXT]
     outside = [part.node for part in parts if isinstance(part, Complement)]
 
-    edges = _edges(before, after)
+    edges = _fixed_edges(before, after)
     before, after = (
         node if text is None else literal(text) for node, text in zip((before, after), edges)
     )
 
-    def whole(node: Node) -> Node:
+    def write_whole(node: Node) -> Node:
         if node is ANY_TEXT and written is _escape_strings:
             return _any_between(before, after)
         inner = written(node)
@@ -77,15 +77,15 @@ def between(before: Node, strings: Node, after: Node, written: Callable[[Node], 
             return LiteralText(f"{edges[0]}{inner.text}{edges[1]}")
         return concat(before, inner, after)
 
-    def excluded(node: Node) -> Node:
+    def write_excluded(node: Node) -> Node:
         if isinstance(node, Concat) and node.parts[-1:] == (ANY_TEXT,):  # the beginning is decisive
             return concat(before, written(concat(*node.parts[:-1])), ANY_TEXT)
-        return whole(node)
+        return write_whole(node)
 
     if not outside and len(inside) == 1:
-        return whole(inside[0])
-    without = [Complement(alternation(map(excluded, _options(outside))))] if outside else []
-    return Intersection((*map(whole, inside), *without))
+        return write_whole(inside[0])
+    without = [Complement(alternation(map(write_excluded, _options(outside))))] if outside else []
+    return Intersection((*map(write_whole, inside), *without))
 
 
 @lru_cache(maxsize=64)  # one node for all schemas, so that facts about it are computed only once
@@ -94,7 +94,7 @@ def _any_between(before: Node, after: Node) -> Node:
 
 
 @lru_cache(maxsize=64)
-def _edges(before: Node, after: Node) -> tuple[str | None, str | None]:
+def _fixed_edges(before: Node, after: Node) -> tuple[str | None, str | None]:
     """Returns the fixed texts written before and after strings, or None for an edge that may vary."""
     return literal_text(before), literal_text(after)
 
@@ -114,13 +114,13 @@ def _escape_strings(node: Node) -> Node:
         case LiteralText(text):
             return LiteralText(_JSON(text)[1:-1])
         case Substring():
-            return _written_substring(node)
+            return _escape_substring(node)
         case Complement(inner):  # relative to valid JSON strings, not to all texts
             return Intersection((_ANY_CHARACTERS, Complement(_escape_strings(inner))))
-    return mapped(node, _escape_strings)
+    return map_children(node, _escape_strings)
 
 
-def _written_substring(node: Substring) -> Substring:
+def _escape_substring(node: Substring) -> Substring:
     """Returns the written form of a Substring. No piece begins or ends inside an escape."""
     texts = list[str]()
     cuts = list[bytes]()

@@ -40,7 +40,7 @@ from sglang_lite.constraints.json_schema.values import (
     ArrayShape,
     ObjectShape,
     ValueSet,
-    both_strings,
+    intersection_of_strings,
 )
 from sglang_lite.constraints.json_schema.write_arrays import array_text
 from sglang_lite.constraints.json_schema.write_objects import object_text
@@ -61,7 +61,7 @@ def _names() -> Node:
 
 
 @cache
-def _no_containers() -> Node:
+def _non_container_texts() -> Node:
     """Returns the texts that don't begin like a JSON array or object."""
     return parse(r"(?s)[ \t\r\n]*(?:[^ \t\r\n\[{].*)?")
 
@@ -99,7 +99,7 @@ class TaggedWriter:
             ConstraintError: the formula has no objects, or something can't be enforced or written;
                 the error has a JSON Pointer.
         """
-        return self._json.finished(self._objects(formula), self._sealed)
+        return self._json.finish_language(self._tagged_objects_rule(formula), self._sealed)
 
     def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
         return self._json.rule(("tagged", key), body)
@@ -107,10 +107,12 @@ class TaggedWriter:
     def number(self, shape: ArrayShape | ObjectShape) -> int:
         return self._json.number(shape)
 
-    def item(self, formula: Formula) -> Node:
+    def item_texts(self, formula: Formula) -> Node:
         assert self._tags.item is not None
         before, after = self._tags.item
-        return self.rule(("item", formula), lambda: self._between(before, EMPTY, after, formula))
+        return self.rule(
+            ("item", formula), lambda: self._write_tagged_value(before, EMPTY, after, formula)
+        )
 
     def unique_item(self, formula: Formula) -> Node:
         raise AssertionError("no masks check what is between tags")
@@ -121,19 +123,24 @@ class TaggedWriter:
     def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
         tags = self._tags
         return self.rule(
-            (names, formula), lambda: self._between(tags.before, names, tags.after, formula)
+            (names, formula),
+            lambda: self._write_tagged_value(tags.before, names, tags.after, formula),
         )
 
-    def end(self, *, empty: bool) -> Node:
+    def text_after_members(self, *, empty: bool) -> Node:
         return EMPTY
 
     # --------------------------------------------------------------------------------------- values
 
-    def _between(self, before: str, names: Node, after: str, formula: Formula) -> Node:
+    def _write_tagged_value(self, before: str, names: Node, after: str, formula: Formula) -> Node:
         """Returns the texts of a value with its tags, for one name or a language of names."""
         with errors_at_formula(formula):
             name = literal_text(names)
-            if names != EMPTY and both_strings(names, _names()) != names and name is not None:
+            if (
+                names != EMPTY
+                and intersection_of_strings(names, _names()) != names
+                and name is not None
+            ):
                 raise ConstraintError(
                     f"json_schema: the name {name!r} can't stand in a tag.", hint="Rename it."
                 )
@@ -147,7 +154,9 @@ class TaggedWriter:
             values = self.reader.values(formula)
             types = dict.fromkeys(self._tags.types)
             texts = [
-                self._texts(before.replace("{type}", type_name), type_name, after, formula, values)
+                self._write_values_of_type(
+                    before.replace("{type}", type_name), type_name, after, formula, values
+                )
                 for type_name in types
             ]
             found = alternation(texts)
@@ -157,10 +166,12 @@ class TaggedWriter:
                 )
             return concat(lead, found)
 
-    def _texts(
+    def _write_values_of_type(
         self, before: str, type_name: str, after: str, formula: Formula, values: ValueSet
     ) -> Node:
-        """Returns the texts of the values of one type, as named in the tags, with their tags."""
+        """Returns the texts, with their tags, of the values of one type, which is named as in the
+        tags.
+        """
         null, boolean, number, string, array, object_ = (
             type_name == each for each in self._tags.types
         )
@@ -174,20 +185,23 @@ class TaggedWriter:
         )
         options = [
             concat(literal(before), texts, literal(after))
-            for texts in (alternation(scalars), self._container(type_name, formula, containers))
+            for texts in (
+                alternation(scalars),
+                self._write_tagged_container(type_name, formula, containers),
+            )
             if texts != NOTHING
         ]
         if string and values.strings != NOTHING:
             strings = values.strings
             if containers != NO_VALUE and self._tags.item is None:
-                strings = both_strings(strings, _no_containers())
-            options.append(self._strings(before, strings, after))
+                strings = intersection_of_strings(strings, _non_container_texts())
+            options.append(self._write_tagged_strings(before, strings, after))
         return alternation(options)
 
-    def _strings(self, before: str, strings: Node, after: str) -> Node:
-        """Returns the strings that don't contain the mark, with their tags."""
+    def _write_tagged_strings(self, before: str, strings: Node, after: str) -> Node:
+        """Returns the strings, with their tags, that don't contain the mark of a closing tag."""
         mark = literal(self._tags.mark)
-        without = both_strings(strings, complement(concat(ANY_TEXT, mark, ANY_TEXT)))
+        without = intersection_of_strings(strings, complement(concat(ANY_TEXT, mark, ANY_TEXT)))
         if without == NOTHING:
             return NOTHING
         if literal_texts(without) is not None:
@@ -200,7 +214,7 @@ class TaggedWriter:
             between(literal(before), strings, literal(after), lambda node: node), complement(again)
         )
 
-    def _container(self, type_name: str, formula: Formula, values: ValueSet) -> Node:
+    def _write_tagged_container(self, type_name: str, formula: Formula, values: ValueSet) -> Node:
         """Returns the texts of arrays and objects."""
         if values == NO_VALUE:
             return NOTHING
@@ -212,7 +226,7 @@ class TaggedWriter:
             return found
         options: list[Node] = []
         if values.objects:
-            options.append(self._objects(formula, no_items=bool(values.arrays)))
+            options.append(self._tagged_objects_rule(formula, no_items=bool(values.arrays)))
         if values.arrays:
             key = "arrays", formula
             options.append(
@@ -222,7 +236,7 @@ class TaggedWriter:
             )
         return alternation(options)
 
-    def _objects(self, formula: Formula, *, no_items: bool = False) -> Ref:
+    def _tagged_objects_rule(self, formula: Formula, *, no_items: bool = False) -> Ref:
         """Returns a reference to the rule of a formula's objects, limited to members that the
         schema describes.
 
@@ -235,7 +249,9 @@ class TaggedWriter:
             with errors_at_formula(formula):
                 shapes = self.reader.values(formula).objects
                 if no_items and any(
-                    member.name == "item" for shape in shapes for member in shape.listed().members
+                    member.name == "item"
+                    for shape in shapes
+                    for member in shape.list_finite_names().members
                 ):
                     raise ConstraintError(
                         "json_schema: an array and an object with a member 'item' can't be told apart.",
@@ -249,11 +265,11 @@ class TaggedWriter:
 
     def _described_members(self, shape: ObjectShape) -> ObjectShape:
         """Returns a shape without members that the schema does not describe."""
-        shape = shape.listed()
+        shape = shape.list_finite_names()
         others = [
             (names, f)
             for all_names, f in shape.others
-            if (names := both_strings(all_names, _names())) != NOTHING
+            if (names := intersection_of_strings(all_names, _names())) != NOTHING
         ]
         others = [(names, formula) for names, formula in others if not isinstance(formula, bool)]
         if others and "{name}" in self._tags.after:

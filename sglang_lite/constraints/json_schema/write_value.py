@@ -13,7 +13,7 @@ from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, all_o
 from sglang_lite.constraints.json_schema.normal_form import document_of, normalise
 from sglang_lite.constraints.json_schema.numbers import is_finite, to_fraction
 from sglang_lite.constraints.json_schema.reader import SchemaReader
-from sglang_lite.constraints.json_schema.style import Style, style_of
+from sglang_lite.constraints.json_schema.style import Style, read_json_style
 from sglang_lite.constraints.json_schema.values import FEW, ArrayShape, ObjectShape
 from sglang_lite.constraints.json_schema.write_numbers import decimal_text
 from sglang_lite.constraints.limits import within_limits
@@ -33,7 +33,9 @@ def value_text(constraint: JsonSchema, value: object) -> str | None:
         document, assert_format=constraint.format == "assert", ignored=checked, multiplied=FEW
     )
     with within_limits("the value"):
-        return _ValueWriter(reader, style_of(constraint)).text(ValidAt(document.start), value)
+        return _ValueWriter(reader, read_json_style(constraint)).spell_value(
+            ValidAt(document.start), value
+        )
 
 
 class _ValueWriter:
@@ -42,7 +44,7 @@ class _ValueWriter:
         self._gap_text = style.gap_text
         self._comma, self._colon = style.separators
 
-    def text(self, formula: Formula, value: Any) -> str | None:
+    def spell_value(self, formula: Formula, value: Any) -> str | None:
         values = self._reader.values(formula)
         match value:
             case None:
@@ -59,24 +61,27 @@ class _ValueWriter:
                 return _to_json(value) if accepts(values.strings, value) else None
             case list():
                 return next(
-                    (text for shape in values.arrays for text in self._array(shape, value)), None
+                    (text for shape in values.arrays for text in self._spell_array(shape, value)),
+                    None,
                 )
-        return next((text for shape in values.objects for text in self._object(shape, value)), None)
+        return next(
+            (text for shape in values.objects for text in self._spell_object(shape, value)), None
+        )
 
-    def _array(self, shape: ArrayShape, items: list[Any]) -> Iterator[str]:
+    def _spell_array(self, shape: ArrayShape, items: list[Any]) -> Iterator[str]:
         """Yields the text if the array is of the shape."""
         if len(items) < shape.least or (shape.most is not None and len(items) > shape.most):
             return
         for formula, start, least, most in shape.contains:
-            count = sum(self.text(formula, item) is not None for item in items[start:])
+            count = sum(self.spell_value(formula, item) is not None for item in items[start:])
             if count < least or (most is not None and count > most):
                 return
         if shape.unique_pointer is not None and any(
-            _same(a, b) for i, a in enumerate(items) for b in items[:i]
+            _are_equal_json(a, b) for i, a in enumerate(items) for b in items[:i]
         ):
             return
         formulas = self._item_formulas(shape, items)
-        texts = [self.text(formula, item) for formula, item in zip(formulas, items)]
+        texts = [self.spell_value(formula, item) for formula, item in zip(formulas, items)]
         if None not in texts:
             yield f"[{self._gap_text}{self._comma.join(map(str, texts))}{self._gap_text}]"
 
@@ -86,36 +91,43 @@ class _ValueWriter:
         """
         counts = [0] * len(shape.contains)
         for i, item in enumerate(items):
-            formulas = [shape.item(i)]
+            formulas = [shape.item_formula(i)]
             for which, (formula, start, least, most) in enumerate(shape.contains):
                 if i < start or (most is None and counts[which] >= least):
                     continue
-                if self.text(formula, item) is not None:
+                if self.spell_value(formula, item) is not None:
                     counts[which] += 1
                     formulas.append(formula)
                 elif most is not None:
                     formulas.append(not_(formula))
             yield all_of(*formulas)
 
-    def _object(self, shape: ObjectShape, members: dict[str, Any]) -> Iterator[str]:
+    def _spell_object(self, shape: ObjectShape, members: dict[str, Any]) -> Iterator[str]:
         """Yields the text if the object is of the shape."""
         if len(members) < shape.least or (shape.most is not None and len(members) > shape.most):
             return
         if any(member.required and member.name not in members for member in shape.members):
             return
-        first = [member.name for member in shape.listed().members if member.name in members]
+        first = [
+            member.name for member in shape.list_finite_names().members if member.name in members
+        ]
         last: list[str] = []  # members that meet requirements are written last
         for names, formula in shape.requirements:
             fitting = (n for n in (*first, *members) if accepts(names, n))
-            meeting = next((n for n in fitting if self.text(formula, members[n]) is not None), None)
+            meeting = next(
+                (n for n in fitting if self.spell_value(formula, members[n]) is not None), None
+            )
             if meeting is None:
                 return
             last += [meeting] if meeting not in (*first, *last) else []
         order = [*dict.fromkeys((*first, *(n for n in members if n not in last))), *last]
         listed = {member.name: member for member in shape.members}
-        texts = [self.text((listed.get(n) or shape.unlisted(n)).formula, members[n]) for n in order]
+        texts = [
+            self.spell_value((listed.get(n) or shape.member_for_unlisted(n)).formula, members[n])
+            for n in order
+        ]
         if None not in texts and all(
-            any(any(self._object(s, members)) for s in choice) for choice in shape.choices
+            any(any(self._spell_object(s, members)) for s in choice) for choice in shape.choices
         ):
             pairs = (f"{_to_json(name)}{self._colon}{text}" for name, text in zip(order, texts))
             yield (
@@ -131,11 +143,11 @@ def _to_json(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _same(a: Any, b: Any) -> bool:
+def _are_equal_json(a: Any, b: Any) -> bool:
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(_are_equal_json, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+        return a.keys() == b.keys() and all(_are_equal_json(a[name], b[name]) for name in a)
     return bool(a == b)

@@ -35,7 +35,7 @@ def partial_reader(annotation: object) -> Callable[[str], UserValue]:
     from pydantic import TypeAdapter, ValidationError
     from pydantic_core import from_json
 
-    adapter = TypeAdapter(_partial(annotation))
+    adapter = TypeAdapter(_make_partial_type(annotation))
 
     def read(text: str) -> Any:
         text = _without_open_number(text)
@@ -63,10 +63,10 @@ def _without_open_number(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def _cached_partial(annotation: Any) -> Any:
-    return _Partial().of(annotation)
+    return _Partial().build(annotation)
 
 
-def _partial(annotation: Any) -> Any:
+def _make_partial_type(annotation: Any) -> Any:
     """Returns a type in which everything that may still be missing is optional or None."""
     try:
         return _cached_partial(annotation)
@@ -82,7 +82,7 @@ class _Partial:
         self._models: dict[str, Any] = {}  # partial models by name
         self._done: dict[Any, Any] = {}  # partial types of classes
 
-    def of(self, annotation: Any) -> Any:
+    def build(self, annotation: Any) -> Any:
         found = self._partial_of(annotation)
         for model in self._models.values():
             model.model_rebuild(_types_namespace=self._models, force=True)
@@ -100,14 +100,14 @@ class _Partial:
         if origin is tuple and arguments and arguments[-1] is not ...:
             return self._tuple(arguments, tuple)
         if isinstance(origin, type) and arguments and issubclass(origin, abc.Iterable):
-            return self._container(origin, arguments)
+            return self._partial_container(origin, arguments)
         return (
             self._class(annotation)
             if isinstance(annotation, type) and origin is None
             else annotation
         )
 
-    def _container(self, origin: Any, arguments: tuple[Any, ...]) -> Any:
+    def _partial_container(self, origin: Any, arguments: tuple[Any, ...]) -> Any:
         before = len(self._models)
         inner = tuple(a if a is ... else self._partial_of(a) for a in arguments)
         unhashable = issubclass(origin, abc.Set) and len(self._models) > before
@@ -123,13 +123,13 @@ class _Partial:
         """
         from pydantic import WrapValidator
 
-        def read(values: Any, handler: Callable[[Any], Any]) -> Any:
+        def read_tuple(values: Any, handler: Callable[[Any], Any]) -> Any:
             if not isinstance(values, list):
                 raise ValueError("not a list")
             return make(handler([*values, *[None] * (len(items) - len(values))])[: len(values)])
 
         kinds = [Union[self._partial_of(item), None] for item in items]  # noqa: UP007 # X | None fails for a ForwardRef
-        return typing.Annotated[tuple[tuple(kinds)], WrapValidator(read)]  # type: ignore[misc] # built at run time
+        return typing.Annotated[tuple[tuple(kinds)], WrapValidator(read_tuple)]  # type: ignore[misc] # built at run time
 
     def _class(self, annotation: type) -> Any:
         from pydantic import BaseModel

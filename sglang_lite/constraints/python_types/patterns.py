@@ -30,7 +30,7 @@ BYTE_SIZE = r"(?:0|[1-9][0-9]{0,11})(?:\.[0-9]{1,6})? ?(?:[kKmMgGtTpP]i?)?[bB]"
 _HEX = "[0-9a-fA-F]"
 
 
-def uuid_of(version: int) -> str:
+def uuid_pattern(version: int) -> str:
     return f"{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}"
 
 
@@ -88,8 +88,8 @@ _V6_NETWORK = _networks_v6()
 
 # Patterns by the names that pydantic writes in `format`.
 FORMATS = {
-    "uuid1": uuid_of(1), "uuid3": uuid_of(3), "uuid4": uuid_of(4), "uuid5": uuid_of(5),
-    "uuid6": uuid_of(6), "uuid7": uuid_of(7), "uuid8": uuid_of(8),
+    "uuid1": uuid_pattern(1), "uuid3": uuid_pattern(3), "uuid4": uuid_pattern(4), "uuid5": uuid_pattern(5),
+    "uuid6": uuid_pattern(6), "uuid7": uuid_pattern(7), "uuid8": uuid_pattern(8),
     "ipv4network": _V4_NETWORK, "ipv6network": _V6_NETWORK, "ipvanynetwork": f"(?:{_V4_NETWORK}|{_V6_NETWORK})",
     "ipv4interface": _V4_INTERFACE, "ipv6interface": _V6_INTERFACE,
     "ipvanyinterface": f"(?:{_V4_INTERFACE}|{_V6_INTERFACE})", "ipvanyaddress": f"(?:{IPV4}|{IPV6})",
@@ -108,7 +108,7 @@ _USER = r"(?:[a-zA-Z0-9._~-]+(?::[a-zA-Z0-9._~-]*)?@)?"
 _OPAQUE = "(?:data|geo|magnet|mailto|news|sms|tel|urn)"
 
 
-def urls(
+def url_patterns(
     schemes: Sequence[str] | None, max_length: int | None, *, hosts: bool
 ) -> list[tuple[str, int | None]]:
     """Returns the patterns of URLs, each with the maximum length of its texts (None for no limit).
@@ -146,16 +146,16 @@ def urls(
 # ---------------------------------------------------------------------------------- dates and times
 
 
-def dates(low: datetime.date | None, high: datetime.date | None) -> str | None:
+def date_pattern(low: datetime.date | None, high: datetime.date | None) -> str | None:
     """Returns the pattern of the dates between two bounds, both included, or None if no date is in
     range.
     """
     if (low or datetime.date.min) > (high or datetime.date.max):
         return None
-    return f"^{_between((low or datetime.date.min).isoformat(), (high or datetime.date.max).isoformat())}$"
+    return f"^{_pattern_between((low or datetime.date.min).isoformat(), (high or datetime.date.max).isoformat())}$"
 
 
-def _between(low: str, high: str) -> str:
+def _pattern_between(low: str, high: str) -> str:
     """Returns the pattern of the texts from `low` to `high`, both included, with digits in the
     positions where the bounds have digits.
     """
@@ -169,22 +169,22 @@ def _between(low: str, high: str) -> str:
     most = re.sub("[0-9]", "9", after_first)
     options = []
     if after_first != least:
-        options.append(first + _between(after_first, most))
+        options.append(first + _pattern_between(after_first, most))
         first = chr(ord(first) + 1)
     if after_last != most:
-        options.append(last + _between(least, after_last))
+        options.append(last + _pattern_between(least, after_last))
         last = chr(ord(last) - 1)
     if first <= last:
-        options.append(f"[{first}-{last}]" + _layout(least))
+        options.append(f"[{first}-{last}]" + _digits_pattern(least))
     return low[:same] + "(?:" + "|".join(options) + ")"
 
 
-def _layout(text: str) -> str:
+def _digits_pattern(text: str) -> str:
     """Returns the pattern of a text with any digit in place of each digit."""
     return re.sub("[0-9]", "[0-9]", text)
 
 
-def moments(*, day: bool, naive: bool, aware: bool) -> str:
+def moment_pattern(*, day: bool, naive: bool, aware: bool) -> str:
     """Returns the pattern of times, or of dates and times if `day`: without a zone if `naive`, with
     a zone if `aware`, or both.
     """
@@ -192,7 +192,7 @@ def moments(*, day: bool, naive: bool, aware: bool) -> str:
     return f"^{f'{DATE}T' if day else ''}{TIME}{zone}$"
 
 
-def moments_beyond(
+def bounded_moment_pattern(
     bound: datetime.datetime | datetime.time, *, up: bool, is_open: bool
 ) -> str | None:
     """Returns the pattern of the moments from a bound (`up`) or up to it, both compared by local
@@ -205,7 +205,7 @@ def moments_beyond(
     for i, digit in enumerate(seconds):
         if digit.isdigit() and digit != ("9" if up else "0"):
             span = f"[{int(digit) + 1}-9]" if up else f"[0-{int(digit) - 1}]"
-            options.append(seconds[:i] + span + _layout(seconds[i + 1 :]) + ".*")
+            options.append(seconds[:i] + span + _digits_pattern(seconds[i + 1 :]) + ".*")
     fractions = (_fraction_from if up else _fraction_to)(fraction, is_open=is_open)
     if fractions is not None:
         options.append(f"{seconds}{fractions}{ZONE}?")

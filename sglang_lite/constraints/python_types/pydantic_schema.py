@@ -30,7 +30,7 @@ from sglang_lite.constraints.python_types.marks import (
     without_marks,
 )
 from sglang_lite.constraints.python_types.readable import ClassReader
-from sglang_lite.constraints.python_types.scalars import SCALARS, CoreNode, all_patterns
+from sglang_lite.constraints.python_types.scalars import SCALARS, CoreNode, add_required_patterns
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.protocol.anything import UserValue
 
@@ -167,7 +167,7 @@ class TypeSchema(GenerateJsonSchema):
                 found.setdefault(keyword, limit)
         more = [_STRIPPED] if schema.get("strip_whitespace", config.str_strip_whitespace) else []
         more += [_ASCII_ONLY] if schema.get("ascii_only") else []
-        return all_patterns(found, more)
+        return add_required_patterns(found, more)
 
     def bytes_schema(self, schema: CoreNode) -> Json:
         limits = {"minLength": schema.get("min_length"), "maxLength": schema.get("max_length")}
@@ -230,7 +230,7 @@ class TypeSchema(GenerateJsonSchema):
                     schema, f"keys of Literal{keys['expected']}, which no name is read as"
                 )
             keys = {**keys, "expected": texts}
-        names = self._names(self.generate_inner(keys))
+        names = self._build_name_schema(self.generate_inner(keys))
         values = (
             self.generate_inner(schema["values_schema"]).copy() if "values_schema" in schema else {}
         )
@@ -249,12 +249,16 @@ class TypeSchema(GenerateJsonSchema):
             found = add_mark(found, "the number of different names")
         return found
 
-    def _names(self, keys: Json) -> Json:
+    def _build_name_schema(self, keys: Json) -> Json:
         """Returns the schema of the member names that are read as keys."""
         resolved = self.resolve_ref_schema(keys)
         if resolved.keys() & {"anyOf", "allOf"}:
             word = "anyOf" if "anyOf" in resolved else "allOf"
-            options = [self._names(each) for each in resolved[word] if each.get("type") != "null"]
+            options = [
+                self._build_name_schema(each)
+                for each in resolved[word]
+                if each.get("type") != "null"
+            ]
             return {**resolved, word: options}
         if "enum" in resolved or "const" in resolved:
             values = resolved.get("enum", [resolved.get("const")])
@@ -354,7 +358,7 @@ class TypeSchema(GenerateJsonSchema):
             if field.get("init") is False:
                 continue
             found = self.generate_inner(field).copy()
-            path = _path(self._config, field, name)
+            path = _shortest_field_path(self._config, field, name)
             inside = members
             for step in path[:-1]:
                 inside = inside.setdefault(step, {})
@@ -422,7 +426,7 @@ def _close_object(found: Json) -> Json:
     return found
 
 
-def _path(config: Any, field: Any, name: str) -> list[str | int]:
+def _shortest_field_path(config: Any, field: Any, name: str) -> list[str | int]:
     """Returns the shortest path to the value of a field in the JSON."""
     by_name = getattr(config, "validate_by_name", None) or config.populate_by_name
     alias = field.get("validation_alias")

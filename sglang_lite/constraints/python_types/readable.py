@@ -50,7 +50,7 @@ class ClassReader:
     names: dict[str, str]
     checks: str
 
-    def read(self, model: Any) -> Any:  # an instance of a model made here, of the class
+    def build_value(self, model: Any) -> Any:  # an instance of a model made here, of the class
         """Builds a value of the class from the fields of a model that were given."""
         try:
             return self.cls(
@@ -173,7 +173,7 @@ def _default_for_field(default: Any) -> dict[str, Any]:
 
 def make_readable(annotation: Any) -> Any:  # any annotation
     """Converts an annotation to one whose values pydantic reads."""
-    return _Readable().of(annotation)
+    return _Readable().convert(annotation)
 
 
 class _Readable:
@@ -185,7 +185,7 @@ class _Readable:
         self._models: list[Any] = []
         self._namespace: dict[str, Any] = {}
 
-    def of(self, annotation: Any) -> Any:
+    def convert(self, annotation: Any) -> Any:
         found = self._convert_part(annotation)
         for model in self._models:
             model.model_rebuild(_types_namespace=self._namespace, force=True)
@@ -208,7 +208,7 @@ class _Readable:
             return made
         if origin is Annotated:
             base = self._convert_part(arguments[0])
-            metadata = [_metadata(each) for each in arguments[1:]]
+            metadata = [_convert_metadata(each) for each in arguments[1:]]
             return Annotated[(base, *metadata)]
         if origin in (Union, types.UnionType):
             kinds = [
@@ -236,14 +236,16 @@ class _Readable:
             reader = ClassReader(
                 cls,
                 {f"field{i}": each.name for i, each in enumerate(fields) if each.name},
-                _checks(cls),
+                _name_constructor_checks(cls),
             )
             self._models.append(model)
-            self._kinds[cls] = self._namespace[name] = Annotated[model, AfterValidator(reader.read)]
+            self._kinds[cls] = self._namespace[name] = Annotated[
+                model, AfterValidator(reader.build_value)
+            ]
         return self._kinds[cls]
 
 
-def _checks(cls: Any) -> str:
+def _name_constructor_checks(cls: Any) -> str:
     """Names what the constructor of a class checks beyond the types of fields, or returns ""."""
     if not hasattr(cls, "__attrs_attrs__"):
         return "__post_init__" if hasattr(cls, "__post_init__") else ""
@@ -252,7 +254,7 @@ def _checks(cls: Any) -> str:
     return ", ".join([*(["validators and converters"] if own else []), *hooks])
 
 
-def _metadata(each: Any) -> Any:
+def _convert_metadata(each: Any) -> Any:
     """Converts the metadata of an annotation to what pydantic reads."""
     if not isinstance(each, msgspec.Meta):
         return each

@@ -16,10 +16,10 @@ _NO_VALUE: Json = {"not": {}}
 
 
 def _decimal(schema: CoreNode) -> Json:
-    low, low_open = _tighter(schema.get("ge"), schema.get("gt"), max)
-    high, high_open = _tighter(schema.get("le"), schema.get("lt"), min)
+    low, low_open = _tighter_bound(schema.get("ge"), schema.get("gt"), max)
+    high, high_open = _tighter_bound(schema.get("le"), schema.get("lt"), min)
     options = []
-    for before, after in _decimals(schema.get("max_digits"), schema.get("decimal_places")):
+    for before, after in _digit_limits(schema.get("max_digits"), schema.get("decimal_places")):
         most = 10**before
         option: Json = {
             "type": "number",
@@ -27,10 +27,10 @@ def _decimal(schema: CoreNode) -> Json:
         }
         least_open = low is None or low < -most or low_open
         most_open = high is None or high > most or high_open
-        option["exclusiveMinimum" if least_open else "minimum"] = _number(
+        option["exclusiveMinimum" if least_open else "minimum"] = _to_int_or_float(
             -most if low is None else max(low, -most)
         )
-        option["exclusiveMaximum" if most_open else "maximum"] = _number(
+        option["exclusiveMaximum" if most_open else "maximum"] = _to_int_or_float(
             most if high is None else min(high, most)
         )
         if before == 0:  # the digit of a 0 before the point counts
@@ -38,17 +38,17 @@ def _decimal(schema: CoreNode) -> Json:
         options.append(option)
     found = options[0] if len(options) == 1 else {"anyOf": options}
     step = schema.get("multiple_of")
-    return found if step is None else {"allOf": [found, {"multipleOf": _number(step)}]}
+    return found if step is None else {"allOf": [found, {"multipleOf": _to_int_or_float(step)}]}
 
 
-def _tighter(closed: Any, open_: Any, tighter: Callable[[Any, Any], Any]) -> tuple[Any, bool]:
+def _tighter_bound(closed: Any, open_: Any, tighter: Callable[[Any, Any], Any]) -> tuple[Any, bool]:
     """Returns the tighter of two bounds, and whether the bound is open."""
     if closed is None or open_ is None:
         return (open_, True) if closed is None else (closed, False)
     return tighter(closed, open_), tighter(closed, open_) == open_
 
 
-def _decimals(digits: int | None, decimals: int | None) -> Iterator[tuple[int, int]]:
+def _digit_limits(digits: int | None, decimals: int | None) -> Iterator[tuple[int, int]]:
     """Yields pairs of the maximum number of digits before and after the point."""
     most = min(digits or patterns.NUMBER_DIGITS, patterns.NUMBER_DIGITS)
     before_all = max(0, digits - decimals) if digits is not None and decimals is not None else most
@@ -59,7 +59,7 @@ def _decimals(digits: int | None, decimals: int | None) -> Iterator[tuple[int, i
             yield before, after
 
 
-def _number(value: Any) -> int | float:
+def _to_int_or_float(value: Any) -> int | float:
     return int(value) if value == int(value) else float(value)
 
 
@@ -77,7 +77,7 @@ def _url(schema: CoreNode, *, hosts: bool) -> Json:
         {"type": "string", "pattern": pattern}
         if longest is None
         else {"type": "string", "pattern": pattern, "maxLength": longest}
-        for pattern, longest in patterns.urls(
+        for pattern, longest in patterns.url_patterns(
             schema.get("allowed_schemes"), schema.get("max_length"), hosts=hosts
         )
     ]
@@ -108,7 +108,7 @@ def _date(schema: CoreNode) -> Json:
     high = min((each for each in highs if each is not None), default=None)
     found: Json = {"type": "string", "format": "date"}
     if low is not None or high is not None:
-        pattern = patterns.dates(low, high)
+        pattern = patterns.date_pattern(low, high)
         found = {**found, "pattern": pattern} if pattern else _NO_VALUE
     return add_mark(found, "that it is before or after the day of the check") if now else found
 
@@ -118,7 +118,7 @@ def _datetime(schema: CoreNode) -> Json:
     aware_only = zone == "aware" or isinstance(zone, int)
     found: Json = {
         "type": "string",
-        "pattern": patterns.moments(day=True, naive=True, aware=zone != "naive"),
+        "pattern": patterns.moment_pattern(day=True, naive=True, aware=zone != "naive"),
     }
     if aware_only:  # the format allows leap seconds, Python does not
         found = {"type": "string", "format": "date-time", "pattern": "^.{17}[0-5]"}
@@ -131,7 +131,7 @@ def _time(schema: CoreNode) -> Json:
     zone = schema.get("tz_constraint")
     found: Json = {
         "type": "string",
-        "pattern": patterns.moments(day=False, naive=zone != "aware", aware=zone != "naive"),
+        "pattern": patterns.moment_pattern(day=False, naive=zone != "aware", aware=zone != "naive"),
     }
     return _limit_moments(found, schema, naive=zone == "naive")
 
@@ -160,11 +160,11 @@ def _limit_moments(found: Json, schema: CoreNode, *, naive: bool) -> Json:
             ):
                 continue
             bound += datetime.timedelta(days=-1 if up else 1)
-        pattern = patterns.moments_beyond(bound, up=up, is_open=is_open)
+        pattern = patterns.bounded_moment_pattern(bound, up=up, is_open=is_open)
         if pattern is None:
             return _NO_VALUE
         more.append(pattern)
-    return all_patterns(found, more)
+    return add_required_patterns(found, more)
 
 
 def _timedelta(schema: CoreNode) -> Json:
@@ -173,7 +173,7 @@ def _timedelta(schema: CoreNode) -> Json:
     return add_mark(found, "the limits of durations") if bounded else found
 
 
-def all_patterns(found: Json, more: list[str]) -> Json:
+def add_required_patterns(found: Json, more: list[str]) -> Json:
     if not more:
         return found
     if "pattern" not in found and len(more) == 1:

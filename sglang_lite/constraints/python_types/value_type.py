@@ -93,21 +93,23 @@ def _value_type(annotation: Any, today: datetime.date) -> ValueType:
             _number_reader(annotation),
         )
     if annotation is bool:
-        return ValueType(annotation, Choices(("true", "false")), _reader(annotation, json.loads))
+        return ValueType(
+            annotation, Choices(("true", "false")), _make_value_reader(annotation, json.loads)
+        )
     iso = {
         datetime.date: DATE,
         datetime.time: f"{TIME}{ZONE}?",
         datetime.datetime: f"{DATE}T{TIME}{ZONE}?",
     }
     if isinstance(annotation, type) and annotation in iso:
-        return ValueType(annotation, Regex(iso[annotation]), _reader(annotation, str))
-    members = _members(annotation)
+        return ValueType(annotation, Regex(iso[annotation]), _make_value_reader(annotation, str))
+    members = _members_by_text(annotation)
     if members is not None:
-        return ValueType(annotation, Choices(tuple(members)), partial(_member, members))
+        return ValueType(annotation, Choices(tuple(members)), partial(_find_member, members))
     # pydantic takes a while to load
     from sglang_lite.constraints.python_types.pydantic_schema import schema_of
 
-    found = schema_of(_adapter(annotation), str(annotation))
+    found = schema_of(_make_type_adapter(annotation), str(annotation))
     schema = found.schema
     if schema.get("type") == "integer":
         if "exclusiveMinimum" not in schema:
@@ -116,7 +118,7 @@ def _value_type(annotation: Any, today: datetime.date) -> ValueType:
             schema.setdefault("maximum", MAX_INT)
     constraint = msgspec.structs.replace(json_schema(schema), sets=found.sets)
     return ValueType(
-        annotation, constraint, _reader(annotation, _load), checked=found.not_expressed
+        annotation, constraint, _make_value_reader(annotation, _load), checked=found.not_expressed
     )
 
 
@@ -129,7 +131,7 @@ def has_type(value: object, annotation: Any) -> bool:  # a type of any kind
     if isinstance(annotation, type) and not is_typeddict(annotation):
         return isinstance(value, annotation)
     try:
-        adapter = _adapter(annotation)
+        adapter = _make_type_adapter(annotation)
     except ConstraintError:  # contains a class whose values have no text
         adapter = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
     try:
@@ -143,25 +145,25 @@ def number_text(number: Number) -> ValueType:
     """Returns a ValueType whose values are texts of numbers that Python can convert, without
     thousands separators.
     """
-    return ValueType(None, number, _plain)
+    return ValueType(None, number, _strip_number_text)
 
 
-def _plain(text: str) -> str:
+def _strip_number_text(text: str) -> str:
     return text.rstrip(TERMINATORS).replace(",", "")
 
 
 def _number_reader(annotation: type) -> Callable[[str], Any]:
-    read = _reader(annotation, str)
+    read = _make_value_reader(annotation, str)
 
     def number(text: str) -> Any:
         if re.fullmatch(PATTERNS["float"], text.rstrip(TERMINATORS)) is None:
             raise ValueValidationError(f"{text!r} is no number.", text=text)
-        return read(_plain(text))
+        return read(_strip_number_text(text))
 
     return number
 
 
-def _members(annotation: Any) -> dict[str, Any] | None:
+def _members_by_text(annotation: Any) -> dict[str, Any] | None:
     """Returns the values of a Literal or Enum by their texts, or None for other types."""
     if get_origin(annotation) is Literal:
         members = get_args(annotation)
@@ -171,7 +173,7 @@ def _members(annotation: Any) -> dict[str, Any] | None:
         return None
     values: dict[str, Any] = {}
     for member in members:
-        text = _bare(member)
+        text = _enum_member_text(member)
         if text in values:
             raise ConstraintError(
                 f"type: {values[text]!r} and {member!r} are both written {text!r}."
@@ -182,7 +184,7 @@ def _members(annotation: Any) -> dict[str, Any] | None:
     return values
 
 
-def _bare(member: Any) -> str:
+def _enum_member_text(member: Any) -> str:
     value = member.value if isinstance(member, enum.Enum) else member
     try:
         return value if isinstance(value, str) else json.dumps(value)
@@ -190,7 +192,7 @@ def _bare(member: Any) -> str:
         raise ConstraintError(f"type: {member!r} can't be written: {error}.") from error
 
 
-def _member(members: dict[str, Any], text: str) -> Any:
+def _find_member(members: dict[str, Any], text: str) -> Any:
     if text not in members:
         raise ValueValidationError(
             f"{text!r} is none of {', '.join(map(repr, members))}.", text=text
@@ -198,7 +200,7 @@ def _member(members: dict[str, Any], text: str) -> Any:
     return members[text]
 
 
-def _adapter(annotation: Any) -> Any:
+def _make_type_adapter(annotation: Any) -> Any:
     from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
     from pydantic_core import SchemaError
 
@@ -219,7 +221,7 @@ def _adapter(annotation: Any) -> Any:
     except (PydanticSchemaGenerationError, PydanticUserError, SchemaError, NameError) as error:
         raise ConstraintError(
             f"type: values of {annotation!r} can't be generated: {_first_sentence(error)}.",
-            hint=_cure(annotation),
+            hint=_suggest_readable_type(annotation),
         ) from error
     except ImportError as error:  # pydantic's optional dependencies, such as email-validator
         raise ConstraintError(f"type: {annotation!r} needs a package: {error}.") from error
@@ -235,7 +237,7 @@ def _first_sentence(error: Exception) -> str:
     return re.split(r"\. |\.?\n", str(error))[0]
 
 
-def _cure(annotation: Any) -> str:
+def _suggest_readable_type(annotation: Any) -> str:
     """Returns advice on what to write instead of a type that pydantic can't read."""
     if not isinstance(annotation, type):
         return ""
@@ -247,10 +249,10 @@ def _cure(annotation: Any) -> str:
 _load = partial(json.loads, object_pairs_hook=refuse_duplicate_names)
 
 
-def _reader(annotation: Any, load: Callable[[str], Any]) -> Callable[[str], Any]:
+def _make_value_reader(annotation: Any, load: Callable[[str], Any]) -> Callable[[str], Any]:
     from pydantic import ValidationError
 
-    adapter = _adapter(annotation)
+    adapter = _make_type_adapter(annotation)
 
     def read(text: str) -> Any:
         try:

@@ -45,22 +45,22 @@ class _Parser:
     def grammar(self) -> Language:
         scanner = self._scanner
         rules: dict[str, Node] = {}
-        scanner.skip()
+        scanner.skip_blanks()
         while scanner.has_more:
             start = scanner.at
             name = scanner.expect(_NAME, "the name of a rule")[0]
             scanner.expect("::=", "::=")
             if name in rules:
-                scanner.fail(f"the rule {name!r} is defined twice", start)
+                scanner.raise_grammar_error(f"the rule {name!r} is defined twice", start)
             rules[name] = self._alternation()
         if not rules:
-            scanner.fail("the grammar is empty", hint="Begin with: root ::= …")
+            scanner.raise_grammar_error("the grammar is empty", hint="Begin with: root ::= …")
         start_rule = "root" if "root" in rules else next(iter(rules))
         return check_references(Language(start_rule, rules), scanner, self._uses)
 
     def _alternation(self) -> Node:
         options = [self._sequence()]
-        while self._scanner.take(r"\|"):
+        while self._scanner.match_token(r"\|"):
             options.append(self._sequence())
         return alternation(options)
 
@@ -76,16 +76,16 @@ class _Parser:
         at = scanner.at
         if scanner.peek(f"{_NAME}{_BLANK}::="):  # the next rule begins
             return None
-        if name := scanner.take(_NAME):
+        if name := scanner.match_token(_NAME):
             self._uses.setdefault(name[0], at)
             return Ref(name[0])
         if scanner.peek('"'):
             return self._literal()
         if scanner.peek(r"\["):
             return self._class()
-        if scanner.take(r"\."):
+        if scanner.match_token(r"\."):
             return ANY_CHAR
-        if scanner.take(r"\("):
+        if scanner.match_token(r"\("):
             scanner.enter_group()
             node = self._alternation()
             scanner.leave_group()
@@ -94,7 +94,7 @@ class _Parser:
         if scanner.peek("!?<"):
             return special_token(scanner)
         if scanner.has_more and not scanner.peek(r"[|)]"):
-            scanner.fail("a name, a literal, a character class or a group expected")
+            scanner.raise_grammar_error("a name, a literal, a character class or a group expected")
         return None
 
     def _literal(self) -> Node:
@@ -104,9 +104,9 @@ class _Parser:
         text = ""
         while not scanner.peek('"'):
             if not scanner.has_more or scanner.peek("\n"):
-                scanner.fail("the literal has no end", start)
+                scanner.raise_grammar_error("the literal has no end", start)
             text += self._character()
-        scanner.take('"')
+        scanner.match_token('"')
         return literal(text)
 
     def _class(self) -> Node:
@@ -118,16 +118,16 @@ class _Parser:
         ranges: list[tuple[int, int]] = []
         while not scanner.peek(r"\]"):
             if not scanner.has_more:
-                scanner.fail("the character class has no end", start)
+                scanner.raise_grammar_error("the character class has no end", start)
             low = high = ord(self._character())
             if scanner.peek(r"-[^\]]"):
                 dash = scanner.at
                 scanner.at += 1
                 high = ord(self._character())
                 if high < low:
-                    scanner.fail("bad character range", dash)
+                    scanner.raise_grammar_error("bad character range", dash)
             ranges += charsets.without_surrogates(low, high)
-        scanner.take(r"\]")
+        scanner.match_token(r"\]")
         return CharSet(charsets.complement(ranges) if negated else charsets.union(ranges))
 
     def _character(self) -> str:
@@ -138,11 +138,11 @@ class _Parser:
             r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))|(?s:[^\\])"
         )
         if not match:
-            scanner.fail("a backslash at the end")
+            scanner.raise_grammar_error("a backslash at the end")
         scanner.at = match.end()
         digits = match[1] or match[2] or match[3]
         if not digits and match[4] in ("x", "u", "U"):
-            scanner.fail(f"\\{match[4]} without its hexadecimal digits", start)
+            scanner.raise_grammar_error(f"\\{match[4]} without its hexadecimal digits", start)
         if not digits and match[4] is None:
             code = ord(match[0])
         elif digits:
@@ -150,7 +150,7 @@ class _Parser:
         elif match[4] in _ESCAPES or not match[4].isalnum():
             return _ESCAPES.get(match[4], match[4])
         else:
-            scanner.fail(f"\\{match[4]} is no escape", start)
+            scanner.raise_grammar_error(f"\\{match[4]} is no escape", start)
         if code > charsets.LAST or charsets.has_surrogates(chr(code)):
-            scanner.fail("this is no character", start)
+            scanner.raise_grammar_error("this is no character", start)
         return chr(code)

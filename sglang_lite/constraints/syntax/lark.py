@@ -39,7 +39,7 @@ from sglang_lite.constraints.formal.nodes import (
     alternation,
     concat,
     literal,
-    mapped,
+    map_children,
     repeat,
     substring,
 )
@@ -107,16 +107,16 @@ class _Parser:
 
     def grammar(self) -> tuple[Language, dict[str, JsonSchema]]:
         scanner = self._scanner
-        scanner.skip()
+        scanner.skip_blanks()
         while scanner.has_more:
             if scanner.peek("%"):
                 self._directive()
             else:
                 self._definition()
         if "start" not in self._rules:
-            scanner.fail("there is no rule 'start'", 0)
+            scanner.raise_grammar_error("there is no rule 'start'", 0)
         for name in self._declared & self._uses.keys() - self._rules.keys():
-            scanner.fail(
+            scanner.raise_grammar_error(
                 f"{name} is declared: it comes from a postlexer, and no text is known of it",
                 self._uses[name],
             )
@@ -127,7 +127,7 @@ class _Parser:
             alternation(self._resolve_terminal(name) for name in self._ignored), 0, None
         )
         rules = {
-            name: self._with_terminals(body, between)
+            name: self._insert_terminal_bodies(body, between)
             for name, body in self._rules.items()
             if not _is_terminal(name)
         }
@@ -136,20 +136,22 @@ class _Parser:
     def _definition(self) -> None:
         scanner = self._scanner
         start = scanner.at
-        scanner.take(r"[?!]+")
+        scanner.match_token(r"[?!]+")
         name = scanner.expect(_NAME, "a name")[0]
-        parameters = scanner.take(r"\{([^}\n]*)\}")
-        scanner.take(_PRIORITY)
+        parameters = scanner.match_token(r"\{([^}\n]*)\}")
+        scanner.match_token(_PRIORITY)
         at = scanner.at
-        suffix = self._attributes() if scanner.take(r"\[") else None
+        suffix = self._attributes() if scanner.match_token(r"\[") else None
         if suffix is not None and (parameters or _is_terminal(name)):
-            scanner.fail("only a rule of terminals has attributes, no terminal and no template", at)
+            scanner.raise_grammar_error(
+                "only a rule of terminals has attributes, no terminal and no template", at
+            )
         scanner.expect(":", "a colon")
         if name in self._rules or name in self._templates:
-            scanner.fail(f"{name!r} is defined twice", start)
+            scanner.raise_grammar_error(f"{name!r} is defined twice", start)
         body = self._alternation()
         if suffix is not None:
-            body = self._terminal(_shortest(concat(body, suffix)))
+            body = self._add_anonymous_terminal(_without_extensions(concat(body, suffix)))
         if parameters is None:
             self._rules[name] = body
         else:
@@ -167,19 +169,23 @@ class _Parser:
             if name == "suffix":
                 scanner.expect("=", "=")
                 item = self._item()
-                suffix = scanner.fail("the end of the text expected", at) if item is None else item
+                suffix = (
+                    scanner.raise_grammar_error("the end of the text expected", at)
+                    if item is None
+                    else item
+                )
             elif name != "lazy":
                 explanation = (
                     f": a grammar says what a text is, and {name!r} how it is generated"
                     if name in _INSTEAD
                     else ""
                 )
-                scanner.fail(
+                scanner.raise_grammar_error(
                     f"the attribute {name!r} is not supported{explanation}",
                     at,
                     hint=_INSTEAD.get(name, ""),
                 )
-            if not scanner.take(","):
+            if not scanner.match_token(","):
                 break
         scanner.expect(r"\]", "a closing ]")
         return suffix
@@ -187,30 +193,30 @@ class _Parser:
     def _directive(self) -> None:
         scanner = self._scanner
         start = scanner.at
-        if scanner.take("%ignore"):
-            self._ignored.append(self._terminal(self._alternation()).name)
-        elif scanner.take("%import"):
+        if scanner.match_token("%ignore"):
+            self._ignored.append(self._add_anonymous_terminal(self._alternation()).name)
+        elif scanner.match_token("%import"):
             match = scanner.expect(
                 r"common\.(\w+|\([\w\s,]+\))(?:\s*->\s*(\w+))?|common\s*\(([\w\s,]+)\)", "common.…"
             )
             for name in re.findall(r"\w+", match[1] or match[3]):
                 if name not in _COMMON:
-                    scanner.fail(f"common has no {name}", start)
+                    scanner.raise_grammar_error(f"common has no {name}", start)
                 known = match[2] or name
                 body = regex.parse(_COMMON[name])
                 if self._rules.get(known, body) != body:
-                    scanner.fail(f"{known!r} is defined twice", start)
+                    scanner.raise_grammar_error(f"{known!r} is defined twice", start)
                 self._rules[known] = body
-        elif scanner.take("%declare"):
-            while name := scanner.take(rf"(?!{_DEFINITION}){_TERMINAL}"):
+        elif scanner.match_token("%declare"):
+            while name := scanner.match_token(rf"(?!{_DEFINITION}){_TERMINAL}"):
                 self._declared.add(name[0])
-        elif directive := scanner.take("%(extend|override)"):
-            scanner.take("[?!]+")
+        elif directive := scanner.match_token("%(extend|override)"):
+            scanner.match_token("[?!]+")
             name = scanner.expect(_NAME, "a name")
-            scanner.take(_PRIORITY)
+            scanner.match_token(_PRIORITY)
             scanner.expect(":", "a colon")
             if name[0] not in self._rules:
-                scanner.fail(
+                scanner.raise_grammar_error(
                     f"there is no {name[0]!r} to {directive[1]}",
                     start,
                     hint="Define or import it above.",
@@ -221,7 +227,9 @@ class _Parser:
                 alternation((old_body, body)) if directive[1] == "extend" else body
             )
         else:
-            scanner.fail("only %ignore, %import, %declare, %extend and %override are supported")
+            scanner.raise_grammar_error(
+                "only %ignore, %import, %declare, %extend and %override are supported"
+            )
 
     # ---------------------------------------------------------------------------------- expressions
 
@@ -230,16 +238,16 @@ class _Parser:
 
     def _alternation(self) -> Node:
         options = [self._sequence()]
-        while self._scanner.take(r"\|"):
+        while self._scanner.match_token(r"\|"):
             options.append(self._sequence())
         return alternation(options)
 
     def _sequence(self) -> Node:
         """Parses a concatenation, or several joined by `&`."""
         several = [self._concatenation()]
-        while self._scanner.take("&"):
+        while self._scanner.match_token("&"):
             several.append(self._concatenation())
-        self._scanner.take(r"->\s*\w+")
+        self._scanner.match_token(r"->\s*\w+")
         return several[0] if len(several) == 1 else Intersection(tuple(several))
 
     def _concatenation(self) -> Node:
@@ -260,47 +268,53 @@ class _Parser:
             or scanner.peek(r"[|&)\]},]|->|%(?!json|regex)")
         ):
             return None
-        if scanner.take("~"):
+        if scanner.match_token("~"):
             inner = self._item()
             return Complement(
-                scanner.fail("an expression after ~ expected", at) if inner is None else inner
+                scanner.raise_grammar_error("an expression after ~ expected", at)
+                if inner is None
+                else inner
             )
-        if name := scanner.take(_NAME):
+        if name := scanner.match_token(_NAME):
             self._uses.setdefault(name[0], at)
             return (
                 self._template(name[0], at)
-                if scanner.take(r"\{(?!\s*,?\s*[0-9])")
+                if scanner.match_token(r"\{(?!\s*,?\s*[0-9])")
                 else Ref(name[0])
             )
         if scanner.peek("<"):
-            return self._terminal(special_token(scanner))
-        if match := scanner.take(_STRING):
-            return self._terminal(self._string(match, at))
-        if match := scanner.take(_REGEX):
+            return self._add_anonymous_terminal(special_token(scanner))
+        if match := scanner.match_token(_STRING):
+            return self._add_anonymous_terminal(self._string(match, at))
+        if match := scanner.match_token(_REGEX):
             flags = match[2].replace("u", "")
             with_flags = f"(?{flags}:{match[1]})" if flags else match[1]
-            return self._terminal(self._parse_pattern(with_flags.replace(r"\/", "/"), at))
-        if scanner.take("%json"):
-            return self._json(at)
-        if scanner.take("%regex"):
-            return self._terminal(_read_substring(scanner, at))
+            return self._add_anonymous_terminal(
+                self._parse_pattern(with_flags.replace(r"\/", "/"), at)
+            )
+        if scanner.match_token("%json"):
+            return self._parse_json_directive(at)
+        if scanner.match_token("%regex"):
+            return self._add_anonymous_terminal(_read_substring(scanner, at))
         for opening, closing in ((r"\(", r"\)"), (r"\[", r"\]")):
-            if scanner.take(opening):
+            if scanner.match_token(opening):
                 scanner.enter_group()
                 node = self._alternation()
                 scanner.leave_group()
                 scanner.expect(closing, f"a closing {closing[1]}")
                 return Repeat(node, 0, 1) if closing == r"\]" else node
-        return scanner.fail("a name, a string, a regular expression or a group expected", at)
+        return scanner.raise_grammar_error(
+            "a name, a string, a regular expression or a group expected", at
+        )
 
     def _string(self, match: re.Match[str], at: int) -> Node:
         scanner = self._scanner
         text = _unescape_string(scanner, match[1], at)
-        if scanner.take(r"\.\."):
+        if scanner.match_token(r"\.\."):
             end = scanner.expect(_STRING, "the last character of the range")
             last = _unescape_string(scanner, end[1], at)
             if len(text) != 1 or len(last) != 1 or last < text:
-                scanner.fail("a range goes from one character to a later one", at)
+                scanner.raise_grammar_error("a range goes from one character to a later one", at)
             return CharSet(((ord(text), ord(last)),))
         return self._parse_pattern(f"(?i:{re.escape(text)})", at) if match[2] else literal(text)
 
@@ -308,21 +322,25 @@ class _Parser:
         try:
             return regex.parse_inside_grammar(pattern)
         except ConstraintError as error:
-            self._scanner.fail(error.message.removeprefix("regex: "), at, hint=error.hint)
+            self._scanner.raise_grammar_error(
+                error.message.removeprefix("regex: "), at, hint=error.hint
+            )
 
     def _template(self, name: str, at: int) -> Node:
         """Parses the arguments of a template and returns a reference to its instance."""
         scanner = self._scanner
         arguments: list[Node] = []
-        while not arguments or scanner.take(","):
+        while not arguments or scanner.match_token(","):
             item = self._item()
             arguments.append(
-                scanner.fail("an argument of the template expected") if item is None else item
+                scanner.raise_grammar_error("an argument of the template expected")
+                if item is None
+                else item
             )
         scanner.expect(r"\}", "a closing }")
-        return self._templates.use(name, arguments, at)
+        return self._templates.rule_for_use(name, arguments, at)
 
-    def _json(self, at: int) -> Node:
+    def _parse_json_directive(self, at: int) -> Node:
         schema = _read_json(self._scanner, "%json", at)
         name = f"%json {len(self._schemas)}"
         self._schemas[name] = JsonSchema(json.dumps(schema))
@@ -330,7 +348,7 @@ class _Parser:
 
     # ------------------------------------------------------------------------------------ terminals
 
-    def _terminal(self, node: Node) -> Ref:
+    def _add_anonymous_terminal(self, node: Node) -> Ref:
         """Adds an anonymous terminal and returns a reference to it."""
         name = f"%T{len(self._rules)}"
         self._rules[name] = node
@@ -339,23 +357,25 @@ class _Parser:
     def _resolve_terminal(self, name: str, inside: tuple[str, ...] = ()) -> Node:
         """Returns the body of a terminal without references to other terminals."""
         if name in inside:
-            self._scanner.fail(f"the terminal {name} refers to itself", self._uses.get(name, 0))
+            self._scanner.raise_grammar_error(
+                f"the terminal {name} refers to itself", self._uses.get(name, 0)
+            )
         if name not in self._terminals:
-            self._terminals[name] = self._without_names(self._rules[name], (*inside, name))
+            self._terminals[name] = self._resolve_terminal_names(self._rules[name], (*inside, name))
         return self._terminals[name]
 
-    def _without_names(self, node: Node, inside: tuple[str, ...]) -> Node:
+    def _resolve_terminal_names(self, node: Node, inside: tuple[str, ...]) -> Node:
         match node:
             case Ref(name) if _is_terminal(name):
                 return self._resolve_terminal(name, inside)
             case Ref(name):
-                self._scanner.fail(
+                self._scanner.raise_grammar_error(
                     f"a terminal, or a lazy rule, refers to the rule {name}",
                     self._uses.get(name, 0),
                 )
-        return mapped(node, partial(self._without_names, inside=inside))
+        return map_children(node, partial(self._resolve_terminal_names, inside=inside))
 
-    def _with_terminals(self, node: Node, between: Node) -> Node:
+    def _insert_terminal_bodies(self, node: Node, between: Node) -> Node:
         """Returns the body of a rule with terminals replaced by their bodies, each followed by
         ignored text.
         """
@@ -363,8 +383,8 @@ class _Parser:
             case Ref(name) if _is_terminal(name):
                 return concat(self._resolve_terminal(name), between)
             case Intersection() | Complement():
-                return concat(self._without_names(node, ()), between)
-        return mapped(node, partial(self._with_terminals, between=between))
+                return concat(self._resolve_terminal_names(node, ()), between)
+        return map_children(node, partial(self._insert_terminal_bodies, between=between))
 
 
 def _unescape_string(scanner: Scanner, text: str, at: int) -> str:
@@ -372,15 +392,17 @@ def _unescape_string(scanner: Scanner, text: str, at: int) -> str:
     try:
         return str(json.loads(f'"{text}"', strict=False))
     except ValueError:
-        scanner.fail("the string has an invalid escape", at, hint="Use the escapes of JSON.")
+        scanner.raise_grammar_error(
+            "the string has an invalid escape", at, hint="Use the escapes of JSON."
+        )
 
 
 def _read_json(scanner: Scanner, directive: str, at: int) -> Any:
     try:
         found, scanner.at = json.JSONDecoder().raw_decode(scanner.text, scanner.at)
     except ValueError as error:
-        scanner.fail(f"no JSON after {directive}: {error}", at)
-    scanner.skip()
+        scanner.raise_grammar_error(f"no JSON after {directive}: {error}", at)
+    scanner.skip_blanks()
     return found
 
 
@@ -403,13 +425,15 @@ def _read_substring(scanner: Scanner, at: int) -> Node:
     elif kind in ("substring_chars", "substring_words") and isinstance(value, str):
         pieces = list(value) if kind == "substring_chars" else re.findall(r"\w+|\W", value)
     else:
-        scanner.fail("%regex has substring_chars, substring_words or substring_chunks", at)
+        scanner.raise_grammar_error(
+            "%regex has substring_chars, substring_words or substring_chunks", at
+        )
     if any(map(charsets.has_surrogates, pieces)):
-        scanner.fail("a lone surrogate is no character", at)
+        scanner.raise_grammar_error("a lone surrogate is no character", at)
     return substring(pieces)
 
 
-def _shortest(node: Node) -> Node:
+def _without_extensions(node: Node) -> Node:
     """Returns the texts of a node, except those that extend another text of the node."""
     return Intersection((node, Complement(concat(node, Repeat(ANY_CHAR, 1, None)))))
 
@@ -445,20 +469,24 @@ class Templates:
         if len(set(names)) < len(names) or not all(
             each.replace("-", "_").isidentifier() for each in names
         ):
-            self._scanner.fail(f"the parameters of {name} must be distinct names", at)
+            self._scanner.raise_grammar_error(
+                f"the parameters of {name} must be distinct names", at
+            )
         self._bodies[name] = names, body
 
-    def use(self, name: str, arguments: Sequence[Node], at: int) -> Ref:
+    def rule_for_use(self, name: str, arguments: Sequence[Node], at: int) -> Ref:
         """Returns a reference to the rule of a template with these arguments."""
-        key = name, tuple(map(self._as_name, arguments))
+        key = name, tuple(map(self._name_for_argument, arguments))
         if key not in self._names:
             if len(self._names) == _MAX_INSTANCES:
-                self._scanner.fail(f"templates make more than {_MAX_INSTANCES:,} rules", at)
+                self._scanner.raise_grammar_error(
+                    f"templates make more than {_MAX_INSTANCES:,} rules", at
+                )
             self._names[key] = rule = f"%{name} {len(self._names)}"
             self._uses[rule] = *key, at
         return Ref(self._names[key])
 
-    def _as_name(self, node: Node) -> Ref:
+    def _name_for_argument(self, node: Node) -> Ref:
         if isinstance(node, Ref):
             return node
         if node not in self._arguments:
@@ -488,10 +516,10 @@ class Templates:
                 continue
             name, arguments, at = self._uses[rule]
             if name not in self._bodies:
-                self._scanner.fail(f"there is no template {name!r}", at)
+                self._scanner.raise_grammar_error(f"there is no template {name!r}", at)
             parameters, body = self._bodies[name]
             if len(parameters) != len(arguments):
-                self._scanner.fail(
+                self._scanner.raise_grammar_error(
                     f"{name} takes {len(parameters)} arguments, not {len(arguments)}", at
                 )
             expanded[rule] = self._fill_parameters(body, dict(zip(parameters, arguments)))
@@ -507,7 +535,7 @@ class Templates:
                     [each.name] if each.name in self._uses or each.name in self._bodies_of else []
                 )
                 return each
-            return mapped(each, look)
+            return map_children(each, look)
 
         look(node)
         return found
@@ -518,12 +546,14 @@ class Templates:
             case Ref(name) if name in arguments:
                 return arguments[name]
             case Ref(name) if name in self._bodies_of:
-                return self._as_name(self._fill_parameters(self._bodies_of[name], arguments))
+                return self._name_for_argument(
+                    self._fill_parameters(self._bodies_of[name], arguments)
+                )
             case Ref(name) if name in self._uses:
                 template, template_arguments, at = self._uses[name]
-                return self.use(
+                return self.rule_for_use(
                     template,
                     [self._fill_parameters(each, arguments) for each in template_arguments],
                     at,
                 )
-        return mapped(node, partial(self._fill_parameters, arguments=arguments))
+        return map_children(node, partial(self._fill_parameters, arguments=arguments))

@@ -67,7 +67,11 @@ def parse(pattern: str) -> Node:
     parser = _Parser(pattern, ecma=False)
     tree = parser.parse()
     node = _without_anchors(tree, EMPTY, EMPTY)
-    return Assertions(parser.cursor.fail).language(EMPTY, tree, EMPTY) if node is None else node
+    return (
+        Assertions(parser.cursor.raise_regex_error).language(EMPTY, tree, EMPTY)
+        if node is None
+        else node
+    )
 
 
 def one_line_message(message: str) -> str:
@@ -95,7 +99,7 @@ def parse_inside_grammar(pattern: str) -> Node:
     other = [each.at for each in assertions(tree) if isinstance(each, Behind) and not each.is_start]
     if node is None or other:
         at = min(other or [each.at for each in assertions(tree)])
-        parser.cursor.fail(
+        parser.cursor.raise_regex_error(
             "lookahead, lookbehind and word boundaries are not supported inside a grammar", at
         )
     return node
@@ -124,7 +128,9 @@ def parse_schema_pattern(pattern: str) -> Node:
         for after, dollar in backs:
             node = _without_anchors(tree, caret, dollar)
             if node is None:
-                return Assertions(parser.cursor.fail).language(ANY_TEXT, tree, ANY_TEXT)
+                return Assertions(parser.cursor.raise_regex_error).language(
+                    ANY_TEXT, tree, ANY_TEXT
+                )
             options.append(concat(before, node, after))
     return alternation(options)
 
@@ -204,11 +210,11 @@ class _Parser:
             )
         for i, char in enumerate("" if cursor.pattern.isascii() else cursor.pattern):
             if charsets.has_surrogates(char):
-                cursor.fail("a lone surrogate is no character", i)
+                cursor.raise_regex_error("a lone surrogate is no character", i)
         self.global_flags()
         tree = self.alternation()
         if not cursor.ended:
-            cursor.fail("unmatched ')'")
+            cursor.raise_regex_error("unmatched ')'")
         return tree
 
     def global_flags(self) -> None:
@@ -216,23 +222,25 @@ class _Parser:
         while match := cursor.match(r"\(\?([a-zA-Z]+)\)"):
             self.set_flags(self.flags | set(match[1]), "", match.start(1))
             cursor.at = match.end()
-            self.skip()
+            self.skip_comments()
 
     def set_flags(self, on: Set[str], off: str, at: int) -> None:
         cursor = self.cursor
         supported = "isu" if self.ecma else "isumxa"
         for flag in (*on, *off):
             if flag not in supported:
-                cursor.fail(
+                cursor.raise_regex_error(
                     f"flag {flag!r} is not supported",
                     at,
                     hint=f"Supported: {', '.join(supported)}.",
                 )
         if on & set(off) or set(off) & set("ua") or on >= set("ua"):
-            cursor.fail("these flags contradict each other, or can't be turned off", at)
+            cursor.raise_regex_error(
+                "these flags contradict each other, or can't be turned off", at
+            )
         self.flags = (self.flags - set(off) - (set("ua") if on & set("ua") else set())) | on
 
-    def skip(self) -> None:
+    def skip_comments(self) -> None:
         """Skips comments, and blanks in verbose patterns."""
         cursor = self.cursor
         comment = "" if self.ecma else r"\(\?#[^)]*\)"
@@ -243,23 +251,23 @@ class _Parser:
 
     def alternation(self) -> Tree:
         options = [self.concatenation()]
-        while self.cursor.take("|"):
+        while self.cursor.skip_over("|"):
             options.append(self.concatenation())
         return options[0] if len(options) == 1 else _alternation(*options)
 
     def concatenation(self) -> Tree:
         parts: list[Tree] = []
-        self.skip()
+        self.skip_comments()
         while self.cursor.following not in ("", "|", ")"):
             parts.append(self.repetition())
-            self.skip()
+            self.skip_comments()
         return parts[0] if len(parts) == 1 else _concat(*parts)
 
     def repetition(self) -> Tree:
         cursor = self.cursor
         start = cursor.at
         tree = self.atom()
-        self.skip()
+        self.skip_comments()
         counts = self.quantifier()
         if counts is None:
             return tree
@@ -267,14 +275,16 @@ class _Parser:
             self.ecma and isinstance(tree, Behind | Lookahead)
         )
         if not grouped and isinstance(tree, Behind | Ahead | Alternation | Lookahead):
-            cursor.fail("nothing to repeat", start)
+            cursor.raise_regex_error("nothing to repeat", start)
         repeated = Repeat(cast(Node, tree), *counts)
-        possessive = not self.ecma and cursor.take("+")
-        if not possessive and cursor.take("?"):  # lazy and greedy repeats match the same language
+        possessive = not self.ecma and cursor.skip_over("+")
+        if not possessive and cursor.skip_over(
+            "?"
+        ):  # lazy and greedy repeats match the same language
             self.lazy_at = cursor.at
-        self.skip()
+        self.skip_comments()
         if self.quantifier() is not None:
-            cursor.fail("multiple repeat", cursor.at - 1)
+            cursor.raise_regex_error("multiple repeat", cursor.at - 1)
         return self.make_atomic(repeated, start) if possessive else repeated
 
     def quantifier(self) -> tuple[int, int | None] | None:
@@ -289,16 +299,18 @@ class _Parser:
         if not match or match[0] == "{}":
             return None  # other braces are literal, as in Python
         if self.ecma and not match[1]:
-            cursor.fail("a repeat in a schema's pattern needs a minimum count", hint="Write {0,…}.")
+            cursor.raise_regex_error(
+                "a repeat in a schema's pattern needs a minimum count", hint="Write {0,…}."
+            )
         if (
             max(len(match[1]), len(match[3])) > 100
             or max(int(match[1] or 0), int(match[3] or 0)) > MAX_REPEAT
         ):
-            cursor.fail(f"repeat counts go up to {MAX_REPEAT:,}")
+            cursor.raise_regex_error(f"repeat counts go up to {MAX_REPEAT:,}")
         least = int(match[1] or 0)
         most = (int(match[3]) if match[3] else None) if match[2] else least
         if most is not None and most < least:
-            cursor.fail("min repeat greater than max repeat")
+            cursor.raise_regex_error("min repeat greater than max repeat")
         cursor.at = match.end()
         return least, most
 
@@ -318,9 +330,9 @@ class _Parser:
             line = ECMA["."] if self.ecma else charsets.python_class(".")
             return CharSet(charsets.ALL if "s" in self.flags else line)
         if self.quantifier() is not None:
-            cursor.fail("nothing to repeat", start)
+            cursor.raise_regex_error("nothing to repeat", start)
         for name in ("^", r"\A", "$", r"\Z", r"\z", r"\b", r"\B"):
-            if cursor.take(name):
+            if cursor.skip_over(name):
                 return self.assertion(name, start)
         if char == "\\":
             return CharSet(
@@ -351,10 +363,10 @@ class _Parser:
         flags = self.flags
         cursor.at += 1
         look = next((look for look in _LOOKS if cursor.pattern.startswith(look, start)), "")
-        atomic = not look and not self.ecma and cursor.take("?>")
+        atomic = not look and not self.ecma and cursor.skip_over("?>")
         if look:
             cursor.at = start + len(look)
-        elif not atomic and cursor.take("?"):
+        elif not atomic and cursor.skip_over("?"):
             self.kind(start)
         tree = self.inside(start)
         self.flags = flags
@@ -364,21 +376,23 @@ class _Parser:
             return Lookahead(start, tree, negated=look == "(?!")
         if look:
             behind = lookbehind(start, tree, negated=look == "(?<!", mixed=self.ecma)
-            return behind or cursor.fail("lookbehind is only supported for one character", start)
+            return behind or cursor.raise_regex_error(
+                "lookbehind is only supported for one character", start
+            )
         return tree
 
     def kind(self, start: int) -> None:
         """Parses what follows `(?`: a name, or flags for the group."""
         cursor = self.cursor
-        if cursor.take("P<") or cursor.take("<"):
+        if cursor.skip_over("P<") or cursor.skip_over("<"):
             end = cursor.pattern.find(">", cursor.at)
             name = cursor.pattern[cursor.at : end]
             if end < 0 or not name.isidentifier() or name in self.names:
-                cursor.fail("bad group name")
+                cursor.raise_regex_error("bad group name")
             if not self.ecma:  # in ECMA-262, alternatives may share a name
                 self.names.add(name)
             cursor.at = end + 1
-        elif not cursor.take(":"):
+        elif not cursor.skip_over(":"):
             flags = cursor.match(r"([a-zA-Z]*)(?:-([a-zA-Z]+))?:")
             if not flags:
                 kinds = {
@@ -387,7 +401,9 @@ class _Parser:
                     "P": "a backreference",
                     "#": "this comment",
                 }
-                cursor.fail(f"{kinds.get(cursor.following, 'this group')} is not supported", start)
+                cursor.raise_regex_error(
+                    f"{kinds.get(cursor.following, 'this group')} is not supported", start
+                )
             self.set_flags(set(flags[1]), flags[2] or "", cursor.at)
             cursor.at = flags.end()
 
@@ -396,23 +412,23 @@ class _Parser:
         cursor = self.cursor
         self.depth += 1
         if self.depth > MAX_NESTING:
-            cursor.fail(f"groups nest deeper than {MAX_NESTING}")
+            cursor.raise_regex_error(f"groups nest deeper than {MAX_NESTING}")
         tree = self.alternation()
         self.depth -= 1
-        if not cursor.take(")"):
-            cursor.fail("missing )", start)
+        if not cursor.skip_over(")"):
+            cursor.raise_regex_error("missing )", start)
         return tree
 
     def make_atomic(self, tree: Tree, start: int) -> Tree:
         """Converts an atomic group to a tree. Only the first match of the group in a place counts."""
         if self.lazy_at > start:
-            self.cursor.fail("lazy repeats are not supported in atomic groups", start)
+            self.cursor.raise_regex_error("lazy repeats are not supported in atomic groups", start)
         if _is_prefix_free(tree):
             return tree
         parts: tuple[Tree, ...]
         match tree:
             case Repeat(inner, least, most) if _is_prefix_free(inner) or (
-                least < 2 and _is_solid(inner)
+                least < 2 and _has_no_empty_match(inner)
             ):
                 # never backtracks into a round, because the repeat may always end
                 each = cast(Node, self.make_atomic(inner, start))
@@ -428,7 +444,9 @@ class _Parser:
                 return _alternation(*(_concat(*earlier[:i], part) for i, part in enumerate(parts)))
             case Concat((*first, last)) if all(map(_is_prefix_free, first)):
                 return _concat(*first, self.make_atomic(last, start))
-        return self.cursor.fail("this atomic group, or possessive repeat, is not supported", start)
+        return self.cursor.raise_regex_error(
+            "this atomic group, or possessive repeat, is not supported", start
+        )
 
 
 def _concat(*parts: Tree) -> Tree:
@@ -439,7 +457,7 @@ def _alternation(*options: Tree) -> Tree:
     return Alternation(cast(tuple[Node, ...], options))
 
 
-def _is_solid(tree: Tree) -> bool:
+def _has_no_empty_match(tree: Tree) -> bool:
     """Returns True if a tree matches no empty text and contains no assertion."""
     return not has_assertion(tree) and not accepts(cast(Node, tree), "")
 

@@ -28,8 +28,8 @@ def apply_case_flags(ranges: Ranges, flags: Set[str]) -> Ranges:
     if "i" not in flags:
         return ranges
     if "a" not in flags:
-        return charsets.ignoring_case(ranges)
-    closed = charsets.ignoring_case(charsets.intersection(ranges, _ASCII))
+        return charsets.close_under_case(ranges)
+    closed = charsets.close_under_case(charsets.intersection(ranges, _ASCII))
     return charsets.union([*ranges, *charsets.intersection(closed, _ASCII)])
 
 
@@ -45,7 +45,7 @@ class PatternCursor:
         self.pattern = pattern
         self.at = 0
 
-    def fail(self, problem: str, at: int | None = None, hint: str = "") -> NoReturn:
+    def raise_regex_error(self, problem: str, at: int | None = None, hint: str = "") -> NoReturn:
         at = self.at if at is None else at
         start = max(0, at - 40)
         shown = self.pattern[start : at + 30].replace("\n", "⏎")
@@ -67,7 +67,7 @@ class PatternCursor:
     def peek(self, text: str) -> bool:
         return self.pattern.startswith(text, self.at)
 
-    def take(self, text: str) -> bool:
+    def skip_over(self, text: str) -> bool:
         if self.peek(text):
             self.at += len(text)
             return True
@@ -94,7 +94,7 @@ class CharacterReader:
         start = cursor.at
         cursor.at += 1
         if cursor.ended:
-            cursor.fail("the pattern ends in a backslash", start)
+            cursor.raise_regex_error("the pattern ends in a backslash", start)
         char = cursor.pattern[cursor.at]
         cursor.at += 1
         if char in "dDwWsS":
@@ -105,7 +105,7 @@ class CharacterReader:
         if char in "pP":
             match = cursor.match(_CATEGORY)
             if not match or not charsets.unicode_category(match[2]):
-                cursor.fail(
+                cursor.raise_regex_error(
                     r"\p needs a Unicode category in braces", start, hint=r"As in \p{L} or \p{Nd}."
                 )
             cursor.at = match.end()
@@ -125,14 +125,16 @@ class CharacterReader:
         ):
             cursor.at = octal.end()
             if int(octal[0], 8) > 0o377:
-                cursor.fail(f"\\{octal[0]} is above \\377, the last octal escape", start)
+                cursor.raise_regex_error(
+                    f"\\{octal[0]} is above \\377, the last octal escape", start
+                )
             return ((int(octal[0], 8),) * 2,)
         if char == "N" and not self._ecma:
             return self._named_character(start)
         if char.isalnum() and char.isascii():
             kind = f"\\{char}"
             backreference = char.isdigit() and not in_class
-            cursor.fail(
+            cursor.raise_regex_error(
                 "a backreference is not supported" if backreference else f"{kind} is not supported",
                 start,
             )
@@ -146,7 +148,7 @@ class CharacterReader:
         except KeyError:
             char = ""
         if name is None or len(char) != 1:  # some names denote sequences of characters
-            cursor.fail(r"\N needs the name of a Unicode character in braces", start)
+            cursor.raise_regex_error(r"\N needs the name of a Unicode character in braces", start)
         cursor.at = name.end()
         return ((ord(char), ord(char)),)
 
@@ -159,18 +161,20 @@ class CharacterReader:
             not re.fullmatch("[0-9a-fA-F]{1,6}" if braces else f"[0-9a-fA-F]{{{width}}}", digits)
             or int(digits, 16) > LAST
         ):
-            cursor.fail(f"\\{kind} needs {width} hexadecimal digits of a character", start)
+            cursor.raise_regex_error(
+                f"\\{kind} needs {width} hexadecimal digits of a character", start
+            )
         cursor.at = braces.end() if braces else cursor.at + width
         code = int(digits, 16)
         if charsets.has_surrogates(chr(code)):
-            cursor.fail("a lone surrogate is no character", start)
+            cursor.raise_regex_error("a lone surrogate is no character", start)
         return ((code, code),)
 
     def char_class(self, flags: frozenset[str]) -> Ranges:
         cursor = self._cursor
         start = cursor.at
         cursor.at += 1
-        negated = cursor.take("^")
+        negated = cursor.skip_over("^")
         items: set[Ranges] = set()
         first = not self._ecma  # in Python, a ] in first position is a character
         while first or not cursor.peek("]"):
@@ -190,7 +194,7 @@ class CharacterReader:
                     items |= {item, upper, ((ord("-"), ord("-")),)}
                     continue
                 if not single or upper[0][0] < item[0][0]:
-                    cursor.fail("bad character range", dash)
+                    cursor.raise_regex_error("bad character range", dash)
                 items.add(tuple(charsets.without_surrogates(item[0][0], upper[0][0])))
             else:
                 items.add(item)
@@ -202,13 +206,13 @@ class CharacterReader:
             self._ranges += len(self._classes[key])
             if self._ranges > MAX_RANGES:
                 problem = f"its different character classes have more than {MAX_RANGES:,} ranges of characters"
-                cursor.fail(problem, start)
+                cursor.raise_regex_error(problem, start)
         return self._classes[key]
 
     def _class_item(self, start: int, flags: Set[str]) -> Ranges:
         cursor = self._cursor
         if cursor.ended:
-            cursor.fail("unterminated character set", start)
+            cursor.raise_regex_error("unterminated character set", start)
         if cursor.peek("\\"):
             return self.escape(flags, in_class=True)
         char = cursor.pattern[cursor.at]

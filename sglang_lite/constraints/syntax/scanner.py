@@ -46,7 +46,7 @@ class Scanner:
     def has_more(self) -> bool:
         return self.at < len(self.text)
 
-    def fail(self, problem: str, at: int | None = None, hint: str = "") -> NoReturn:
+    def raise_grammar_error(self, problem: str, at: int | None = None, hint: str = "") -> NoReturn:
         at = self.at if at is None else at
         line = self.text.count("\n", 0, at) + 1
         begin = self.text.rfind("\n", 0, at) + 1
@@ -56,7 +56,7 @@ class Scanner:
             f"{self.kind}: line {line}: {problem}\n  {shown}\n  {caret}", hint=hint
         )
 
-    def skip(self) -> None:
+    def skip_blanks(self) -> None:
         """Skips whitespace and comments."""
         match = self._blank.match(self.text, self.at)
         if match:
@@ -66,23 +66,23 @@ class Scanner:
     def peek(self, pattern: str) -> re.Match[str] | None:
         return _compiled(pattern).match(self.text, self.at)
 
-    def take(self, pattern: str) -> re.Match[str] | None:
+    def match_token(self, pattern: str) -> re.Match[str] | None:
         """Matches a pattern at the current offset and skips the blanks after the match. Returns
         None, without moving, if the pattern does not match.
         """
         match = self.peek(pattern)
         if match:
             self.at = match.end()
-            self.skip()
+            self.skip_blanks()
         return match
 
     def expect(self, pattern: str, what: str) -> re.Match[str]:
-        return self.take(pattern) or self.fail(f"{what} expected")
+        return self.match_token(pattern) or self.raise_grammar_error(f"{what} expected")
 
     def enter_group(self) -> None:
         self._depth += 1
         if self._depth > MAX_NESTING:
-            self.fail(f"groups nest deeper than {MAX_NESTING}")
+            self.raise_grammar_error(f"groups nest deeper than {MAX_NESTING}")
 
     def leave_group(self) -> None:
         self._depth -= 1
@@ -94,16 +94,18 @@ class Scanner:
         if not self.text.startswith(_SIGNS, self.at):
             return None
         for sign, counts in ((r"\*", (0, None)), (r"\+", (1, None)), (r"\?", (0, 1))):
-            if self.take(sign):
+            if self.match_token(sign):
                 return counts
         start = self.at
-        match = self.take(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}") or self.take(
+        match = self.match_token(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}") or self.match_token(
             r"~\s*(\d+)(?:\s*(\.\.)\s*(\d*))?"
         )
         if not match:
             return None
         if max(len(match[1] or ""), len(match[3] or "")) > 100:
-            self.fail("a repetition is {least,most}, with counts up to 10,000", start)
+            self.raise_grammar_error(
+                "a repetition is {least,most}, with counts up to 10,000", start
+            )
         least = int(match[1] or 0)
         most = (int(match[3]) if match[3] else None) if match[2] else least
         if (
@@ -111,7 +113,9 @@ class Scanner:
             or (most is not None and most < least)
             or max(least, most or 0) > 10_000
         ):
-            self.fail("a repetition is {least,most}, with counts up to 10,000", start)
+            self.raise_grammar_error(
+                "a repetition is {least,most}, with counts up to 10,000", start
+            )
         return least, most
 
 
@@ -122,9 +126,9 @@ def special_token(scanner: Scanner) -> Node:
     Raises:
         ConstraintError: the special token is not one of the supported ones.
     """
-    found = scanner.take(r"<\[?[^<>\s]*>")
+    found = scanner.match_token(r"<\[?[^<>\s]*>")
     if found is None or found[0] not in _SPECIAL_TOKENS:
-        scanner.fail(
+        scanner.raise_grammar_error(
             "the only supported special tokens are " + ", ".join(_SPECIAL_TOKENS),
             None if found is None else found.start(),
             hint="Leave out tokens that end the text: the model writes them itself. Quote other tokens as text.",
@@ -144,5 +148,5 @@ def check_references(language: Language, scanner: Scanner, uses: dict[str, int])
         name for body in language.rules.values() for name in sorted(references(body))
     ):
         if name not in language.rules:
-            scanner.fail(f"there is no rule {name!r}", uses.get(name, 0))
+            scanner.raise_grammar_error(f"there is no rule {name!r}", uses.get(name, 0))
     return language

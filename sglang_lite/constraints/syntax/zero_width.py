@@ -92,7 +92,7 @@ def lookbehind(at: int, tree: Tree, *, negated: bool, mixed: bool) -> Behind | N
     about it. If `mixed`, its alternatives may be of both kinds.
     """
     options: tuple[Tree, ...] = tree.options if isinstance(tree, Alternation) else (tree,)
-    found = [each for option in options if (each := _behind(at, option)) is not None]
+    found = [each for option in options if (each := _make_lookbehind(at, option)) is not None]
     if len(found) < len(options) or (
         not mixed and len({isinstance(option, CharSet) for option in options}) > 1
     ):
@@ -106,7 +106,7 @@ def lookbehind(at: int, tree: Tree, *, negated: bool, mixed: bool) -> Behind | N
     )
 
 
-def _behind(at: int, tree: Tree) -> Behind | None:
+def _make_lookbehind(at: int, tree: Tree) -> Behind | None:
     match tree:
         case CharSet(ranges):
             return Behind(at, ranges, False)
@@ -171,33 +171,36 @@ class Assertions:
 
     def language(self, before: Node, tree: Tree, after: Node) -> Node:
         """Returns the texts that consist of a text of `before`, one of the tree and one of `after`."""
-        self._classes = _classes(
+        self._classes = _partition_by_sets(
             each.before for each in assertions(tree) if isinstance(each, Behind)
         )
         contexts = [_START, *(_Context(i, 0) for i in range(len(self._classes)))]
         rest = self._following(tree, dict.fromkeys(contexts, after))
-        return _both(self._prepend(before, rest)[_START], ANY_TEXT)
+        return _nonempty_intersection(self._prepend_part(before, rest)[_START], ANY_TEXT)
 
     def _following(self, tree: Tree, rest: _Rest) -> _Rest:
         """Returns the texts of the tree, each continued by a text of `rest`."""
         match tree:
             case Behind():
                 return {
-                    context: text if self._holds(tree, context) else NOTHING
+                    context: text if self._holds_in_context(tree, context) else NOTHING
                     for context, text in rest.items()
                 }
             case Ahead():
-                return {context: _both(text, tree.rest) for context, text in rest.items()}
+                return {
+                    context: _nonempty_intersection(text, tree.rest)
+                    for context, text in rest.items()
+                }
             case Lookahead():
                 ahead = self._following(tree.tree, dict.fromkeys(rest, ANY_TEXT))
                 return {
-                    context: _both(
+                    context: _nonempty_intersection(
                         text, complement(ahead[context]) if tree.negated else ahead[context]
                     )
                     for context, text in rest.items()
                 }
         if not has_assertion(tree):
-            return self._prepend(tree, rest)
+            return self._prepend_part(tree, rest)
         match tree:
             case Alternation(options):
                 return _unite_by_context(*(self._following(option, rest) for option in options))
@@ -206,15 +209,15 @@ class Assertions:
                     rest = self._following(part, rest)
                 return rest
             case Repeat(inner, least, most):
-                return self._rounds(inner, least, most, rest)
+                return self._expand_repetition(inner, least, most, rest)
         raise AssertionError("nothing else has an assertion in it")
 
-    def _holds(self, assertion: Behind, context: _Context) -> bool:
+    def _holds_in_context(self, assertion: Behind, context: _Context) -> bool:
         if context.last < 0:
             return assertion.at_start
         return bool(charsets.intersection(self._classes[context.last], assertion.before))
 
-    def _rounds(self, inner: Node, least: int, most: int | None, rest: _Rest) -> _Rest:
+    def _expand_repetition(self, inner: Node, least: int, most: int | None, rest: _Rest) -> _Rest:
         if max(least, most or 0) > MAX_UNROLLED:
             problem = f"assertions can't be repeated a given number of times above {MAX_UNROLLED}"
             self._fail(problem, next(iter(assertions(inner))).at)
@@ -246,7 +249,7 @@ class Assertions:
             self._fail(f"this can't be repeated: {error.message}", next(iter(assertions(inner))).at)
         return {context: texts[name] for context, name in names.items()}
 
-    def _prepend(self, part: Node, rest: _Rest) -> _Rest:
+    def _prepend_part(self, part: Node, rest: _Rest) -> _Rest:
         """Returns the texts of a part without assertions, each continued by a text of `rest`."""
         groups: dict[Node, list[Ranges]] = {}
         for i, ranges in enumerate(self._classes):
@@ -255,7 +258,7 @@ class Assertions:
             return {context: concat(part, text) for context, text in rest.items()}
         empty = accepts(part, "")
         read = {
-            text: _both(
+            text: _nonempty_intersection(
                 part,
                 concat(ANY_TEXT, CharSet(charsets.union(r for ranges in last for r in ranges))),
             )
@@ -270,7 +273,7 @@ class Assertions:
         }
 
 
-def _classes(sets: Iterable[Ranges]) -> list[Ranges]:
+def _partition_by_sets(sets: Iterable[Ranges]) -> list[Ranges]:
     """Partitions the characters into classes that no set distinguishes."""
     found = [charsets.ALL]
     for each in dict.fromkeys(sets):
@@ -285,7 +288,7 @@ def _unite_by_context(*rests: _Rest) -> _Rest:
     return {context: alternation(rest[context] for rest in rests) for context in rests[0]}
 
 
-def _both(a: Node, b: Node) -> Node:
+def _nonempty_intersection(a: Node, b: Node) -> Node:
     """Returns the intersection of two nodes, or NOTHING if it is empty. Emptiness is not checked
     for texts that refer to rules.
     """

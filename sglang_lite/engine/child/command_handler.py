@@ -1,5 +1,5 @@
-"""The engine's process: executes the commands of the handle at the other end of a socket, and exits
-when the handle does.
+"""The engine's process. Executes the commands that the handle sends over a socket, and exits when
+the handle is closed.
 
 The main thread loads the model and runs the step loop. One thread reads commands, and never waits
 for the loop. Another one writes (outgoing.py).
@@ -49,10 +49,10 @@ from sglang_lite.engine.frames import (
     StartFailed,
     Submit,
     WindDown,
-    commands,
+    decode_commands,
     serializable_failure,
 )
-from sglang_lite.engine.meetings import join
+from sglang_lite.engine.meetings import join_meeting
 from sglang_lite.engine.switch_interval import SHORT_S
 from sglang_lite.protocol import (
     Delta,
@@ -106,13 +106,13 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(SHORT_S)  # the loop and the reader of commands take turns
     connection = Connection(socket.socket(fileno=descriptor))
-    frames = connection.frames()
-    messages = _messages(frames)
+    frames = connection.read_frames()
+    messages = _read_messages(frames)
     _, start = next(messages, (0, None))
     if not isinstance(start, Start):
         os._exit(0)
     outgoing = Outgoing(connection, start.config["stream_interval_s"])
-    end_with_parent(start.handle, outgoing.beat)
+    end_with_parent(start.handle, outgoing.send_heartbeat)
     _forward_logs(outgoing)
     handler = CommandHandler(outgoing)
     threading.Thread(
@@ -141,7 +141,7 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
 
     if isinstance(core, EngineCore):
         outgoing.tree = core.scheduler.store.tree.changes
-    handler.begin(core)
+    handler.start_executing(core)
     threading.Thread(
         target=watch_steps, args=(core.loop, start.config["stall_timeout_s"]), daemon=True
     ).start()
@@ -155,11 +155,11 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     os._exit(1)
 
 
-def _messages(frames: Iterable[memoryview]) -> Iterator[Command | tuple[int, ParameterError]]:
+def _read_messages(frames: Iterable[memoryview]) -> Iterator[Command | tuple[int, ParameterError]]:
     """Yields commands until the connection is closed."""
     try:
         for content in frames:
-            yield from commands(content)
+            yield from decode_commands(content)
     except (BrokenFrameError, msgspec.MsgspecError):
         logger.exception("the engine's process was sent what can't be read")
         os._exit(1)
@@ -202,7 +202,7 @@ def _load_core(
     several = config.parallel.ranks > 1
     # they start while torch is imported
     ranks = RankProcesses(config, path, crash) if several else None
-    from sglang_lite.runtime.core.engine_thread import build  # imports torch
+    from sglang_lite.runtime.core.engine_thread import build_core  # imports torch
     from sglang_lite.runtime.loading.load_model import load
     from sglang_lite.runtime.loading.model_choice import suggest_larger_model
 
@@ -219,16 +219,21 @@ def _load_core(
     try:
         met = start.meeting
         advice = "" if several else suggest_larger_model(config)
-        core = build(
+        core = build_core(
             config,
             lambda: load(
-                config, path, progress, compiler, ranks, None if met is None else join(met, config)
+                config,
+                path,
+                progress,
+                compiler,
+                ranks,
+                None if met is None else join_meeting(met, config),
             ),
         )
         return core, advice
     finally:
         if compiler is not None:
-            compiler.end()
+            compiler.kill()
         gc.enable()  # main.py has disabled it
         gc.collect()
         gc.freeze()  # and so do the model and its tokenizer
@@ -236,8 +241,8 @@ def _load_core(
         gc.set_threshold(10_000)
 
 
-def _nothing() -> None:
-    """Does nothing: no submission waits for room."""
+def _no_submission_waits() -> None:
+    """Does nothing: the `retry` of a submission that is not waiting for room."""
 
 
 class _Submission:
@@ -260,7 +265,7 @@ class _Submission:
         self.request = request
         self.expected_ends = request.samples if isinstance(request, GenerateRequest) else 1
         self.ticket: Ticket | None = None
-        self.retry: Callable[[], object] = _nothing
+        self.retry: Callable[[], object] = _no_submission_waits
         self.aborted = self.winds_down = False
 
     @property
@@ -283,14 +288,14 @@ class CommandHandler:
         self._open: dict[int, _Submission] = {}
         self._programs: dict[int, EngineProgram] = {}
 
-    def begin(self, core: AnyCore) -> None:
+    def start_executing(self, core: AnyCore) -> None:
         """Sets the core and starts executing commands, which may already have arrived."""
         self._core = core
         self._ready.set()
 
     def crash(self, error: SglError) -> None:
-        """Ends the loop, and so all requests, with an error. Before the loop runs, the engine fails
-        to start instead.
+        """Ends the step loop with an error, which fails all requests. If the loop is not running
+        yet, reports that the engine failed to start.
         """
         if self._core is None:
             self._outgoing.post(StartFailed(serializable_failure(error)))
@@ -300,7 +305,7 @@ class CommandHandler:
             print(f"the engine's loop crashed: {error}", flush=True)
             os._exit(1)  # the loop waits for its GPU, which waits for the rank's
 
-    def read(self, messages: Iterator[Command | tuple[int, ParameterError]]) -> None:
+    def execute_all(self, messages: Iterator[Command | tuple[int, ParameterError]]) -> None:
         """Executes all commands. Runs on its own thread."""
         for number, message in messages:
             self._ready.wait()
@@ -320,7 +325,7 @@ class CommandHandler:
             and (tiers := core.scheduler.store.tiers)
             and tiers.disk
         ):
-            core.loop.inbox.call(tiers.close)
+            core.loop.inbox.call_and_wait(tiers.close)
 
     # any record of a Command, or an error in its place
     def _execute(self, number: int, message: Any) -> None:
@@ -345,7 +350,7 @@ class CommandHandler:
             case Judge() if program is not None:
                 program.judge(message.path, message.place, message.verdict)
             case DropBranch() if program is not None:
-                program.drop(message.path)
+                program.drop_branch(message.path)
             case ExpectPause() if program is not None:
                 program.expect_pause(message.path, message.seconds)
             case WindDown() if program is not None:
@@ -371,7 +376,7 @@ class CommandHandler:
                 raise message
 
     def _ask_core(self, number: int, call: EngineCall[Any]) -> None:
-        self._core.ask(call).add_done_callback(partial(self._send_answer, number, call))
+        self._core.submit_call(call).add_done_callback(partial(self._send_answer, number, call))
 
     def _send_answer(self, number: int, call: EngineCall[Any], answer: Future[Any]) -> None:
         try:
@@ -389,8 +394,8 @@ class CommandHandler:
     # ---------------------------------------------------------------------------------- submissions
 
     def _admit(self, submission: _Submission) -> None:
-        """Submits when the engine has room. The handle counts its own submissions, but the room
-        that programs take is only known here.
+        """Submits a request once the engine has room. The handle counts its own submissions, but
+        only this process knows how much room open programs take.
         """
         self._open[submission.number] = submission
         submission.retry = partial(self._retry, submission)
@@ -398,7 +403,7 @@ class CommandHandler:
 
     def _retry(self, submission: _Submission) -> None:
         if submission.aborted:
-            self._core.open_requests.leave(submission.retry)
+            self._core.open_requests.give_up_place(submission.retry)
             return
         try:
             self._submit_or_wait(submission, first=True)
@@ -419,11 +424,11 @@ class CommandHandler:
         except OverloadedError:
             room.wait_for_room(submission.retry, submission.expected_ends, first=first)
             if submission.aborted:
-                room.leave(submission.retry)
+                room.give_up_place(submission.retry)
             return
         # The callback holds the submission: without a cycle both, and the request, are freed when
         # the last event comes.
-        submission.retry = _nothing
+        submission.retry = _no_submission_waits
         if submission.aborted:
             ticket.abort()
         if submission.winds_down:
@@ -435,7 +440,7 @@ class CommandHandler:
             submission.ticket.abort()
         else:  # the submission waits for room
             self._fail(submission.number, RequestAbortedError("the request was aborted."))
-            self._core.open_requests.leave(submission.retry)
+            self._core.open_requests.give_up_place(submission.retry)
 
     def _wind_down(self, submission: _Submission) -> None:
         submission.winds_down = True  # before reading the ticket: see `_submit_or_wait`
@@ -468,11 +473,11 @@ class CommandHandler:
             name,
             attempt=attempt,
         )
-        self._outgoing.put(told)
+        self._outgoing.put_event(told)
 
     def _fail(self, number: int, error: BaseException) -> None:
-        """Sends an error that ends a submission, even if several last events were expected or the
-        number is unknown.
+        """Sends an error as the last event of a submission, even if several samples were still
+        running or the submission is unknown here.
         """
         self._open.pop(number, None)
         program = self._programs.pop(number, None)
@@ -486,7 +491,7 @@ def _execute_and_exit(
 ) -> None:
     """Executes all commands and then ends this process, because nobody waits for results any more."""
     try:
-        handler.read(messages)
+        handler.execute_all(messages)
         handler.write_files()
     finally:
         os._exit(0)

@@ -34,13 +34,13 @@ _Stream = tuple[int, Path | None, int, int]  # submission, path of the node, att
 
 
 class _Joined:
-    """Deltas of one stream that will be sent as one."""
+    """Deltas of one stream, to be merged into a single event."""
 
     def __init__(self, first: RequestEvent) -> None:
         self.first = first
         self.deltas = [first.event]
 
-    def event(self) -> RequestEvent:
+    def merged_event(self) -> RequestEvent:
         first = self.first
         deltas = [delta for delta in self.deltas if isinstance(delta, Delta)]
         if len(deltas) == 1:
@@ -83,10 +83,12 @@ class Outgoing:
         self._urgent = False  # True if an unsent message is anything but a delta
         self._flushed = self._closing = False
         self._sending = threading.Lock()  # held while the thread sends
-        self._thread = threading.Thread(target=self._run, name="sglang_lite-send", daemon=True)
+        self._thread = threading.Thread(
+            target=self._send_until_closed, name="sglang_lite-send", daemon=True
+        )
         self._thread.start()
 
-    def put(self, told: RequestEvent) -> None:
+    def put_event(self, told: RequestEvent) -> None:
         """Queues an event to be sent after `flush`."""
         with self._lock:
             event = told.event
@@ -133,9 +135,9 @@ class Outgoing:
             self._urgent = self._urgent or not isinstance(message, Progress)
         self.flush()
 
-    def beat(self) -> None:
-        """Sends a sign of life, unless something is being sent. If the tree has unsent changes,
-        sends those instead.
+    def send_heartbeat(self) -> None:
+        """Sends a sign of life, unless a message is being sent. If the radix tree has changes to
+        report, sends those instead.
         """
         if self.tree is not None and self.tree.waits:
             self.flush()
@@ -143,7 +145,7 @@ class Outgoing:
             try:
                 # the handle is gone, and `serve` notices that, too
                 with contextlib.suppress(OSError):
-                    self._connection.beat()
+                    self._connection.send_heartbeat()
             finally:
                 self._sending.release()
 
@@ -154,7 +156,7 @@ class Outgoing:
             self._ready.notify()
         self._thread.join()
 
-    def _run(self) -> None:
+    def _send_until_closed(self) -> None:
         last = 0.0
         with contextlib.suppress(OSError):  # the handle is gone, and `serve` notices that, too
             while True:
@@ -173,8 +175,10 @@ class Outgoing:
                     self._urgent = self._flushed = False
                     closing = self._closing
                 last = time.monotonic()
-                messages = [each.event() if isinstance(each, _Joined) else each for each in unsent]
-                change = None if self.tree is None else self.tree.take()
+                messages = [
+                    each.merged_event() if isinstance(each, _Joined) else each for each in unsent
+                ]
+                change = None if self.tree is None else self.tree.take_changes()
                 # first, so that the handle knows a request's prefix when the request ends
                 if change is not None:
                     known = Prefixes(

@@ -18,7 +18,7 @@ from sglang_lite.engine.frames import (
     Loaded,
     Start,
     StartFailed,
-    commands,
+    decode_commands,
     encode_frame,
     serializable_failure,
 )
@@ -39,11 +39,11 @@ def main(descriptor: int, rank: int, meeting: str) -> None:
     set_process_name(f"sgl-rank-{rank}")
     faulthandler.enable()  # rank 0 passes on what is printed
     connection = Connection(socket.socket(fileno=descriptor))
-    contents = connection.frames()
+    contents = connection.read_frames()
     first = next(contents, None)
     if first is None:
         os._exit(0)
-    ((_, start),) = commands(first)
+    ((_, start),) = decode_commands(first)
     assert isinstance(start, Start)
     # each look is a sign of life
     end_with_parent(start.handle, partial(connection.send, encode_frame([])), BEAT_S)
@@ -65,7 +65,7 @@ def _load_and_follow(
 ) -> None:
     from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.runtime.executor import make_runner  # imports torch
-    from sglang_lite.runtime.executor.kv_pool_size import taken_bytes
+    from sglang_lite.runtime.executor.kv_pool_size import gpu_bytes_in_use
     from sglang_lite.runtime.executor.ranks import follow_rank_0, read_message
     from sglang_lite.runtime.host.openmp import set_share_of_threads
     from sglang_lite.runtime.loading.load_model import load_model
@@ -75,10 +75,14 @@ def _load_and_follow(
     set_share_of_threads(
         config.threads, config.parallel.threaded, max(config.dp_size // config.nnodes, 1)
     )
-    ranks = GlooCollectives(config.parallel.of(rank), meeting, config.dist_timeout or START_S)
+    ranks = GlooCollectives(
+        config.parallel.as_seen_by(rank), meeting, config.dist_timeout or START_S
+    )
     loaded = load_model(config, Path(start.model_path), iter, ranks=ranks)
     device = loaded.model.device
-    connection.send(encode_frame([Loaded(taken_bytes(device) if device.type == "cuda" else 0)]))
+    connection.send(
+        encode_frame([Loaded(gpu_bytes_in_use(device) if device.type == "cuda" else 0)])
+    )
     gc.freeze()
     follow_rank_0(
         map(read_message, contents),

@@ -14,13 +14,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from sglang_lite.engine.frames import HEADER, Loaded, Start, StartFailed, encode_frame, reports
+from sglang_lite.engine.frames import (
+    HEADER,
+    Loaded,
+    Start,
+    StartFailed,
+    decode_reports,
+    encode_frame,
+)
 from sglang_lite.engine.nodes import NodeListener, RemoteProcess
 from sglang_lite.engine.signs_of_life import processor_time
 from sglang_lite.engine.spawned_process import CAUSE_FIRST_S, SpawnedProcess
 from sglang_lite.protocol import BackendError, SglError
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.parallel.addresses import GLOO, meeting
+from sglang_lite.runtime.parallel.addresses import GLOO, rendezvous_url
 from sglang_lite.wire.failure import as_error
 
 if TYPE_CHECKING:
@@ -62,9 +69,9 @@ class RankProcesses:
         self._taken = 0  # maximum number of bytes in use on a rank's GPU
         self._ended = threading.Event()
         self._meeting = (
-            _create_meeting_file()
+            _create_rendezvous_file()
             if self._parallel.nodes == 1
-            else meeting(config.dist_init_addr, GLOO)
+            else rendezvous_url(config.dist_init_addr, GLOO)
         )
         start = encode_frame([(0, Start(asdict(config), os.fspath(path), os.getpid()))])
         self._children: dict[int, SpawnedProcess | RemoteProcess] = {}
@@ -74,7 +81,7 @@ class RankProcesses:
             if self._parallel.nodes == 1
             else NodeListener(config, path, self._register_process)
         )
-        for rank in range(1, self._parallel.per_node):
+        for rank in range(1, self._parallel.ranks_per_node):
             name = f"rank {rank} of {self._parallel.ranks}"
             child = SpawnedProcess("sglang_lite.engine.child.rank", name, rank, self._meeting)
             with contextlib.suppress(OSError):  # it has ended already, and its reader notices that
@@ -97,7 +104,7 @@ class RankProcesses:
     def collectives(self) -> Collectives:
         if self._nodes is not None:
             try:
-                self._nodes.wait(self._timeout, lambda: self._error is not None)
+                self._nodes.wait_for_processes(self._timeout, lambda: self._error is not None)
             except BackendError as error:
                 self._end_all_ranks(error)
             if self._error is not None:
@@ -113,12 +120,12 @@ class RankProcesses:
         of_node = (
             {}
             if self._nodes is None
-            else {rank: {"node": rank // self._parallel.per_node} for rank in pids}
+            else {rank: {"node": rank // self._parallel.ranks_per_node} for rank in pids}
         )
         known = {rank: {"pid": pid} for rank, pid in pids.items() if pid is not None}
         return [{"rank": rank} | of_node.get(rank, {}) | known.get(rank, {}) for rank in pids]
 
-    def wait_loaded(self) -> int:
+    def wait_until_loaded(self) -> int:
         for rank, loaded in self._loaded.items():
             if not loaded.wait(self._timeout) and self._error is None:
                 name = f"rank {rank} of {self._parallel.ranks}"
@@ -137,7 +144,7 @@ class RankProcesses:
         for child in self._children.values():
             child.connection.send(data)
 
-    def fail(self, error: BaseException) -> NoReturn:
+    def end_ranks_and_raise(self, error: BaseException) -> NoReturn:
         self._ended.wait(_REASON_S)
         self._end_all_ranks(
             BackendError(
@@ -175,9 +182,9 @@ class RankProcesses:
                 )
                 child.kill()
 
-        for content in child.connection.frames(look, _LOOK_S):
+        for content in child.connection.read_frames(look, _LOOK_S):
             silent = 0
-            for message in reports(content):
+            for message in decode_reports(content):
                 match message:
                     case Loaded():
                         with self._lock:
@@ -185,8 +192,8 @@ class RankProcesses:
                         self._loaded[rank].set()
                     case StartFailed():
                         error = as_error(message.failure)
-        end = child.end()
-        child.connection.release()
+        end = child.await_process_end()
+        child.connection.release_socket()
         if error is None and end.by_itself:
             self._ended.wait(CAUSE_FIRST_S)
         hint = (
@@ -216,9 +223,10 @@ def _processor_time_of(child: SpawnedProcess | RemoteProcess) -> int | None:
     return None if child.pid is None else processor_time(child.pid)
 
 
-def _create_meeting_file() -> str:
-    """Creates the file through which ranks meet, which no other user can read, and returns its
-    path. On Linux it is in no folder and disappears with this process, however the process ends.
+def _create_rendezvous_file() -> str:
+    """Creates the file through which ranks find each other, and returns its path. No other user can
+    read the file. On Linux it is in no folder, and disappears with this process however the process
+    ends.
     """
     if hasattr(os, "memfd_create"):
         return f"/proc/{os.getpid()}/fd/{os.memfd_create('sglang_lite-ranks')}"

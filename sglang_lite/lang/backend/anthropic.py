@@ -25,8 +25,8 @@ from sglang_lite.lang.backend.apis.api import (
     PartialCall,
     Target,
     Tools,
-    conversation,
-    named_parameters,
+    iterate_turns,
+    split_parameters,
     with_cache_control,
 )
 from sglang_lite.lang.backend.capabilities import Capabilities
@@ -51,7 +51,7 @@ from sglang_lite.protocol import (
     total_usage,
 )
 from sglang_lite.protocol.anything import Foreign, Json
-from sglang_lite.text.tool_use import results_of
+from sglang_lite.text.tool_use import split_call_results
 
 
 class Anthropic(RemoteBackend):
@@ -138,7 +138,7 @@ class Anthropic(RemoteBackend):
             cache_hints=self.profile.supports("cache_control"),
         )
 
-    async def call(
+    async def call_api(
         self,
         prompt: Prompt,
         params: SamplingParams,
@@ -148,7 +148,7 @@ class Anthropic(RemoteBackend):
         stream: bool,
     ) -> AsyncGenerator[Delta | Generation, None]:
         blanks = RepeatedWhitespace(prompt.partial)
-        answer = super().call(prompt, params, strategy, constrained=constrained, stream=stream)
+        answer = super().call_api(prompt, params, strategy, constrained=constrained, stream=stream)
         async with aclosing(answer) as events:
             async for event in events:
                 trimmed = blanks.trim(event)
@@ -157,8 +157,9 @@ class Anthropic(RemoteBackend):
 
 
 class RepeatedWhitespace:
-    """Filter for whitespace at the end of a turn that has begun. The API receives the turn without
-    it, so an answer may begin with the same whitespace, which is removed.
+    """Removes whitespace that an answer repeats from the open turn that it continues. The API
+    receives the turn without its trailing whitespace, so the model may write the same whitespace
+    again.
     """
 
     def __init__(self, begun: str) -> None:
@@ -213,7 +214,7 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
                 hint="Move the text before the value to the user's turn.",
             )
         arguments["messages"].append({"role": "assistant", "content": prefill})
-    own, extra = named_parameters(
+    own, extra = split_parameters(
         request.params,
         {"max_tokens": "max_tokens", "stop": "stop_sequences", "thinking": "thinking"},
     )
@@ -286,14 +287,14 @@ def _messages(request: ApiRequest) -> list[dict[str, Any]]:
     the model's original blocks, and the results of its calls as `tool_result` blocks.
     """
     messages: list[dict[str, Any]] = []
-    for message, stored, calls in conversation(
+    for message, stored, calls in iterate_turns(
         request.prompt.messages, request.provider_items, _calls_of
     ):
         content: Any = (
             list(stored) if stored is not None else _content(message, request.target.model)
         )
         if calls:
-            results = results_of([call["name"] for call in calls], content)
+            results = split_call_results([call["name"] for call in calls], content)
             content = [
                 {"type": "tool_result", "tool_use_id": call["id"], "content": result}
                 for call, result in zip(calls, results)
@@ -346,7 +347,7 @@ class MessagesReader(ApiReader):
         # index of its first block in the sample's items, after the blocks of earlier messages
         self._first = 0
 
-    def event(self, event: Foreign) -> Sequence[Delta]:
+    def read_event(self, event: Foreign) -> Sequence[Delta]:
         sample = self._sample
         match event.type:
             case "message_start":

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sglang_lite.constraints.json_schema.keywords import REPEATS
-from sglang_lite.constraints.json_schema.repeats import asks_for_limit
+from sglang_lite.constraints.json_schema.repeats import has_repeats_keyword
 from sglang_lite.lang.backend.capabilities import (
     CONSTRAINT_NAMES,
     EVERYTHING,
@@ -18,7 +18,7 @@ from sglang_lite.lang.backend.capabilities import (
 )
 from sglang_lite.lang.backend.profiles.prices import Price, find_price
 from sglang_lite.lang.concurrency.pool import ThreadPool
-from sglang_lite.markup import cut
+from sglang_lite.notebook.markup import shorten_text
 from sglang_lite.program.nodes import Node, Path, Verdict
 from sglang_lite.protocol import (
     CapabilityError,
@@ -56,7 +56,7 @@ asked_adapter: ContextVar[str | None] = ContextVar("sglang_lite_asked_adapter", 
 
 
 def choose_adapter(lora_path: tuple[str, ...] | Unset) -> None:
-    """Chooses the adapter for the next selections of this context by setting `asked_adapter`."""
+    """Sets `asked_adapter`, the adapter for the next selections in this context."""
     asked_adapter.set(adapter_of(lora_path))
 
 
@@ -76,26 +76,27 @@ class ProgramAtBackend(Protocol):
         ...
 
     def judge(self, path: Path, place: int, verdict: Verdict) -> None:
-        """Delivers the verdict on a judged node of a branch, or on a pause, by its index in the
+        """Delivers the verdict on a judged node or a pause of a branch, given by its index in the
         branch.
         """
         ...
 
-    def drop(self, path: Path) -> None:
+    def drop_branch(self, path: Path) -> None:
         """Cancels the queued and running nodes of a branch; a rollback continues from an earlier
         mark.
         """
         ...
 
     def expect_pause(self, path: Path, seconds: float) -> None:
-        """Announces for how long nothing will be added to a branch, counted from its last answer or
-        from now on.
+        """Announces for how many seconds nothing will be added to a branch, counted from its last
+        answer or, if that has arrived, from now.
         """
         ...
 
     def wind_down(self) -> None:
-        """Ends all generations, including those of later nodes, where a limit may cut them. Only
-        called if the backend has the capability `winds_down` or `winds_down_programs`.
+        """Ends all generations, including those of later nodes, as soon as each reaches a place
+        where a limit may cut it. Only called if the backend has the capability `winds_down` or
+        `winds_down_programs`.
         """
         ...
 
@@ -118,7 +119,7 @@ class Listener(ABC):
 
     @abstractmethod
     # players, of a package above
-    def call(self, event: str, branch: Any, children: Sequence[Any]) -> None:
+    def notify_event(self, event: str, branch: Any, children: Sequence[Any]) -> None:
         """Notifies the listener of an event of a branch. May block.
 
         Args:
@@ -252,7 +253,7 @@ class Backend:
         constraint = demands.constraint
         if demands.kind == "select":
             if not can.select:
-                raise refusal(
+                raise unsupported_feature_error(
                     self,
                     node,
                     "select",
@@ -261,16 +262,18 @@ class Backend:
                 )
             if demands.scores and not can.scores:
                 instead = "Leave them out: it picks a choice without scores."
-                raise refusal(self, node, "choices_method, temperature or multi", instead, where)
+                raise unsupported_feature_error(
+                    self, node, "choices_method, temperature or multi", instead, where
+                )
             return
         if constraint is not None and type(constraint) not in can.constraints:
-            raise refusal(
+            raise unsupported_feature_error(
                 self, node, CONSTRAINT_NAMES[type(constraint)], _kinds(can.constraints), where
             )
         if can.params is None:
             return
-        if "repeats" not in can.params and asks_for_limit(constraint):
-            raise refusal(
+        if "repeats" not in can.params and has_repeats_keyword(constraint):
+            raise unsupported_feature_error(
                 self,
                 node,
                 REPEATS,
@@ -283,12 +286,12 @@ class Backend:
                 instead = (
                     f"Leave it out, or use another backend for this node: gen(backend=…). {takes}"
                 )
-                raise refusal(self, node, name, instead, where)
+                raise unsupported_feature_error(self, node, name, instead, where)
 
     # ------------------------------------------------------------------------------------ the model
 
     def __repr__(self) -> str:
-        return f"{name_of(self)}({cut(self.get_model_name(), 200)!r})"
+        return f"{name_of(self)}({shorten_text(self.get_model_name(), 200)!r})"
 
     def get_model_name(self) -> str:
         return type(self).__name__
@@ -380,12 +383,12 @@ def check_adapter(
     none.
     """
     if adapter_of(adapter) is not None and not backend.capabilities.adapters:
-        raise refusal(
+        raise unsupported_feature_error(
             backend, node, "lora_path", "Leave it out, or use a local engine or its server.", where
         )
 
 
-def refusal(
+def unsupported_feature_error(
     backend: Backend, node: object, feature: str, instead: str, where: Location | None
 ) -> CapabilityError:
     """Makes the error for a feature that a backend does not support.
@@ -402,7 +405,7 @@ def unsupported_medium_error(
 ) -> CapabilityError:
     """Makes the error for an image, a video or a sound that a backend does not accept."""
     told = "says" if kind == "audio" else "shows"
-    return refusal(
+    return unsupported_feature_error(
         backend, node, MEDIA_NAMES[kind], f"Describe what it {told}, or use another backend.", where
     )
 

@@ -66,19 +66,19 @@ class TurnRules:
     enforces_grammars: bool = False
 
 
-def common_rules(each: Sequence[TurnRules]) -> TurnRules:
+def combine_turn_rules(each: Sequence[TurnRules]) -> TurnRules:
     """Combines the rules of several backends into rules that all of them can follow, since any of
     them may answer. A turn is refused if one backend refuses it, continued if all backends continue
     it, and generated as one text if all enforce its grammar.
     """
     return TurnRules(
-        _weakest(rules.begun_turns for rules in each),
-        _weakest(rules.begun_constrained for rules in each),
+        _weakest_turn_support(rules.begun_turns for rules in each),
+        _weakest_turn_support(rules.begun_constrained for rules in each),
         all(rules.enforces_grammars for rules in each),
     )
 
 
-def _weakest(turns: Iterable[BegunTurns]) -> BegunTurns:
+def _weakest_turn_support(turns: Iterable[BegunTurns]) -> BegunTurns:
     return min(turns, key=_WEAKEST_FIRST.index)
 
 

@@ -47,9 +47,9 @@ def as_backend(value: object) -> Backend:
     kind: Any = type(backend)  # mypy takes no type for hashable
     if not _may_have_hooks(kind):
         return backend
-    from sglang_lite.compat.sglang.hooks import adapted
+    from sglang_lite.compat.sglang.hooks import adapt_hooks
 
-    return adapted(backend)
+    return adapt_hooks(backend)
 
 
 @lru_cache(maxsize=1024)
@@ -90,11 +90,11 @@ def is_engine(value: object) -> TypeGuard[Engine]:
     import the runtime.
     """
     kind: Any = type(value)  # as above
-    return _makes_engines(kind)
+    return _is_engine_class(kind)
 
 
 @lru_cache(maxsize=1024)
-def _makes_engines(kind: type) -> bool:
+def _is_engine_class(kind: type) -> bool:
     return any(each.__module__ == "sglang_lite.engine.engine" for each in kind.__mro__)
 
 

@@ -88,7 +88,7 @@ class LiteLLM(RemoteBackend):
 
         super().__init__(
             model_name,
-            Connector("litellm", "litellm", make, _errors, close=_keep_open),
+            Connector("litellm", "litellm", make, _litellm_error_types, close=_keep_open),
             resolve_profile(profile, "compatible", model_name),
             policy,
             capabilities,
@@ -109,7 +109,7 @@ def _create(client: Any) -> Any:
     return create
 
 
-def _errors(sdk: Any) -> Any:
+def _litellm_error_types(sdk: Any) -> Any:
     import openai  # base of LiteLLM's error classes
 
     return openai.OpenAIError, openai.APITimeoutError, openai.APIConnectionError

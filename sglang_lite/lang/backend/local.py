@@ -42,7 +42,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
-from sglang_lite.text.tool_formats import family_of
+from sglang_lite.text.tool_formats import detect_tool_family
 
 if TYPE_CHECKING:
     from sglang_lite.engine.engine import Engine
@@ -84,7 +84,7 @@ class LocalBackend(Backend):
 
     @property
     def endpoint(self) -> LocalBackend:
-        """The backend itself, where SGLang's `Runtime` has its backend."""
+        """The backend itself, for code that reads `endpoint` of SGLang's `Runtime`."""
         return self
 
     def agenerate(
@@ -134,7 +134,7 @@ class LocalBackend(Backend):
                     raise event
                 if not isinstance(event, Delta):
                     count -= 1
-                    self.token_usage.add(event.usage)
+                    self.token_usage.add_usage(event.usage)
                 yield event
         finally:
             if timer is not None:
@@ -195,7 +195,7 @@ class LocalBackend(Backend):
 
     def tool_family(self) -> str | None:
         template = self.get_chat_template()
-        return family_of(template.source) if isinstance(template, JinjaTemplate) else None
+        return detect_tool_family(template.source) if isinstance(template, JinjaTemplate) else None
 
     def flush_cache(self) -> bool:
         self.engine.flush_cache()
@@ -209,8 +209,9 @@ class LocalBackend(Backend):
 
 
 def schedule_wind_down(wind_down: Callable[[], None]) -> asyncio.TimerHandle | None:
-    """Schedules a call for when the current generation has to wind down. Returns the timer, or None
-    if it has been called already or never will be.
+    """Schedules `wind_down` for the time when the current generation has to wind down. Returns the
+    timer, or None if that time has already come, in which case it is called immediately, or never
+    will.
     """
     at = winds_down_at.get()
     if at is None:
@@ -228,7 +229,7 @@ def default_identity() -> tuple[Json, ...]:
     """
     from sglang_lite import Engine
 
-    return LocalBackend(Engine.unstarted()).identity()
+    return LocalBackend(Engine.from_default_model_files()).identity()
 
 
 def default_engine() -> LocalBackend:

@@ -141,7 +141,7 @@ class OpenAI(RemoteBackend):
                 kind_of_server(str(made.base_url), made.api_key) or "compatible", model_name
             )
 
-        def found() -> Profile:
+        def find_with_api() -> Profile:
             profile = given or find()
             return replace(profile, api=api or profile.api if is_chat_model else "completions")
 
@@ -152,7 +152,7 @@ class OpenAI(RemoteBackend):
         super().__init__(
             model_name,
             Connector("openai", "openai", make, sdk_errors("OpenAIError"), existing_client=client),
-            found,
+            find_with_api,
             policy,
             capabilities,
             without_stops_and_placeholders(template) if is_chat_model else template,
@@ -184,7 +184,7 @@ class OpenAI(RemoteBackend):
             response = await self.client().decisions.create(
                 **decision_request(self.model_name, prompt, choices)
             )
-        return decision(response, choices, self._name, time.perf_counter() - began)
+        return parse_decision(response, choices, self._name, time.perf_counter() - began)
 
 
 _QUESTION = "Which of these texts is what the assistant says next?"
@@ -199,7 +199,9 @@ def decision_request(model: str, prompt: Prompt, choices: Sequence[str]) -> dict
     return {"model": model, "input": input_items(prompt.messages), "questions": [question]}
 
 
-def decision(response: Foreign, choices: Sequence[str], name: str, seconds: float) -> Selection:
+def parse_decision(
+    response: Foreign, choices: Sequence[str], name: str, seconds: float
+) -> Selection:
     """Reads the choices' scores from an answer into a Selection. Each score is the logarithm of one
     probability.
 

@@ -1,5 +1,6 @@
-"""Interface of planners, and the facts about a run that a backend called generation by generation
-may use. One call may then bring several answers, or one generation may wait for another.
+"""Interface of planners, for backends that are called generation by generation, and the facts about
+a run that planners use. A plan may get several answers from one call, or make one generation wait
+for another.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _MIN_RATE = 0.5
 
 @dataclass(slots=True, eq=False)
 class ApiDrafts:
-    """Records which generations a program's API calls may draft for later ones of the same turn,
-    and how often that has paid off in all runs of the program so far.
+    """Decides whether a program's API calls also draft later generations of the same turn, and
+    counts how many drafts were used in all runs of the program.
 
     Args:
         tokens: maximum number of tokens that a call may generate ahead, or None for no drafts.
@@ -57,8 +58,8 @@ class ApiDrafts:
 
     @property
     def on(self) -> bool:
-        """True if the next run will draft. False after at least 32 generations if fewer than half
-        of them were found.
+        """True if the next run will draft. Becomes False after at least 32 generations if fewer
+        than half of them had been drafted.
         """
         seen = self.found + self.missed
         return self.tokens is not None and (seen < _MIN_SEEN or self.found >= seen * _MIN_RATE)
@@ -89,7 +90,7 @@ class RunFacts:
     shares: bool = True
 
     @classmethod
-    def of(
+    def at_run_start(
         cls, params: SamplingParams, drafts: ApiDrafts | None, *, shares: bool = True
     ) -> RunFacts:
         """Collects the facts of a run that begins now, with its program's drafts, if any."""
@@ -108,28 +109,30 @@ class NodeQuestion:
     constraint: Constraint | None = None
     stream: bool = False
 
-    def events(self) -> AsyncGenerator[Delta | Generation, None]:
+    def request_events(self) -> AsyncGenerator[Delta | Generation, None]:
         """Requests the generation and yields its events."""
         return self.backend.agenerate(self.prompt, self.params, self.constraint, stream=self.stream)
 
-    async def answer(
+    async def ask_other_question(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None = None
     ) -> Generation:
-        """Returns the single sample for another question to the same backend."""
+        """Sends another question to the same backend and returns its single sample."""
         return await only_answer(self.backend.agenerate(prompt, params, constraint, stream=False))
 
-    async def selection(self, choices: Sequence[str]) -> Selection:
+    async def request_selection(self, choices: Sequence[str]) -> Selection:
         """Requests a selection."""
         return await self.backend.aselect(self.prompt, choices, unconditional=False)
 
 
 class AnswerSource(ABC):
-    """Source of a node's answer other than a call of the node's own. Used on the executor loop."""
+    """Source of a node's answer, used in place of a direct call to the backend. Runs on the
+    executor loop.
+    """
 
     @asynccontextmanager
     async def around_attempts(self, text: str) -> AsyncIterator[None]:
-        """Surrounds all attempts at the node. Waiting at its start does not count toward the node's
-        timeout.
+        """Surrounds all attempts at the node. Time spent waiting on entry does not count toward the
+        node's timeout.
 
         Args:
             text: text of the branch before the node.
@@ -138,11 +141,11 @@ class AnswerSource(ABC):
 
     @abstractmethod
     def agenerate(self, question: NodeQuestion) -> AsyncGenerator[Delta | Generation, None]:
-        """Yields the events of the generation, like `question.events()`."""
+        """Yields the events of the generation, like `NodeQuestion.request_events`."""
 
     async def aselect(self, question: NodeQuestion, choices: Sequence[str]) -> Selection:
-        """Returns the answer of the selection, like `question.selection(choices)`."""
-        return await question.selection(choices)
+        """Returns the answer of the selection, like `NodeQuestion.request_selection`."""
+        return await question.request_selection(choices)
 
 
 class Planner(ABC):
@@ -164,9 +167,9 @@ class Planner(ABC):
         """
 
     @abstractmethod
-    def share(self, added: Expression, size: int) -> Expression:
-        """Returns the expression to add to `size` equal branches. Its first generation may be one
-        call for all of them.
+    def share_among_branches(self, added: Expression, size: int) -> Expression:
+        """Returns `added` in the form in which it is added to `size` equal branches, so that its
+        first generation may be one call for all of them.
         """
 
     @abstractmethod

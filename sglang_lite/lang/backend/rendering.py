@@ -15,10 +15,10 @@ import msgspec
 
 from sglang_lite.lang.chat_template import ChatTemplate
 from sglang_lite.protocol import CapabilityError, JsonSchema, Message, Prompt, PromptTools, Span
-from sglang_lite.text.chat_format import ChatFormat, Conversation, Tool, with_description
+from sglang_lite.text.chat_format import ChatFormat, Conversation, Tool, prepend_description
 from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
 from sglang_lite.text.tool_calls import parse_answer
-from sglang_lite.text.tool_use import results_of
+from sglang_lite.text.tool_use import split_call_results
 
 CONTINUE_PROMPT = (
     "Go on with your last message exactly where it ends. Write only what comes next: repeat nothing of it, and say "
@@ -26,7 +26,7 @@ CONTINUE_PROMPT = (
 )
 
 
-def text_outside(prompt: Prompt, template: TurnTemplate | None) -> str:
+def text_outside_turns(prompt: Prompt, template: TurnTemplate | None) -> str:
     """Returns the first text of a prompt that is outside its turns, without whitespace, or an empty
     string if all text is inside.
     """
@@ -50,7 +50,7 @@ def text_outside(prompt: Prompt, template: TurnTemplate | None) -> str:
     return ""
 
 
-def rerender(
+def rerender_with_template(
     prompt: Prompt, template: TurnTemplate | None, written_by: TurnTemplate | None
 ) -> Prompt:
     """Renders the turns of a prompt with another template. The text outside the turns comes first.
@@ -59,7 +59,7 @@ def rerender(
     """
     if template is None or written_by is None or (not prompt.messages and prompt.role is None):
         return prompt
-    spans = [Span(text_outside(prompt, written_by))]
+    spans = [Span(text_outside_turns(prompt, written_by))]
     before = list[dict[str, str]]()
     for message in prompt.messages:
         prefix, suffix = template.get_prefix_and_suffix(message.role, before)
@@ -113,11 +113,13 @@ def with_tools(
         has_system = (
             not isinstance(template, ChatTemplate) or "system" in template.role_prefix_and_suffix
         )
-        messages = with_description(
-            _texts(prompt.messages), _describe_tools(prompt.tools), has_system
+        messages = prepend_description(
+            _turn_messages(prompt.messages), _describe_tools(prompt.tools), has_system
         )
         turns = tuple(Message(message["role"], (message["content"],)) for message in messages)
-        shown = rerender(msgspec.structs.replace(prompt, messages=turns), template, template).spans
+        shown = rerender_with_template(
+            msgspec.structs.replace(prompt, messages=turns), template, template
+        ).spans
     before = Span(_text_before(prompt, template))
     spans = tuple(span for span in (before, *shown) if span.text)
     return msgspec.structs.replace(prompt, spans=spans, tools=None)
@@ -140,16 +142,19 @@ def _render_with_tools(
 ) -> Sequence[Span]:
     functions = [Tool(**json.loads(each)["function"]) for each in tools.shown]
     if tools.family is None or "tool_calls" not in template.source:
-        messages = _texts(prompt.messages)
+        messages = _turn_messages(prompt.messages)
     else:
         schemas = {tool.name: tool.schema for tool in functions}
         messages = _messages(prompt.messages, tools.family, schemas, parallel=tools.parallel)
     if tools.family is None:
-        messages = with_description(messages, _describe_tools(tools), template.has_system)
+        messages = prepend_description(messages, _describe_tools(tools), template.has_system)
         functions = []
     chat_format = _chat_format(template, tuple(control), tools.family)
     spans = chat_format.prompt(Conversation(messages, functions)).spans
-    return [*_with_ids(spans, prompt.spans), *_last_spans(prompt.spans, len(prompt.partial))]
+    return [
+        *_restore_token_ids(spans, prompt.spans),
+        *_last_spans(prompt.spans, len(prompt.partial)),
+    ]
 
 
 def _describe_tools(tools: PromptTools) -> str:
@@ -172,7 +177,7 @@ def _text_before(prompt: Prompt, template: TurnTemplate) -> str:
     prefix, _ = template.get_prefix_and_suffix(first, ())
     before = prompt.text.partition(prefix)[0] if prefix else ""
     rest = msgspec.structs.replace(prompt, spans=(Span(prompt.text[len(before) :]),))
-    outside = text_outside(rest, template)
+    outside = text_outside_turns(rest, template)
     if outside:
         raise CapabilityError(
             f"a model that is shown tools would not see the text between the turns: {outside[:60]!r}.",
@@ -181,7 +186,7 @@ def _text_before(prompt: Prompt, template: TurnTemplate) -> str:
     return before
 
 
-def _texts(turns: Sequence[Message]) -> list[Mapping[str, Any]]:
+def _turn_messages(turns: Sequence[Message]) -> list[Mapping[str, Any]]:
     return [{"role": turn.role, "content": turn.text} for turn in turns]
 
 
@@ -192,9 +197,11 @@ def _messages(
     messages: list[Mapping[str, Any]] = []
     calls: list[dict[str, Any]] = []
     count = 0
-    for turn in _texts(turns):
+    for turn in _turn_messages(turns):
         if turn["role"] == "user" and calls:
-            results = results_of([call["function"]["name"] for call in calls], turn["content"])
+            results = split_call_results(
+                [call["function"]["name"] for call in calls], turn["content"]
+            )
             messages += [
                 {
                     "role": "tool",
@@ -268,7 +275,7 @@ def _last_spans(spans: Sequence[Span], length: int) -> list[Span]:
     return found
 
 
-def _with_ids(spans: Sequence[Span], written: Sequence[Span]) -> list[Span]:
+def _restore_token_ids(spans: Sequence[Span], written: Sequence[Span]) -> list[Span]:
     """Restores the token ids of texts that the model wrote, so that a cached prompt is found again.
     Tokenizing a generated text does not always give its original tokens.
 

@@ -42,7 +42,7 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import PARAMETERS, given_values
 from sglang_lite.text.chat_template import TurnTemplate
-from sglang_lite.text.stop import StopMatcher, compiled_stop
+from sglang_lite.text.stop import StopMatcher, compile_stop_pattern
 
 _TOKEN = re.compile(r"\s*\S+|\s+")
 
@@ -75,7 +75,7 @@ class Rules:
         self._by_rule = isinstance(answers, Mapping)
         self._taken: dict[int, int] = {}
 
-    def answer(self, text: str, call: UserValue) -> UserValue:
+    def find_answer(self, text: str, call: UserValue) -> UserValue:
         """Returns the answer to a prompt, or None if no rule matches."""
         if callable(self._answers):
             return self._answers(call)
@@ -148,7 +148,7 @@ class ScriptedBackend(Backend):
 
     @property
     def endpoint(self) -> ScriptedBackend:
-        """The backend itself, where SGLang's `Runtime` has its backend."""
+        """The backend itself, for code that reads `endpoint` of SGLang's `Runtime`."""
         return self
 
     async def agenerate(
@@ -156,7 +156,7 @@ class ScriptedBackend(Backend):
     ) -> AsyncGenerator[Delta | Generation, None]:
         call = ScriptedRequest(prompt, params, constraint)
         late = winds_down_at.get()
-        await asyncio.sleep(_latency_until(late, self._seconds(call)))
+        await asyncio.sleep(_latency_until(late, self._latency_of_call(call)))
         if late is not None and constraint is None and time.monotonic() >= late:
             limit = 1 if isinstance(params.max_tokens, Unset) else min(params.max_tokens, 1)
             call = replace(call, params=msgspec.structs.replace(params, max_tokens=limit))
@@ -170,8 +170,8 @@ class ScriptedBackend(Backend):
         self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
     ) -> Selection:
         call = ScriptedRequest(prompt, SamplingParams(), choices=tuple(choices))
-        await asyncio.sleep(_latency_until(winds_down_at.get(), self._seconds(call)))
-        return self._selection(call, unconditional)
+        await asyncio.sleep(_latency_until(winds_down_at.get(), self._latency_of_call(call)))
+        return self._answer_selection(call, unconditional)
 
     def answer_now(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
@@ -188,12 +188,12 @@ class ScriptedBackend(Backend):
         return (
             None
             if self._latency
-            else self._selection(
+            else self._answer_selection(
                 ScriptedRequest(prompt, SamplingParams(), choices=tuple(choices)), unconditional
             )
         )
 
-    def _selection(self, call: ScriptedRequest, unconditional: bool) -> Selection:
+    def _answer_selection(self, call: ScriptedRequest, unconditional: bool) -> Selection:
         self.calls.append(call)
         prompt = call.prompt.text
         choices = call.choices or ()
@@ -209,7 +209,7 @@ class ScriptedBackend(Backend):
             ids = tuple(hash(word) % 50_000 for word in words)
             scores.append(ChoiceScore(choice, ids, (each,) * len(words), alone))
         usage = Usage(prompt_tokens=_count(prompt))
-        self.token_usage.add(usage)
+        self.token_usage.add_usage(usage)
         return Selection(tuple(scores), usage)
 
     def get_model_name(self) -> str:
@@ -218,7 +218,7 @@ class ScriptedBackend(Backend):
     def get_chat_template(self) -> TurnTemplate:
         return self.chat_template or get_chat_template("chatml")
 
-    def _seconds(self, call: ScriptedRequest) -> float:
+    def _latency_of_call(self, call: ScriptedRequest) -> float:
         return self._latency(call) if callable(self._latency) else self._latency
 
     def _generations(self, call: ScriptedRequest) -> list[Generation]:
@@ -236,7 +236,7 @@ class ScriptedBackend(Backend):
         text = self._answer(call, prompt)
         if text is None:
             text = self._default or ""
-            if call.constraint is not None and not self._default_fits(call):
+            if call.constraint is not None and not self._is_default_valid(call):
                 draw = (
                     self._random
                     if isinstance(params.seed, Unset)
@@ -246,7 +246,7 @@ class ScriptedBackend(Backend):
         patterns = () if isinstance(params.stop_regex, Unset) else params.stop_regex
         stops = StopMatcher(
             () if isinstance(params.stop, Unset) else params.stop,
-            {pattern: compiled_stop(pattern) for pattern in patterns},
+            {pattern: compile_stop_pattern(pattern) for pattern in patterns},
         )
         text = stops.push(text) + (stops.flush() if stops.matched is None else "")
         text = _number_in(call.constraint, text)
@@ -260,7 +260,7 @@ class ScriptedBackend(Backend):
         if stops.matched is not None and params.include_stop is True and not cut:
             text += stops.matched_text
         usage = Usage(prompt_tokens=_count(prompt), completion_tokens=_count(text))
-        self.token_usage.add(usage)
+        self.token_usage.add_usage(usage)
         return Generation(
             text,
             finish_reason="length" if cut else "stop",
@@ -269,7 +269,7 @@ class ScriptedBackend(Backend):
             index=index,
         )
 
-    def _default_fits(self, call: ScriptedRequest) -> bool:
+    def _is_default_valid(self, call: ScriptedRequest) -> bool:
         if self._default is None or call.constraint is None:
             return False
         try:
@@ -281,7 +281,7 @@ class ScriptedBackend(Backend):
         return True
 
     def _answer(self, call: ScriptedRequest, prompt: str) -> str | None:
-        answer: str | Exception | None = self._rules.answer(prompt, call)
+        answer: str | Exception | None = self._rules.find_answer(prompt, call)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -344,7 +344,7 @@ def _check_continuation(constraint: Continuation, text: str, *, stopped: bool) -
         if constraint.part is not None:
             validate(constraint.part, text)
         elif not stopped:
-            walk.end()
+            walk.check_complete()
     except ConstraintError as error:
         raise ValueValidationError(str(error), text=text) from error
 

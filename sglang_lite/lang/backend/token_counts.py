@@ -50,11 +50,12 @@ def count_text_tokens(text: str, tokenizer: TiktokenEncoding | None) -> int:
 
 
 def estimate_tokens(prompt: Prompt, tokenizer: TiktokenEncoding | None = None) -> int:
-    """Estimates the tokens of a prompt, as text or as messages, including the markup of its turns,
-    its tools and its images. See `tokens_of`.
+    """Estimates the tokens of a prompt, with the markup of its turns, its tools and its images.
+    Counts its text or its messages, whichever has more tokens.
     """
     text = max(
-        count_text_tokens(each, tokenizer) for each in (prompt.text, "\n".join(_turns(prompt)))
+        count_text_tokens(each, tokenizer)
+        for each in (prompt.text, "\n".join(_message_texts(prompt)))
     )
     if prompt.tools is not None:
         text += count_text_tokens("\n".join(prompt.tools.shown), tokenizer)
@@ -64,18 +65,18 @@ def estimate_tokens(prompt: Prompt, tokenizer: TiktokenEncoding | None = None) -
 def is_credible(
     reported: Usage, prompt: Prompt, texts: Iterable[str], tokenizer: TiktokenEncoding | None
 ) -> bool:
-    """Returns True if the reported usage is plausible: at least the tokens of the conversation and
-    of the answers according to the model's tokenizer, or else one token per word, since no
-    tokenizer has fewer.
+    """Returns True if a reported usage is plausible. It must have at least the tokens of the
+    conversation and of the answers according to the model's tokenizer or, without one, one token
+    per word.
     """
-    conversation = _turns(prompt) or [prompt.text]
+    conversation = _message_texts(prompt) or [prompt.text]
     sent, answered = (
         sum(_least_tokens(text, tokenizer) for text in each) for each in (conversation, texts)
     )
     return reported.prompt_tokens >= max(sent, 1) and reported.completion_tokens >= answered
 
 
-def _turns(prompt: Prompt) -> list[str]:
+def _message_texts(prompt: Prompt) -> list[str]:
     return [
         part for message in prompt.messages for part in message.content if isinstance(part, str)
     ]
@@ -92,7 +93,7 @@ def _count_exactly(tokenizer: TiktokenEncoding, text: str) -> int:
 
 
 def missing_usage(reported: Usage, possible: Usage) -> Usage:
-    """Returns the tokens beyond those reported, for a call that is assumed to have used `possible`."""
+    """Returns the part of a call's `possible` usage that exceeds the reported one."""
     return Usage(
         max(possible.prompt_tokens - reported.prompt_tokens, 0),
         0,
@@ -108,7 +109,7 @@ unreported_usages: ContextVar[list[Usage] | None] = ContextVar(
 
 
 def add_unreported_usage(usage: Usage, times: int = 1) -> None:
-    """Adds a usage to those of the current node."""
+    """Adds usage that a provider did not report to the account of the current node."""
     usages = unreported_usages.get()
     if usages is not None:
         usages += [usage] * times
@@ -143,7 +144,7 @@ class TokenUsage:
     # answers come on several threads
     _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
-    def add(self, usage: Usage) -> None:
+    def add_usage(self, usage: Usage) -> None:
         with self._lock:
             self.prompt_tokens += usage.prompt_tokens
             self.completion_tokens += usage.completion_tokens
@@ -151,7 +152,7 @@ class TokenUsage:
     def count_and_forward(self, sink: ProgramSink, event: ProgramEvent) -> None:
         """Passes an event of a program to its sink, after adding the tokens if it is a result."""
         if isinstance(event, Played) and isinstance(event.event, Generation | Selection):
-            self.add(event.event.usage)
+            self.add_usage(event.event.usage)
         sink(event)
 
     def reset(self) -> None:

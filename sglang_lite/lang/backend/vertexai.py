@@ -26,8 +26,8 @@ from sglang_lite.lang.backend.apis.api import (
     PartialCall,
     Target,
     Tools,
-    conversation,
-    named_parameters,
+    iterate_turns,
+    split_parameters,
 )
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http.rate_limit import RateLimit
@@ -47,7 +47,7 @@ from sglang_lite.protocol import (
     Usage,
 )
 from sglang_lite.protocol.anything import Foreign, Json
-from sglang_lite.text.tool_use import results_of
+from sglang_lite.text.tool_use import split_call_results
 
 
 class VertexAI(RemoteBackend):
@@ -113,14 +113,21 @@ class VertexAI(RemoteBackend):
                 )
         super().__init__(
             model_name,
-            Connector("google.genai", "vertexai", _maker(options, client), _errors, client, _close),
+            Connector(
+                "google.genai",
+                "vertexai",
+                _client_maker(options, client),
+                _vertex_error_types,
+                client,
+                _close,
+            ),
             resolve_profile(profile, "vertexai", model_name),
             policy,
             capabilities,
             without_stops_and_placeholders(get_chat_template("default")),
             rate_limit,
         )
-        safety = _settings(safety_settings)
+        safety = _convert_safety_settings(safety_settings)
         self._settings = {"safety_settings": safety} if safety else {}
         self.reasoning_effort = reasoning_effort
 
@@ -130,7 +137,7 @@ class VertexAI(RemoteBackend):
         )
 
 
-def _maker(options: Mapping[str, Any], client: Any) -> Any:
+def _client_maker(options: Mapping[str, Any], client: Any) -> Any:
     def make(sdk: Any, on_response: ResponseHook, before: Any) -> Any:
         if client is not None and not isinstance(client, sdk.Client):
             raise ParameterError("client", f"{type(client).__name__} is not a google.genai.Client.")
@@ -142,7 +149,7 @@ def _maker(options: Mapping[str, Any], client: Any) -> Any:
     return make
 
 
-def _errors(sdk: Any) -> Any:
+def _vertex_error_types(sdk: Any) -> Any:
     from google.auth.exceptions import GoogleAuthError
 
     # The SDK uses the one of these that is installed.
@@ -161,7 +168,7 @@ async def _close(client: Any) -> None:
     client.close()
 
 
-def _settings(
+def _convert_safety_settings(
     settings: Sequence[Mapping[str, Any]] | Mapping[str, str] | None,
 ) -> list[dict[str, Any]]:
     if isinstance(settings, Mapping):
@@ -193,7 +200,7 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
     """
     messages = request.prompt.messages
     system = list(itertools.takewhile(lambda message: message.role == "system", messages))
-    parameters, _ = named_parameters(request.params, _NAMES)
+    parameters, _ = split_parameters(request.params, _NAMES)
     budget = parameters.pop("thinking", None)
     if "seed" in parameters:
         parameters["seed"] %= 2**31  # the API's seeds are signed 32-bit integers
@@ -204,7 +211,7 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
         config["thinking_config"] = {"thinking_level": request.target.effort.upper()}
     if budget is not None:
         config["thinking_config"] = {**config.get("thinking_config", {}), "thinking_budget": budget}
-    contents = _contents(request, len(system))
+    contents = _convert_conversation(request, len(system))
     return {"model": request.target.model, "contents": contents, "config": config}
 
 
@@ -239,12 +246,12 @@ def _tools(tools: Sequence[ApiTool], mode: str) -> dict[str, Any]:
     }
 
 
-def _contents(request: ApiRequest, start: int) -> list[dict[str, Any]]:
+def _convert_conversation(request: ApiRequest, start: int) -> list[dict[str, Any]]:
     """Converts the conversation to the API's form. A turn with tool calls or signed thoughts is
     sent as the model's original parts.
     """
     contents: list[dict[str, Any]] = []
-    turns = conversation(request.prompt.messages, request.provider_items, _calls_of)
+    turns = iterate_turns(request.prompt.messages, request.provider_items, _calls_of)
     for message, stored, calls in itertools.islice(turns, start, None):
         if message.role == "system":
             raise CapabilityError(
@@ -254,7 +261,7 @@ def _contents(request: ApiRequest, start: int) -> list[dict[str, Any]]:
         if stored is not None:
             parts = list(stored)
         elif calls:
-            results = results_of([call.get("name", "") for call in calls], _text(message))
+            results = split_call_results([call.get("name", "") for call in calls], _text(message))
             parts = [_result(call, result) for call, result in zip(calls, results)]
         else:
             parts = [_part(part, request.target.model) for part in message.content if part]
@@ -307,7 +314,7 @@ def _part(part: str | Media, model: str) -> dict[str, Any]:
 class GenerateContentReader(ApiReader):
     """Reads an answer, or the pieces of a streamed one, which have the same form."""
 
-    def event(self, event: Foreign) -> Sequence[Delta]:
+    def read_event(self, event: Foreign) -> Sequence[Delta]:
         self.meta |= {"id": event.response_id, "model": event.model_version}
         if event.usage_metadata is not None:
             self._read_usage(event.usage_metadata)
@@ -375,12 +382,14 @@ def _logprobs(result: Any) -> tuple[TokenLogprob, ...]:
     chosen = (result and result.chosen_candidates) or ()
     tops = (result and result.top_candidates) or [None] * len(chosen)
     return tuple(
-        TokenLogprob(each.log_probability, _token_id(each), each.token, _top(top))
+        TokenLogprob(
+            each.log_probability, _token_id(each), each.token, _convert_top_candidates(top)
+        )
         for each, top in zip(chosen, tops)
     )
 
 
-def _top(alternatives: Any) -> tuple[tuple[float, int, str | None], ...]:
+def _convert_top_candidates(alternatives: Any) -> tuple[tuple[float, int, str | None], ...]:
     candidates = (alternatives and alternatives.candidates) or ()
     return tuple((each.log_probability, _token_id(each), each.token) for each in candidates)
 

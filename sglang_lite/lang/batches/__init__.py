@@ -1,1 +1,1 @@
-"""Execution of a program over many items."""
+"""Batches: runs of one program over many items."""

@@ -1,5 +1,5 @@
-"""Execution of a program over many items: a limited number of runs at once, with results in order
-or as they complete.
+"""Runs of a program over many items: a limited number at a time, with results in order or as they
+complete.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, Required, TypeAlias, TypeVar, Unpack
 
-from sglang_lite.kernel import progress_bar
-from sglang_lite.lang.argument_names import no_such_argument
+from sglang_lite.lang.argument_names import unknown_argument_error
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.batches.body_pool import AsyncBodyPool, BodyPool, Outcome, Pool, Report
 from sglang_lite.lang.batches.checkpoint import BatchFile, batch_parts
@@ -36,17 +35,18 @@ from sglang_lite.lang.checks import check_flags
 from sglang_lite.lang.execution.branch import find_raise_location
 from sglang_lite.lang.execution.run import RunSettings
 from sglang_lite.lang.expressions import BaseProgram
-from sglang_lite.lang.run_options import identity_of, settings_of, with_inherited
-from sglang_lite.lang.sampling_keywords import written_out
+from sglang_lite.lang.run_options import convert_to_settings, inherit_options, resolve_run_identity
+from sglang_lite.lang.sampling_keywords import with_sampling_signature
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.states_table import rows_table, states_table
 from sglang_lite.lang.tracebacks import warn_here
-from sglang_lite.markup import Markup
+from sglang_lite.notebook.markup import Markup
+from sglang_lite.notebook.output import progress_bar
 from sglang_lite.protocol import BatchError, ParameterError, SglError, Usage, total_usage
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import SamplingOptions
 
-_LIVE_ROWS = 20  # which a notebook shows while a batch runs
+_LIVE_ROWS = 20  # rows that a notebook shows while a batch runs
 
 OnError: TypeAlias = Literal["raise", "return", "skip"]
 # positional and keyword arguments of a run
@@ -63,15 +63,15 @@ class Cluster(Protocol):
     """
 
     def identity(self) -> object:
-        """Data that identifies what the answers depend on, like `Backend.identity`."""
+        """Returns data that identifies what the answers depend on, like `Backend.identity`."""
 
     def rows(self, given: UserValue) -> UserValue:
-        """Items of a batch as a list, from what the user passed."""
+        """Returns the items of a batch from the user's argument."""
 
     def pool(
         self, program: BaseProgram, plan: BatchPlan, report: Report, *, until_released: bool
     ) -> Pool:
-        """Pool that runs the items without a known outcome."""
+        """Creates a pool that runs the items without a known outcome."""
 
 
 class BatchOptions(SamplingOptions, total=False):
@@ -118,7 +118,7 @@ class Unordered(BatchOptions, total=False):
     ordered: Required[Literal[False]]
 
 
-@written_out("run", sglang=True)
+@with_sampling_signature("run", sglang=True)
 def batch_keywords(
     self: object,
     batch_kwargs: Iterable[Given],
@@ -146,7 +146,7 @@ def batch_keywords(
     cluster: Cluster | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> None:
-    """Declares what `run_batch` and `arun_batch` take."""
+    """Declares the parameters of `run_batch` and `arun_batch`."""
 
 
 BATCH_OPTIONS = inspect.signature(batch_keywords).parameters.keys() - {"self", "batch_kwargs"}
@@ -202,17 +202,17 @@ class BatchPlan:
             self.file.close()
 
 
-def plan_of(
+def prepare_batch(
     program: BaseProgram, method: str, batch_kwargs: object, given: Mapping[str, UserValue]
 ) -> BatchPlan:
-    """Plan of a batch with the keyword arguments that the caller has given to `method`. Bad items
-    and settings are refused here, before anything runs.
+    """Plans a batch with the keyword arguments that the caller has given to `method`. Bad items and
+    settings are refused here, before anything runs.
     """
     for name in given:
         if name not in BATCH_OPTIONS:
-            raise no_such_argument(method, name, BATCH_OPTIONS)
+            raise unknown_argument_error(method, name, BATCH_OPTIONS)
     try:
-        return _checked_plan(program, batch_kwargs, with_inherited(given))
+        return _checked_plan(program, batch_kwargs, inherit_options(given))
     except ParameterError as error:
         error.where = error.where or user_location()
         raise
@@ -248,20 +248,20 @@ def _checked_plan(
     )
     if options["backend"] is not None:
         options["backend"] = as_backend(options["backend"])  # one for all items
-    settings = settings_of(given)
+    settings = convert_to_settings(given)
     if options["on_error"] not in ("raise", "return", "skip"):
         raise ParameterError(
             "on_error", f"{options['on_error']!r} is not 'raise', 'return' or 'skip'."
         )
-    items = [_item(program, i, item) for i, item in enumerate(batch_kwargs)]
+    items = [_bind_item(program, i, item) for i, item in enumerate(batch_kwargs)]
     if settings.seed is not None and settings.params.temperature != 0:
         _warn_of_equal_items(items, settings.seed)
-    window = min(_window(options["num_threads"]), max(len(items), 1))
+    window = min(_window_size(options["num_threads"]), max(len(items), 1))
     file = None
     if checkpoint is not None:
         if not isinstance(checkpoint, str | Path):
             raise ParameterError("checkpoint", f"{checkpoint!r:.60} is not a path.")
-        identity = identity_of(options) if cluster is None else cluster.identity()
+        identity = resolve_run_identity(options) if cluster is None else cluster.identity()
         parts = batch_parts(program.func, settings, identity, version)
         file = BatchFile(
             Path(checkpoint), program.name, parts, items, skip_damaged=skip_damaged, secret=secret
@@ -288,9 +288,9 @@ def _checked_plan(
 
 
 @contextlib.contextmanager
-def equal_items_are_meant() -> Iterator[None]:
-    """Context of a batch whose equal items are no mistake, such as rows of an evaluation: they are
-    not warned about.
+def allow_equal_items() -> Iterator[None]:
+    """Suppresses the warning about equal items in a batch where they are no mistake, such as rows
+    of an evaluation.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="items [0-9]+ and [0-9]+ are equal")
@@ -298,7 +298,7 @@ def equal_items_are_meant() -> Iterator[None]:
 
 
 def _warn_of_equal_items(items: Sequence[Item], seed: int) -> None:
-    """Warns if two items get the same answer, as they and their seed are the same."""
+    """Warns if two items are equal, because with the same seed they get the same answer."""
     seen = dict[object, int]()
     for index, (positional, named) in enumerate(items):
         key = tuple(
@@ -307,7 +307,7 @@ def _warn_of_equal_items(items: Sequence[Item], seed: int) -> None:
         )
         try:
             first = seen.setdefault(key, index)
-        except TypeError:  # a value that has no hash: it is compared with its neighbour alone
+        except TypeError:  # a value without a hash: the item is only compared with the one before
             first = index - 1 if index and _are_equal(items[index - 1], items[index]) else index
         if first != index:
             warn_here(
@@ -320,7 +320,7 @@ def _warn_of_equal_items(items: Sequence[Item], seed: int) -> None:
 def _are_equal(one: Item, other: Item) -> bool:
     try:
         return bool(one == other)
-    except Exception:  # of a value's own code
+    except Exception:  # raised by a value's own code
         return False
 
 
@@ -354,42 +354,46 @@ def _check_cluster(cluster: object, options: Mapping[str, UserValue]) -> None:
             )
 
 
-def _item(program: BaseProgram, index: int, item: Given) -> Item:
-    """Positional and keyword arguments of an item, checked against the program's signature."""
+def _bind_item(program: BaseProgram, index: int, item: Given) -> Item:
+    """Returns the positional and keyword arguments of an item, checked against the program's
+    signature.
+    """
     what = f"batch_kwargs[{index}]"
     if isinstance(item, Mapping):
-        return (), program.bound((), dict(item), what)
+        return (), program.bind_call((), dict(item), what)
     if not isinstance(item, list | tuple):
         raise ParameterError(
             what,
             f"{item!r:.80} is neither a mapping nor a list.",
             hint="Give arguments by name: {'name': value}.",
         )
-    return tuple(item), program.bound(item, {}, what)
+    return tuple(item), program.bind_call(item, {}, what)
 
 
-def _pool(plan: BatchPlan, report: Report) -> Pool:
-    """Pool for the items of a batch whose outcomes are not known yet. `report` is as for BodyPool."""
+def _create_pool(plan: BatchPlan, report: Report) -> Pool:
+    """Creates the pool for the items of a batch whose outcomes are not known yet. `report` is that
+    of BodyPool.
+    """
     if plan.cluster is not None:
-        saved = _saving(report, plan.file)
+        saved = _report_and_save(report, plan.file)
         return plan.cluster.pool(plan.program, plan, saved, until_released=plan.iterates)
     if plan.program.is_async:
-        return _body_pool(AsyncBodyPool, plan, report)
-    return _body_pool(BodyPool, plan, report)
+        return _create_body_pool(AsyncBodyPool, plan, report)
+    return _create_body_pool(BodyPool, plan, report)
 
 
-def _body_pool(kind: type[_BodyPool], plan: BatchPlan, report: Report) -> _BodyPool:
+def _create_body_pool(kind: type[_BodyPool], plan: BatchPlan, report: Report) -> _BodyPool:
     def prepare(item: Item) -> BodyRun:
-        call: BodyRun = plan.program.prepared(*item, plan.options, plan.settings)
+        call: BodyRun = plan.program.prepare_run(*item, plan.options, plan.settings)
         return call
 
-    saved = _saving(report, plan.file)
+    saved = _report_and_save(report, plan.file)
     return kind(prepare, plan.pending, plan.window, saved, until_released=plan.iterates)
 
 
-def _saving(report: Report, file: BatchFile | None) -> Report:
-    """Report that also stores successful outcomes in the checkpoint file. A failure to store
-    becomes the item's outcome.
+def _report_and_save(report: Report, file: BatchFile | None) -> Report:
+    """Returns a report that also stores successful outcomes in the checkpoint file. If storing
+    fails, the failure becomes the item's outcome.
     """
     if file is None:
         return report
@@ -397,7 +401,7 @@ def _saving(report: Report, file: BatchFile | None) -> Report:
     def save(index: int, outcome: Outcome) -> None:
         if isinstance(outcome, ProgramState):
             try:
-                file.save(index, outcome)
+                file.save_item(index, outcome)
             except Exception as error:  # saving failed: reported as the item's error
                 outcome = error
         report(index, outcome)
@@ -405,9 +409,9 @@ def _saving(report: Report, file: BatchFile | None) -> Report:
     return save
 
 
-def gather(plan: BatchPlan) -> dict[int, Outcome]:
+def gather_outcomes(plan: BatchPlan) -> dict[int, Outcome]:
     """Runs a batch, and returns the outcome of each item by its index, including the outcomes known
-    before. Wakes the caller once, not for each item.
+    before. The caller is woken once, not for each item.
     """
     outcomes = dict(plan.saved_outcomes)
     ended = threading.Event()
@@ -417,7 +421,7 @@ def gather(plan: BatchPlan) -> dict[int, Outcome]:
         if len(outcomes) == len(plan.items):
             ended.set()
 
-    workers = _pool(plan, report)
+    workers = _create_pool(plan, report)
     try:
         if plan.pending:
             workers.start()
@@ -427,30 +431,30 @@ def gather(plan: BatchPlan) -> dict[int, Outcome]:
     return outcomes
 
 
-def iterate(plan: BatchPlan) -> Generator[tuple[int, Outcome], None, None]:
-    """Runs a batch, and yields the index and outcome of each item, including the outcomes known
-    before. If the plan iterates, a run counts as under way until its outcome was consumed, so at
-    most `window` runs are running or unread.
+def iterate_outcomes(plan: BatchPlan) -> Generator[tuple[int, Outcome], None, None]:
+    """Runs a batch, and yields the index and outcome of each item, including outcomes that were
+    already known. If the plan iterates, a run counts as under way until the caller has consumed its
+    outcome, so at most `window` runs are running or unread.
     """
     finished: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
-    workers = _pool(plan, lambda index, outcome: finished.put((index, outcome)))
+    workers = _create_pool(plan, lambda index, outcome: finished.put((index, outcome)))
     order = _Order(plan)
     try:
         if order.awaited:
             workers.start()
         while order.remaining:
-            for index, outcome in order.ready():
+            for index, outcome in order.pop_ready_outcomes():
                 yield index, outcome
                 if plan.iterates and index not in plan.saved_outcomes:
-                    workers.release()
+                    workers.release_room()
             if order.awaited:
-                order.add(*finished.get())
+                order.add_outcome(*finished.get())
     finally:
         workers.stop()
 
 
-async def aiterate(plan: BatchPlan) -> AsyncGenerator[tuple[int, Outcome], None]:
-    """Asynchronous form of `iterate`: bodies run on this event loop."""
+async def aiterate_outcomes(plan: BatchPlan) -> AsyncGenerator[tuple[int, Outcome], None]:
+    """Asynchronous form of `iterate_outcomes`: bodies run on this event loop."""
     finished: asyncio.Queue[tuple[int, Outcome] | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
@@ -460,51 +464,51 @@ async def aiterate(plan: BatchPlan) -> AsyncGenerator[tuple[int, Outcome], None]
 
     workers: Pool
     if plan.cluster is None:
-        workers = bodies = _body_pool(
+        workers = bodies = _create_body_pool(
             AsyncBodyPool, plan, lambda *reported: finished.put_nowait(reported)
         )
         running = asyncio.ensure_future(bodies.run())
     else:
-        workers = _pool(plan, report_from_thread)
+        workers = _create_pool(plan, report_from_thread)
         running = asyncio.ensure_future(asyncio.to_thread(workers.start))
     running.add_done_callback(lambda _: finished.put_nowait(None))
     order = _Order(plan)
     try:
         while order.remaining:
-            for index, outcome in order.ready():
+            for index, outcome in order.pop_ready_outcomes():
                 yield index, outcome
                 if plan.iterates and index not in plan.saved_outcomes:
-                    workers.release()
+                    workers.release_room()
             if order.awaited:
                 reported = await finished.get()
                 if reported is None:
                     running.result()  # raises the error that ended the pool early
                 else:
-                    order.add(*reported)
+                    order.add_outcome(*reported)
     finally:
         workers.stop()
         running.cancel()
 
 
 class _Order:
-    """Reorders outcomes: collects those that have come, and yields those whose turn it is."""
+    """Order of outcomes: collects them as they arrive, and yields those whose turn it is."""
 
     def __init__(self, plan: BatchPlan) -> None:
         self._ready = dict(plan.saved_outcomes)
         self._progress = plan.progress
-        # a list is ordered at the end by `results_of`
+        # a list is ordered at the end by `collect_results`
         self._ordered = plan.ordered and plan.iterates
         self._next = 0
         self.remaining = len(plan.items)
         self.awaited = self.remaining - len(plan.saved_outcomes)
 
-    def add(self, index: int, outcome: Outcome) -> None:
+    def add_outcome(self, index: int, outcome: Outcome) -> None:
         self._ready[index] = outcome
         self.awaited -= 1
         if self._progress is not None:
-            self._progress.add(index, outcome)
+            self._progress.show_outcome(index, outcome)
 
-    def ready(self) -> Iterator[tuple[int, Outcome]]:
+    def pop_ready_outcomes(self) -> Iterator[tuple[int, Outcome]]:
         while self._ready and (not self._ordered or self._next in self._ready):
             index = self._next if self._ordered else next(iter(self._ready))
             self._next += 1
@@ -527,9 +531,9 @@ class BatchResults(list[UserValue]):
         return states_table(self, of_runs=True)
 
 
-def results_of(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> BatchResults:
-    """Results of a batch in the order of its items; failures are returned, skipped or raised as the
-    plan's `on_error` specifies.
+def collect_results(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> BatchResults:
+    """Returns the results of a batch in the order of its items. Failures are returned, skipped or
+    raised, as the plan's `on_error` specifies.
 
     Raises:
         BatchError: some items failed and `on_error` is "raise"; the error carries all results.
@@ -553,15 +557,15 @@ def results_of(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> BatchResults
 
 class ProgressBar:
     """Progress bar with the number of finished programs, tokens per second and the share of cached
-    prompt tokens; in a notebook, until the end, also with the rows that have finished last.
+    prompt tokens. In a notebook it also shows the rows that finished last, until the batch ends.
     """
 
     def __init__(self, total: int, done: int) -> None:
         self._last: deque[tuple[int, Outcome]] = deque(maxlen=_LIVE_ROWS)
-        self._bar = progress_bar(self._rows, total=total, initial=done, unit="program")
+        self._bar = progress_bar(self._render_rows, total=total, initial=done, unit="program")
         self._usage = Usage()
 
-    def add(self, index: int, outcome: Outcome) -> None:
+    def show_outcome(self, index: int, outcome: Outcome) -> None:
         self._last.appendleft((index, outcome))
         if isinstance(outcome, ProgramState):
             usage = self._usage = total_usage([self._usage, outcome.branch.run.account.usage()])
@@ -570,14 +574,14 @@ class ProgressBar:
             self._bar.set_postfix_str(f"{rate:,.0f} tok/s, {share:.0%} cached", refresh=False)
         self._bar.update()
 
-    def _rows(self) -> Markup:
+    def _render_rows(self) -> Markup:
         return rows_table(dict(self._last), of_runs=True)
 
     def close(self) -> None:
         self._bar.close()
 
 
-def _window(num_threads: str | int) -> int:
+def _window_size(num_threads: str | int) -> int:
     if num_threads == "auto":
         return min(max(96, (os.cpu_count() or 1) * 16), 256)
     if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
@@ -587,7 +591,7 @@ def _window(num_threads: str | int) -> int:
     return num_threads
 
 
-def _is_yielded(outcome: Outcome, on_error: OnError) -> bool:
+def _should_yield(outcome: Outcome, on_error: OnError) -> bool:
     """Returns True if an iterator yields an outcome. Raises the outcome if it is an error and
     `on_error` is "raise".
     """
@@ -601,7 +605,7 @@ def yield_results(
 ) -> Iterator[UserValue]:
     with plan, contextlib.closing(outcomes):
         for index, outcome in outcomes:
-            if _is_yielded(outcome, plan.on_error):
+            if _should_yield(outcome, plan.on_error):
                 yield outcome if plan.ordered else (index, outcome)
 
 
@@ -611,5 +615,5 @@ async def ayield_results(
     with plan:
         async with contextlib.aclosing(outcomes):
             async for index, outcome in outcomes:
-                if _is_yielded(outcome, plan.on_error):
+                if _should_yield(outcome, plan.on_error):
                     yield outcome if plan.ordered else (index, outcome)

@@ -1,5 +1,5 @@
-"""Pools that run the bodies of a batch: on threads, whose number grows with the waiting bodies, or
-as tasks of an event loop.
+"""Pools that run the bodies of a batch: on threads, which are added when bodies wait, or as tasks
+of an event loop.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeAlias
 
 from sglang_lite.lang.body_run import BodyRun
 from sglang_lite.lang.concurrency.loop import executor
-from sglang_lite.lang.concurrency.variables import located, of_thread
-from sglang_lite.lang.execution.reading import record_wait_for_all, when_finished
+from sglang_lite.lang.concurrency.variables import fresh_error, of_thread
+from sglang_lite.lang.execution.reading import call_when_done, record_wait_for_all
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import RequestAbortedError
@@ -27,20 +27,21 @@ Report: TypeAlias = Callable[[int, "ProgramState | Exception"], None]
 
 
 class Pool(Protocol):
-    """Runs the items of a batch, and reports the outcome of each."""
+    """Pool that runs the items of a batch and reports the outcome of each."""
 
     def start(self) -> None: ...
 
     def stop(self) -> None: ...
 
-    def release(self) -> None: ...
+    def release_room(self) -> None: ...
 
 
 _STALL = 0.002  # seconds without a taken item after which the pool grows
 
 
 class BodyPool:
-    """Runs the body of a plain program over items, on as few threads as keep the window full.
+    """Pool that runs the body of a plain program over items, with only as many threads as it takes
+    to keep the window full.
 
     The pool begins with one thread. It grows when all its threads wait for values, or when no item
     has been taken for 2 ms (the bodies do slow work themselves), up to one thread for each run that
@@ -51,7 +52,7 @@ class BodyPool:
         jobs: items with their indices.
         window: maximum number of runs under way.
         report: called with the index and outcome of each item, on any thread.
-        until_released: whether a run counts as under way until `release` is called for it, not only
+        until_released: whether a run counts as under way until `release_room` is called, not only
             until it has finished.
     """
 
@@ -82,8 +83,8 @@ class BodyPool:
 
     def start(self) -> None:
         with self._bell:
-            self._grow()
-            self._keep_watch()
+            self._add_thread()
+            self._start_watch()
 
     def stop(self) -> None:
         """Takes no more items, and stops the runs under way."""
@@ -92,41 +93,41 @@ class BodyPool:
             self._bell.notify_all()
             states = list(self._states.values())
         for state in states:
-            state.branch.stop(_stopped())
+            state.branch.stop(_batch_stopped_error())
 
-    def blocked(self) -> None:
+    def start_waiting(self) -> None:
         with self._bell:
             self._waiting += 1
-            self._staff()
+            self._ensure_thread()
 
-    def unblocked(self) -> None:
+    def stop_waiting(self) -> None:
         with self._bell:
             self._waiting -= 1
 
-    def _staff(self) -> None:
-        """Makes sure that a thread takes the next item, if a run may be started. Called with the
-        lock held.
+    def _ensure_thread(self) -> None:
+        """Ensures that a thread takes the next item, if a run may be started. Called with the lock
+        held.
         """
         if self._over or not self._room:
             return
-        self._keep_watch()
+        self._start_watch()
         if self._idle:
             self._bell.notify()
         elif self._waiting == self._threads:
-            self._grow()
+            self._add_thread()
 
-    def _grow(self) -> None:
+    def _add_thread(self) -> None:
         if self._threads < self._window:
             self._threads += 1
-            threading.Thread(target=self._work, name="sglang_lite-body", daemon=True).start()
+            threading.Thread(target=self._run_items, name="sglang_lite-body", daemon=True).start()
 
-    def _keep_watch(self) -> None:
+    def _start_watch(self) -> None:
         """Starts the timer that grows the pool, if it is not running. Called with the lock held."""
         if not self._has_watch:
             self._has_watch = True
-            executor().post(self._watch_on, self._items_taken)
+            executor().post(self._schedule_watch, self._items_taken)
 
-    def _watch(self, items_taken: int) -> None:
+    def _grow_if_stalled(self, items_taken: int) -> None:
         """Grows the pool if no item has been taken since the count `items_taken`, and restarts the
         timer while runs may be started. Runs on the executor loop.
         """
@@ -136,20 +137,20 @@ class BodyPool:
                 return
             if not self._idle and items_taken == self._items_taken:
                 for _ in range(max(self._threads, 1)):
-                    self._grow()
+                    self._add_thread()
             items_taken = self._items_taken
-        self._watch_on(items_taken)
+        self._schedule_watch(items_taken)
 
-    def _watch_on(self, items_taken: int) -> None:
-        executor().loop.call_later(_STALL, self._watch, items_taken)
+    def _schedule_watch(self, items_taken: int) -> None:
+        executor().loop.call_later(_STALL, self._grow_if_stalled, items_taken)
 
-    def _work(self) -> None:
+    def _run_items(self) -> None:
         of_thread.pool = self
-        while (job := self._next()) is not None:
-            self._run(*job)
+        while (job := self._next_job()) is not None:
+            self._run_item(*job)
             del job  # an idle thread must keep no item alive
 
-    def _next(self) -> Job | None:
+    def _next_job(self) -> Job | None:
         with self._bell:
             while not self._room and not self._over:
                 self._idle += 1
@@ -165,35 +166,37 @@ class BodyPool:
                 self._items_taken += 1
             return job
 
-    def _run(self, index: int, item: Any) -> None:
+    def _run_item(self, index: int, item: Any) -> None:
         try:
             state = self._context.copy().run(self._run_body, index, item)
         # a body may raise anything, SystemExit too; it is that item's outcome
         except BaseException as error:
-            self._finished(index, _as_outcome(error))
+            self._finish_run(index, _error_outcome(error))
             return
-        when_finished(state.branch.player, lambda: self._finished(index, outcome_of(state)))
+        call_when_done(
+            state.branch.player, lambda: self._finish_run(index, finish_item_outcome(state))
+        )
 
     def _run_body(self, index: int, item: Any) -> ProgramState:
         call = self._prepare(item)
         with self._bell:
             self._states[index] = call.state
             if self._stopped:
-                raise _stopped()
+                raise _batch_stopped_error()
         return call.run()
 
-    def _finished(self, index: int, outcome: Outcome) -> None:
+    def _finish_run(self, index: int, outcome: Outcome) -> None:
         with self._bell:
             self._states.pop(index, None)
         self._report(index, outcome)
         if not self._until_released:
-            self.release()
+            self.release_room()
 
-    def release(self) -> None:
-        """Counts one run less as under way."""
+    def release_room(self) -> None:
+        """Counts one run fewer as under way."""
         with self._bell:
             self._room += 1
-            self._staff()
+            self._ensure_thread()
 
 
 class AsyncBodyPool:
@@ -221,12 +224,15 @@ class AsyncBodyPool:
     def start(self) -> None:
         """Runs all items on a new event loop, in a thread of its own."""
 
-        def everything() -> None:
+        def run_until_stopped() -> None:
             with contextlib.suppress(asyncio.CancelledError):  # it was stopped
                 asyncio.run(self.run())
 
         threading.Thread(
-            target=copy_context().run, args=(everything,), name="sglang_lite-body", daemon=True
+            target=copy_context().run,
+            args=(run_until_stopped,),
+            name="sglang_lite-body",
+            daemon=True,
         ).start()
 
     def stop(self) -> None:
@@ -235,7 +241,7 @@ class AsyncBodyPool:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._running.cancel)
 
-    def release(self) -> None:
+    def release_room(self) -> None:
         if self._loop is not None and self._room is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._room.release)
@@ -251,7 +257,7 @@ class AsyncBodyPool:
                 job = None if self._over else next(self._jobs, None)
                 if job is None:
                     break
-                task = asyncio.ensure_future(self._run(*job))
+                task = asyncio.ensure_future(self._arun_item(*job))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
             await asyncio.gather(*tasks)
@@ -259,33 +265,33 @@ class AsyncBodyPool:
             for task in tasks:
                 task.cancel()
 
-    async def _run(self, index: int, item: Any) -> None:
+    async def _arun_item(self, index: int, item: Any) -> None:
         try:
             call = self._prepare(item)
             await call.arun()
-            outcome = outcome_of(call.state)
+            outcome = finish_item_outcome(call.state)
         except BaseException as error:  # as in BodyPool
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # the batch was cancelled, not the body
-            outcome = _as_outcome(error)
+            outcome = _error_outcome(error)
         self._report(index, outcome)
         if not self._until_released and self._room is not None:
             self._room.release()
 
 
-def _stopped() -> RequestAbortedError:
+def _batch_stopped_error() -> RequestAbortedError:
     return RequestAbortedError("the batch was stopped.")
 
 
-def _as_outcome(error: BaseException) -> Exception:
+def _error_outcome(error: BaseException) -> Exception:
     if not isinstance(error, Exception):
-        return located(error, None)
+        return fresh_error(error, None)
     trim(error)
     return error
 
 
-def outcome_of(state: ProgramState) -> Outcome:
+def finish_item_outcome(state: ProgramState) -> Outcome:
     player = state.branch.player
     player.failure_reported = True  # the batch reports the failure
     record_wait_for_all(player)

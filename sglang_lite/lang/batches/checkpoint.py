@@ -2,10 +2,10 @@
 of JSON lines.
 
 The first line identifies everything that the results depend on besides the items: the program, its
-settings, the backend. A file with other values is refused, and so is one that another run has open;
-items may be added at the end. A line is written whole when its item has finished: a line that a
-kill cut short is dropped, and its item runs again. Each line has a code, which shows damage; under
-a secret also edits.
+settings, the backend. A file with other values is refused, and so is a file that another run has
+open. Items may be added at the end. The line of an item is written when the item has finished. If
+the process is killed while it writes, the incomplete line is dropped later, and its item runs
+again. Each line has a code, which reveals damage and, with a secret, also edits.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 from sglang_lite import wire
 from sglang_lite.lang.batches.line_codes import LineCodes
 from sglang_lite.lang.execution.run import RunSettings
-from sglang_lite.lang.load_state import finished
+from sglang_lite.lang.load_state import load_finished_run
 from sglang_lite.lang.runs import files
 from sglang_lite.lang.runs.fingerprint import Fingerprint, UnreadableError, digest
-from sglang_lite.lang.runs.saving import saved_run
+from sglang_lite.lang.runs.saving import to_saved_run
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.protocol import ParameterError, ProgramError, SglError, WireError
@@ -35,15 +35,15 @@ from sglang_lite.protocol.saved import CheckpointHead, CheckpointRow
 logger = logging.getLogger("sglang_lite")
 
 _HEAD = b'{"version":1,"type":"CheckpointHead",'  # beginning of a checkpoint
-_EARLIER = b'{"sglang_lite_batch":'  # of one in the format of earlier versions
-# version of Python, as code objects are compared
+_EARLIER = b'{"sglang_lite_batch":'  # beginning of one in the format of earlier versions
+# version of Python: code objects are compared, which differ between versions
 _PYTHON = sys.implementation.cache_tag or sys.version
 
 
 def batch_parts(
     function: object, settings: RunSettings, identity: object, version: str | int | None
 ) -> dict[str, str]:
-    """Digests of everything that the results of a batch depend on besides its items, by
+    """Returns digests of everything that the results of a batch depend on besides its items, by
     description.
 
     Args:
@@ -58,16 +58,16 @@ def batch_parts(
             text nor a whole number.
     """
     found = Fingerprint()
-    found.add("the backend", identity)
-    found.add("the setting seed", settings.seed)
+    found.add_digest("the backend", identity)
+    found.add_digest("the setting seed", settings.seed)
     for name, value in given_values(settings.params).items():
-        found.add(f"the setting {name}", value)
+        found.add_digest(f"the setting {name}", value)
     if version is not None:
         if isinstance(version, bool) or not isinstance(version, str | int):
             raise ParameterError("version", f"{version!r} is neither text nor a whole number.")
-        found.add("the version", str(version))
+        found.add_digest("the version", str(version))
     else:
-        found.add("Python", _PYTHON)
+        found.add_digest("Python", _PYTHON)
         found.add_program(function)
     for name, kind in found.unreadable.items():
         raise ParameterError(
@@ -79,8 +79,7 @@ def batch_parts(
 
 
 class BatchFile:
-    """Checkpoint file, locked against other runs until it is closed or its process ends, however
-    that ends.
+    """Checkpoint file, locked against other runs until it is closed or its process ends.
 
     Args:
         path: path of the file.
@@ -89,7 +88,7 @@ class BatchFile:
         items: arguments of the batch's items, in the order of the indices in the file; items may
             have been added at the end.
         skip_damaged: whether to skip lines that can't be read, instead of refusing the file.
-        secret: text that whoever reads the file must have; None for checksums.
+        secret: text that every reader of the file must have; None for checksums.
 
     Attributes:
         states: states of the items that the file contains, by index. (Log-probabilities, scores and
@@ -113,7 +112,7 @@ class BatchFile:
     ) -> None:
         self._codes = LineCodes(secret)
         self._has_secret = secret is not None
-        self._has_codes = False  # as files of earlier versions
+        self._has_codes = False  # files of earlier versions have none
         self._path = path
         self._program = program
         self._parts = parts
@@ -125,13 +124,13 @@ class BatchFile:
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 # closed by close
         except (OSError, ValueError) as error:
             if isinstance(error, OSError):
-                raise files.failure(path, "written", error, "checkpoint") from error
+                raise files.file_error(path, "written", error, "checkpoint") from error
             raise ParameterError(
                 "checkpoint", f"{str(path)!r} can't be written: {error}."
             ) from error
         self._finalizer = weakref.finalize(self, self._file.close)
         try:
-            self._read()
+            self._lock_and_read()
         except BaseException:
             self.close()
             files.remove_empty(path)
@@ -142,9 +141,9 @@ class BatchFile:
         with self._lock:
             self._finalizer()
 
-    def _read(self) -> None:
+    def _lock_and_read(self) -> None:
         try:
-            if sys.platform != "win32":  # whose Python has no such locks
+            if sys.platform != "win32":  # Python has no such locks on Windows
                 import fcntl
 
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -160,7 +159,7 @@ class BatchFile:
         if lines:
             self._check_head(lines[0])
         elif torn and not (torn.startswith(_HEAD) or _HEAD.startswith(torn)):
-            raise self._refusal(1, "the file is not a batch checkpoint.")
+            raise self._checkpoint_error(1, "the file is not a batch checkpoint.")
         whole = len(lines[0]) + 1 if lines else 0  # length in bytes of the valid lines
         for number, line in enumerate(lines[1:], 2):
             last = number == len(lines) and not torn
@@ -177,18 +176,18 @@ class BatchFile:
 
     def _check_head(self, line: bytes) -> None:
         if line.startswith(_EARLIER):
-            raise self._refusal(
+            raise self._checkpoint_error(
                 1,
                 "the checkpoint was made by an earlier version of sglang_lite, in another format.",
             )
         try:
             head = wire.decode(line)
         except WireError as error:
-            raise self._refusal(
+            raise self._checkpoint_error(
                 1, f"the file is not a batch checkpoint: {error.message}."
             ) from error
         if not isinstance(head, CheckpointHead):
-            raise self._refusal(
+            raise self._checkpoint_error(
                 1, f"the file is not a batch checkpoint, but begins with a {type(head).__name__}."
             )
         self._check_code(head, line)
@@ -196,9 +195,9 @@ class BatchFile:
             problem = (
                 f"the checkpoint is of the program {head.program!r}, but this is {self._program!r}."
             )
-            raise self._refusal(1, problem)
-        if changes := _changes(dict(head.parts), self._parts):
-            raise self._refusal(1, f"since it was made, this has changed: {changes}.")
+            raise self._checkpoint_error(1, problem)
+        if changes := _describe_changes(dict(head.parts), self._parts):
+            raise self._checkpoint_error(1, f"since it was made, this has changed: {changes}.")
 
     def _check_code(self, head: CheckpointHead, line: bytes) -> None:
         if head.secret != self._has_secret:
@@ -208,21 +207,23 @@ class BatchFile:
                 if head.secret
                 else "Name another file: what is in this one is not proved."
             )
-            raise self._refusal(1, f"the file was written under {under}.", hint)
-        if (head.code or head.secret) and not self._codes.is_right(line, head):
+            raise self._checkpoint_error(1, f"the file was written under {under}.", hint)
+        if (head.code or head.secret) and not self._codes.matches_code(line, head):
             what = (
                 "it is of another secret, or was changed."
                 if head.secret
                 else "the line was changed, or is damaged."
             )
-            raise self._refusal(1, what)
+            raise self._checkpoint_error(1, what)
         self._has_codes = bool(head.code)
 
-    def _is_believed(self, row: CheckpointRow, line: bytes) -> bool:
-        """Returns True if a row's code is right. Those of earlier files have none."""
+    def _has_valid_code(self, row: CheckpointRow, line: bytes) -> bool:
+        """Returns True if a row's code is right, or if it has none and the file is of an earlier
+        version, without codes.
+        """
         if not row.code and not self._has_codes:
             return True
-        return self._codes.is_right(line, row)
+        return self._codes.matches_code(line, row)
 
     def _read_item(self, number: int, line: bytes, *, last: bool) -> bool:
         """Reads an item from a line. Returns False if the line is damaged."""
@@ -230,12 +231,12 @@ class BatchFile:
             row = wire.decode(line)
         except WireError:
             row = None
-        changed = isinstance(row, CheckpointRow) and not self._is_believed(row, line)
+        changed = isinstance(row, CheckpointRow) and not self._has_valid_code(row, line)
         if changed or not isinstance(row, CheckpointRow):
             last = last and not changed
             if not (last or self._skip_damaged):
                 hint = "Set `skip_damaged=True` to run the items of damaged lines again."
-                raise self._refusal(
+                raise self._checkpoint_error(
                     number, f"the line {'was changed, or ' if changed else ''}is damaged.", hint
                 )
             if not last:
@@ -246,32 +247,34 @@ class BatchFile:
                 )
             return False
         if row.index >= len(self._arguments):
-            raise self._refusal(
+            raise self._checkpoint_error(
                 number,
                 f"the line is of item {row.index}, but this batch has {len(self._arguments)} items.",
             )
         if row.arguments != self._arguments[row.index]:
-            raise self._refusal(number, f"item {row.index} has other arguments now.")
+            raise self._checkpoint_error(number, f"item {row.index} has other arguments now.")
         try:
-            self.states[row.index] = finished(row.run)
+            self.states[row.index] = load_finished_run(row.run)
         except (ValueError, KeyError, TypeError, AttributeError, ImportError, SglError) as error:
-            raise self._refusal(number, f"its values can't be restored: {error!r}.") from error
+            raise self._checkpoint_error(
+                number, f"its values can't be restored: {error!r}."
+            ) from error
         return True
 
-    def _refusal(
+    def _checkpoint_error(
         self, line: int, problem: str, hint: str = "Name another file, or delete this one."
     ) -> ProgramError:
         return ProgramError(
             f"{self._path}, line {line}: {problem}", hint=hint, where=user_location()
         )
 
-    def save(self, index: int, state: ProgramState) -> None:
+    def save_item(self, index: int, state: ProgramState) -> None:
         """Stores a finished item."""
-        run = saved_run(state.branch, state.ret_value, again=False)
+        run = to_saved_run(state.branch, state.ret_value, again=False)
         self._write(CheckpointRow(index, self._arguments[index], run))
 
     def _write(self, record: CheckpointHead | CheckpointRow) -> None:
-        line = self._codes.line(record) + b"\n"
+        line = self._codes.encode_line(record) + b"\n"
         with self._lock:
             if not self._file.closed:
                 files.append(self._file, self._path, line, parameter="checkpoint", durable=True)
@@ -289,8 +292,10 @@ def _item_digest(index: int, item: Any) -> str:
         ) from error
 
 
-def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Descriptions of the parts that differ, at most four of them."""
+def _describe_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Lists the parts that differ, as text with at most four names. If the version differs, returns
+    only "the version".
+    """
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if "the version" in names:
         return "the version"

@@ -1,5 +1,5 @@
-"""Codes at the end of a checkpoint's lines: checksums, which find damage, or authentication codes
-under a secret, which find whatever who does not have it has changed.
+"""Codes at the end of a checkpoint's lines: checksums, which reveal damage, or authentication codes
+under a secret, which also reveal edits by anyone who does not have it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SIZE = 16  # bytes
 
 
 def check_secret(secret: UserValue) -> None:
-    """Raises ParameterError if a secret is no text, or so short that it could be guessed."""
+    """Raises ParameterError if a secret is not a string, or is so short that it could be guessed."""
     if not isinstance(secret, str):
         raise ParameterError("secret", f"{secret!r:.20} is not a string.")
     if len(secret) < MIN_SECRET:
@@ -27,11 +27,11 @@ def check_secret(secret: UserValue) -> None:
 
 
 class LineCodes:
-    """Codes of a checkpoint's lines. That of a row depends on the first line, too, so that no row
-    of another batch has a right one.
+    """Codes of a checkpoint's lines. The code of a row also depends on the first line, so no row of
+    another batch has a valid one.
 
     Args:
-        secret: text that whoever reads the file must have; None for checksums.
+        secret: text that every reader of the file must have; None for checksums.
     """
 
     def __init__(self, secret: str | None) -> None:
@@ -39,24 +39,26 @@ class LineCodes:
         self._key = b"" if secret is None else blake2b(encoded).digest()
         self._first = b""
 
-    def line(self, record: CheckpointHead | CheckpointRow) -> bytes:
-        """Line of a record, with its code."""
+    def encode_line(self, record: CheckpointHead | CheckpointRow) -> bytes:
+        """Returns a record as a line with its code."""
         content = wire.encode(record)
-        code = self._code(content, record)
-        return content[:-2] + _end(code)
+        code = self._compute_code(content, record)
+        return content[:-2] + _line_end(code)
 
-    def is_right(self, line: bytes, record: CheckpointHead | CheckpointRow) -> bool:
+    def matches_code(self, line: bytes, record: CheckpointHead | CheckpointRow) -> bool:
         """Returns True if a line has the code of its content."""
-        end = _end(record.code)
+        end = _line_end(record.code)
         content = line.removesuffix(end) + b"}}"
-        return line.endswith(end) and hmac.compare_digest(record.code, self._code(content, record))
+        return line.endswith(end) and hmac.compare_digest(
+            record.code, self._compute_code(content, record)
+        )
 
-    def _code(self, content: bytes, record: CheckpointHead | CheckpointRow) -> str:
+    def _compute_code(self, content: bytes, record: CheckpointHead | CheckpointRow) -> str:
         if isinstance(record, CheckpointHead):
             self._first = blake2b(content).digest()
         return blake2b(self._first + content, digest_size=_SIZE, key=self._key).hexdigest()
 
 
-def _end(code: str) -> bytes:
-    """End of a line: the last field of its record, and the brackets that close it."""
+def _line_end(code: str) -> bytes:
+    """Returns the end of a line: the last field of its record, and the closing brackets."""
     return f',"code":"{code}"}}}}'.encode()

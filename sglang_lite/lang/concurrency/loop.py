@@ -1,4 +1,4 @@
-"""The executor loop: a single event loop that executes programs, in one background thread."""
+"""The executor loop: a single event loop in a background thread that executes all programs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, ContextVar
 from typing import Any
 
-_LOOKUPS = 2  # threads for blocking calls (DNS look-ups, say) of libraries that run on the loop
+_LOOKUPS = 2  # threads for blocking calls (such as DNS look-ups) by libraries that run on the loop
 
 
 class Mailbox:
-    """Carries calls from any thread onto an event loop, in order. Many calls cost one wake-up.
+    """Carries calls from any thread to an event loop, in order. A burst of calls costs one wake-up.
 
     Args:
         loop: event loop that makes the calls.
@@ -28,7 +28,7 @@ class Mailbox:
         self._scheduled = False  # a delivery is scheduled on the loop; guarded by the lock
 
     def post(self, callback: Callable[..., object], *args: object) -> None:
-        """Schedules `callback(*args)` on the loop, and wakes the loop."""
+        """Adds `callback(*args)` to the loop's queue and wakes the loop."""
         with self._lock:
             self._calls.append((callback, args))
             scheduled = self._scheduled
@@ -37,15 +37,15 @@ class Mailbox:
             self.loop.call_soon_threadsafe(self._deliver)
 
     def enqueue(self, callback: Callable[..., object], *args: object) -> None:
-        """Queues `callback(*args)` without waking the loop: of many calls only the last one has to
-        be followed by `wake`.
+        """Adds `callback(*args)` to the queue without waking the loop. After one or several of
+        these, the caller must call `wake`.
         """
         with self._lock:
             self._calls.append((callback, args))
 
     def wake(self) -> None:
-        """Makes the loop deliver the calls that were queued by `enqueue`. Does nothing if the loop
-        is closed: nobody waits there any more.
+        """Makes the loop deliver the calls that `enqueue` has queued. Does nothing if the loop is
+        closed, since nobody waits there any more.
         """
         with self._lock:
             if self._scheduled or not self._calls:
@@ -66,7 +66,7 @@ class Mailbox:
                 callback, args = self._calls.popleft()
             try:
                 callback(*args)
-            except Exception as error:  # a failed call must not stop the calls behind it
+            except Exception as error:  # a failed call must not stop those after it
                 self.loop.call_exception_handler(
                     {"message": "a posted call failed", "exception": error}
                 )
@@ -78,71 +78,69 @@ _forks = 0
 
 
 def executor() -> Mailbox:
-    """Mailbox of the process's executor loop, which is started on first use. The loop is created in
-    an empty context, so that it keeps no program's context variables alive.
-    """
+    """Returns the mailbox of the process's executor loop, starting the loop on first use."""
     global _executor
     if _executor is None:
         with _lock:
             if _executor is None:
-                # An empty context: else the loop would keep that of the run that starts it.
+                # In an empty context, so that the loop keeps no program's context variables alive.
                 loop = Context().run(asyncio.new_event_loop)
                 threading.Thread(
-                    target=_run, args=(loop,), name="sglang_lite-executor", daemon=True
+                    target=_run_loop, args=(loop,), name="sglang_lite-executor", daemon=True
                 ).start()
                 _executor = Mailbox(loop)
     return _executor
 
 
 def executor_loop() -> asyncio.AbstractEventLoop | None:
-    """The executor loop, or None if it has not been started."""
+    """Returns the executor loop, or None if it has not been started."""
     return None if _executor is None else _executor.loop
 
 
 def running_mailbox() -> Mailbox:
-    """Mailbox of the event loop that runs in this thread."""
+    """Returns a mailbox of the event loop that runs in this thread."""
     return executor() if on_executor() else Mailbox(asyncio.get_running_loop())
 
 
 def on_executor() -> bool:
-    """Returns True if this is the executor loop's thread, which must not block on work that it
-    executes itself.
+    """Returns True on the executor loop's thread, which must not block on work that it executes
+    itself.
     """
     return _executor is not None and asyncio._get_running_loop() is _executor.loop
 
 
-def forks() -> int:
-    """Number of `os.fork` calls between the first process and this one. Objects that were made at
-    another number rely on threads that don't exist in this process.
+def fork_count() -> int:
+    """Returns how many times `os.fork` was called between the first process and this one. Objects
+    created when the number was different rely on threads that don't exist in this process.
     """
     return _forks
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
-    # SDKs resolve host names and the like in threads: asyncio's default executor would start one
-    # for each look-up, up to four more than there are CPUs.
+    # SDKs resolve host names and the like in threads. Asyncio's default executor would start one
+    # per look-up, up to four more than there are CPUs.
     loop.set_default_executor(ThreadPoolExecutor(_LOOKUPS, "sglang_lite-lookups"))
     loop.run_forever()
 
 
-def _forget() -> None:
+def _reset_after_fork() -> None:
     global _executor, _lock, _forks
     _executor = None
     _lock = threading.Lock()
     _forks = _forks + 1
 
 
-os.register_at_fork(after_in_child=_forget)  # threads don't survive a fork
+os.register_at_fork(after_in_child=_reset_after_fork)  # threads don't survive a fork
 
 
 def in_event_loop() -> bool:
-    """True if an event loop is running in this thread."""
+    """Returns True if an event loop is running in this thread."""
     return asyncio._get_running_loop() is not None
 
 
 # Deadline of the current task, as `time.monotonic()`, or None if it has no deadline.
 current_deadline: ContextVar[float | None] = ContextVar("sglang_lite_deadline", default=None)
-# `time.monotonic()` from which on the current task's generation is to end where a limit may cut it,
-# or None for never. Read by backends with the capability `winds_down`.
+# `time.monotonic()` after which the current task's generation ends wherever a limit may cut it,
+# or None if it need not. Read by backends with the capability `winds_down`.
 winds_down_at: ContextVar[float | None] = ContextVar("sglang_lite_winds_down_at", default=None)

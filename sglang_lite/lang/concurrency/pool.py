@@ -1,6 +1,4 @@
-"""A bounded pool of threads for blocking work: bodies of programs, and backends with blocking
-hooks.
-"""
+"""A bounded thread pool for blocking work: bodies of programs, and backends with blocking hooks."""
 
 from __future__ import annotations
 
@@ -11,17 +9,17 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
 
-from sglang_lite.lang.concurrency.loop import Mailbox, forks
-from sglang_lite.lang.concurrency.variables import located
+from sglang_lite.lang.concurrency.loop import Mailbox, fork_count
+from sglang_lite.lang.concurrency.variables import fresh_error
 from sglang_lite.protocol.anything import UserValue
 
 
 class ThreadPool:
-    """Runs jobs on at most `size` daemon threads, which are started on demand and ended when idle.
+    """Runs jobs on at most `size` daemon threads, which start on demand and end when idle.
 
-    Waking a thread costs more than many a job, so one thread is woken first, and wakes the next one
-    if it finds more jobs: a burst of short jobs is worked off by few threads, a burst of long ones
-    still uses all of them.
+    Waking a thread costs more than many jobs do. Only one thread is therefore woken first, and it
+    wakes the next one if it finds more jobs. Few threads work off a burst of short jobs, while a
+    burst of long ones still uses all of them.
 
     Args:
         size: maximum number of threads.
@@ -33,10 +31,10 @@ class ThreadPool:
         self._size = size
         self._name = name
         self._longest = idle
-        self._begin()
+        self._reset_threads()
 
-    def _begin(self) -> None:
-        self._made = forks()
+    def _reset_threads(self) -> None:
+        self._made = fork_count()
         self._lock = threading.Lock()
         self._jobs: deque[Callable[[], object]] = deque()
         self._idle: list[threading.Lock] = []
@@ -44,15 +42,19 @@ class ThreadPool:
         self._waking = False
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Queues `job` to be run on a thread of the pool. The job must handle its own exceptions."""
-        if self._made != forks():  # after a fork: the pool's threads are in the parent process
-            self._begin()
+        """Adds a job to the queue, to be run on a thread of the pool. The job must handle its own
+        exceptions.
+        """
+        if (
+            self._made != fork_count()
+        ):  # after a fork, the pool's threads exist only in the parent process
+            self._reset_threads()
         with self._lock:
             self._jobs.append(job)
             self._wake_one()
 
     def _wake_one(self) -> None:
-        """Wakes or starts a thread, unless one is being woken already. Called with the lock held."""
+        """Wakes or starts a thread unless one is already being woken. Called with the lock held."""
         if self._waking:
             return
         if self._idle:
@@ -76,27 +78,27 @@ class ThreadPool:
                     self._wake_one()
             if job is not None:
                 job()
-                del job  # an idle thread must keep no job alive
+                del job  # an idle thread must not keep its last job alive
             elif not bell.acquire(timeout=self._longest):
                 with self._lock:
                     if bell in self._idle:
                         self._idle.remove(bell)
                         self._threads -= 1
                         return
-                bell.acquire()  # released between the timeout and taking the lock: a job is waiting
+                bell.acquire()  # the bell was released between the timeout and taking the lock, so a job is waiting
 
 
-async def in_pool(pool: ThreadPool, work: Callable[[], UserValue]) -> UserValue:
-    """Runs blocking work on a pool and returns its result. Cancelling does not stop the thread: it
-    finishes by itself.
+async def run_in_pool(pool: ThreadPool, work: Callable[[], UserValue]) -> UserValue:
+    """Executes blocking work on a pool and returns its result. Cancellation does not stop the
+    thread, which finishes by itself.
     """
-    return await on_other_thread(pool.submit, work)
+    return await run_on_other_thread(pool.submit, work)
 
 
-async def on_other_thread(
+async def run_on_other_thread(
     submit: Callable[[Callable[[], object]], object], work: Callable[[], UserValue]
 ) -> UserValue:
-    """Runs `work` on another thread, in a copy of this task's context, and returns its result.
+    """Executes `work` on another thread, in a copy of this task's context, and returns its result.
 
     Args:
         submit: schedules a job on that thread.
@@ -114,11 +116,11 @@ async def on_other_thread(
         try:
             result = context.run(work)
             failure = None
-        # hooks may raise anything; a future refuses non-Exceptions, so they are wrapped
+        # hooks may raise anything; a future rejects StopIteration and non-Exceptions, so they are wrapped
         except BaseException as error:
             passes = isinstance(error, Exception) and not isinstance(error, StopIteration)
             result = None
-            failure = error if passes else located(error, None)
+            failure = error if passes else fresh_error(error, None)
         mailbox.post(settle, result, failure)
 
     submit(run)

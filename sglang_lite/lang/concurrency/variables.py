@@ -1,5 +1,5 @@
-"""Values and texts that are still being produced, for any number of threads and event loops that
-wait for them.
+"""Values and texts that are still being produced, and that any number of threads and event loops
+can wait for.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from sglang_lite.lang.concurrency.loop import forks, on_executor
+from sglang_lite.lang.concurrency.loop import fork_count, on_executor
 from sglang_lite.lang.tracebacks import trim
+from sglang_lite.process.service_threads import this_thread
 from sglang_lite.protocol import Location, ProgramError, RequestTimeoutError, SglError
 from sglang_lite.protocol.anything import Json, UserValue
-from sglang_lite.service_threads import this_thread
 
 
-def located(error: BaseException, where: Location | None) -> SglError:
-    """Fresh error to raise for `error`, with the line of the user's program: a copy of the same
-    class and cause if `error` is an SglError, else a ProgramError that is caused by it.
+def fresh_error(error: BaseException, where: Location | None) -> SglError:
+    """Creates a fresh error to raise for `error`, located at the given line of the user's program.
 
-    Several readers raise it, each in its own thread, so each of them needs its own copy.
+    The result is a copy of `error` with the same cause if it is an SglError (whose own line takes
+    precedence), else a ProgramError caused by `error`. Several readers may raise it in different
+    threads, so each of them needs its own copy.
     """
     if not isinstance(error, SglError):
         fresh: SglError = ProgramError(f"{type(error).__name__}: {error}", where=where)
@@ -37,28 +38,30 @@ def located(error: BaseException, where: Location | None) -> SglError:
     return fresh
 
 
-class Blocking(Protocol):
-    """Watcher of threads that wait for values, so that a pool of bodies can run another thread
-    meanwhile.
+class WaitObserver(Protocol):
+    """Observes threads that wait for values, so that a pool of bodies can run another thread in the
+    meantime.
     """
 
-    def blocked(self) -> None: ...
+    def start_waiting(self) -> None: ...
 
-    def unblocked(self) -> None: ...
+    def stop_waiting(self) -> None: ...
 
 
 class _PoolOfThread(threading.local):
-    pool: Blocking | None = None
+    pool: WaitObserver | None = None
 
 
 of_thread = _PoolOfThread()  # set by a pool of bodies on its own threads
 
 
 class Awaited(Protocol):
-    """Part of a program that is known to be finished once somebody has waited for a variable."""
+    """Part of a program that is known to have finished once someone has waited for a variable."""
 
     def note(self, *, failed: bool = False) -> None:
-        """Notes that the variable was waited for, and has its value or, if `failed`, an error."""
+        """Records that someone has waited for the variable, and received its value or, if `failed`,
+        its error.
+        """
 
 
 class Variable:
@@ -66,23 +69,23 @@ class Variable:
 
     Args:
         where: line of the user's code that made the variable.
-        made: `forks()` of the process that will set the variable. Defaults to this process.
+        made: `fork_count()` in the process that will set the variable. Defaults to this process.
 
     Attributes:
         where: line of the user's code that made the variable.
         record: the backend's result for the node (a list for several samples); None for values set
             by hand.
         kind: Python type of the value, if one was requested.
-        node: path in the program's tree of the node that makes it; "" for a value that no node
-            makes.
+        node: path, in the program's tree, of the node that produces the value; "" if no node does.
         log: text of the node while it is generated, closed when the variable is settled; None if no
             stream is read.
         question: question that the node has answered, if its confidence was requested; else None.
         end_position: position in the branch's transcript directly after the node; None if no node
             of the branch made the variable.
-        awaited: what is known to be finished once somebody has waited for the variable; None if
+        awaited: what is known to be finished once someone has waited for the variable; None if
             nothing is.
-        taken_away: True if its value or its failure had come, and was replaced by an error.
+        taken_away: True if the variable was already set or failed when an error replaced its
+            result.
     """
 
     __slots__ = (
@@ -92,7 +95,7 @@ class Variable:
 
     def __init__(self, where: Location | None = None, made: int | None = None) -> None:
         self.where = where
-        self._made = forks() if made is None else made
+        self._made = fork_count() if made is None else made
         self.record: Any = None
         self.kind: Any = None
         self.node = ""
@@ -108,8 +111,8 @@ class Variable:
         self._callbacks: list[Callable[[], object]] | None = None
 
     @staticmethod
-    def of(value: object) -> Variable:
-        """Variable that has its value already."""
+    def from_value(value: object) -> Variable:
+        """Creates a variable that already has its value."""
         variable = Variable()
         variable.set(value)
         return variable
@@ -118,12 +121,12 @@ class Variable:
     def done(self) -> bool:
         return self._done
 
-    def fail(self, error: BaseException) -> None:
+    def set_error(self, error: BaseException) -> None:
         self.set(None, error)
 
     def set(self, value: object, error: BaseException | None = None) -> bool:
-        """Sets the value, or the error that readers raise instead. Does nothing, and returns False,
-        if the variable is already set or failed.
+        """Sets the value, or the error that readers raise instead. Does nothing if the variable is
+        already settled.
         """
         with self._lock:
             if self._done:
@@ -139,24 +142,26 @@ class Variable:
             callback()
         return True
 
-    def take_away(self, error: BaseException) -> None:
-        """Fails the variable, even if it has its value already or has failed with another error."""
+    def replace_with_error(self, error: BaseException) -> None:
+        """Fails the variable, replacing its value or earlier error if it has one."""
         if self.set(None, error):
             return
         with self._lock:
             self.taken_away = True
             self._error = error
 
-    def so_far(self) -> tuple[UserValue, ...]:
-        """The value if it has come, even if it was taken away since; empty if it has not."""
+    def value_so_far(self) -> tuple[UserValue, ...]:
+        """Returns the value in a tuple if it has arrived, even if an error has replaced it since;
+        otherwise an empty tuple.
+        """
         if not self._done:
             return ()
         had_one = self._value is not None or self.record is not None
         return (self._value,) if self._error is None or (self.taken_away and had_one) else ()
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Calls `callback` once, when the variable is set or failed: immediately, or later on the
-        thread that settles it.
+        """Calls `callback` once, when the variable is settled: immediately if it already is,
+        otherwise later on the thread that settles it.
         """
         with self._lock:
             if not self._done:
@@ -167,16 +172,17 @@ class Variable:
         callback()
 
     def result(self) -> UserValue:
-        """Value of a settled variable. Raises the error with which it failed."""
+        """Returns the value of a settled variable, or raises the error with which it failed."""
         if self._error is not None:
-            raise located(self._error, self.where)
+            raise fresh_error(self._error, self.where)
         return self._value
 
-    def error(self) -> BaseException | None:
+    def error_or_none(self) -> BaseException | None:
         return self._error
 
     def wait(self, timeout: float | None = None) -> UserValue:
-        """Blocks until the variable is settled, and returns its value.
+        """Returns the value, blocking until the variable is settled. Raises the error with which it
+        failed.
 
         Raises:
             RequestTimeoutError: the variable was not settled within `timeout` seconds.
@@ -189,20 +195,20 @@ class Variable:
             settled.acquire()
             self.when_done(settled.release)
             if of_thread.pool is not None:
-                of_thread.pool.blocked()
+                of_thread.pool.start_waiting()
             settled_in_time = settled.acquire(timeout=-1 if timeout is None else timeout)
             if of_thread.pool is not None:
-                of_thread.pool.unblocked()
+                of_thread.pool.stop_waiting()
             if not settled_in_time:
                 raise RequestTimeoutError(f"no value within {timeout:g} s.", where=self.where)
         if self.awaited is not None:
             self.awaited.note(failed=self._error is not None)
         return self.result()
 
-    async def get(self) -> UserValue:
-        """Coroutine form of `wait`, for any event loop."""
+    async def wait_async(self) -> UserValue:
+        """Returns the value like `wait`, but as a coroutine, on any event loop."""
         if not self._done:
-            future, wake = _bell()
+            future, wake = _future_with_waker()
             self.when_done(wake)
             await future
         if self.awaited is not None:
@@ -211,7 +217,7 @@ class Variable:
 
 
 def _check_can_wait(made: int, where: Location | None = None) -> None:
-    if made != forks():
+    if made != fork_count():
         raise ProgramError(
             "the program runs in the process that this one was forked from, so its values never arrive here.",
             hint="Read the value there, or run the program in this process.",
@@ -232,57 +238,59 @@ def _check_can_wait(made: int, where: Location | None = None) -> None:
 
 def when_all_done(variables: Sequence[Variable], callback: Callable[[], object]) -> None:
     """Calls `callback` once, when the last of the variables (at least one) is settled."""
-    # counts down atomically: variables settle on several threads
+    # counts down atomically, since variables settle on several threads
     remaining = itertools.count(len(variables) - 1, -1)
 
-    def one_more() -> None:
+    def count_done() -> None:
         if not next(remaining):
             callback()
 
     for variable in variables:
-        variable.when_done(one_more)
+        variable.when_done(count_done)
 
 
-def resolve(future: asyncio.Future[None]) -> None:
-    """Resolves a future unless it was cancelled or resolved before. Called on the future's event
+def resolve_future(future: asyncio.Future[None]) -> None:
+    """Resolves a future unless it is already resolved or cancelled. Called on the future's event
     loop.
     """
     if not future.done():
         future.set_result(None)
 
 
-def _bell() -> tuple[asyncio.Future[None], Callable[[], None]]:
-    """Future of the running event loop, and a function that resolves it from any thread."""
+def _future_with_waker() -> tuple[asyncio.Future[None], Callable[[], None]]:
+    """Creates a future on the running event loop, and returns it with a function that resolves it
+    from any thread.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
 
     def wake() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
-            loop.call_soon_threadsafe(resolve, future)
+        with contextlib.suppress(RuntimeError):  # the loop has been closed in the meantime
+            loop.call_soon_threadsafe(resolve_future, future)
 
     return future, wake
 
 
 class TextLog:
-    """Text that grows, as a replayable broadcast: every reader, early or late, receives every piece
+    """Growing text as a replayable broadcast: every reader, early or late, receives every piece
     from the first one on.
 
-    A piece is (text, metadata); the metadata is None if the backend gave none.
+    A piece is (text, metadata). The metadata is None if the backend gave none.
 
     Attributes:
-        awaited: what is known to be finished once somebody has read the text to its end; None if
+        awaited: what is known to be finished once someone has read the text to its end; None if
             nothing is.
     """
 
     def __init__(self) -> None:
         self.awaited: Awaited | None = None
         self._lock = threading.Lock()
-        self._made = forks()
+        self._made = fork_count()
         self._pieces: list[tuple[str, dict[str, Any] | None]] = []
         self._closed = False
         self._error: BaseException | None = None
         self._where: Location | None = None
-        self._copies: tuple[TextLog, ...] = ()  # logs that end earlier
+        self._copies: tuple[TextLog, ...] = ()  # logs of the same text that end earlier
         self._waiters: list[Callable[[], object]] = []
 
     @property
@@ -315,8 +323,8 @@ class TextLog:
         for wake in waiters:
             wake()
 
-    def until(self, end: Variable) -> TextLog:
-        """Log with the same text, which is closed when a variable is settled."""
+    def copy_until(self, end: Variable) -> TextLog:
+        """Returns a log of the same text that is closed when a variable is settled."""
         found = TextLog()
         found.awaited = end.awaited
         with self._lock:
@@ -327,13 +335,13 @@ class TextLog:
         def close() -> None:
             with self._lock:
                 self._copies = tuple([each for each in self._copies if each is not found])
-            found.close(end.error(), end.where)
+            found.close(end.error_or_none(), end.where)
 
         end.when_done(close)
         return found
 
-    def so_far(self) -> str:
-        """The text until now."""
+    def text_so_far(self) -> str:
+        """Returns the text received so far."""
         with self._lock:
             return "".join(text for text, _ in self._pieces)
 
@@ -342,7 +350,7 @@ class TextLog:
         while True:
             ready = threading.Lock()
             ready.acquire()
-            pieces, ended = self._from(at, ready.release)
+            pieces, ended = self._pieces_from(at, ready.release)
             yield from pieces
             at += len(pieces)
             if ended:
@@ -350,13 +358,13 @@ class TextLog:
             if not pieces:
                 _check_can_wait(self._made)
                 ready.acquire()
-        self._end()
+        self._finish_reading()
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, dict[str, UserValue] | None]]:
         at = 0
         while True:
-            future, wake = _bell()
-            pieces, ended = self._from(at, wake)
+            future, wake = _future_with_waker()
+            pieces, ended = self._pieces_from(at, wake)
             for piece in pieces:
                 yield piece
             at += len(pieces)
@@ -364,13 +372,13 @@ class TextLog:
                 break
             if not pieces:
                 await future
-        self._end()
+        self._finish_reading()
 
-    def _from(
+    def _pieces_from(
         self, at: int, wake: Callable[[], object]
     ) -> tuple[list[tuple[str, dict[str, Any] | None]], bool]:
-        """Pieces from index `at` on, and True if the log is closed. If there are none yet and the
-        log is open, `wake` is called when the log changes.
+        """Returns the pieces from index `at` on, and whether the log is closed. If there are none
+        yet and the log is open, `wake` will be called when the log changes.
         """
         with self._lock:
             pieces = self._pieces[at:]
@@ -378,9 +386,11 @@ class TextLog:
                 self._waiters.append(wake)
             return pieces, self._closed
 
-    def _end(self) -> None:
-        """Ends a reader's way through the text."""
+    def _finish_reading(self) -> None:
+        """Finishes a reader's pass at the end of the text: records that it was waited for, and
+        raises the log's error if there is one.
+        """
         if self.awaited is not None:
             self.awaited.note(failed=self._error is not None)
         if self._error is not None:
-            raise located(self._error, self._where)
+            raise fresh_error(self._error, self._where)

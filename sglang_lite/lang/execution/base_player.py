@@ -83,11 +83,11 @@ class BasePlayer(ABC):
         return self._current is op
 
     @abstractmethod
-    def begin(self) -> None:
+    def start_playing(self) -> None:
         """Begins to play a forked branch once its parent has played the fork."""
 
     @abstractmethod
-    def fail(self, error: BaseException) -> object:
+    def fail_branch(self, error: BaseException) -> object:
         """Fails the branch and all its queued operations."""
 
     def __del__(self) -> None:

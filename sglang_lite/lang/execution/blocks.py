@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sglang_lite.errors import with_article
-from sglang_lite.lang.backend.base import Backend, refusal
-from sglang_lite.lang.concurrency.variables import located
+from sglang_lite.lang.backend.base import Backend, unsupported_feature_error
+from sglang_lite.lang.concurrency.variables import fresh_error
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.program.nodes import GrammarBegin, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import Constraint, Continuation, Location, ProgramError
@@ -41,7 +41,7 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
             self.turns, self.role, self.suffixes, self.grammar, self.matcher and self.matcher.copy()
         )
 
-    def restore(
+    def restore_turns(
         self, turns: tuple[str, ...], role: str | None, suffixes: tuple[str | None, ...]
     ) -> None:
         """Restores the turns of an earlier run, including its open turn, if any.
@@ -61,8 +61,8 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
         turn comes before it.
         """
         if self.grammar is not None or self.role is not None:
-            inside = "a grammar" if self.grammar is not None else _turn(self.role or "")
-            problem = f"{_turn(role)} begins inside {inside}."
+            inside = "a grammar" if self.grammar is not None else _describe_turn(self.role or "")
+            problem = f"{_describe_turn(role)} begins inside {inside}."
             raise ProgramError(problem, hint="End that one first.", where=where)
         try:
             template = run.template
@@ -73,7 +73,7 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
                 yield from self.end_turn("system", run, where)
             prefix, suffix = template.get_prefix_and_suffix(role, self._messages())
         except Exception as error:  # templates are the user's code
-            raise located(error, where) from error
+            raise fresh_error(error, where) from error
         self.role = role
         self.suffixes = (*self.suffixes, suffix)
         yield Text(prefix, where=where)
@@ -83,7 +83,9 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
         """Closes the open turn and returns its last nodes."""
         if self.grammar is not None:
             raise ProgramError(
-                f"{_turn(role)} ends inside a grammar.", hint="End that one first.", where=where
+                f"{_describe_turn(role)} ends inside a grammar.",
+                hint="End that one first.",
+                where=where,
             )
         if self.role != role:
             if self.role is None:
@@ -92,7 +94,9 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
             else:
                 problem = f"the open turn is {self.role!r}"
                 hint = f"End that one first: s += sgl.{self.role}_end()."
-            raise ProgramError(f"{_turn(role)} ends, but {problem}.", hint=hint, where=where)
+            raise ProgramError(
+                f"{_describe_turn(role)} ends, but {problem}.", hint=hint, where=where
+            )
         suffix = self.suffixes[-1]
         if suffix is None:
             suffix = self._suffix_from_template(role, run, where)
@@ -106,7 +110,7 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
         try:
             return str(run.template.get_prefix_and_suffix(role, self._messages())[1])
         except Exception as error:  # templates are the user's code
-            raise located(error, where) from error
+            raise fresh_error(error, where) from error
 
     def begin_grammar(self, node: GrammarBegin, backend: Backend, where: Location | None) -> None:
         from sglang_lite.constraints.byte_matcher import ByteMatcher
@@ -115,7 +119,7 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
             "a grammar is already open.", "Combine the two into one grammar.", where
         )
         if Continuation not in backend.capabilities.constraints:
-            raise refusal(
+            raise unsupported_feature_error(
                 backend,
                 node,
                 "a grammar over several nodes",
@@ -141,5 +145,5 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
         return [{"role": role, "content": ""} for role in self.turns]
 
 
-def _turn(role: str) -> str:
+def _describe_turn(role: str) -> str:
     return with_article(f"{role!r} turn")

@@ -17,7 +17,7 @@ from sglang_lite.constraints.number_text import TERMINATORS
 from sglang_lite.lang.backend.base import Backend, check_adapter, unsupported_medium_error
 from sglang_lite.lang.backend.capabilities import EVERYTHING, Demands
 from sglang_lite.lang.backend.planning import Planner
-from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
+from sglang_lite.lang.concurrency.variables import TextLog, Variable, fresh_error
 from sglang_lite.lang.execution.blocks import OpenBlocks
 from sglang_lite.lang.execution.names import NamesAtMark
 from sglang_lite.lang.execution.operations import (
@@ -32,8 +32,8 @@ from sglang_lite.lang.execution.operations import (
     ScopeOp,
     SelectOp,
 )
-from sglang_lite.lang.execution.player import Player, cancel, unknown
-from sglang_lite.lang.execution.reading import added, close_when_done
+from sglang_lite.lang.execution.player import Player, cancel_tree, unknown_variable_error
+from sglang_lite.lang.execution.reading import close_when_done, pieces_since_fork
 from sglang_lite.lang.execution.retries import check_repair
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.execution.transcript import Piece
@@ -45,11 +45,11 @@ from sglang_lite.lang.expressions import (
     SglImage,
     SglSelect,
     SglSeparateReasoning,
+    can_skip_scores,
     example_choices,
     number_as_regex,
-    only_picks,
 )
-from sglang_lite.lang.tracebacks import is_library, own_line
+from sglang_lite.lang.tracebacks import choose_error_location, is_library
 from sglang_lite.program.nodes import (
     Expression,
     Expressions,
@@ -90,7 +90,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import NO_PARAMS, merge
-from sglang_lite.text.reasoning import with_reasoning
+from sglang_lite.text.reasoning import allow_reasoning_before
 
 if TYPE_CHECKING:
     from sglang_lite.lang.tools import Toolbox
@@ -146,7 +146,7 @@ class Branch:
         self.blocks = OpenBlocks()
         self.node_count = node_count
 
-    def submit(self, expr: Expression | str, where: Location | None = None) -> None:
+    def submit_expression(self, expr: Expression | str, where: Location | None = None) -> None:
         """Queues the operations of an expression. Raises the errors of misuse that can be detected
         without playing it.
         """
@@ -158,9 +158,9 @@ class Branch:
                 check_awaited("+=", expr, where)
             # fast path of _put_text
             if type(expr) is str and self.blocks.matcher is None and self.run.spelled is None:
-                self.player.put(Text(expr, None, self.blocks.role is None, where=where))
+                self.player.play_or_queue(Text(expr, None, self.blocks.role is None, where=where))
             elif isinstance(expr, str):
-                self._put_text(expr, where)
+                self._append_text_op(expr, where)
             elif not isinstance(expr, Expression):
                 raise not_addable("+=", expr, where)
             elif self.planner is not None:
@@ -179,30 +179,36 @@ class Branch:
         """Queues the operations of an elementary expression. Arguments are those of `submit`."""
         match expression:
             case Text():
-                self._put_text(expression.text, where, expression.ids, special=expression.special)
+                self._append_text_op(
+                    expression.text, where, expression.ids, special=expression.special
+                )
             case SglGen():
                 made = expression.node.where
                 # most are in one line
                 if made is not None and where is not None and made.line > where.line:
-                    where = own_line(where, made)
-                self.player.put(self._make_gen_op(expression, where))
+                    where = choose_error_location(where, made)
+                self.player.play_or_queue(self._make_gen_op(expression, where))
             case SglSelect():
-                self.player.put(
-                    self._make_select_op(expression, own_line(where, expression.node.where))
+                self.player.play_or_queue(
+                    self._make_select_op(
+                        expression, choose_error_location(where, expression.node.where)
+                    )
                 )
             case TurnBegin():
                 for node in self.blocks.begin_turn(expression.role, self.run, where):
-                    self.player.put(node)
+                    self.player.play_or_queue(node)
             case TurnEnd():
                 for node in self.blocks.end_turn(expression.role, self.run, where):
-                    self.player.put(node)
+                    self.player.play_or_queue(node)
             case ScopeBegin():
                 variable = Variable(where)
                 self.names.scopes[expression.name] = (
                     *self.names.scopes.get(expression.name, ()),
                     variable,
                 )
-                self.player.put(ScopeOp(ScopeBegin(expression.name, where=where), variable))
+                self.player.play_or_queue(
+                    ScopeOp(ScopeBegin(expression.name, where=where), variable)
+                )
             case ScopeEnd():
                 if expression.name not in self.names.scopes:
                     raise ProgramError(
@@ -212,29 +218,29 @@ class Branch:
                 if outer:
                     self.names.scopes[expression.name] = tuple(outer)
                 self.names.declare(expression.name, variable)
-                self.player.put(ScopeOp(ScopeEnd(expression.name, where=where), variable))
+                self.player.play_or_queue(ScopeOp(ScopeEnd(expression.name, where=where), variable))
             case GrammarBegin():
                 self.blocks.begin_grammar(expression, self.backend, where)
-                self.player.put(GrammarBegin(expression.constraint, where=where))
+                self.player.play_or_queue(GrammarBegin(expression.constraint, where=where))
             # else a rollback has removed its beginning
             case GrammarEnd() if self.blocks.grammar is not None:
                 matcher = self.blocks.end_grammar()
-                self.player.put(GrammarEnd(where=where))
+                self.player.play_or_queue(GrammarEnd(where=where))
                 if matcher is not None:
-                    matcher.end()
+                    matcher.check_complete()
             case GrammarEnd():
                 pass
             case SglImage():
-                self._put_medium(expression, own_line(where, expression.made))
+                self._put_medium(expression, choose_error_location(where, expression.made))
             case SglSeparateReasoning():
-                for each in expression.marked().walk():
+                for each in expression.with_reasoning_option().walk():
                     self.submit_one(each, where)
             case SglCall():
                 expression.play_on(self.run.new_state(self))
             case _:
                 raise ParameterError("+=", f"{expression!r} can't be executed.", where=where)
 
-    def _put_text(
+    def _append_text_op(
         self,
         text: str,
         where: Location | None,
@@ -250,10 +256,10 @@ class Branch:
             self.blocks.matcher.push(text)
         special = special and self.blocks.role is None
         if special and ids is None and self.run.spelled is not None:
-            for piece, names_tokens in self.run.spelled.split(text):
-                self.player.put(Text(piece, special=names_tokens, where=where))
+            for piece, names_tokens in self.run.spelled.split_plain(text):
+                self.player.play_or_queue(Text(piece, special=names_tokens, where=where))
         else:
-            self.player.put(Text(text, ids, special, where=where))
+            self.player.play_or_queue(Text(text, ids, special, where=where))
 
     def _make_select_op(self, own: SglSelect, where: Location | None) -> SelectOp:
         run = self.run
@@ -271,16 +277,16 @@ class Branch:
         texts = example_choices(own.choices, multi=own.multi)
         choices = Choices(texts) if isinstance(texts, tuple) else None  # a symbol, in a trace
         self.backend.check(
-            own, Demands("select", constraint=choices, scores=not only_picks(own)), where
+            own, Demands("select", constraint=choices, scores=not can_skip_scores(own)), where
         )
         blocks.matcher = None
         path = self.next_node_path()
-        variable = self._declare(own.node.name, path, where)
+        variable = self._declare_variable(own.node.name, path, where)
         judged = own.multi or run.settings.retries or run.kept is not None
         node = msgspec.structs.replace(
             own.node,
             method=None if judged else own.node.method,
-            seed=run.seed_of(path),
+            seed=run.seed_for_path(path),
             special=blocks.role is None,
             lora_path=adapter,
             where=where,
@@ -299,8 +305,8 @@ class Branch:
         thoughts = None
         if options.reasoning is not None:
             name = f"{node.name}{REASONING_SUFFIX}" if node.name is not None else None
-            thoughts = self._declare(name, path, where)
-        variable = self._declare(node.name, path, where, kind)
+            thoughts = self._declare_variable(name, path, where)
+        variable = self._declare_variable(node.name, path, where, kind)
         self.blocks.matcher = None
         return GenOp(
             node,
@@ -312,23 +318,23 @@ class Branch:
         )
 
     def _put_medium(self, expression: SglImage, where: Location | None) -> None:
-        from sglang_lite.lang.media import fetched, frames_of
+        from sglang_lite.lang.media import fetch_medium, frames_of
 
         kind = expression.kind
         can = self.backend.capabilities
-        medium = expression.load(where)
+        medium = expression.load_media(where)
         self.blocks.refuse_in_grammar(
             "an image can't be part of a grammar.", "Add it before.", where
         )
         if not can.takes(kind):
             raise unsupported_medium_error(self.backend, kind, kind, where)
         if medium.address and not (kind == "image" and can.fetches_images):
-            medium = fetched(medium, where)
+            medium = fetch_medium(medium, where)
         for each in frames_of(medium, where) if kind == "video" and not can.videos else (medium,):
-            self.player.put(ImagePart(each, _media_token(self.run, kind), where=where))
-        self.tell("fill_image")
+            self.player.play_or_queue(ImagePart(each, _media_token(self.run, kind), where=where))
+        self.notify_listener("fill_image")
 
-    def _declare(
+    def _declare_variable(
         self, name: str | None, node: str, where: Location | None, kind: Any = None
     ) -> Variable:
         variable = Variable(where, self.run.made)
@@ -351,7 +357,7 @@ class Branch:
         node = self.next_node_path()
         planners = [None] * size if self.planner is None else self.planner.fork(size)
         children = [
-            type(self)(self._forked(), f"{node}.{i}", planner=planners[i]) for i in range(size)
+            type(self)(self._fork_player(), f"{node}.{i}", planner=planners[i]) for i in range(size)
         ]
         for child in children:
             child.names.fork_from(self.names)
@@ -359,12 +365,12 @@ class Branch:
         players = [child.player for child in children]
         self.player.children += players
         if size > 1:
-            self.tell("commit_lazy_operations")
-        self.player.put(ForkOp(Fork(((),) * size, where=where), players))
-        self.tell("fork_program", players)
+            self.notify_listener("commit_lazy_operations")
+        self.player.play_or_queue(ForkOp(Fork(((),) * size, where=where), players))
+        self.notify_listener("fork_program", players)
         return children
 
-    def _forked(self) -> Player:
+    def _fork_player(self) -> Player:
         """Creates the player of a branch that forks from this one."""
         return Player(
             self.run,
@@ -372,28 +378,32 @@ class Branch:
             waits=Waits(self.player.waits, self.player.waits.last),
         )
 
-    def restore(
+    def restore_text(
         self,
         pieces: Sequence[Piece],
         messages: Sequence[Message],
         turn: tuple[str, int] | None,
         suffixes: tuple[str | None, ...],
     ) -> None:
-        """Restores the text of an earlier run. Arguments are those of `Transcript.restore` and
-        `OpenBlocks.restore`.
+        """Restores the text of an earlier run. Arguments are those of `Transcript.restore_pieces` and
+        `OpenBlocks.restore_turns`.
         """
-        self.player.transcript.restore(pieces, messages, turn)
-        self.blocks.restore(tuple(message.role for message in messages), turn and turn[0], suffixes)
+        self.player.transcript.restore_pieces(pieces, messages, turn)
+        self.blocks.restore_turns(
+            tuple(message.role for message in messages), turn and turn[0], suffixes
+        )
 
-    def tell(self, event: str, children: Sequence[Player] = ()) -> None:
+    def notify_listener(self, event: str, children: Sequence[Player] = ()) -> None:
         """Queues a notification of the backend's listener, if it listens for the event. It is sent
         once everything queued before it has been played.
         """
         listener = self.backend.event_listener
         if listener is not None and event in listener.events:
-            self.player.put(
+            self.player.play_or_queue(
                 EventOp(
-                    event, listener.threads, partial(listener.call, event, self.player, children)
+                    event,
+                    listener.threads,
+                    partial(listener.notify_event, event, self.player, children),
                 )
             )
 
@@ -403,7 +413,7 @@ class Branch:
         """
         players = [child.player for child in children]
         appended = (
-            [player.read(added, where) for player in players]
+            [player.read_when_played(pieces_since_fork, where) for player in players]
             if mode == "concate_and_append"
             else []
         )
@@ -411,7 +421,7 @@ class Branch:
             self.blocks.matcher = None
         for player in players:
             player.claim_for_join(self.player.depth)
-        self.player.put(JoinOp(Join(mode=mode, where=where), players, appended))
+        self.player.play_or_queue(JoinOp(Join(mode=mode, where=where), players, appended))
 
     def mark(self, where: Location | None) -> BranchSnapshot:
         """Sets a mark and returns a snapshot for `roll_back`."""
@@ -419,7 +429,7 @@ class Branch:
         mark = BranchMark(
             children=len(self.player.children), cancelled=self.player.waits.cancelled is not None
         )
-        self.player.put(MarkOp(mark, back=False))
+        self.player.play_or_queue(MarkOp(mark, back=False))
         return BranchSnapshot(mark, self.names.snapshot_names(), self.blocks.copy())
 
     def roll_back(self, to: BranchSnapshot, where: Location | None) -> None:
@@ -431,24 +441,24 @@ class Branch:
         self.blocks = to.blocks.copy()
         self.player.later = None  # it contains text that the rollback removes
 
-    def end(self) -> None:
+    def end_body(self) -> None:
         """Marks the end of the body: no more names will be declared, and the text is complete."""
         self.run.body_open = False
         if self.player.pushed is not None:
             close_when_done(self.player, self.player.pushed.program)
         if self.names.awaited or self.player.children or self.player.log is not None:
             for player in self.player.tree():
-                player.names.close(partial(unknown, player))
+                player.names.fail_promises(partial(unknown_variable_error, player))
                 if player.log is not None:
                     player.log.awaited = Place(player.waits, player.waits.last)
-                    player.put(ReadOp(Variable(), player.log.close))
-        self.tell("end_program")
+                    player.play_or_queue(ReadOp(Variable(), player.log.close))
+        self.notify_listener("end_program")
         if self.run.body_end is not None:
             self.run.body_end.set(None)
 
     def abandon(self, error: BaseException) -> None:
-        """Stops all branches because the body raised `error`. The body's caller receives the error;
-        in a stream, only the reader of the stream does.
+        """Stops all branches because the body raised `error`. The caller of the body receives the
+        error, or in a streamed run the reader of the stream.
         """
         if isinstance(error, SglError) and error.where is None:
             error.where = find_raise_location(error)
@@ -457,34 +467,36 @@ class Branch:
         for player in self.player.tree():
             player.names.cut = True
         streams = self.run.settings.stream
-        ended = located(error, find_raise_location(error))
+        ended = fresh_error(error, find_raise_location(error))
         if streams and not isinstance(error, RequestTimeoutError | BudgetError):
-            cancel(self.player, ended, reported=False, ends=True)
+            cancel_tree(self.player, ended, reported=False, ends=True)
         else:  # what has come is in the error's state
             self.player.stop(ended, reported=not streams)
         self.run.stop_inner_runs(ended, final=self.player.stopped is not None)
 
     def stop(self, error: SglError, *, waited: bool = True) -> None:
-        """Cancels the branch and the branches forked from it. Answers that were waited for stay.
-        Everything else fails with the error, even if it has arrived, and so does anything added
-        later. The main branch also stops the programs that its body runs.
+        """Cancels the branch and the branches forked from it. Answers that someone has waited for
+        are kept. Everything else fails with the error, even answers that have arrived, and so does
+        anything added later. The main branch also stops the programs that its body runs.
 
         Args:
             waited: False to keep nothing, not even answers that were waited for.
         """
-        cancel(self.player, error, waited=waited)
+        cancel_tree(self.player, error, waited=waited)
         if not self.path:
             self.run.stop_inner_runs(error, final=self.player.stopped is not None)
 
     # -------------------------------------------------------------------------------------- reading
 
-    def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
+    def read_when_played(
+        self, what: Callable[[Player], UserValue], where: Location | None = None
+    ) -> Variable:
         """Returns a variable that is set to `what(player)` once everything queued so far has been
         played.
         """
         if self.names.gone is not None:
-            self.names.check(where)
-        return self.player.read(what, where)
+            self.names.raise_if_removed(where)
+        return self.player.read_when_played(what, where)
 
 
 def _check_rollback(player: Player, where: Location | None) -> None:
@@ -496,7 +508,7 @@ def _check_rollback(player: Player, where: Location | None) -> None:
         SglError: the branch was permanently stopped, or it failed and its deadline has passed. This
             is its failure.
     """
-    player.names.check(where)
+    player.names.raise_if_removed(where)
     if player.log is not None:
         raise ProgramError(
             "text that was already streamed can't be rolled back.",
@@ -507,7 +519,7 @@ def _check_rollback(player: Player, where: Location | None) -> None:
     over = player.stopped is not None or (deadline is not None and time.monotonic() >= deadline)
     # else a body that retries until it succeeds would never end
     if over and player.failure is not None:
-        raise located(player.failure, where)
+        raise fresh_error(player.failure, where)
 
 
 def _end_branches(players: Sequence[Player], where: Location | None) -> None:
@@ -516,7 +528,7 @@ def _end_branches(players: Sequence[Player], where: Location | None) -> None:
     """
     for child in players:
         for each in child.tree():
-            each.names.end(
+            each.names.remove_all(
                 RequestAbortedError(
                     f"this branch has ended: the rollback at {where} removed its fork.",
                     hint="Fork again after the rollback.",
@@ -591,7 +603,7 @@ def _make_gen_node(
         own.node, run, stops if blocks.role is None else (*stops, *run.template.stop_str), path
     )
     if reasoning is not None and constraint is not None and InOrder in kinds:
-        constraint = with_reasoning(reasoning, constraint)
+        constraint = allow_reasoning_before(reasoning, constraint)
         params = _with_reasoning_format(params, reasoning, backend)
     elif reasoning is not None and params.thinking is not UNSET:
         params = _with_reasoning_format(params, reasoning, backend)
@@ -637,7 +649,7 @@ def _merge_params(node: Gen, run: Run, stops: tuple[str, ...], path: str) -> Sam
     if not stops and run.settings.seed is None:
         return params
     own = () if isinstance(params.stop, Unset) else params.stop
-    seed = run.seed_of(path)
+    seed = run.seed_for_path(path)
     return msgspec.structs.replace(
         params,
         stop=(*own, *(s for s in stops if s not in own)) or UNSET,

@@ -18,7 +18,7 @@ from sglang_lite.lang.backend.token_counts import (
     missing_usage,
     unreported_usages,
 )
-from sglang_lite.lang.checks import check_positive, check_whole
+from sglang_lite.lang.checks import check_positive, check_whole_number
 from sglang_lite.lang.results import with_warnings
 from sglang_lite.protocol import (
     BudgetError,
@@ -72,7 +72,7 @@ class Budget:
         if max_cost is not None:
             check_positive("max_cost", max_cost, "dollars")
         if max_total_tokens is not None:
-            check_whole("max_total_tokens", max_total_tokens, 1)
+            check_whole_number("max_total_tokens", max_total_tokens, 1)
         self.max_cost = max_cost
         self.max_total_tokens = max_total_tokens
         self._lock = threading.Lock()
@@ -84,7 +84,7 @@ class Budget:
         """Returns a budget with the same limits and no usage."""
         return Budget(self.max_cost, self.max_total_tokens)
 
-    def check(self, backend: Backend) -> None:
+    def check_price_known(self, backend: Backend) -> None:
         """Raises ParameterError if a cost limit is set and the price of the backend's model is not
         known.
         """
@@ -104,7 +104,7 @@ class Budget:
             BudgetError: the call could exceed a limit.
             ParameterError: a cost limit is set, and the price of the backend's model is not known.
         """
-        self.check(account.backend)
+        self.check_price_known(account.backend)
         cost = self._price_usage(account.backend, account.reserved, 0.0)
         tokens = account.reserved.prompt_tokens + account.reserved.completion_tokens
         with self._lock:
@@ -158,9 +158,9 @@ class NodeAccount:
         self.used: list[Usage] = []
 
     @contextlib.contextmanager
-    def call(self) -> Iterator[None]:
-        """Tracks the call made in the `with` block. Remote backends note there what their requests
-        did not report.
+    def track_call(self) -> Iterator[None]:
+        """Tracks the call made in the `with` block. During the call, remote backends record usage
+        that their requests did not report.
         """
         token = unreported_usages.set(self.used)
         try:
@@ -177,7 +177,7 @@ class NodeAccount:
         finally:
             unreported_usages.reset(token)
 
-    def answered(
+    def record_answers(
         self, answers: list[_Answer], prompt: Prompt, texts: Sequence[str]
     ) -> list[_Answer]:
         """Adds the usage of an answer. If the usage is not credible, the call keeps its

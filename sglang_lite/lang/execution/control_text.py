@@ -35,7 +35,7 @@ class SpelledTokens:
         self._values: list[tuple[str, str]] = []  # other values, with the names of their arguments
         self._warned = False
 
-    def add(self, name: str, value: str, *, plain: bool) -> None:
+    def add_argument_value(self, name: str, value: str, *, plain: bool) -> None:
         """Adds an argument's value.
 
         Args:
@@ -46,7 +46,7 @@ class SpelledTokens:
         else:
             self._values.append((name, value))
 
-    def split(self, text: str) -> list[tuple[str, bool]]:
+    def split_plain(self, text: str) -> list[tuple[str, bool]]:
         """Splits a text written outside turns into pieces, each with whether it may name control
         tokens. Warns once if an argument's value in the text names one.
         """
@@ -103,7 +103,7 @@ def collect_spelled_tokens(
         pattern = USUAL if known is None else _pattern_of(tuple(known))
         if pattern.search(value):
             earlier = earlier or SpelledTokens(pattern)
-            earlier.add(name, value, plain=program.untrusted_arguments)
+            earlier.add_argument_value(name, value, plain=program.untrusted_arguments)
     return earlier
 
 

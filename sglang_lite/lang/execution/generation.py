@@ -18,18 +18,29 @@ from sglang_lite.constraints.json_schema.quotes import KEYWORD
 from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base import Backend, name_of
 from sglang_lite.lang.backend.planning import NodeQuestion
-from sglang_lite.lang.backend.rendering import rerender
+from sglang_lite.lang.backend.rendering import rerender_with_template
 from sglang_lite.lang.concurrency.variables import TextLog
-from sglang_lite.lang.confidence import Answered
+from sglang_lite.lang.confidence import AnsweredQuestion
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.budget import max_generation_usage
 from sglang_lite.lang.execution.operations import GenOp, asked
-from sglang_lite.lang.execution.retries import attempts, check_value, limit, repaired, shows
+from sglang_lite.lang.execution.retries import (
+    check_value,
+    repair_prompt,
+    run_attempts,
+    shows_last_answer,
+    time_limit,
+)
 from sglang_lite.lang.execution.transcript import Reasoned
-from sglang_lite.lang.execution.truncation import is_cut, policy_of, truncated, warning
+from sglang_lite.lang.execution.truncation import (
+    is_constrained_answer_cut,
+    truncation_error,
+    truncation_policy,
+    truncation_warning,
+)
 from sglang_lite.lang.expressions import NO_OPTIONS, GenOptions
-from sglang_lite.lang.results import DeltaWithMeta, delta_meta, joined_meta, with_warnings
-from sglang_lite.program.seeds import reseeded
+from sglang_lite.lang.results import DeltaWithMeta, delta_meta, merge_meta, with_warnings
+from sglang_lite.program.seeds import seed_for_attempt
 from sglang_lite.protocol import (
     UNSET,
     Constraint,
@@ -90,31 +101,31 @@ def _changes_result(options: GenOptions) -> bool:
 def finish_generation(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) -> None:
     """Finishes a generation with an answer that has arrived."""
     try:
-        values = _values(player, op, generations)
+        values = _parse_or_validate(player, op, generations)
     except Exception as error:  # recorded, and raised again
         _record_failure(player, op, generations, error)
         raise
     _accept_answer(player, op, generations, values)
 
 
-async def agenerate(player: BasePlayer, op: GenOp) -> None:
+async def play_generation(player: BasePlayer, op: GenOp) -> None:
     """Plays a generation: asks until an answer is accepted, then appends it."""
     if op.expression.source is None:
         await _generate_answer(player, op)
     else:
-        async with op.expression.source.around_attempts(player.transcript.text()):
+        async with op.expression.source.around_attempts(player.transcript.collect_text()):
             await _generate_answer(player, op)
 
 
 async def _generate_answer(player: BasePlayer, op: GenOp) -> None:
     if player.pushed is not None:
-        player.pushed.note_start(op, player.transcript.pieces)
+        player.pushed.record_judged_start(op, player.transcript.pieces)
     if player.run.kept is not None and player.run.kept.supplies_answer(op):
         await _use_given_value(player, op, player.run.kept.value or "")
     elif op.expression.options is NO_OPTIONS and player.run.plain:
         finish_generation(player, op, await _call_backend(player, op, 0, live=True))
     else:
-        await _generate_in_attempts(player, op)
+        await _call_with_retries(player, op)
 
 
 async def _use_given_value(player: BasePlayer, op: GenOp, text: str) -> None:
@@ -145,7 +156,7 @@ async def _use_given_value(player: BasePlayer, op: GenOp, text: str) -> None:
         ) from error
 
 
-async def _generate_in_attempts(player: BasePlayer, op: GenOp) -> None:
+async def _call_with_retries(player: BasePlayer, op: GenOp) -> None:
     run = player.run
     options = op.expression.options
     retries = run.settings.retries if options.retries is None else options.retries
@@ -158,25 +169,27 @@ async def _generate_in_attempts(player: BasePlayer, op: GenOp) -> None:
         nonlocal answers
         answers = []
         began = time.monotonic()
-        async with limit(options.timeout, "no answer within the node's timeout of"):
+        async with time_limit(options.timeout, "no answer within the node's timeout of"):
             ask_once = _call_within_budget if run.budgets else _call_backend
             answers = await ask_once(player, op, attempt, live=live)
         return answers, await _parse_and_check(player, op, answers, began)
 
-    def failed(error: Exception) -> bool:
+    def note_failure(error: Exception) -> bool:
         _record_failure(player, op, answers, error)
         return (
-            greedy and not shows(op) and (bool(answers) or isinstance(error, ValueValidationError))
+            greedy
+            and not shows_last_answer(op)
+            and (bool(answers) or isinstance(error, ValueValidationError))
         )
 
-    generations, values = await attempts(run, retries, ask, failed)
+    generations, values = await run_attempts(run, retries, ask, note_failure)
     # else it is another reader's log
     if not live and player.transcript.log is not None and player.is_current(op):
-        AnswerStream(player.transcript.log, op).end(generations[0])
+        AnswerStream(player.transcript.log, op).show_rest(generations[0])
     _accept_answer(player, op, generations, values)
 
 
-def _backend_of(player: BasePlayer, op: GenOp) -> Backend:
+def _backend_for_op(player: BasePlayer, op: GenOp) -> Backend:
     """Returns the backend that answers a generation: its own, or the run's."""
     own = op.expression.options.backend
     return player.backend if own is None else own
@@ -186,20 +199,20 @@ async def _call_within_budget(
     player: BasePlayer, op: GenOp, attempt: int, *, live: bool
 ) -> list[Generation]:
     """Makes one attempt within the budgets. Returns the samples in order."""
-    backend = _backend_of(player, op)
+    backend = _backend_for_op(player, op)
     prompt = _build_prompt(player, op, attempt)
     most = partial(max_generation_usage, backend, prompt, op.node.params)
     with player.run.within_budget(backend, most) as account:
         answers = await _call_backend(player, op, attempt, live=live)
         assert account is not None  # this run has a budget
-        return account.answered(answers, prompt, [answer.text for answer in answers])
+        return account.record_answers(answers, prompt, [answer.text for answer in answers])
 
 
 async def _call_backend(
     player: BasePlayer, op: GenOp, attempt: int, *, live: bool
 ) -> list[Generation]:
     """Calls the backend once. Returns the samples in order."""
-    backend = _backend_of(player, op)
+    backend = _backend_for_op(player, op)
     log = player.transcript.log if player.is_current(op) else None
     show = AnswerStream(log, op) if live and log is not None else None
     events = _open_answer_events(backend, player, op, attempt)
@@ -209,9 +222,9 @@ async def _call_backend(
             if isinstance(event, Generation):
                 done.append(event)
             elif show is not None and not event.index:
-                show.delta(event)
+                show.show_delta(event)
     except SglError as error:
-        player.run.account.failed([error.usage])
+        player.run.account.record_failures([error.usage])
         raise
     if len(done) > 1:
         done.sort(key=_index)
@@ -221,7 +234,7 @@ async def _call_backend(
             hint="Its `agenerate` must yield a Generation.",
         )
     if show is not None:
-        show.end(done[0])
+        show.show_rest(done[0])
     return done
 
 
@@ -233,19 +246,19 @@ def _open_answer_events(
     """
     params = op.node.params
     if attempt and not isinstance(params.seed, Unset):  # the same seed would give the same answer
-        params = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
+        params = msgspec.structs.replace(params, seed=seed_for_attempt(params.seed, attempt))
     if player.run.kept is not None:
-        kept = player.run.kept.generations(op, player.transcript)
+        kept = player.run.kept.kept_generations(op, player.transcript)
         if kept:
             return _replay_kept(kept)
-    repairs = bool(attempt) and shows(op)
+    repairs = bool(attempt) and shows_last_answer(op)
     if op.pushed_node is not None and not op.has_own_prompt and not repairs:
         pushed, place = op.pushed_node
         if attempt or player.run.kept is not None:  # else it was asked for when it was pushed down
-            pushed.ask_again(
+            pushed.request_another_answer(
                 op, msgspec.structs.replace(op.node, params=params), player.transcript.pieces
             )
-        return pushed.events.answers((place, op.attempt), params.samples)
+        return pushed.events.iterate_events((place, op.attempt), params.samples)
     asked.set((player, op))
     source = op.expression.source
     stream = player.transcript.log is not None
@@ -265,13 +278,13 @@ def _build_prompt(player: BasePlayer, op: GenOp, attempt: int = 0) -> Prompt:
     template = None
     if op.shows_tools and (tools := op.expression.tools) is not None:
         prompt = msgspec.structs.replace(
-            prompt, tools=tools.of_prompt(_backend_of(player, op).tool_family())
+            prompt, tools=tools.to_prompt_tools(_backend_for_op(player, op).tool_family())
         )
     if own is not None and (op.shows_tools or not own.capabilities.continues):
         template = own.get_chat_template()
-        prompt = rerender(prompt, template, player.run.template)
-    if attempt and shows(op):
-        prompt = repaired(prompt, op, template or player.run.template)
+        prompt = rerender_with_template(prompt, template, player.run.template)
+    if attempt and shows_last_answer(op):
+        prompt = repair_prompt(prompt, op, template or player.run.template)
     return prompt
 
 
@@ -300,11 +313,11 @@ async def _parse_and_check(
     Args:
         began: `time.monotonic()` at which the node's timeout began.
     """
-    values = _values(player, op, answers)
+    values = _parse_or_validate(player, op, answers)
     options = op.expression.options
     if options.check is not None:
         remaining = None if options.timeout is None else began + options.timeout - time.monotonic()
-        async with limit(
+        async with time_limit(
             remaining, "the check did not end within the node's timeout of", options.timeout
         ):
             for value, answer in zip(values, answers):
@@ -317,12 +330,14 @@ def _record_failure(
 ) -> None:
     op.record_failure(error, answers)
     usages = [answer.usage for answer in answers]
-    player.run.account.failed(usages)
+    player.run.account.record_failures(usages)
     if usages and isinstance(error, SglError) and error.usage is None:
         error.usage = total_usage(usages)
 
 
-def _values(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) -> list[Any]:
+def _parse_or_validate(
+    player: BasePlayer, op: GenOp, generations: Sequence[Generation]
+) -> list[Any]:
     """Parses the samples, or validates them against their constraint, and returns their values.
 
     Raises:
@@ -339,15 +354,17 @@ def _values(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) ->
         ]
     if own.node.constraint is not None:
         for generation, text in zip(generations, texts):
-            if is_cut(op, generation):
-                if policy_of(player.run, op, generation) == "raise":
-                    raise truncated(player.run, op, generation, text)
+            if is_constrained_answer_cut(op, generation):
+                if truncation_policy(player.run, op, generation) == "raise":
+                    raise truncation_error(player.run, op, generation, text)
             elif generation.finish_reason == "stop":
-                _validate(player, op, generation, text)
+                _validate_finished_text(player, op, generation, text)
     return texts
 
 
-def _validate(player: BasePlayer, op: GenOp, generation: Generation, text: str) -> None:
+def _validate_finished_text(
+    player: BasePlayer, op: GenOp, generation: Generation, text: str
+) -> None:
     """Validates a finished text against the node's JSON schema. Without a schema, validates it
     against the constraint if the backend does not enforce constraints. (Within a grammar over
     several nodes, the branch does this.)
@@ -358,7 +375,7 @@ def _validate(player: BasePlayer, op: GenOp, generation: Generation, text: str) 
         from sglang_lite.constraints.schema import parse_json
 
         parse_json(schema, text)
-    elif constraint is not None and not _backend_of(player, op).enforces:
+    elif constraint is not None and not _backend_for_op(player, op).enforces:
         stopped = generation.matched is not None or _may_stop_anywhere(player, op)
         if not stopped and player.transcript.matcher is None:
             validate(constraint, generation.text)
@@ -375,20 +392,20 @@ def _parse_typed_value(player: BasePlayer, op: GenOp, text: str, generation: Gen
     """
     value_type = op.expression.value_type
     assert value_type is not None, "as `_values` has found"
-    if not is_cut(op, generation):
+    if not is_constrained_answer_cut(op, generation):
         return value_type.parse(text)
-    if op.expression.tools is not None and (answer := _free_answer(op, text)) is not None:
+    if op.expression.tools is not None and (answer := _free_text_answer(op, text)) is not None:
         return answer
     try:
         value = value_type.parse(text)
     except ValueValidationError as error:
-        raise truncated(player.run, op, generation, text, error.message) from error
-    if policy_of(player.run, op, generation) == "raise":
-        raise truncated(player.run, op, generation, text)
+        raise truncation_error(player.run, op, generation, text, error.message) from error
+    if truncation_policy(player.run, op, generation) == "raise":
+        raise truncation_error(player.run, op, generation, text)
     return value
 
 
-def _free_answer(op: GenOp, text: str) -> str | None:
+def _free_text_answer(op: GenOp, text: str) -> str | None:
     """Returns the free-text answer of a node with tools, which a limit may cut like any text.
     Returns None if the text is a call or the beginning of one.
     """
@@ -436,7 +453,7 @@ def _accept_answer(
     if constraint is not None:
         generations = [_with_cut_warning(player, op, generation) for generation in generations]
     if isinstance(constraint, JsonSchema) and KEYWORD in constraint.schema:
-        generations = _with_quotes(op, constraint, generations)
+        generations = _add_quote_positions(op, constraint, generations)
     if _of_logprobs(op.node.params) != _NO_LOGPROBS and (
         unused := _unused_logprob_params(op.node.params)
     ):
@@ -447,8 +464,8 @@ def _accept_answer(
     if op.node.params.confidence is True:
         constraint = _effective_constraint(player, op)
         prompt = _build_prompt(player, op)
-        op.variable.question = Answered(
-            _backend_of(player, op), prompt, constraint, op.node.params.lora_path
+        op.variable.question = AnsweredQuestion(
+            _backend_for_op(player, op), prompt, constraint, op.node.params.lora_path
         )
     spans = (
         first.spans
@@ -465,11 +482,11 @@ def _accept_answer(
     variable = op.variable
     variable.record = list(generations) if several else first
     variable.end_position = behind
-    op.ended = player.run.account.played(variable.record)
+    op.ended = player.run.account.record_result(variable.record)
     variable.set(list(values) if several else values[0])
 
 
-def _with_quotes(
+def _add_quote_positions(
     op: GenOp, constraint: JsonSchema, generations: Sequence[Generation]
 ) -> Sequence[Generation]:
     """Adds the positions of quotes in the values to the generations' metadata."""
@@ -501,9 +518,12 @@ def _unused_logprob_params(params: SamplingParams) -> list[str]:
 
 def _with_cut_warning(player: BasePlayer, op: GenOp, generation: Generation) -> Generation:
     """Adds a warning to a generation that was cut and is kept with a warning."""
-    if not is_cut(op, generation) or policy_of(player.run, op, generation) != "warn":
+    if (
+        not is_constrained_answer_cut(op, generation)
+        or truncation_policy(player.run, op, generation) != "warn"
+    ):
         return generation
-    return _log_and_add_warning(op, generation, warning(player.run, op, generation))
+    return _log_and_add_warning(op, generation, truncation_warning(player.run, op, generation))
 
 
 def _log_and_add_warning(op: GenOp, generation: Generation, message: str) -> Generation:
@@ -530,12 +550,12 @@ class AnswerStream:
         self._chars = self._ids = self._logprobs = self._thoughts = 0  # counts shown so far
         self._early: dict[str, Any] = {}  # metadata whose text has not come yet
 
-    def delta(self, delta: Delta) -> None:
+    def show_delta(self, delta: Delta) -> None:
         """Shows a piece, with cumulative counts of tokens and log-probabilities, as SGLang's
         streams do.
         """
         if isinstance(delta, DeltaWithMeta):
-            return self.piece(delta.text, delta.meta)
+            return self.show_piece(delta.text, delta.meta)
         self._ids += len(delta.token_ids)
         self._logprobs += len(delta.logprobs)
         meta = delta_meta(delta)
@@ -546,7 +566,7 @@ class AnswerStream:
             meta["completion_tokens"] = tokens
         if delta.reasoning:
             self._show_reasoning(delta.reasoning)
-        return self.piece(delta.text, meta)
+        return self.show_piece(delta.text, meta)
 
     def _show_reasoning(self, thought: str) -> None:
         """Streams reasoning that the backend reports separately. The text then contains no
@@ -557,17 +577,17 @@ class AnswerStream:
         if self._op.thoughts is not None and self._op.thoughts.log is not None:
             self._op.thoughts.log.append(thought)
 
-    def piece(self, text: str, meta: dict[str, Json]) -> None:
+    def show_piece(self, text: str, meta: dict[str, Json]) -> None:
         self._chars += len(text)
         if text:
             self._log.append(text)
         self._log_piece(*(("", text) if self._parser is None else self._parser.push(text)), meta)
 
-    def end(self, generation: Generation) -> None:
+    def show_rest(self, generation: Generation) -> None:
         """Shows the rest of a finished answer."""
         if generation.reasoning is not None:
             self._show_reasoning(generation.reasoning[self._thoughts :])
-        self.delta(
+        self.show_delta(
             Delta(
                 generation.text[self._chars :],
                 generation.token_ids[self._ids :],
@@ -582,7 +602,7 @@ class AnswerStream:
     def _log_piece(self, thought: str, answer: str, meta: dict[str, Any]) -> None:
         op = self._op
         if self._early:
-            meta = joined_meta(self._early, meta)
+            meta = merge_meta(self._early, meta)
         self._early = {} if thought or answer else meta
         if thought and op.thoughts is not None and op.thoughts.log is not None:
             op.thoughts.log.append(thought, None if answer else meta)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_lite.lang.concurrency.pool import in_pool
+from sglang_lite.lang.concurrency.pool import run_in_pool
 from sglang_lite.lang.execution import generation, selection
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.operations import (
@@ -39,14 +39,14 @@ def _play_scope(player: BasePlayer, op: ScopeOp) -> bool:
     if isinstance(op.node, ScopeBegin):
         player.scope_starts[id(op.variable)] = len(player.transcript.pieces)
     else:
-        op.variable.set(player.transcript.text(player.scope_starts.pop(id(op.variable))))
+        op.variable.set(player.transcript.collect_text(player.scope_starts.pop(id(op.variable))))
     return True
 
 
 def _play_fork(player: BasePlayer, op: ForkOp) -> bool:
     for child in op.children:
         child.transcript.fork_from(player.transcript)
-        child.begin()
+        child.start_playing()
     return True
 
 
@@ -57,9 +57,9 @@ def _play_event(player: BasePlayer, op: EventOp) -> bool:
     return True
 
 
-def join(player: BasePlayer, op: JoinOp) -> bool:
+def play_join(player: BasePlayer, op: JoinOp) -> bool:
     if player.pushed is not None:
-        player.pushed.note_start(op, player.transcript.pieces)
+        player.pushed.record_judged_start(op, player.transcript.pieces)
     if not all(variable.done for variable in op.added):
         return False
     for pieces in [variable.result() for variable in op.added]:  # nothing if a branch has failed
@@ -72,7 +72,7 @@ def _play_read(player: BasePlayer, op: ReadOp) -> bool:
     return True
 
 
-def _mark(player: BasePlayer, op: MarkOp) -> bool:
+def _play_mark(player: BasePlayer, op: MarkOp) -> bool:
     if not op.back:
         op.mark.position = player.transcript.position()
     elif op.mark.position is not None:
@@ -102,9 +102,9 @@ IMMEDIATE: dict[type, Callable[[BasePlayer, Any], bool]] = {
     GrammarBegin: _play_on_transcript(Transcript.begin_grammar),
     GrammarEnd: _play_on_transcript(Transcript.end_grammar),
     ForkOp: _play_fork,
-    JoinOp: join,
+    JoinOp: play_join,
     ReadOp: _play_read,
-    MarkOp: _mark,
+    MarkOp: _play_mark,
     EventOp: _play_event,
 }
 
@@ -113,9 +113,9 @@ async def play_async(player: BasePlayer, op: Op) -> None:
     """Plays an operation that has to wait. Runs on the executor loop."""
     match op:
         case EventOp():
-            await in_pool(op.pool, op.call)
+            await run_in_pool(op.pool, op.call)
         case GenOp():
-            await generation.agenerate(player, op)
+            await generation.play_generation(player, op)
         case _:
             assert isinstance(op, SelectOp)
-            await selection.aselect(player, op)
+            await selection.play_selection(player, op)

@@ -53,10 +53,10 @@ class Question:
         self._images = [*images]
 
     @classmethod
-    def of(cls, transcript: Transcript) -> Question:
+    def from_transcript(cls, transcript: Transcript) -> Question:
         walk = transcript.matcher
         return cls(
-            transcript.text(),
+            transcript.collect_text(),
             transcript.images,
             None if walk is None else (walk.constraint, walk.text),
         )
@@ -66,13 +66,13 @@ class Question:
         other.hashed = self.hashed.copy()
         return other
 
-    def add(self, text: str, images: Iterable[Media] = ()) -> None:
+    def add_question_text(self, text: str, images: Iterable[Media] = ()) -> None:
         self.hashed.update(text.encode("utf-8", "surrogatepass"))
         self._images += images
         if self.grammar is not None:
             self.grammar = self.grammar[0], self.grammar[1] + text
 
-    def asked_by(self, op: AnswerOp) -> str:
+    def digest_for(self, op: AnswerOp) -> str:
         """Returns the digest of a node's question: the text, and everything that the node asks for."""
         about: tuple[object, ...] = ()
         if isinstance(op, GenOp):
@@ -125,14 +125,14 @@ class Kept:
         """Returns True if the caller supplies the answer of this node."""
         if self.value is None or op.variable.node != self.node:
             return False
-        op.variable.when_done(partial(self._settle_taken, op.variable))
+        op.variable.when_done(partial(self._settle_supplied_answer, op.variable))
         return True
 
-    def _settle_taken(self, variable: Variable) -> None:
-        error = variable.error()
+    def _settle_supplied_answer(self, variable: Variable) -> None:
+        error = variable.error_or_none()
         self.taken.set(True, error if isinstance(error, ParameterError) else None)
 
-    def generations(self, op: GenOp, transcript: Transcript) -> list[Generation]:
+    def kept_generations(self, op: GenOp, transcript: Transcript) -> list[Generation]:
         """Returns the samples that a generation keeps, or an empty list if it has to ask. Kept
         answers cost nothing.
 
@@ -144,7 +144,7 @@ class Kept:
         ]
         return [msgspec.structs.replace(each, usage=Usage()) for each in found]
 
-    def selection(
+    def next_selection(
         self, op: SelectOp, choices: Sequence[str], transcript: Transcript
     ) -> Selection | None:
         """Returns the next selection that the caller supplies or the node keeps, or None if it has
@@ -172,7 +172,7 @@ class Kept:
         """
         node = op.variable.node
         if node not in self._steps:
-            saved = self.answers.get((node, Question.of(transcript).asked_by(op)))
+            saved = self.answers.get((node, Question.from_transcript(transcript).digest_for(op)))
             self._steps[node] = iter(() if saved is None else saved.results)
         return self._steps[node]
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from sglang_lite.lang.concurrency.variables import Variable, located
+from sglang_lite.lang.concurrency.variables import Variable, fresh_error
 from sglang_lite.protocol import Location, SglError
 
 # Declarations of a branch, as a chain that branches share: (declarations before, name, variable),
@@ -67,7 +67,7 @@ class Names:
         """
         with self._lock:
             if self.gone is not None:
-                raise located(self.gone, variable.where)
+                raise fresh_error(self.gone, variable.where)
             self.variables[name] = variable
             self.history = (self.history, name, variable)
             promise = self._promises.pop(name, None) if self._promises else None
@@ -84,15 +84,15 @@ class Names:
             refusal: returns the error to raise if the name will never be declared, else None.
         """
         with self._lock:
-            self.check(fresh.where)
+            self.raise_if_removed(fresh.where)
             if name in self.variables:
-                return Variable.of(None)
+                return Variable.from_value(None)
             error = refusal()
             if error is not None:
                 raise error
             return self._promises.setdefault(name, fresh)
 
-    def close(self, unknown: Callable[[str], SglError]) -> None:
+    def fail_promises(self, unknown: Callable[[str], SglError]) -> None:
         """Fails all promises: no more names will be declared.
 
         Args:
@@ -104,21 +104,21 @@ class Names:
             promises = self._promises
             self._promises = {}
         for name, promise in promises.items():
-            promise.fail(unknown(name))
+            promise.set_error(unknown(name))
 
-    def end(self, error: SglError) -> None:
+    def remove_all(self, error: SglError) -> None:
         """Removes all names because a rollback removed the branch's fork. All later uses raise
         `error`.
         """
         with self._lock:
             self.gone = self.gone or error
             self.variables = {}
-        self.close(lambda name: error)
+        self.fail_promises(lambda name: error)
 
-    def check(self, where: Location | None) -> None:
+    def raise_if_removed(self, where: Location | None) -> None:
         """Raises an error if a rollback removed the branch's fork."""
         if self.gone is not None:
-            raise located(self.gone, where)
+            raise fresh_error(self.gone, where)
 
     @property
     def awaited(self) -> bool:
@@ -131,7 +131,7 @@ class Names:
         self.history = parent.history
         self._forked = parent.history
 
-    def own(self) -> dict[str, Variable]:
+    def own_variables_by_name(self) -> dict[str, Variable]:
         """Returns the variables that this branch has declared since its fork, by name."""
         found: dict[str, Variable] = {}
         at = self.history
@@ -151,7 +151,7 @@ class Names:
             found.append(variable)
         return found
 
-    def first(self, name: str) -> Variable | None:
+    def first_variable(self, name: str) -> Variable | None:
         """Returns the first variable declared under a name, or None."""
         found = None
         at = self.history
@@ -189,5 +189,5 @@ class Names:
         self.history = to.history
         self.scopes = dict(to.scopes)
 
-    def listed(self) -> str:
+    def quote_names(self) -> str:
         return ", ".join(map(repr, self.variables)) or "none"

@@ -194,15 +194,15 @@ class Removal:
     claimed: bool
 
 
-def plan_removal(
+def find_removed_range(
     mark: BranchMark | None,
     ops: Sequence[Op | None],
     claims: Mapping[int, Op],
     depth: int,
     waited: int = -1,
 ) -> Removal:
-    """Computes what a rollback to a mark removes from the queue, or removes everything if the mark
-    is None.
+    """Computes what a rollback to a mark removes from the queue. If the mark is None, everything
+    that is not claimed is removed.
 
     Args:
         ops: the operation that is being played, or None, and the queued ones.
@@ -227,12 +227,12 @@ def plan_removal(
 
 def _count_kept_operations(ops: Sequence[Op | None], kept: int) -> int:
     """Counts the leading operations that are still played after a cancellation: those before the
-    first one that waits for something the cancellation does not keep. Someone who waited for an
-    answer may know it before the branch has played on.
+    first one that waits for an answer that is discarded. A caller may have received the answers
+    before that one although the branch has not played that far.
 
     Args:
         ops: the operation that is being played, or None, and the queued ones.
-        kept: as `waited` of `plan_removal`.
+        kept: as `waited` of `find_removed_range`.
     """
     if kept < 0 or ops[0] is None:
         return 0

@@ -24,10 +24,10 @@ from functools import partial
 from typing import NoReturn, TypeAlias, TypeGuard
 
 from sglang_lite.lang.concurrency.loop import executor, on_executor
-from sglang_lite.lang.concurrency.variables import TextLog, Variable, located, when_all_done
+from sglang_lite.lang.concurrency.variables import TextLog, Variable, fresh_error, when_all_done
 from sglang_lite.lang.execution import generation, selection
 from sglang_lite.lang.execution.base_player import BasePlayer
-from sglang_lite.lang.execution.immediate import IMMEDIATE, join, play_async
+from sglang_lite.lang.execution.immediate import IMMEDIATE, play_async, play_join
 from sglang_lite.lang.execution.operations import (
     AnswerOp,
     BranchMark,
@@ -40,8 +40,8 @@ from sglang_lite.lang.execution.operations import (
     ReadOp,
     ScopeOp,
     SelectOp,
+    find_removed_range,
     on_pool,
-    plan_removal,
 )
 from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.run import Run, current_run
@@ -113,7 +113,7 @@ class Player(BasePlayer):
 
     # ----------------------------------------------------------------------------------- any thread
 
-    def put(self, op: Op) -> None:
+    def play_or_queue(self, op: Op) -> None:
         """Plays an operation immediately if no thread is playing the branch and the operation need
         not wait. Otherwise queues it.
         """
@@ -123,10 +123,10 @@ class Player(BasePlayer):
         with self._lock:
             failure = self._failure
             if type(op) in NUMBERED:
-                self.waits.number(op)
+                self.waits.number_op(op)
             if failure is None:
                 if self.pushed is not None and type(op) not in (ReadOp, EventOp):
-                    self.pushed = self.pushed.add(op, self.transcript.pieces)
+                    self.pushed = self.pushed.push_op(op, self.transcript.pieces)
                 if self._current is not None:
                     if self._queue is _NO_QUEUE:
                         self._queue = deque()
@@ -153,14 +153,14 @@ class Player(BasePlayer):
         if self.pushed is not None and type(op) is JoinOp:
             self.pushed.put_late_join(op)
         if isinstance(op, ScopeOp):  # which may have failed at its beginning
-            op.variable.take_away(cancelled.error)
+            op.variable.replace_with_error(cancelled.error)
         _fail_op(op, cancelled.error)
 
     def _fail_when_played_out(self, error: SglError) -> None:
         """Fails the branch with a cancellation's error once everything queued has been played."""
         ended = Variable()
         ended.when_done(partial(self._replace_failure, error))
-        self.put(ReadOp(ended, partial(_raise_for_reader, error, self)))
+        self.play_or_queue(ReadOp(ended, partial(_raise_for_reader, error, self)))
 
     def _replace_failure(self, error: SglError) -> None:
         """Replaces the branch's failure, if it has one by now, with the cancellation's error."""
@@ -170,24 +170,26 @@ class Player(BasePlayer):
                 and self.waits.cancelled.error is error
                 and self._failure is not None
             ):
-                self._failure = located(error, None)
+                self._failure = fresh_error(error, None)
 
     def before_adding(self, where: Location | None) -> None:
         """Checks that something may be added. After the end of the body, starts logging the text
         for streams.
         """
-        self.names.check(where)
+        self.names.raise_if_removed(where)
         if not self.run.body_open and self.log is None and self.later is None:
             self.later = TextLog()
-            self.put(ReadOp(Variable(), partial(_begin_text_log, self, self.later)))
+            self.play_or_queue(ReadOp(Variable(), partial(_begin_text_log, self, self.later)))
 
-    def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
+    def read_when_played(
+        self, what: Callable[[Player], UserValue], where: Location | None = None
+    ) -> Variable:
         """Returns a variable that is set to `what(player)` once everything queued so far has been
         played.
         """
         variable = Variable(where, self.run.made)
         variable.awaited = Place(self.waits, self.waits.last)
-        self.put(ReadOp(variable, partial(what, self)))
+        self.play_or_queue(ReadOp(variable, partial(what, self)))
         return variable
 
     def tree(self) -> list[Player]:
@@ -198,22 +200,26 @@ class Player(BasePlayer):
         return found
 
     @property
-    def at_rest(self) -> bool:
+    def is_idle(self) -> bool:
         """True if nothing is being played or queued."""
         return self._current is None
 
     @property
-    def has_to_wait(self) -> bool:
+    def has_waiting_operation(self) -> bool:
         """True if the current operation or a queued one has to wait."""
         with self._lock:
             ops = [*self._queue] if self._current is None else [self._current, *self._queue]
-        return any(map(_has_to_wait, ops))
+        return any(map(_operation_must_wait, ops))
 
     def roll_back_to(self, mark: BranchMark) -> None:
         """Rolls back to a mark. A branch that has failed since works again."""
-        ends = [end for child in self.children[mark.children :] for end in child.end(self.depth)]
+        ends = [
+            end
+            for child in self.children[mark.children :]
+            for end in child.end_by_rollback(self.depth)
+        ]
         with self._lock:
-            found = plan_removal(mark, (self._current, *self._queue), self.claims, self.depth)
+            found = find_removed_range(mark, (self._current, *self._queue), self.claims, self.depth)
             running = (
                 None
                 if mark.position is None or found.claimed or self._current is _NOTHING
@@ -230,12 +236,12 @@ class Player(BasePlayer):
             # under the lock, as the current operation may fail any time
             if queued := self._current is not None:
                 if self.pushed is not None:
-                    self.pushed = self.pushed.add(back, self.transcript.pieces)
+                    self.pushed = self.pushed.push_op(back, self.transcript.pieces)
                 self._queue.append(back)
         for op in found.removed:
             _fail_op(op, _removed_by_rollback_error())
         if not queued:
-            self.put(back)
+            self.play_or_queue(back)
         # now that the rollback is queued, a join that waits for these branches may fail
         for end in ends:
             end()
@@ -243,8 +249,8 @@ class Player(BasePlayer):
             executor().post(_abort, self, _removed_by_rollback_error(), running)
 
     def claim_for_join(self, depth: int) -> None:
-        """Reserves everything queued so far, here and in the branches forked from this one, for a
-        join in a branch of this depth. A rollback waits for it.
+        """Reserves everything queued so far, in this branch and those forked from it, for a join in
+        the branch at this depth. A rollback waits until it has been played.
         """
         for child in self.children:
             child.claim_for_join(depth)
@@ -254,40 +260,40 @@ class Player(BasePlayer):
             if last is not None:
                 self.claims = {**self.claims, depth: last}
 
-    def end(self, depth: int) -> list[Callable[[], object]]:
-        """Ends the branch and those forked from it, because a rollback in a branch of this depth
-        removed its fork. Operations claimed by joins above that branch are played first. Returns
-        calls that fail the rest.
+    def end_by_rollback(self, depth: int) -> list[Callable[[], object]]:
+        """Ends the branch and those forked from it, because a rollback in the branch at `depth`
+        removed its fork. Operations claimed by joins above that branch are still played. Returns
+        callbacks that fail the others.
         """
-        ends = [end for child in self.children for end in child.end(depth)]
+        ends = [end for child in self.children for end in child.end_by_rollback(depth)]
         error = self.names.gone
         assert error is not None
         with self._lock:
             self.failure_reported = True
             self.stopped = self.stopped or error
-            found = plan_removal(None, (self._current, *self._queue), self.claims, depth)
+            found = find_removed_range(None, (self._current, *self._queue), self.claims, depth)
             if found.claimed:
                 self._queue = found.kept
         if not found.claimed:
             return [*ends, partial(_abort, self, error)]
-        self.read(partial(_raise_for_reader, error))
+        self.read_when_played(partial(_raise_for_reader, error))
         return [*ends, *(partial(_fail_op, op, error) for op in found.removed)]
 
-    def _wait_for(self, op: Op, waiting: _Task | _Awaited) -> bool:
-        """Notes what an operation waits for, before it can arrive. Returns False if the operation
-        has ended.
+    def _note_awaited(self, op: Op, waiting: _Task | _Awaited) -> bool:
+        """Records what an operation waits for, before it can arrive. Returns False if the operation
+        has already ended.
         """
         with self._lock:
             if self._current is op and self._taken_back is not op:
                 self._waiting = waiting
                 return True
-        self.fail(_removed_by_rollback_error(), op)  # if it is current
+        self.fail_branch(_removed_by_rollback_error(), op)  # if it is current
         return False
 
     def stop(self, error: SglError, *, reported: bool = True) -> None:
         """Fails the branch and the branches forked from it if anything is being played, and cancels
-        the work of their backends. Results that have arrived stay. If an open body is stopped from
-        outside, it can add nothing more.
+        their requests to backends. Results that have arrived are kept. If a body that is still
+        running is stopped from outside, it can add nothing more.
 
         Args:
             reported: whether the holder of the branch already knows of the error, so that it need
@@ -330,7 +336,9 @@ class Player(BasePlayer):
             self.waits.cancelled = Cancellation(error, kept, final)
             if ends or kept < self.waits.last:
                 self.waits.refuses = True
-                found = plan_removal(None, (self._current, *self._queue), self.claims, depth, kept)
+                found = find_removed_range(
+                    None, (self._current, *self._queue), self.claims, depth, kept
+                )
                 later = found.claimed
                 if later:
                     self._queue = found.kept
@@ -348,7 +356,7 @@ class Player(BasePlayer):
 
     # ----------------------------------------------------------------------------- the playing side
 
-    def begin(self, op: Op = _NOTHING) -> None:
+    def start_playing(self, op: Op = _NOTHING) -> None:
         """Plays `op`, the current operation, and those after it, and dispatches the first that has
         to wait. Without `op`, starts a forked branch whose parent has played the fork.
         """
@@ -358,7 +366,7 @@ class Player(BasePlayer):
     def _dispatch(self, op: Op) -> None:
         _record_wait_start(op)
         if _resumes_on_answer(op, self):
-            if self._wait_for(op, op) and _arrived_or_notify(op, partial(self._resume, op)):
+            if self._note_awaited(op, op) and _has_arrived_or_notify(op, partial(self._resume, op)):
                 self._resume(op)
         elif self.backend.answer_pool is not None and _goes_to_pool(op, self):
             self.backend.answer_pool.submit(
@@ -391,7 +399,7 @@ class Player(BasePlayer):
                     self.played.append(op)
             # anything raised fails the branch, and its readers must know
             except BaseException as error:
-                self.fail(error, op)
+                self.fail_branch(error, op)
                 if not isinstance(error, Exception):
                     raise
                 return None
@@ -399,7 +407,7 @@ class Player(BasePlayer):
                 if self._current is not op:
                     return None
                 if self.pushed is not None and self.pushed.judged:
-                    self.pushed.settle(op, self.transcript.pieces)
+                    self.pushed.send_final_verdict(op, self.transcript.pieces)
                 if not self._queue:
                     self._current = None
                     return None
@@ -409,7 +417,7 @@ class Player(BasePlayer):
         task = asyncio.get_running_loop().create_task(
             self._play_in_task(op), context=self.run.context.copy()
         )
-        if not self._wait_for(op, task):
+        if not self._note_awaited(op, task):
             task.cancel()
 
     def _resume(self, op: _Awaited) -> None:
@@ -425,7 +433,7 @@ class Player(BasePlayer):
             _finish_with_answer(self, op)
             following = self._play_until_wait(op, awaited=True)
         except BaseException as error:  # as in _advance
-            self.fail(error, op)
+            self.fail_branch(error, op)
             return
         finally:
             current_run.reset(token)
@@ -441,10 +449,10 @@ class Player(BasePlayer):
                 await play_async(self, op)
                 following = self._play_until_wait(op, awaited=True)
             except asyncio.CancelledError:
-                self.fail(RequestAbortedError("the program was cancelled."), op)
+                self.fail_branch(RequestAbortedError("the program was cancelled."), op)
                 return
             except BaseException as error:  # a backend's SystemExit must not end this thread
-                self.fail(error, op)
+                self.fail_branch(error, op)
                 return
             if following is None or _resumes_on_answer(following, self):
                 break
@@ -457,8 +465,8 @@ class Player(BasePlayer):
             self._dispatch(following)
 
     def _play_on_pool(self, op: Op) -> None:
-        """Plays the branch from an operation on, on a thread of the backend's pool, where answers
-        may block.
+        """Plays the branch, starting with an operation, on a thread of the backend's pool, where
+        answers may block.
         """
         current_run.set(self.run)
         on_pool.set(self)
@@ -470,7 +478,7 @@ class Player(BasePlayer):
         if following is not None:
             self._dispatch(following)
 
-    def fail(
+    def fail_branch(
         self, error: BaseException, op: Op | None = None, *, waits: bool = False
     ) -> _Task | None:
         """Fails the branch and all its queued operations. If a queued rollback takes the failed
@@ -487,7 +495,7 @@ class Player(BasePlayer):
                 return None
             at = self._current
             self._current = None
-            failure = self._failure or located(error, _location_of_op(op))
+            failure = self._failure or fresh_error(error, _location_of_op(op))
             if (
                 failure.origin is not None
                 and failure.origin.node is None
@@ -495,7 +503,7 @@ class Player(BasePlayer):
             ):
                 failure.origin = replace(failure.origin, node=op.node.name)
             final = op is None or self.stopped is not None
-            back = None if final else next(filter(_is_late_rollback, self._queue), None)
+            back = None if final else next(filter(_is_rollback_to_played_mark, self._queue), None)
             pending = list[Op]()
             while self._queue and self._queue[0] is not back:
                 pending.append(self._queue.popleft())
@@ -505,7 +513,7 @@ class Player(BasePlayer):
             else:
                 self._failure = failure
             if self.pushed is not None:
-                self.pushed.fail((at, *pending), taken_back=back is not None)
+                self.pushed.cancel_ops((at, *pending), taken_back=back is not None)
             waiting = self._waiting
             self._waiting = None
         if at is not None and not isinstance(at, EventOp):  # the listener was already notified
@@ -517,13 +525,13 @@ class Player(BasePlayer):
         for each in pending:
             _fail_op(each, failure)
         if back is not None:
-            self.begin(back)
+            self.start_playing(back)
         elif self.log is not None:
             self.log.close(failure)
         return waiting if isinstance(waiting, asyncio.Task) else None
 
 
-def cancel(
+def cancel_tree(
     player: Player,
     error: SglError,
     *,
@@ -531,8 +539,8 @@ def cancel(
     reported: bool = True,
     ends: bool = False,
 ) -> None:
-    """Cancels a branch and the branches forked from it. Answers that were waited for stay;
-    everything else fails, even if it has arrived.
+    """Cancels a branch and the branches forked from it. Answers that someone has waited for are
+    kept; everything else fails, even if it has arrived.
 
     Args:
         waited: False to keep nothing, not even answers that were waited for.
@@ -542,23 +550,23 @@ def cancel(
     final = not waited or current_run.get() is not player.run
     ends = ends or (final and player.run.body_open) or not waited
     for each in player.tree()[::-1]:  # gathered variables fail after the variables they consist of
-        kept = each.waits.kept(player.depth) if waited else -1
+        kept = each.waits.last_kept_node(player.depth) if waited else -1
         each.cancel_this_branch(error, kept, player.depth, final=final, ends=ends)
         each.failure_reported = each.failure_reported or reported or each is not player
 
 
-def unknown(player: Player, name: str, where: Location | None = None) -> SglError:
+def unknown_variable_error(player: Player, name: str, where: Location | None = None) -> SglError:
     """Makes the error for an unknown name. It is the branch's own failure if that kept the body
     from declaring the name. (A failed node does not: the body goes on, and whether the node has
     failed yet depends on timing.)
     """
     if player.failure is not None and (player.stopped is not None or player.names.cut):
         player.failure_reported = True
-        return located(player.failure, where)
+        return fresh_error(player.failure, where)
     hint = "A generation counts once it is added, `s += gen(…)`, and a branch's once `join()` has joined the fork."
     misspelled = bool(get_close_matches(name, player.names.variables, 1))
     return UnknownVariableError(
-        f"the program has no variable {name!r}; it has: {player.names.listed()}.",
+        f"the program has no variable {name!r}; it has: {player.names.quote_names()}.",
         where=where,
         hint="" if misspelled else hint,
     )
@@ -566,7 +574,7 @@ def unknown(player: Player, name: str, where: Location | None = None) -> SglErro
 
 def _begin_text_log(player: Player, log: TextLog) -> None:
     player.transcript.log = log
-    log.append(player.transcript.text())
+    log.append(player.transcript.collect_text())
 
 
 def _removed_by_rollback_error() -> SglError:
@@ -581,22 +589,22 @@ def _abort(player: Player, error: SglError, op: Op | None = None) -> None:
     """Fails a branch and cancels what it waits for. With `op`, does so only if it waits for that
     operation.
     """
-    if (task := player.fail(error, op, waits=op is not None)) is not None:
+    if (task := player.fail_branch(error, op, waits=op is not None)) is not None:
         executor().post(task.cancel)
 
 
 def _goes_to_pool(op: Op, player: Player) -> bool:
     """Returns True if the backend should answer an operation on its own threads: nobody reads the
-    text as it grows, the run has no retries or limits, and the operation was not tried there yet.
+    text as it grows, the run has no retries or limits, and this is not already such a thread.
     """
     answers = player.backend.answers_now and player.log is None and player.run.plain
     return answers and isinstance(op, AnswerOp | EventOp) and on_pool.get() is not player
 
 
 def _resumes_on_answer(op: Op, player: Player) -> TypeGuard[_Awaited]:
-    """Returns True if the thread that delivers the answer can play on, without a costly task. This
-    holds for a join, and for a pushed-down node with a single answer on which no Python code of the
-    caller decides.
+    """Returns True if the thread that delivers the answer can continue playing, which saves a
+    costly task. This holds for a join, and for a pushed-down node with a single answer, unless the
+    caller's Python code has to decide on that answer.
     """
     if not isinstance(op, GenOp | SelectOp):
         return isinstance(op, JoinOp)
@@ -614,9 +622,9 @@ def _resumes_on_answer(op: Op, player: Player) -> TypeGuard[_Awaited]:
     )
 
 
-def _arrived_or_notify(op: _Awaited, then: Callable[[], object]) -> bool:
-    """Returns True if the answer to a pushed-down node is there. If not, calls `then` when it
-    arrives, or when the branches of a join have been played.
+def _has_arrived_or_notify(op: _Awaited, then: Callable[[], object]) -> bool:
+    """Returns True if the answer to a pushed-down node has arrived. If not, calls `then` when it
+    arrives or, for a join, when its branches have been played.
     """
     if isinstance(op, JoinOp):
         when_all_done(op.added, then)
@@ -628,11 +636,11 @@ def _arrived_or_notify(op: _Awaited, then: Callable[[], object]) -> bool:
 
 def _finish_with_answer(player: Player, op: _Awaited) -> None:
     if isinstance(op, JoinOp):
-        join(player, op)
+        play_join(player, op)
         return
     assert op.pushed_node is not None
     pushed, place = op.pushed_node
-    answer = pushed.events.answer((place, 0))
+    answer = pushed.events.pop_event((place, 0))
     if isinstance(op, GenOp):
         generation.finish_generation(player, op, [answer])
     else:
@@ -651,7 +659,7 @@ def _record_wait_start(op: Op) -> None:
         op.began = time.perf_counter()
 
 
-def _is_late_rollback(op: Op) -> TypeGuard[MarkOp]:
+def _is_rollback_to_played_mark(op: Op) -> TypeGuard[MarkOp]:
     """Returns True if an operation rolls back to a mark that was already played."""
     return isinstance(op, MarkOp) and op.back and op.mark.position is not None
 
@@ -667,17 +675,17 @@ def _fail_op(op: Op, failure: SglError) -> None:
     if isinstance(op, ForkOp):
         for child in op.children:
             child.failure_reported = True  # the parent reports the failure
-            child.fail(failure)
+            child.fail_branch(failure)
     elif isinstance(op, EventOp):
         if op.event == "end_program":  # a failed program has ended, too
             op.pool.submit(partial(_notify_program_end, op))
     elif isinstance(op, AnswerOp | ReadOp | ScopeOp):
-        op.variable.fail(failure)
+        op.variable.set_error(failure)
         if isinstance(op, GenOp) and op.thoughts is not None:
-            op.thoughts.fail(failure)
+            op.thoughts.set_error(failure)
 
 
-def _has_to_wait(op: Op) -> bool:
+def _operation_must_wait(op: Op) -> bool:
     """Returns True if an operation that was not played yet has to wait."""
     if isinstance(op, AnswerOp):
         return not op.variable.done

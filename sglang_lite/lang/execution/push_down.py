@@ -29,7 +29,7 @@ import msgspec
 
 from sglang_lite.lang.backend.base import ProgramAtBackend
 from sglang_lite.lang.concurrency.loop import executor
-from sglang_lite.lang.concurrency.variables import resolve
+from sglang_lite.lang.concurrency.variables import resolve_future
 from sglang_lite.lang.execution.operations import (
     BranchMark,
     EventOp,
@@ -106,7 +106,9 @@ class BranchEvents:
         self._failed: list[tuple[int, SglError]] = []  # indices of failed nodes, and their errors
         self._ended: SglError | None = None  # error with which the program ended
 
-    def take(self, attempt: Attempt, event: Delta | Generation | Selection | SglError) -> None:
+    def add_node_event(
+        self, attempt: Attempt, event: Delta | Generation | Selection | SglError
+    ) -> None:
         """Records an event of a node. An error also fails all nodes after it, up to a rollback,
         unless the node is judged.
         """
@@ -118,7 +120,7 @@ class BranchEvents:
                 self._untaken.setdefault(attempt, deque()).append(event)
         self._notify_waiters()
 
-    def end(self, error: SglError) -> None:
+    def end_with_error(self, error: SglError) -> None:
         """Ends the branch with an error: no more events will come."""
         self._ended = error
         self._notify_waiters()
@@ -145,7 +147,7 @@ class BranchEvents:
                 return error
         return self._ended
 
-    async def answers(
+    async def iterate_events(
         self, attempt: Attempt, last: int = 1
     ) -> AsyncGenerator[Delta | Generation | Selection, None]:
         """Yields the events of a node, up to its `last`-th generation or selection. Raises the
@@ -156,18 +158,18 @@ class BranchEvents:
             while last:
                 arrival = asyncio.get_running_loop().create_future()
                 if not self.has_event_or_notify(
-                    attempt, partial(executor().post, resolve, arrival)
+                    attempt, partial(executor().post, resolve_future, arrival)
                 ):
                     await arrival
-                event = self.answer(attempt)
+                event = self.pop_event(attempt)
                 last -= not isinstance(event, Delta)
                 yield event
         finally:
             if last:
-                self._abandon(attempt)
+                self._drop_attempt_events(attempt)
 
-    def _abandon(self, attempt: Attempt) -> None:
-        """Drops the events of a node, also those still to come."""
+    def _drop_attempt_events(self, attempt: Attempt) -> None:
+        """Drops the events of a node, including those still to come."""
         with self._lock:
             self._abandoned.add(attempt)
             self._untaken.pop(attempt, None)
@@ -183,7 +185,7 @@ class BranchEvents:
             self._waiting[attempt] = then
         return False
 
-    def answer(self, attempt: Attempt) -> UserValue:
+    def pop_event(self, attempt: Attempt) -> UserValue:
         """Takes the next event of a node, which must have arrived. Raises the SglError with which
         the node failed.
         """
@@ -249,13 +251,13 @@ class PushedProgram:
         """True if the program was opened, even if it has ended since."""
         return self._open is not None or self._ended is not None
 
-    def flush(self, branch: PushedBranch) -> None:
+    def flush_outbox(self, branch: PushedBranch) -> None:
         """Sends the outbox to the backend because a node of `branch` needs an answer. The first
         call opens the program.
         """
         if self._ended is not None:
             self.outbox = []
-            executor().post(branch.events.end, self._ended)
+            executor().post(branch.events.end_with_error, self._ended)
             return
         try:
             if self._open is None:
@@ -268,7 +270,7 @@ class PushedProgram:
                 if self.run.winds_down_at is not None:
                     self._schedule_wind_down(self._open, self.run.winds_down_at)
         except SglError as error:
-            executor().post(branch.events.end, error)
+            executor().post(branch.events.end_with_error, error)
         else:
             self._send_outbox(self._open)
 
@@ -309,7 +311,7 @@ class PushedProgram:
                 except SglError as refused:
                     branch.refused = error = refused
             if error is not None:
-                executor().post(branch.events.end, error)
+                executor().post(branch.events.end_with_error, error)
 
     def _group_outbox(self) -> list[tuple[PushedBranch, list[Node] | _Given]]:
         """Empties the outbox into verdicts and lists of nodes, each of one branch. The order
@@ -333,11 +335,11 @@ class PushedProgram:
             nodes.append(item)
         return runs
 
-    def drop(self, branch: PushedBranch) -> None:
+    def drop_branch(self, branch: PushedBranch) -> None:
         """Cancels the queued and running nodes of a branch."""
         if self._open is not None:
             self._send_outbox(self._open)  # the outbox may contain a mark for a later rollback
-            self._open.drop(branch.path)
+            self._open.drop_branch(branch.path)
 
     def expect_pause(self, branch: PushedBranch, seconds: float) -> None:
         """Tells the backend how long nothing will be added to a branch."""
@@ -365,7 +367,7 @@ class PushedProgram:
         """
         if isinstance(event, Played):
             if (branch := self._branches.get(event.path[:-1])) is not None:
-                branch.events.take((event.path[-1], event.attempt), event.event)
+                branch.events.add_node_event((event.path[-1], event.attempt), event.event)
             return
         name = type(self.run.backend).__name__
         error = (
@@ -385,9 +387,9 @@ class PushedProgram:
         for branch in branches.values():
             # perhaps inside a call to the program, whose caller holds locks
             if isinstance(event, SglError):
-                executor().post(branch.events.end, error)
+                executor().post(branch.events.end_with_error, error)
             else:
-                branch.events.end(error)
+                branch.events.end_with_error(error)
 
 
 class PushedBranch:
@@ -424,27 +426,27 @@ class PushedBranch:
 
     # ------------------------------------------------- the submitting side, under the branch's lock
 
-    def add(self, op: Op, pieces: Sequence[Piece]) -> PushedBranch:
+    def push_op(self, op: Op, pieces: Sequence[Piece]) -> PushedBranch:
         """Pushes an operation down. Returns the branch that received it: this one or, if the
         program is closed, one in a new program that begins with the text so far.
         """
         with self.program.lock:
             if not self.program.closed:
                 if type(op) is Text:  # like most operations
-                    self._put(op)
+                    self._append_node(op)
                 elif self._put_op(op):
-                    self.program.flush(self)
+                    self.program.flush_outbox(self)
                 return self
-        return self._start_new_program(pieces).add(op, ())
+        return self._start_new_program(pieces).push_op(op, ())
 
     def _start_new_program(self, pieces: Sequence[Piece]) -> PushedBranch:
         """Creates the branch in a new program, which begins with a mark and the branch's text so
         far.
         """
         pushed = PushedBranch(PushedProgram(self.program.run))
-        pushed.add(MarkOp(BranchMark(), back=False), ())
+        pushed.push_op(MarkOp(BranchMark(), back=False), ())
         for span in spans_of(pieces):
-            pushed.add(Text(span.text, span.ids, span.special), ())
+            pushed.push_op(Text(span.text, span.ids, span.special), ())
         return pushed
 
     def forget_ops(self, ops: Sequence[Op | None]) -> None:
@@ -452,7 +454,7 @@ class PushedBranch:
         for op in ops:
             self.judged.pop(id(op), None)
 
-    def fail(self, ops: Sequence[Op | None], *, taken_back: bool) -> None:
+    def cancel_ops(self, ops: Sequence[Op | None], *, taken_back: bool) -> None:
         """Cancels operations because the first of them, or the branch as a whole, has failed.
 
         Args:
@@ -463,9 +465,9 @@ class PushedBranch:
             waits = any(id(op) in self.judged for op in ops[:1])
             self.forget_ops(ops)
             if waits or not taken_back:
-                self.program.drop(self)
+                self.program.drop_branch(self)
 
-    def _put(self, node: Node) -> int:
+    def _append_node(self, node: Node) -> int:
         """Appends a node and returns its index."""
         self.program.outbox.append((self, node))
         self.program.count += 1
@@ -474,7 +476,7 @@ class PushedBranch:
 
     def _put_for_verdict(self, op: Op, node: Node) -> _Judged:
         self.events.judged.add(self.count)
-        judged = self.judged[id(op)] = _Judged(op, self._put(node))
+        judged = self.judged[id(op)] = _Judged(op, self._append_node(node))
         return judged
 
     def _put_op(self, op: Op) -> bool:
@@ -485,7 +487,7 @@ class PushedBranch:
             case GenOp() | SelectOp():
                 return self._put_answer_op(op)
             case ForkOp():
-                place = self._put(op.node)
+                place = self._append_node(op.node)
                 for i, child in enumerate(op.children):
                     child.pushed = PushedBranch(self.program, (*self.path, place, i), self)
             case JoinOp():
@@ -493,36 +495,40 @@ class PushedBranch:
                     self._put_for_verdict(op, Pause())
             case MarkOp() if op.back:
                 branch, place = op.mark.pushed or (None, 0)
-                self.events.rollbacks.append(self._put(Rollback(place if branch is self else 0)))
+                self.events.rollbacks.append(
+                    self._append_node(Rollback(place if branch is self else 0))
+                )
                 # the mark is in an earlier program; the verdict carries the text before it
                 if branch is not self:
                     self._put_for_verdict(op, Pause()).known = 0
                 return self.program.opened
             case MarkOp():
-                op.mark.pushed = self, self._put(Mark())
+                op.mark.pushed = self, self._append_node(Mark())
             case ScopeOp():
-                self._put(op.node)
+                self._append_node(op.node)
             case ReadOp() | EventOp():
                 pass
             case node:
-                self._put(node)
+                self._append_node(node)
         return False
 
     def _put_answer_op(self, op: GenOp | SelectOp) -> bool:
-        """Appends a node that needs an answer, or a pause if the program is not asked for it now.
-        Returns True if it is asked.
+        """Appends a node that needs an answer, or a pause if the program should not ask for the
+        answer yet. Returns True if the program asks.
         """
         asks = True
         if op.node.judged:  # choices that an open grammar allows are known when it is played
             asks = isinstance(op, GenOp) and not op.has_own_prompt and self.program.run.kept is None
             place = self._put_for_verdict(op, op.node if asks else Pause()).place
         else:
-            place = self._put(op.node)
+            place = self._append_node(op.node)
         op.pushed_node = self, place
         return asks
 
     def put_late_join(self, op: JoinOp) -> None:
-        """Appends a join of a failed branch, so that it still claims the nodes of its children."""
+        """Appends the join of a branch that has failed, so that the nodes of its children are still
+        claimed.
+        """
         with self.program.lock:
             if not self.program.closed:
                 self._put_join(op)
@@ -539,19 +545,21 @@ class PushedBranch:
         if len(branches) < len(op.children):
             return False
         ends = tuple([branch.count for branch in branches])
-        self._put(msgspec.structs.replace(op.node, fork=branches[0].path[-2], ends=ends))
+        self._append_node(msgspec.structs.replace(op.node, fork=branches[0].path[-2], ends=ends))
         return True
 
     # ------------------------------------------------------- the playing side, on the executor loop
 
-    def note_start(self, op: Op, pieces: Sequence[Piece]) -> None:
-        """Notes how much text there is when the branch begins to play a judged operation."""
+    def record_judged_start(self, op: Op, pieces: Sequence[Piece]) -> None:
+        """Records how many pieces of text the branch has when it begins to play a judged operation."""
         judged = self.judged.get(id(op))
         if judged is not None and judged.known is None:
             judged.known = len(pieces)
 
-    def ask_again(self, op: GenOp | SelectOp, node: Gen | Select, pieces: Sequence[Piece]) -> None:
-        """Asks for another answer in the place of a judged operation, after the text that it has
+    def request_another_answer(
+        self, op: GenOp | SelectOp, node: Gen | Select, pieces: Sequence[Piece]
+    ) -> None:
+        """Requests another answer for a judged operation, after the text that the operation has
         added so far.
         """
         with self.program.lock:
@@ -559,16 +567,16 @@ class PushedBranch:
                 raise RequestAbortedError("a rollback removed this node.")
             op.attempt += 1
             self._put_verdict(op, pieces, node)
-            self.program.flush(self)
+            self.program.flush_outbox(self)
 
-    def settle(self, op: Op, pieces: Sequence[Piece]) -> None:
+    def send_final_verdict(self, op: Op, pieces: Sequence[Piece]) -> None:
         """Sends the final verdict on an operation that the branch has played, if it is judged."""
         if id(op) in self.judged:
             with self.program.lock:
                 self._put_verdict(op, pieces)
                 del self.judged[id(op)]
                 if self.program.opened:
-                    self.program.flush(self)
+                    self.program.flush_outbox(self)
 
     def _put_verdict(
         self, op: Op, pieces: Sequence[Piece], again: Gen | Select | None = None

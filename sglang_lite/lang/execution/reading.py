@@ -14,15 +14,15 @@ from sglang_lite.constraints.python_types.value_type import has_type
 from sglang_lite.lang.backend.base import Backend, choose_adapter
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable, when_all_done
-from sglang_lite.lang.confidence import confidence_in
+from sglang_lite.lang.confidence import measure_confidence
 from sglang_lite.lang.execution.budget import max_selection_usage
-from sglang_lite.lang.execution.player import Player, unknown
+from sglang_lite.lang.execution.player import Player, unknown_variable_error
 from sglang_lite.lang.execution.push_down import PushedProgram
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Piece
 from sglang_lite.lang.execution.waits import Everything, Place
 from sglang_lite.lang.expressions import SglGen, SglSelect, VariableName
-from sglang_lite.lang.results import as_dicts
+from sglang_lite.lang.results import messages_to_dicts
 from sglang_lite.lang.tools import ToolCall
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.program.nodes import Expression, Text
@@ -94,28 +94,28 @@ def find_first(player: Player, variable: VariableName, where: Location | None = 
     like `find_variable`.
     """
     found = find_variable(player, variable, where)
-    return player.names.first(variable_name_of(variable, where)) or found
+    return player.names.first_variable(variable_name_of(variable, where)) or found
 
 
 async def afind_first(
     player: Player, variable: VariableName, where: Location | None = None
 ) -> Variable:
-    """Returns what `find_first` does, as a coroutine."""
+    """Returns the same as `find_first`, as a coroutine."""
     found = await afind_variable(player, variable, where)
-    return player.names.first(variable_name_of(variable, where)) or found
+    return player.names.first_variable(variable_name_of(variable, where)) or found
 
 
 async def afind_variable(
     player: Player, variable: VariableName, where: Location | None = None
 ) -> Variable:
-    """Returns what `find_variable` does, as a coroutine."""
+    """Returns the same as `find_variable`, as a coroutine."""
     name = variable_name_of(variable, where)
     while (found := player.names.variables.get(name)) is None:
-        await _promise_name(player, name, where).get()
+        await _promise_name(player, name, where).wait_async()
     return found
 
 
-def checked(value: UserValue, variable: VariableName, kind: object = None) -> UserValue:
+def check_value_type(value: UserValue, variable: VariableName, kind: object = None) -> UserValue:
     """Returns the value of a variable after checking that it has the type that its reader expects.
 
     Args:
@@ -154,11 +154,11 @@ def _expected_type(node: SglGen | SglSelect) -> object:
 
 def _promise_name(player: Player, name: str, where: Location | None) -> Variable:
     return player.names.promise(
-        name, Variable(where, player.run.made), partial(_never_declared_error, player, name, where)
+        name, Variable(where, player.run.made), partial(_undeclared_name_error, player, name, where)
     )
 
 
-def _never_declared_error(player: Player, name: str, where: Location | None) -> SglError | None:
+def _undeclared_name_error(player: Player, name: str, where: Location | None) -> SglError | None:
     """Returns the error of a name that will never be declared, or None if the running body may
     still declare it.
     """
@@ -166,7 +166,7 @@ def _never_declared_error(player: Player, name: str, where: Location | None) -> 
         return None
     if name in player.names.scopes:
         return ProgramError(f"the variable scope {name!r} is still open.", where=where)
-    return unknown(player, name, where)
+    return unknown_variable_error(player, name, where)
 
 
 def check_may_block(run: Run, instead: str, where: Location | None) -> None:
@@ -213,7 +213,7 @@ def read_confidence(
             "sample", f"{sample!r:.60} is no index of {len(answers)} samples.", where=where
         )
     try:
-        reading = confidence_in(
+        reading = measure_confidence(
             question, answers[sample], partial(_score_texts, run, question.adapter)
         )
     except ProgramError as error:
@@ -224,7 +224,7 @@ def read_confidence(
         try:
             found.set(await reading)
         except BaseException as error:  # raised to the waiting reader
-            found.fail(error)
+            found.set_error(error)
 
     asyncio.run_coroutine_threadsafe(settle(), executor().loop)
     return found
@@ -251,22 +251,22 @@ async def _score_texts(
     return selection
 
 
-# Functions for `Player.read`.
+# Functions for `Player.read_when_played`.
 
 
-def nothing(player: Player) -> None:
-    """Reads nothing, for callers that only wait."""
+def read_nothing(player: Player) -> None:
+    """Does nothing. Stands in for a read when the caller only waits."""
 
 
 def whole_text(player: Player) -> str:
-    return player.transcript.text()
+    return player.transcript.collect_text()
 
 
 def all_messages(player: Player) -> list[dict[str, UserValue]]:
-    return as_dicts(player.transcript.messages)
+    return messages_to_dicts(player.transcript.messages)
 
 
-def added(player: Player) -> list[Piece]:
+def pieces_since_fork(player: Player) -> list[Piece]:
     """Returns the pieces of the transcript added since the branch was forked."""
     return player.transcript.added
 
@@ -274,19 +274,19 @@ def added(player: Player) -> list[Piece]:
 def wait_for_error(player: Player) -> SglError | None:
     """Returns the branch's failure, or None, after waiting until everything queued has been played."""
     with contextlib.suppress(SglError):
-        player.read(nothing).wait()
+        player.read_when_played(read_nothing).wait()
     player.failure_reported = True
     return player.failure
 
 
-def when_finished(player: Player, callback: Callable[[], object]) -> None:
+def call_when_done(player: Player, callback: Callable[[], object]) -> None:
     """Calls `callback` once everything queued so far, in this branch and those forked from it, has
     been played or has failed.
     """
     if not player.children:
-        player.read(nothing).when_done(callback)
+        player.read_when_played(read_nothing).when_done(callback)
         return
-    when_all_done([branch.read(nothing) for branch in player.tree()], callback)
+    when_all_done([branch.read_when_played(read_nothing) for branch in player.tree()], callback)
 
 
 def close_when_done(player: Player, program: PushedProgram) -> None:
@@ -297,22 +297,22 @@ def close_when_done(player: Player, program: PushedProgram) -> None:
         if not program.close(count):
             close_when_done(player, program)
 
-    when_finished(player, close)
+    call_when_done(player, close)
 
 
 def record_wait_for_all(player: Player) -> None:
-    """Records that someone has waited for everything in this branch and the branches forked from
+    """Records that the caller has waited for everything in this branch and the branches forked from
     it.
     """
     for each in player.tree():
         each.waits.note(each.waits.last)
 
 
-def finished(player: Player) -> Variable:
+def completion_variable(player: Player) -> Variable:
     """Returns a variable that is set once everything queued so far, in this branch and those forked
     from it, has been played or has failed.
     """
     variable = Variable()
     variable.awaited = Everything([Place(each.waits, each.waits.last) for each in player.tree()])
-    when_finished(player, lambda: variable.set(None))
+    call_when_done(player, lambda: variable.set(None))
     return variable

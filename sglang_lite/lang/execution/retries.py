@@ -13,11 +13,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from sglang_lite.errors import shown
-from sglang_lite.lang.backend.base import Backend, refusal
+from sglang_lite.errors import short_repr
+from sglang_lite.lang.backend.base import Backend, unsupported_feature_error
 from sglang_lite.lang.backend.rendering import with_user_reply
 from sglang_lite.lang.concurrency.loop import current_deadline, winds_down_at
-from sglang_lite.lang.concurrency.pool import on_other_thread
+from sglang_lite.lang.concurrency.pool import run_on_other_thread
 from sglang_lite.lang.execution.operations import FailedAttempt, GenOp
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.expressions import SglGen
@@ -60,7 +60,7 @@ _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 2.0
 
 
-async def attempts(
+async def run_attempts(
     run: Run, retries: int, ask: Callable[[int], Awaitable[_T]], failed: Callable[[Exception], bool]
 ) -> _T:
     """Awaits `ask` until it returns, the run's deadline has passed, or `retries` more attempts have
@@ -74,7 +74,7 @@ async def attempts(
     remaining = None if run.deadline is None else run.deadline - time.monotonic()
     attempt = 0
     winds_down_at.set(run.winds_down_at)
-    async with limit(remaining, "the run took longer than its timeout of", run.timeout):
+    async with time_limit(remaining, "the run took longer than its timeout of", run.timeout):
         while True:
             try:
                 return await ask(attempt)
@@ -111,7 +111,7 @@ def _pause_before_retry(error: Exception, attempt: int, deadline: float | None) 
 
 
 @contextlib.asynccontextmanager
-async def limit(
+async def time_limit(
     remaining: float | None, message: str, timeout: float | None = None
 ) -> AsyncGenerator[None, None]:
     """Cancels the `with` block when its time is up.
@@ -151,7 +151,7 @@ async def check_value(check: Callable[[UserValue], UserValue], value: UserValue,
             verdict = check(value)
         # in a fresh thread, as the check may wait for other programs, whose checks need threads too
         else:
-            verdict = await on_other_thread(
+            verdict = await run_on_other_thread(
                 lambda job: threading.Thread(target=job, daemon=True).start(), partial(check, value)
             )
         if inspect.isawaitable(verdict):
@@ -170,7 +170,7 @@ async def check_value(check: Callable[[UserValue], UserValue], value: UserValue,
         )
     if not verdict:
         name = "the check" if name == "<lambda>" else name
-        problem = f"{name} refused the value {shown(value)}."
+        problem = f"{name} refused the value {short_repr(value)}."
         raise ValueValidationError(
             problem, text=text, value=value, hint="Raise retries=, or relax the check."
         )
@@ -204,7 +204,7 @@ def check_repair(
             "repair", "it works with one sample only.", hint="Leave n out.", where=where
         )
     if not backend.capabilities.reads_prompts:
-        raise refusal(
+        raise unsupported_feature_error(
             backend,
             own,
             "repair with SGLang's blocking hooks",
@@ -213,7 +213,9 @@ def check_repair(
         )
     if role != "assistant":
         instead = "Write turns: s += sgl.user(…), then s += sgl.assistant(sgl.gen(…))."
-        raise refusal(backend, own, "repair outside an assistant's turn", instead, where)
+        raise unsupported_feature_error(
+            backend, own, "repair outside an assistant's turn", instead, where
+        )
 
 
 def answer_to_show(refused: FailedAttempt) -> str | None:
@@ -227,7 +229,7 @@ def answer_to_show(refused: FailedAttempt) -> str | None:
     )
 
 
-def shows(op: GenOp) -> bool:
+def shows_last_answer(op: GenOp) -> bool:
     """Returns True if the next attempt's prompt contains the last attempt's answer."""
     repair = op.expression.options.repair
     return (
@@ -235,7 +237,7 @@ def shows(op: GenOp) -> bool:
     )
 
 
-def repaired(prompt: Prompt, op: GenOp, template: TurnTemplate | None) -> Prompt:
+def repair_prompt(prompt: Prompt, op: GenOp, template: TurnTemplate | None) -> Prompt:
     """Builds the prompt of the next attempt: the original prompt, then the last answer and what was
     wrong with it.
 

@@ -19,13 +19,13 @@ import msgspec
 
 from sglang_lite.lang.backend.base import Backend, name_of
 from sglang_lite.lang.backend.planning import Planner, RunFacts
-from sglang_lite.lang.concurrency.loop import forks
+from sglang_lite.lang.concurrency.loop import fork_count
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.budget import Budget, NodeAccount
 from sglang_lite.lang.execution.push_down import PushedBranch, PushedProgram
 from sglang_lite.lang.expressions import BaseProgram
-from sglang_lite.lang.results import usages_of
-from sglang_lite.program.seeds import derived_seed
+from sglang_lite.lang.results import collect_usages
+from sglang_lite.program.seeds import derive_seed
 from sglang_lite.protocol import (
     UNSET,
     BudgetError,
@@ -101,13 +101,13 @@ class RunUsage:
         self._others: tuple[Usage, ...] = ()
         self.started = self._last_end = time.perf_counter()
 
-    def played(self, record: object) -> float:
+    def record_result(self, record: object) -> float:
         """Records the result of a node and returns the current `time.perf_counter()`."""
         self._records.append(record)
         self._last_end = now = time.perf_counter()
         return now
 
-    def failed(self, usages: Iterable[Usage | None]) -> None:
+    def record_failures(self, usages: Iterable[Usage | None]) -> None:
         """Records the usage of failed attempts. Their generated tokens count as thrown away."""
         for usage in usages:
             if usage is not None:
@@ -116,21 +116,21 @@ class RunUsage:
                 )
 
     def scored(self, usage: Usage) -> None:
-        """Records the usage of a reading of scores, which adds nothing to the run's time and may
-        come after its end.
+        """Records the usage of computing scores. It adds nothing to the run's time, and may come
+        after the run has ended.
         """
         self._others += (usage,)
 
-    def restore(self, usage: Usage) -> None:
+    def add_earlier_usage(self, usage: Usage) -> None:
         """Adds the usage of an earlier run, including its time."""
-        self.played(Generation("", usage=usage))
+        self.record_result(Generation("", usage=usage))
         self.started = self._last_end - usage.total_s
 
     def usage(self) -> Usage:
         """Returns the usage of all nodes, failed attempts and scores. `total_s` runs from the run's
         start to its last result.
         """
-        total = total_usage([*usages_of(self._records[:]), *self._others])
+        total = total_usage([*collect_usages(self._records[:]), *self._others])
         return msgspec.structs.replace(total, total_s=self._last_end - self.started)
 
 
@@ -171,7 +171,7 @@ class Run:
             weakly.
         level: number of the enclosing runs.
         loop: event loop of a coroutine body, if that is the caller's loop.
-        made: `forks()` when the run began.
+        made: `fork_count()` when the run began.
         new_state: makes the state through which a body sees a branch.
         plain: True if the run has no retries, deadline or budget, and is not a rerun.
         budgets: budgets of this run and of the enclosing runs.
@@ -210,14 +210,14 @@ class Run:
         self.winds_down_at: float | None = None
         self.budgets: tuple[Budget, ...] = ()
         if settings.timeout is not None or outer is not None:
-            self.deadline, self.timeout = deadline_of(settings, outer, now)
+            self.deadline, self.timeout = compute_run_deadline(settings, outer, now)
         if settings.budget is not None or outer is not None:
             self.budgets = (
                 *(() if settings.budget is None else (settings.budget,)),
                 *(outer.budgets if outer else ()),
             )
             for budget in self.budgets:
-                budget.check(backend)
+                budget.check_price_known(backend)
         self.kept = kept
         self.plain = (
             self.deadline is None and not settings.retries and not self.budgets and kept is None
@@ -228,7 +228,7 @@ class Run:
         if self.deadline is not None:
             self.winds_down_at = self._find_wind_down_time(outer, now)
         self.body_open = True
-        self.made = forks()
+        self.made = fork_count()
         self.body: Any = None
         self.body_end = Variable(made=self.made) if settings.stream else None
         self.called: BoundCall | None = None
@@ -244,7 +244,7 @@ class Run:
         self._stopped: SglError | None = None  # set if the run was stopped for good
         self.account = RunUsage()
 
-    def pushed(self) -> PushedBranch | None:
+    def new_pushed_branch(self) -> PushedBranch | None:
         """Creates the main branch of a program to push down. Returns None if the backend is called
         node by node.
 
@@ -266,8 +266,8 @@ class Run:
         return PushedBranch(PushedProgram(self))
 
     def _find_wind_down_time(self, outer: Run | None, now: float) -> float | None:
-        """Returns when a run that begins now (`time.monotonic()`) winds down, or None for never.
-        This is its own time or that of the enclosing run, whichever is earlier.
+        """Returns the time (`time.monotonic()`) at which a run that begins at `now` starts to wind
+        down, or None for never. If the enclosing run winds down earlier, returns that time.
 
         Raises:
             CapabilityError: the backend can't end answers that are still being generated.
@@ -299,13 +299,13 @@ class Run:
         """True once generations end where a limit may cut them."""
         return self.winds_down_at is not None and time.monotonic() >= self.winds_down_at
 
-    def planner(self, backend: Backend) -> Planner | None:
+    def plan_calls(self, backend: Backend) -> Planner | None:
         """Returns the planner of the main branch's calls to a backend, or None if every node is a
         call of its own.
         """
         drafts = None if self.called is None else self.called.program.api_drafts
         shares = self.settings.seed is None and not self.budgets
-        return backend.planner(RunFacts.of(self.settings.params, drafts, shares=shares))
+        return backend.planner(RunFacts.at_run_start(self.settings.params, drafts, shares=shares))
 
     @property
     def template(self) -> TurnTemplate:
@@ -343,18 +343,18 @@ class Run:
             except BudgetError as error:
                 error.state = None if self.state is None else self.state()
                 raise
-            with account.call():
+            with account.track_call():
                 yield account
 
-    def seed_of(self, path: str) -> int | Unset:
+    def seed_for_path(self, path: str) -> int | Unset:
         """Returns the seed of the node at a path of the program's tree."""
         seed = self.settings.seed
-        return UNSET if seed is None else derived_seed(seed, path)
+        return UNSET if seed is None else derive_seed(seed, path)
 
     def next_inner_run_seed(self) -> int | None:
         """Returns the seed of the next program that the body runs, or None if the run has no seed."""
         seed = self.settings.seed
-        return None if seed is None else derived_seed(seed, f"inside/{next(self._seeds)}")
+        return None if seed is None else derive_seed(seed, f"inside/{next(self._seeds)}")
 
     def register_inner(self, inner: Inner) -> None:
         """Registers an inner run to be stopped together with this run."""
@@ -376,12 +376,12 @@ class Run:
                 inner.stop(error)
 
 
-def deadline_of(
+def compute_run_deadline(
     settings: RunSettings, outer: Run | None, now: float
 ) -> tuple[float | None, float | None]:
-    """Returns the deadline of a run that begins now (`time.monotonic()`) and its timeout in
-    seconds, or those of the enclosing run if it ends earlier. Returns (None, None) if neither has a
-    timeout. The winding-down time is added to the timeout.
+    """Returns the deadline (`time.monotonic()`) of a run that begins at `now`, and its timeout in
+    seconds. If the enclosing run ends earlier, returns that run's. Returns (None, None) if neither
+    has a timeout. The time for winding down comes after the timeout.
     """
     timeout = settings.timeout
     deadline = None if timeout is None else now + timeout + (settings.wind_down or 0.0)

@@ -13,11 +13,11 @@ from sglang_lite.lang.backend.planning import NodeQuestion, scores_needed
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.budget import max_selection_usage
 from sglang_lite.lang.execution.operations import SelectOp, asked
-from sglang_lite.lang.execution.retries import attempts
-from sglang_lite.lang.expressions import MULTI_END, MULTI_SEPARATOR, only_picks
-from sglang_lite.program.choosing import decide
+from sglang_lite.lang.execution.retries import run_attempts
+from sglang_lite.lang.expressions import MULTI_END, MULTI_SEPARATOR, can_skip_scores
+from sglang_lite.program.choosing import decide_choice
 from sglang_lite.program.nodes import Select
-from sglang_lite.program.seeds import reseeded
+from sglang_lite.program.seeds import seed_for_attempt
 from sglang_lite.protocol import Selection, SglError, Unset
 
 
@@ -29,12 +29,12 @@ def select_immediately(player: BasePlayer, op: SelectOp) -> bool:
     if op.expression.multi or not player.may_answer_now(op):
         return False
     unconditional = op.expression.choices_method.requires_unconditional_logprobs
-    scores_needed.set(not only_picks(op.expression))
+    scores_needed.set(not can_skip_scores(op.expression))
     choose_adapter(op.node.lora_path)
     token = asked.set((player, op))
     try:
         prompt = player.transcript.prompt()
-        choices = _choices(player, op.node)
+        choices = _allowed_choices(player, op.node)
         selection = backend.select_now(prompt, choices, unconditional=unconditional)
     finally:
         asked.reset(token)
@@ -49,19 +49,21 @@ def finish_selection(player: BasePlayer, op: SelectOp, selection: Selection) -> 
     _accept_pick(
         player,
         op,
-        _decide_by_scores(player, op, selection, _choices(player, op.node), op.node.seed),
+        _decide_by_scores(player, op, selection, _allowed_choices(player, op.node), op.node.seed),
     )
 
 
-async def aselect(player: BasePlayer, op: SelectOp) -> None:
+async def play_selection(player: BasePlayer, op: SelectOp) -> None:
     """Plays a selection: one choice, or several with `select(multi=True)`."""
     if player.pushed is not None:
-        player.pushed.note_start(op, player.transcript.pieces)
+        player.pushed.record_judged_start(op, player.transcript.pieces)
     if op.expression.multi:
         await _select_several(player, op)
     else:
         _accept_pick(
-            player, op, await _keep_or_score(player, op, _choices(player, op.node), op.node.seed)
+            player,
+            op,
+            await _keep_or_score(player, op, _allowed_choices(player, op.node), op.node.seed),
         )
 
 
@@ -75,12 +77,14 @@ def _decide_by_scores(
     """Decides a selection by its scores, and adds the metadata of the deciding method."""
     if not player.backend.capabilities.reads_prompts:  # the backend has already decided
         return selection
-    decision = decide(selection, choices, op.expression.choices_method, op.node.temperature, seed)
+    decision = decide_choice(
+        selection, choices, op.expression.choices_method, op.node.temperature, seed
+    )
     meta = {**selection.meta, **(decision.meta_info or {})}
     return msgspec.structs.replace(selection, picked=decision.decision, meta=meta)
 
 
-def _choices(player: BasePlayer, node: Select) -> Sequence[str]:
+def _allowed_choices(player: BasePlayer, node: Select) -> Sequence[str]:
     """Returns the choices that the open grammar allows here, or all of them if no grammar is open."""
     walk = player.transcript.matcher
     return node.choices if walk is None else walk.filter(node.choices)
@@ -91,20 +95,20 @@ async def _keep_or_score(
 ) -> Selection:
     """Returns the decided selection, either kept from an earlier run or with new scores."""
     if player.run.kept is not None:
-        kept = player.run.kept.selection(op, texts, player.transcript)
+        kept = player.run.kept.next_selection(op, texts, player.transcript)
         if kept is not None:
             return kept
     return _decide_by_scores(player, op, await _score_with_retries(player, op, texts), texts, seed)
 
 
 async def _score_with_retries(player: BasePlayer, op: SelectOp, texts: Sequence[str]) -> Selection:
-    def failed(error: Exception) -> bool:
+    def record_error(error: Exception) -> bool:
         op.record_failure(error)
         return False
 
     ask = _score_by_backend if op.pushed_node is None else _score_by_program
-    return await attempts(
-        player.run, player.run.settings.retries, partial(ask, player, op, texts), failed
+    return await run_attempts(
+        player.run, player.run.settings.retries, partial(ask, player, op, texts), record_error
     )
 
 
@@ -119,8 +123,8 @@ async def _score_by_program(
         node = msgspec.structs.replace(
             op.node, choices=tuple(texts), method=None, unconditional=unconditional
         )
-        pushed.ask_again(op, node, player.transcript.pieces)
-    answers: list[Any] = [each async for each in pushed.events.answers((place, op.attempt))]
+        pushed.request_another_answer(op, node, player.transcript.pieces)
+    answers: list[Any] = [each async for each in pushed.events.iterate_events((place, op.attempt))]
     selection: Selection = answers[0]
     return selection
 
@@ -130,7 +134,7 @@ async def _score_by_backend(
 ) -> Selection:
     """Asks the backend for scores within the budgets."""
     asked.set((player, op))
-    scores_needed.set(not only_picks(op.expression))
+    scores_needed.set(not can_skip_scores(op.expression))
     choose_adapter(op.node.lora_path)
     unconditional = op.expression.choices_method.requires_unconditional_logprobs
     prompt = player.transcript.prompt()
@@ -145,11 +149,11 @@ async def _score_by_backend(
             else:
                 selection = await op.expression.source.aselect(NodeQuestion(backend, prompt), texts)
         except SglError as error:
-            run.account.failed([error.usage])
+            run.account.record_failures([error.usage])
             raise
         if account is None:
             return selection
-        (selection,) = account.answered([selection], prompt, ())
+        (selection,) = account.record_answers([selection], prompt, ())
     return selection
 
 
@@ -160,7 +164,9 @@ async def _select_several(player: BasePlayer, op: SelectOp) -> None:
     while remaining:
         before = MULTI_SEPARATOR if chosen else ""
         texts = [before + choice for choice in remaining] + ([MULTI_END] if chosen else [])
-        selection = await _keep_or_score(player, op, texts, reseeded(op.node.seed, len(chosen)))
+        selection = await _keep_or_score(
+            player, op, texts, seed_for_attempt(op.node.seed, len(chosen))
+        )
         if not player.is_current(op):  # as in _accept
             return
         selections.append(selection)
@@ -191,7 +197,7 @@ def _set_chosen_value(
     """Sets the variable of a selection."""
     op.variable.record = record
     op.variable.end_position = player.transcript.end_position
-    op.ended = player.run.account.played(record)
+    op.ended = player.run.account.record_result(record)
     if op.variable.log is not None:
         op.variable.log.append(text)
     op.variable.set(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sglang_lite.lang.concurrency.variables import located
+from sglang_lite.lang.concurrency.variables import fresh_error
 from sglang_lite.lang.execution.reading import check_may_block
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.tracebacks import user_location
@@ -31,7 +31,7 @@ class StreamedBody:
         self.ended = False
         self.cancelled: SglError | None = None
 
-    def wait(self, instead: str = "await s.async_sync() first") -> None:
+    def wait_for_end(self, instead: str = "await s.async_sync() first") -> None:
         """Waits until the body has ended, blocking the thread.
 
         Args:
@@ -50,13 +50,13 @@ class StreamedBody:
         self._raise_if_cancelled_early()  # as another thread may have cancelled it meanwhile
         self.ended = True
 
-    async def get(self) -> None:
+    async def await_end(self) -> None:
         """Awaits the end of the body, like `wait_for_end`."""
         if self.ended:
             return
         self._raise_if_cancelled_early()
         assert self._run.body_end is not None
-        await self._run.body_end.get()
+        await self._run.body_end.wait_async()
         self._raise_if_cancelled_early()
         self.ended = True
 
@@ -71,4 +71,4 @@ class StreamedBody:
 
     def _raise_if_cancelled_early(self) -> None:
         if self.cancelled is not None:
-            raise located(self.cancelled, user_location())
+            raise fresh_error(self.cancelled, user_location())

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Reasoned:
-    """Generation with reasoning, of which the user sees only the answer: `answer` is its text in
-    messages and variables.
-    """
+    """Generation with reasoning. Messages and variables contain only its `answer`."""
 
     spans: tuple[Span, ...]
     answer: str
@@ -108,7 +106,7 @@ class Transcript:
         self.pieces += pieces
         self.mixed = True
         if self.matcher is not None:
-            self.matcher.push(self.text(start))
+            self.matcher.push(self.collect_text(start))
         return len(self.pieces), len(self.messages), self.turn
 
     def append_from_join(self, pieces: Sequence[Piece]) -> None:
@@ -117,7 +115,7 @@ class Transcript:
         self.append_answer(pieces)
         self.has_images = self.has_images or Media in map(type, pieces)
         if self.log is not None:
-            self.log.append(self.text(start))
+            self.log.append(self.collect_text(start))
 
     def append_image(self, node: ImagePart) -> None:
         """Appends an image and its placeholder text."""
@@ -145,9 +143,9 @@ class Transcript:
         walk = self.matcher
         self.matcher = None
         if walk is not None:
-            walk.end()
+            walk.check_complete()
 
-    def restore(
+    def restore_pieces(
         self, pieces: Sequence[Piece], messages: Sequence[Message], turn: tuple[str, int] | None
     ) -> None:
         """Restores the text of an earlier run.
@@ -181,7 +179,7 @@ class Transcript:
         self.has_images = parent.has_images
         self.start, self.forks = len(self.pieces), (*parent.forks, len(self.messages))
         if self.log is not None:
-            self.log.append(self.text())
+            self.log.append(self.collect_text())
 
     def position(self) -> TranscriptPosition:
         return TranscriptPosition(
@@ -231,9 +229,9 @@ class Transcript:
         """Length in characters of the text that the branch was forked with, or None if the branch
         was not forked.
         """
-        return len(self.text()) - len(self.text(self.start)) if self.forks else None
+        return len(self.collect_text()) - len(self.collect_text(self.start)) if self.forks else None
 
-    def text(self, start: int = 0) -> str:
+    def collect_text(self, start: int = 0) -> str:
         """Returns the text from the piece with index `start` on, without images."""
         return text_without_images(self.pieces[start:])
 
@@ -252,15 +250,15 @@ class Transcript:
             spans,
             tuple(self.messages),
             role,
-            self.text(start),
+            self.collect_text(start),
             self.images,
             self._shared_message_counts(),
         )
 
     def _shared_message_counts(self) -> tuple[int, ...]:
         """Returns numbers of leading messages that other prompts probably share, best first: those
-        at forks, the last fork first, then those before user turns, longest preceding text first.
-        (The last turn usually belongs to a single prompt.)
+        before forks, latest fork first, then those before user turns, sorted by the amount of text
+        since the previous user turn. (The last turn usually belongs to a single prompt.)
         """
         found = list[tuple[int, int]]()
         length = 0

@@ -24,7 +24,7 @@ _WHOLE = ("",)  # JSON Pointers of an answer that is not a value
 _SHOWN_POINTERS = 4  # in a message
 
 
-def is_cut(op: GenOp, generation: Generation) -> bool:
+def is_constrained_answer_cut(op: GenOp, generation: Generation) -> bool:
     """Returns True if a limit cut an answer that has a constraint."""
     return (
         generation.finish_reason == "length"
@@ -47,10 +47,10 @@ def is_wound_down(run: Run, op: GenOp, generation: Generation) -> bool:
     )
 
 
-def policy_of(run: Run, op: GenOp, generation: Generation) -> str:
-    """Returns what happens to an answer that was cut: the generation's setting, or else the run's.
-    By default a cut typed value is an error and a cut text is kept with a warning. An answer cut
-    because the run winds down is kept with a warning.
+def truncation_policy(run: Run, op: GenOp, generation: Generation) -> str:
+    """Returns what to do with an answer that was cut: the generation's setting, or else the run's.
+    By default, a cut typed value or tool call is an error, and a cut text is kept with a warning.
+    An answer that was cut because the run winds down is also kept with a warning.
     """
     own = op.expression
     of_run = run.settings.shortened
@@ -63,12 +63,12 @@ def policy_of(run: Run, op: GenOp, generation: Generation) -> str:
     return "raise" if own.is_typed or own.tools is not None else "warn"
 
 
-def left_out(generation: Generation) -> tuple[str, ...]:
+def missing_pointers(generation: Generation) -> tuple[str, ...]:
     """Returns JSON Pointers to what is missing in an answer that was cut; "" is the whole value."""
     return generation.shortened or _WHOLE
 
 
-def truncated(
+def truncation_error(
     run: Run, op: GenOp, generation: Generation, text: str, problem: str = "it is no value"
 ) -> SglError:
     """Makes the error for an answer that was cut.
@@ -82,7 +82,7 @@ def truncated(
     """
     winds_down = is_wound_down(run, op, generation)
     count = generation.usage.completion_tokens
-    pointers = left_out(generation)
+    pointers = missing_pointers(generation)
     fewest = generation.meta.get("fewest_tokens")
     if isinstance(fewest, int) and not winds_down:
         return ParameterError(
@@ -109,7 +109,7 @@ def truncated(
     )
 
 
-def warning(run: Run, op: GenOp, generation: Generation) -> str:
+def truncation_warning(run: Run, op: GenOp, generation: Generation) -> str:
     """Returns the warning about an answer that was cut and is kept."""
     which = (
         "the default of max_tokens"
@@ -117,7 +117,7 @@ def warning(run: Run, op: GenOp, generation: Generation) -> str:
         else "max_tokens"
     )
     count = generation.usage.completion_tokens
-    pointers = left_out(generation)
+    pointers = missing_pointers(generation)
     fewest = generation.meta.get("fewest_tokens")
     if is_wound_down(run, op, generation):
         which = "the timeout of the run"
@@ -142,8 +142,8 @@ def _list_pointers(pointers: tuple[str, ...]) -> str:
 
 
 def _sufficient_limit(op: GenOp, generation: Generation) -> int:
-    """Returns a token limit that suffices for all values of the constraint if they have a maximum
-    length, else for most.
+    """Returns a token limit to suggest: at least twice the tokens that were generated, and enough
+    for every value of the constraint if their length is bounded.
     """
     twice = 2 * max(generation.usage.completion_tokens, 32)
     constraint = op.node.constraint
@@ -152,8 +152,8 @@ def _sufficient_limit(op: GenOp, generation: Generation) -> int:
 
 
 def _partial_value(op: GenOp, text: str, pointers: tuple[str, ...]) -> Any:
-    """Returns the known part of the value, in the node's type if the text is a value, else as plain
-    data, or None.
+    """Returns the known part of the value: in the node's type if the text can be read as such a
+    value, otherwise as plain data, or None.
     """
     value_type = op.expression.value_type
     constraint = op.expression.node.constraint
@@ -170,7 +170,7 @@ def _partial_data(constraint: Constraint, text: str) -> Any:
     if reader is None:
         return None
     reader.push(text)
-    closed = reader.close_anyhow()
+    closed = reader.close_at_last_position()
     try:
         return json.loads(closed) if closed else None
     except (ValueError, RecursionError):

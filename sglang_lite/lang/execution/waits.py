@@ -30,7 +30,7 @@ NUMBERED = frozenset({GenOp, SelectOp, JoinOp, ScopeOp, MarkOp})
 
 
 class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs no Python code
-    """Record of how far a branch has been waited for, and of its cancellation.
+    """Record of how far callers have waited for a branch, and of its cancellation.
 
     The nodes that wait for a backend, or for the text of other branches, are numbered from 1 in the
     order in which they were added. Waiting for one means having waited for all before it, and for
@@ -63,10 +63,8 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
     cancelled: Cancellation | None = None
     refuses: bool = False
 
-    def number(self, op: Op) -> None:
-        """Numbers an added operation of `NUMBERED` if it waits for something, and sets the places
-        of its variables.
-        """
+    def number_op(self, op: Op) -> None:
+        """Numbers an added operation if it has to wait, and records the places of its variables."""
         if isinstance(op, AnswerOp):
             self.count = self.last = self.count + 1
             variable = op.variable
@@ -100,7 +98,7 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
         return True
 
     def note(self, number: int) -> None:
-        """Records that someone has waited for a node."""
+        """Records that a caller has waited for a node, and so for everything before it."""
         waits: Waits | None = self
         while waits is not None:
             before = waits.known
@@ -117,13 +115,13 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
             number = waits.forked_at
             waits = waits.parent
 
-    def kept(self, depth: int) -> int:
-        """Returns the number of the last node of this branch that the cancellation of a branch of
-        this depth keeps; -1 if it does not even keep what the branch began with.
+    def last_kept_node(self, depth: int) -> int:
+        """Returns the number of the last node of this branch that is kept if the branch at `depth`
+        is cancelled. Returns -1 if not even the text that this branch began with is kept.
         """
         claims = (self.claims or {}).items()
         claimed = max((number for joining, number in claims if joining < depth), default=-1)
-        return max(claimed, self.known if self._begins_known() else -1)
+        return max(claimed, self.known if self._was_fork_point_awaited() else -1)
 
     def withdraw_variables(self, variables: Sequence[Variable], kept: int, error: SglError) -> None:
         """Discards those of the branch's variables that a cancellation does not keep.
@@ -133,20 +131,20 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
             error: error of the cancellation.
         """
         for variable in variables:
-            if self._is_lost(variable, kept):
-                variable.take_away(error)
+            if self._is_discarded(variable, kept):
+                variable.replace_with_error(error)
 
-    def _is_lost(self, variable: Variable, kept: int) -> bool:
-        """Returns True if a variable comes after the last node that stays, or was gathered from a
-        discarded one.
+    def _is_discarded(self, variable: Variable, kept: int) -> bool:
+        """Returns True if a variable comes after the last node that is kept, or was gathered from a
+        discarded variable.
         """
         awaited = variable.awaited
         if isinstance(awaited, Place):
             return awaited.waits is self and awaited.number > kept
         return isinstance(awaited, Gathered) and any(each.taken_away for each in awaited.variables)
 
-    def _begins_known(self) -> bool:
-        """Returns True if somebody has waited for everything before the branch's fork."""
+    def _was_fork_point_awaited(self) -> bool:
+        """Returns True if a caller has waited for everything before the branch's fork."""
         waits = self
         while not waits.known and waits.parent is not None:
             if waits.parent.known < waits.forked_at:
@@ -158,13 +156,13 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
 
 
 class Place(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs no Python code
-    """Place in a branch: after the node with this number."""
+    """Position in a branch: after the node with this number."""
 
     waits: Waits
     number: int
 
     def note(self, *, failed: bool = False) -> None:
-        """Records that someone has waited for what comes before this place, or has received the
+        """Records that a caller has waited for everything before this place, or has received the
         branch's failure.
         """
         if failed:
@@ -183,12 +181,12 @@ class Gathered(NamedTuple):
     variables: Sequence[Variable]
 
     def note(self, *, failed: bool = False) -> None:
-        """Records that someone has waited for all of them, or has received the error of one of
-        them.
+        """Records that a caller has waited for all of these variables, or has received the error of
+        one of them.
         """
         for each in self.variables:
             if each.awaited is not None:
-                each.awaited.note(failed=failed and each.error() is not None)
+                each.awaited.note(failed=failed and each.error_or_none() is not None)
 
 
 class Everything(NamedTuple):
@@ -197,7 +195,7 @@ class Everything(NamedTuple):
     places: Sequence[Place]
 
     def note(self, *, failed: bool = False) -> None:
-        """Records that someone has waited for all of them."""
+        """Records that a caller has waited for all of these places."""
         for place in self.places:
             place.note()
 

@@ -1,1 +1,1 @@
-"""Runs as data: stored in files, compared, and run again."""
+"""Runs as data: stored in files, compared, and repeated."""

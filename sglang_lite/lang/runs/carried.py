@@ -1,4 +1,4 @@
-"""Values of copies and pickles: they need no names of their classes, as a file's do."""
+"""Codecs that convert the values of a run's variables for files, copies and pickles."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from sglang_lite.protocol.anything import UserValue
 
 
 class ValueCodec(Protocol):
-    """Conversion of the values of a run's variables to data of a `SavedRun`, and back."""
+    """Codec for the values of a run's variables: to data of a `SavedRun`, and back."""
 
     def to_data(self, value: UserValue, what: str) -> UserValue:
-        """Data of a value. Raises ProgramError if it has none; `what` describes the value for the
-        error.
+        """Converts a value to data. Raises ProgramError if that is impossible; `what` describes the
+        value in the error.
         """
         ...
 
     def from_data(self, data: UserValue) -> UserValue:
-        """Value from the result of `to_data`."""
+        """Restores a value from the result of `to_data`."""
         ...
 
 
 class FileValues:
-    """Values of a file, as JSON.
+    """Values as JSON, for files.
 
     Args:
         find: returns the class or function of a name that occurs in a value.
@@ -45,10 +45,11 @@ class FileValues:
 
 
 class CopiedValues:
-    """Values of a copy in this process. Their data are numbers of copies that it holds.
+    """Values for a copy of a state in this process. Their data are indices into a list of copies
+    that this object holds.
 
     Args:
-        copied: makes the copy of a value; by default a deep one.
+        copied: copies a value; by default deeply.
     """
 
     def __init__(self, copied: Callable[[UserValue], UserValue] = copy.deepcopy) -> None:
@@ -56,13 +57,13 @@ class CopiedValues:
         self._held = list[Any]()
 
     @classmethod
-    def shared(cls) -> CopiedValues:
-        """Values that both states refer to."""
+    def by_reference(cls) -> CopiedValues:
+        """Creates a codec whose values are not copied: both states refer to them."""
         return cls(lambda value: value)
 
     @classmethod
-    def deep(cls, memo: dict[int, UserValue]) -> CopiedValues:
-        """Deep copies; `memo` as of `copy.deepcopy`."""
+    def by_deep_copy(cls, memo: dict[int, UserValue]) -> CopiedValues:
+        """Creates a codec that copies values deeply; `memo` is that of `copy.deepcopy`."""
         return cls(partial(copy.deepcopy, memo=memo))
 
     def to_data(self, value: UserValue, what: str) -> UserValue:
@@ -80,8 +81,8 @@ class CopiedValues:
 
 
 class PickledValues:
-    """Values of a pickle. Those that a file could have are the same data; others are pickled as
-    they are.
+    """Values for a pickle. Those that a file can store are stored as JSON data; others are pickled
+    as they are.
 
     Args:
         others: values that are pickled as they are.

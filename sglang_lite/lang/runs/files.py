@@ -1,4 +1,4 @@
-"""Files of runs: lines of JSON, each a message of `sglang_lite.wire`. Errors name the file, and the
+"""Files of runs: JSON lines, each a message of `sglang_lite.wire`. Errors name the file and the
 line.
 """
 
@@ -30,8 +30,8 @@ _CURES = {
 
 
 def read(path: AnyPath) -> bytes:
-    """Content of a file. Raises ParameterError if it can't be read, or is larger than a message may
-    be.
+    """Returns the content of a file. Raises ParameterError if it can't be read, or is larger than a
+    message may be.
     """
     try:
         if (size := Path(path).stat().st_size) > wire.LIMITS.bytes:
@@ -40,7 +40,7 @@ def read(path: AnyPath) -> bytes:
             )
         return Path(path).read_bytes()
     except OSError as error:
-        raise failure(path, "read", error) from error
+        raise file_error(path, "read", error) from error
 
 
 def write(path: AnyPath, content: bytes, parameter: str = "path") -> None:
@@ -61,7 +61,7 @@ def write(path: AnyPath, content: bytes, parameter: str = "path") -> None:
             beside.replace(path)
             on_failure.pop_all()
     except OSError as error:
-        raise failure(path, "written", error, parameter) from error
+        raise file_error(path, "written", error, parameter) from error
 
 
 def append(
@@ -73,10 +73,10 @@ def append(
         file: the file, without a buffer.
         path: its path, for errors.
         parameter: parameter of the user's call that gave the path.
-        durable: whether to wait until the disk has the line.
+        durable: whether to wait until the line is on the disk.
 
     Raises:
-        ParameterError: it can't be written. Then nothing of it is in the file.
+        ParameterError: it can't be written. No part of it stays in the file then.
     """
     start = file.seek(0, os.SEEK_END) if file.seekable() else 0
     try:
@@ -88,7 +88,7 @@ def append(
     except OSError as error:
         with contextlib.suppress(OSError):
             file.truncate(start)
-        raise failure(path, "written", error, parameter) from error
+        raise file_error(path, "written", error, parameter) from error
 
 
 def remove_empty(path: AnyPath) -> None:
@@ -104,12 +104,14 @@ def _remove(path: Path) -> None:
 
 
 def prefix_path(path: AnyPath) -> str:
-    """File of what was computed for the text of a state that is saved in another file."""
+    """Returns the path of the file beside a saved state that stores the computed keys and values of
+    the state's text.
+    """
     return f"{os.fspath(path)}.kv"
 
 
-def failure(path: AnyPath, what: str, error: OSError, parameter: str = "path") -> ParameterError:
-    """Error for a file that can't be read or written, as `what` says."""
+def file_error(path: AnyPath, what: str, error: OSError, parameter: str = "path") -> ParameterError:
+    """Returns the error for a file that can't be read or written; `what` is "read" or "written"."""
     hint = _CURES.get(error.errno or 0, "") if what == "written" else ""
     if what == "read" and error.errno == errno.ENOENT:
         hint = "Check the path. A relative one begins where Python was started."
@@ -118,17 +120,19 @@ def failure(path: AnyPath, what: str, error: OSError, parameter: str = "path") -
     )
 
 
-def message(path: AnyPath, number: int, line: bytes, hint: str) -> wire.Message:
-    """Record in a line of a file. Raises WireError if it is not a message, or has another version
-    of the format; with `hint` unless the error has its own.
+def decode_line(path: AnyPath, number: int, line: bytes, hint: str) -> wire.Message:
+    """Decodes the record in a line of a file. Raises WireError if it is not a message, or has
+    another version of the format; an error without a hint gets `hint`.
     """
     try:
         return wire.decode(line.removesuffix(b"\n"))
     except WireError as error:
         reason = error.message.removeprefix("wire: ").rpartition(" (at ")[0]
-        raise fault(path, number, reason, error.pointer, error.hint or hint) from None
+        raise line_error(path, number, reason, error.pointer, error.hint or hint) from None
 
 
-def fault(path: AnyPath, number: int, problem: str, pointer: str = "", hint: str = "") -> WireError:
-    """Error for a line of a file."""
+def line_error(
+    path: AnyPath, number: int, problem: str, pointer: str = "", hint: str = ""
+) -> WireError:
+    """Returns the error for a line of a file."""
     return WireError(f"{os.fspath(path)}, line {number}: {problem}", pointer=pointer, hint=hint)

@@ -1,5 +1,5 @@
-"""Digests of everything that a program's results depend on, equal in every process of one version
-of Python.
+"""Digests of everything that a program's results depend on. They are equal in all processes of one
+Python version.
 
 A function is digested by its code, its constants and defaults, and everything that it reads:
 closures, globals, and recursively the functions and classes among them. Of installed packages only
@@ -54,7 +54,7 @@ _CLASS_FIELDS = ("__annotations__", "__dataclass_fields__", "__pydantic_fields__
 
 
 class UnreadableError(Exception):
-    """Value without content that could be compared. `kind` is the name of its type."""
+    """Raised for a value without content that could be compared. `kind` is the name of its type."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -78,23 +78,23 @@ class Fingerprint:
         self._open: list[int] = []  # ids of the values being read, which may contain themselves
         self._package = ""
 
-    def add(self, name: str, value: object) -> None:
+    def add_digest(self, name: str, value: object) -> None:
         """Adds the digest of a value under a description."""
         try:
-            self.parts[name] = self._value(value)
+            self.parts[name] = self._digest_value(value)
         except UnreadableError as error:
             self.unreadable[name] = error.kind
         except RecursionError:
             self.unreadable[name] = f"{type(value).__name__} of too many levels"
 
     def add_program(self, function: object) -> None:
-        """Adds a program's body. Functions of the body's package are read in full, even if that
+        """Adds a program's body. Functions of the body's package are read in full, even if the
         package is installed.
         """
         self._package = (getattr(function, "__module__", None) or "").partition(".")[0]
-        self.add("the body", function)
+        self.add_digest("the body", function)
 
-    def _name(self, value: Any, words: str) -> str:
+    def _reserve_name(self, value: Any, words: str) -> str:
         name = words
         number = 1
         while name in self.parts or name in self._names.values():
@@ -104,7 +104,7 @@ class Fingerprint:
         self._alive.append(value)
         return name
 
-    def _value(self, value: Any) -> str:
+    def _digest_value(self, value: Any) -> str:
         kind: Any = type(value)
         if kind in _PLAIN:
             return _digest(kind.__name__, repr(value))
@@ -114,51 +114,54 @@ class Fingerprint:
             return _digest("inside", str(len(self._open) - self._open.index(id(value))))
         self._open.append(id(value))
         try:
-            return _digest(kind.__qualname__, *self._content(value))
+            return _digest(kind.__qualname__, *self._content_digests(value))
         finally:
             self._open.pop()
 
-    def _content(self, value: Any) -> Iterator[str]:
-        """Yields texts that distinguish a value from others of its type."""
+    def _content_digests(self, value: Any) -> Iterator[str]:
+        """Yields digests and names that distinguish a value from others of its type."""
         match value:
             case FunctionType():
-                yield self._function(value)
+                yield self._add_function(value)
             case BaseProgram():
-                yield from (self._value(value.func), self._value(value.bind_arguments))
+                yield from (
+                    self._digest_value(value.func),
+                    self._digest_value(value.bind_arguments),
+                )
             case CodeType():
-                yield from self._code(value)
+                yield from self._code_digests(value)
             case ModuleType():
                 yield value.__name__
             case type():
-                yield self._class(value)
-            case BaseNode() if value.where is not None:  # a line that moves changes no answer
-                yield from self._pickled(msgspec.structs.replace(value, where=None))
+                yield self._add_class(value)
+            case BaseNode() if value.where is not None:  # moving a line changes no answer
+                yield from self._pickle_digests(msgspec.structs.replace(value, where=None))
             case Backend():
-                yield self._value(value.identity())
+                yield self._digest_value(value.identity())
             case MethodType() | classmethod() | staticmethod():
-                yield self._value(value.__func__)
+                yield self._digest_value(value.__func__)
                 if isinstance(value, MethodType):
-                    yield self._value(value.__self__)
+                    yield self._digest_value(value.__self__)
             case property():
-                yield from map(self._value, (value.fget, value.fset, value.fdel))
+                yield from map(self._digest_value, (value.fget, value.fset, value.fdel))
             case list() | tuple() if type(value) in (list, tuple):
-                yield from map(self._value, value)
+                yield from map(self._digest_value, value)
             case set() | frozenset() if type(value) in (set, frozenset):
-                yield from sorted(map(self._value, value))
+                yield from sorted(map(self._digest_value, value))
             case dict() | MappingProxyType() if type(value) in (dict, MappingProxyType):
                 for key, item in value.items():
-                    yield from (self._value(key), self._value(item))
+                    yield from (self._digest_value(key), self._digest_value(item))
             case _ if isinstance(value, _GUARDS) or value is _CHANCE or value is os.environ:
                 return
             case _ if callable(getattr(value, "__wrapped__", None)):  # lru_cache, for example
-                yield self._value(value.__wrapped__)
+                yield self._digest_value(value.__wrapped__)
             case _ if is_engine(value):
-                yield self._value(as_backend(value).identity())
+                yield self._digest_value(as_backend(value).identity())
             case _:
-                yield from self._pickled(value)
+                yield from self._pickle_digests(value)
 
-    def _pickled(self, value: Any) -> Iterator[str]:
-        """Yields the content of any other object: the parts that pickle would store."""
+    def _pickle_digests(self, value: Any) -> Iterator[str]:
+        """Yields digests of the parts of any other object that pickle would store."""
         kind = type(value)
         try:
             reduce = copyreg.dispatch_table.get(kind)
@@ -169,60 +172,67 @@ class Fingerprint:
             yield from (kind.__module__, reduced)
             return
         for part in reduced[:3]:
-            yield self._value(part)
+            yield self._digest_value(part)
         for items in reduced[3:5]:
-            yield self._value(None if items is None else list(items))
+            yield self._digest_value(None if items is None else list(items))
 
-    def _code(self, code: CodeType) -> Iterator[str]:
+    def _code_digests(self, code: CodeType) -> Iterator[str]:
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
         yield from map(
-            self._value, (code.co_name, code.co_code, code.co_exceptiontable, code.co_flags, *names)
+            self._digest_value,
+            (code.co_name, code.co_code, code.co_exceptiontable, code.co_flags, *names),
         )
-        yield from map(self._value, code.co_consts)
+        yield from map(self._digest_value, code.co_consts)
 
-    def _function(self, function: FunctionType) -> str:
-        """Name of the part with the function's code. Values that the function reads are added as
-        further parts.
+    def _add_function(self, function: FunctionType) -> str:
+        """Adds a function's code, and the values that it reads, as parts. Returns the name of the
+        part with the code. A function of an installed package is not added; its qualified name is
+        returned.
         """
         existing = self._names.get(id(function))
         if existing is not None:
             return existing
         module = function.__module__ or ""
         qualname = function.__qualname__
-        installed = self._installed(module, function.__code__.co_filename)
+        installed = self._is_installed(module, function.__code__.co_filename)
         if installed and "<" not in qualname:
             return f"{module}.{qualname}"
         short = qualname.rpartition("<locals>.")[2]
-        name = self._name(function, f"the code of {short}")
+        name = self._reserve_name(function, f"the code of {short}")
         self.parts[name] = ""  # reserves the name: functions may call each other
-        self.parts[name] = self._value(function.__code__)
-        for read, value in _read_by(function, follow=not installed, own=self._own).items():
-            self.add(f"{read} in {short}{name.removeprefix(f'the code of {short}')}", value)
+        self.parts[name] = self._digest_value(function.__code__)
+        for read, value in _values_read_by(
+            function, follow=not installed, own=self._is_own_module
+        ).items():
+            self.add_digest(f"{read} in {short}{name.removeprefix(f'the code of {short}')}", value)
         return name
 
-    def _class(self, kind: type) -> str:
-        """Name of the part with the class's bases. The members that its body defines are added as
-        further parts.
+    def _add_class(self, kind: type) -> str:
+        """Adds a class's bases, and the members that its body defines, as parts. Returns the name
+        of the part with the bases. A class of an installed package is not added; its qualified name
+        is returned.
         """
         existing = self._names.get(id(kind))
         if existing is not None:
             return existing
         module = kind.__module__
-        if self._installed(module, getattr(sys.modules.get(module), "__file__", None)):
+        if self._is_installed(module, getattr(sys.modules.get(module), "__file__", None)):
             return f"{module}.{kind.__qualname__}"
-        name = self._name(kind, f"the class {kind.__name__}")
-        self.parts[name] = _digest(*map(self._value, kind.__bases__))
-        members = {key: value for key, value in vars(kind).items() if _is_said(key, value)}
+        name = self._reserve_name(kind, f"the class {kind.__name__}")
+        self.parts[name] = _digest(*map(self._digest_value, kind.__bases__))
+        members = {
+            key: value for key, value in vars(kind).items() if _is_defined_in_body(key, value)
+        }
         if issubclass(kind, enum.Enum):
             members = {key: member.value for key, member in kind.__members__.items()}
         for key, value in members.items():
-            self.add(f"{key} of {name.removeprefix('the ')}", value)
+            self.add_digest(f"{key} of {name.removeprefix('the ')}", value)
         return name
 
-    def _own(self, module: ModuleType) -> bool:
-        return not self._installed(module.__name__, getattr(module, "__file__", None))
+    def _is_own_module(self, module: ModuleType) -> bool:
+        return not self._is_installed(module.__name__, getattr(module, "__file__", None))
 
-    def _installed(self, module: str, file: str | None) -> bool:
+    def _is_installed(self, module: str, file: str | None) -> bool:
         """Returns True if a module belongs to an installed package, not to the program."""
         package = module.partition(".")[0]
         if package == "sglang_lite":
@@ -241,20 +251,20 @@ def _digest(*parts: str | bytes) -> str:
 
 
 def digest(value: object) -> str:
-    """Digest of plain data, and of the functions and objects in it.
+    """Returns the digest of plain data, and of the functions and objects in it.
 
     Raises:
-        UnreadableError: a value in it has no content that could be compared.
+        UnreadableError: a value in it has no comparable content.
     """
     found = Fingerprint()
-    found.add("", value)
+    found.add_digest("", value)
     for kind in found.unreadable.values():
         raise UnreadableError(kind)
     return _digest(*(f"{name}={part}" for name, part in found.parts.items()))
 
 
-def _is_said(key: str, value: Any) -> bool:
-    """Returns True if a member is defined by the class's body, not added by Python or a library."""
+def _is_defined_in_body(key: str, value: Any) -> bool:
+    """Returns True if a member was defined by the class's body, not added by Python or a library."""
     if isinstance(value, GetSetDescriptorType | MemberDescriptorType) or key == "_abc_impl":
         return False
     dunder = key.startswith("__") and key.endswith("__")
@@ -265,24 +275,24 @@ def _is_said(key: str, value: Any) -> bool:
     )
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yields a function's code and that of the functions inside it."""
+def _nested_code(code: CodeType) -> Iterator[CodeType]:
+    """Yields a function's code and that of all functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from _nested_code(constant)
 
 
-def _read_by(function: FunctionType, *, follow: bool, own: Any) -> dict[str, Any]:
-    """Values that a function reads besides its arguments, by name. Names that the function itself
-    assigns are left out, as they are its state.
+def _values_read_by(function: FunctionType, *, follow: bool, own: Any) -> dict[str, Any]:
+    """Returns the values that a function reads besides its arguments, by name. Names that the
+    function itself assigns are left out, because they are its own state.
 
     Args:
         follow: whether to include globals and imported modules.
         own: returns True if the attributes that are read from a module are to be included, not only
             the module's name.
     """
-    codes = list(_codes(function.__code__))
+    codes = list(_nested_code(function.__code__))
     steps = [step for code in codes for step in dis.get_instructions(code)]
     stored = {step.argval for step in steps if step.opname in ("STORE_GLOBAL", "STORE_DEREF")}
     read: dict[str, Any] = {}
@@ -305,7 +315,8 @@ def _read_by(function: FunctionType, *, follow: bool, own: Any) -> dict[str, Any
     read.update({name: namespace[name] for name in loaded if name in namespace})
     modules = [(name, value) for name, value in read.items() if isinstance(value, ModuleType)]
     modules += [
-        (module.__name__, module) for module in _imported(steps, namespace.get("__package__"))
+        (module.__name__, module)
+        for module in _imported_modules(steps, namespace.get("__package__"))
     ]
     names = sorted({name for code in codes for name in code.co_names})
     seen = set[int]()
@@ -326,14 +337,14 @@ def _read_by(function: FunctionType, *, follow: bool, own: Any) -> dict[str, Any
     return read
 
 
-def _imported(steps: list[dis.Instruction], package: str | None) -> Iterator[ModuleType]:
-    """Yields the modules that a function's own import statements name."""
+def _imported_modules(steps: list[dis.Instruction], package: str | None) -> Iterator[ModuleType]:
+    """Yields the modules named by a function's own import statements."""
     for level, names, step in zip(steps, steps[1:], steps[2:]):
         if step.opname != "IMPORT_NAME":
             continue
         try:
             base = importlib.import_module("." * int(level.argval or 0) + step.argval, package)
-        except Exception:  # the body raises the error when it runs the import
+        except Exception:  # the body itself raises this error when it runs the import
             continue
         yield base
         for name in names.argval or ():

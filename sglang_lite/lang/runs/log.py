@@ -1,5 +1,5 @@
-"""Reading of a run's log: its nodes with their questions, answers and times. Traces, saved runs and
-reruns have it from here.
+"""Nodes of a run with their questions, answers and times, read from its log: the source of traces,
+saved runs and reruns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sglang_lite.lang.execution.transcript import text_without_images
 from sglang_lite.lang.expressions import MULTI_SEPARATOR
 from sglang_lite.lang.media import thumbnail, without_bytes
 from sglang_lite.lang.runs.trace import Trace
-from sglang_lite.markup import cut
+from sglang_lite.notebook.markup import shorten_text
 from sglang_lite.program.nodes import (
     Gen,
     GrammarBegin,
@@ -58,7 +58,7 @@ class _TextSoFar:
     """Text before a place in a branch.
 
     Attributes:
-        question: the text, to which a node at this place adds its question.
+        question: the text, as the beginning of the question of a node at this place.
         unknown: texts whose cache status is not known yet.
     """
 
@@ -71,11 +71,11 @@ class _TextSoFar:
 
 @dataclass(slots=True)
 class _Entry:
-    """Node of a trace that is being made.
+    """Node of a trace that is being built.
 
     Attributes:
         fields: fields of its record.
-        image: image that it is, or None.
+        image: the image if the node is one, else None.
         backend: backend whose tokens it generated, or None.
         cached: number of leading characters of its text that were cached, or None if unknown.
         children: branches that were forked here.
@@ -89,30 +89,31 @@ class _Entry:
     children: Sequence[BasePlayer] = ()
     text: _TextSoFar | None = None
 
-    def record(self, *, thumbnails: bool) -> TraceNode:
+    def to_trace_node(self, *, thumbnails: bool) -> TraceNode:
         small = thumbnail(self.image) if thumbnails and self.image is not None else ""
-        texts = self._token_texts() if thumbnails else ()
+        texts = self._decode_token_texts() if thumbnails else ()
         return TraceNode(**self.fields, cached=self.cached or 0, thumbnail=small, token_texts=texts)
 
-    def _token_texts(self) -> tuple[str, ...]:
+    def _decode_token_texts(self) -> tuple[str, ...]:
         text = None if self.backend is None else self.backend.token_text
         if text is None or not self.fields["results"]:
             return ()
         return tuple(map(text, self.fields["results"][0].token_ids))
 
 
-def trace_of(player: BasePlayer, *, thumbnails: bool = True) -> Trace:
-    """Trace of a branch, as far as it is played, and of the branches forked from it.
+def build_branch_trace(player: BasePlayer, *, thumbnails: bool = True) -> Trace:
+    """Returns the trace of a branch, as far as it has been played, and of the branches forked from
+    it.
 
     Args:
-        thumbnails: whether images have theirs, for which they are decoded, and tokens their texts.
+        thumbnails: whether to decode images for thumbnails, and to include the texts of tokens.
     """
     run = player.run
-    nodes = [entry.record(thumbnails=thumbnails) for entry in list(_entries(player))]
+    nodes = [entry.to_trace_node(thumbnails=thumbnails) for entry in list(_read_entries(player))]
     seconds = max((node.end for node in nodes), default=0.0)
     started = time.time() - (time.perf_counter() - run.account.started)
     model = run.backend.get_model_name()
-    arguments = tuple(_arguments(run.called))
+    arguments = tuple(_argument_texts(run.called))
     return Trace(
         TraceHead(len(nodes), seconds, name_of(run.backend), model, started, arguments),
         tuple(nodes),
@@ -129,32 +130,32 @@ class _Shortened(reprlib.Repr):
         self.maxlist = self.maxtuple = self.maxdict = self.maxset = 20
 
 
-def _arguments(called: BoundCall | None) -> Iterator[tuple[str, str]]:
-    """Yields the arguments of a program by name, as texts of bounded length."""
+def _argument_texts(called: BoundCall | None) -> Iterator[tuple[str, str]]:
+    """Yields a program's arguments by name, as texts of bounded length."""
     if called is None:
         return
     shortened = _Shortened()
     try:
         bound = called.program.signature.bind(*called.args, **called.kwargs)
-    except TypeError:  # a loaded run, whose program has other parameters now
+    except TypeError:  # a loaded run of a program whose parameters have changed
         return
     for name, value in bound.arguments.items():
-        yield name, cut(value, 2000) if isinstance(value, str) else shortened.repr(value)
+        yield name, shorten_text(value, 2000) if isinstance(value, str) else shortened.repr(value)
 
 
-def answers_of(player: BasePlayer) -> list[TraceNode]:
-    """Generations and selections of the program's body in a branch and in the branches forked from
-    it: what a rerun needs of them, without times, lines of code, and errors, which may have
-    secrets.
+def collect_branch_answers(player: BasePlayer) -> list[TraceNode]:
+    """Returns the generations and selections of the program's body in a branch and in the branches
+    forked from it. They have what a rerun needs: no times, no lines of code, and no errors, which
+    may contain secrets.
     """
-    nodes = (each for each in trace_of(player, thumbnails=False).nodes if each.node)
+    nodes = (each for each in build_branch_trace(player, thumbnails=False).nodes if each.node)
     return [
         TraceNode(each.kind, name=each.name, results=each.results, node=each.node, asked=each.asked)
         for each in nodes
     ]
 
 
-def _entries(player: BasePlayer) -> Iterator[_Entry]:
+def _read_entries(player: BasePlayer) -> Iterator[_Entry]:
     """Yields the nodes in reading order: those of a fork's branches follow the fork."""
     open_branches = [iter(_Reader(player, (), _TextSoFar(), rejected=False, now=0.0).entries)]
     while open_branches:
@@ -174,7 +175,7 @@ def _entries(player: BasePlayer) -> Iterator[_Entry]:
 
 
 class _Reader:
-    """Makes the nodes of a branch from its log.
+    """Reader that builds the nodes of a branch from its log.
 
     Args:
         path: path of the branch.
@@ -204,52 +205,54 @@ class _Reader:
         self._marks: dict[int, tuple[int, _TextSoFar]] = {}
         self._started = player.run.account.started
         self._backend = player.run.backend
-        # stopped operations may occur twice
+        # stopped operations may be listed twice
         for op in {id(op): op for op in player.played[:]}.values():
-            self._take(op)
+            self._read_op(op)
         if player.failure is not None and self.entries and self.entries[-1].fields["error"] is None:
-            self.entries[-1].fields["error"] = _told(player.failure)
+            self.entries[-1].fields["error"] = _error_summary(player.failure)
 
-    def _take(self, op: Op) -> None:
+    def _read_op(self, op: Op) -> None:
         match op:
             case Text() if not op.text:
                 return
             case Text():
-                self._text.unknown.append(self._add("text", op.where, text=op.text))
+                self._text.unknown.append(self._add_entry("text", op.where, text=op.text))
             case ImagePart():
                 url = without_bytes(op.image).url
-                entry = self._add("image", op.where, images=(op.image,), text=op.text, image=url)
+                entry = self._add_entry(
+                    "image", op.where, images=(op.image,), text=op.text, image=url
+                )
                 entry.image = op.image
                 self._text.unknown.append(entry)
             case TurnBegin() | TurnEnd():
-                self._add(
+                self._add_entry(
                     "turn_begin" if isinstance(op, TurnBegin) else "turn_end",
                     op.where,
                     name=op.role,
                 )
             case GenOp():
-                self._generation(op)
+                self._read_generation(op)
             case SelectOp():
-                self._selection(op)
+                self._read_selection(op)
             case ForkOp():
-                entry = self._add("fork", op.node.where)
+                entry = self._add_entry("fork", op.node.where)
                 entry.children = op.children
                 entry.text = self._text.copy()
             case JoinOp():
-                self._join(op)
+                self._read_join(op)
             case ScopeOp(node):
                 kind = "scope_begin" if isinstance(node, ScopeBegin) else "scope_end"
-                self._add(kind, node.where, name=node.name)
+                self._add_entry(kind, node.where, name=node.name)
             case MarkOp():
-                self._mark(op)
+                self._read_mark_op(op)
             case GrammarBegin():
-                self._add("grammar_begin", None)
+                self._add_entry("grammar_begin", None)
                 self._text.question.grammar = op.constraint, ""
             case GrammarEnd():
-                self._add("grammar_end", None)
+                self._add_entry("grammar_end", None)
                 self._text.question.grammar = None
 
-    def _add(
+    def _add_entry(
         self, kind: str, where: Location | None, images: Sequence[Media] = (), **fields: Any
     ) -> _Entry:
         fields = {
@@ -262,35 +265,39 @@ class _Reader:
         place = len(self.entries)
         entry = _Entry({"kind": kind, "path": self._path, "place": place, "where": where, **fields})
         self.entries.append(entry)
-        self._text.question.add(fields.get("text", ""), images)
+        self._text.question.add_question_text(fields.get("text", ""), images)
         self._now = max(self._now, fields["end"])
         return entry
 
-    def _generation(self, op: GenOp) -> None:
+    def _read_generation(self, op: GenOp) -> None:
         found = _results(op)
         text = ""
         forced = tuple[tuple[int, int], ...]()
         if found:
             spans = () if _has_own_backend(op) else found[0].spans
             text = "".join(span.text for span in spans) if spans else found[0].text
-            forced = _forced(found[0], len(text))
+            forced = _forced_ranges(found[0], len(text))
             if not op.has_own_prompt:
-                self._learn(found[0])
-        entry = self._answered("gen", op, found, text=text, forced=forced)
+                self._set_cache_status(found[0])
+        entry = self._add_answer_entry("gen", op, found, text=text, forced=forced)
         entry.backend = op.expression.options.backend or self._backend
 
-    def _selection(self, op: SelectOp) -> None:
+    def _read_selection(self, op: SelectOp) -> None:
         found = _results(op)
         text = ""
         if found:
-            self._learn(found[0])
+            self._set_cache_status(found[0])
             text = found[0].picked
             if op.expression.multi:
-                text = "".join(MULTI_SEPARATOR.join(picked) for picked in op.variable.so_far())
-        self._answered("select", op, found, text=text)
+                text = "".join(
+                    MULTI_SEPARATOR.join(picked) for picked in op.variable.value_so_far()
+                )
+        self._add_answer_entry("select", op, found, text=text)
 
-    def _answered(self, kind: str, op: AnswerOp, found: tuple[Any, ...], **fields: Any) -> _Entry:
-        error = op.variable.error()
+    def _add_answer_entry(
+        self, kind: str, op: AnswerOp, found: tuple[Any, ...], **fields: Any
+    ) -> _Entry:
+        error = op.variable.error_or_none()
         end = max(op.ended - self._started, self._now) if op.ended else self._now
         start = end
         if op.began:
@@ -300,30 +307,30 @@ class _Reader:
         attempts = op.failed_attempts
         if not found and attempts and error is not None and not attempts[-1].answers:
             attempts = attempts[:-1]  # the node's error is the same
-        return self._add(
+        return self._add_entry(
             kind,
             op.node.where,
             name=op.node.name,
             start=min(max(start, self._now), end),
             end=end,
             results=found,
-            attempts=tuple(Attempt(_told(each.error), each.answers) for each in attempts),
-            error=None if error is None else _told(error),
+            attempts=tuple(Attempt(_error_summary(each.error), each.answers) for each in attempts),
+            error=None if error is None else _error_summary(error),
             adapter=adapter_of(
                 op.node.params.lora_path if isinstance(op.node, Gen) else op.node.lora_path
             ),
             node=op.variable.node if op.in_body else "",
             asked=""
             if not op.in_body or _has_own_backend(op)
-            else self._text.question.asked_by(op),
+            else self._text.question.digest_for(op),
             **fields,
         )
 
-    def _join(self, op: JoinOp) -> None:
+    def _read_join(self, op: JoinOp) -> None:
         pieces = [
             piece
             for each in op.added
-            if each.done and each.error() is None
+            if each.done and each.error_or_none() is None
             for piece in each.result()
         ]
         images = [piece for piece in pieces if isinstance(piece, Media)]
@@ -335,23 +342,23 @@ class _Reader:
             if isinstance(each, AnswerOp)
         ]
         end = max([self._now, *(at - self._started for at in ends)]) if op.added else self._now
-        self._add("join", op.node.where, images, text=text, end=end)
+        self._add_entry("join", op.node.where, images, text=text, end=end)
 
-    def _mark(self, op: MarkOp) -> None:
+    def _read_mark_op(self, op: MarkOp) -> None:
         if not op.back:
             self._marks[id(op.mark)] = len(self.entries), self._text.copy()
-            self._add("mark", None)
+            self._add_entry("mark", None)
             return
         count, text = self._marks.get(id(op.mark), (len(self.entries), self._text))
         for entry in self.entries[count + 1 :]:
             entry.fields["rejected"] = True
         self._text = text.copy()
-        self._add("rollback", None)
+        self._add_entry("rollback", None)
 
-    def _learn(self, result: Generation | Selection) -> None:
-        """Sets the cache status of the preceding texts from a result: the number of cached
-        characters of each. (If several branches continue a text, the smallest number counts: text
-        that one of them had to compute was not cached.)
+    def _set_cache_status(self, result: Generation | Selection) -> None:
+        """Sets how many characters of each preceding text were cached, where that is still unknown,
+        from a result. If several branches continue a text, the smallest number counts, because text
+        that one of them had to compute was not cached.
         """
         usage = result.usage
         miss = result.meta.get("cache_miss")
@@ -375,20 +382,22 @@ def _has_own_backend(op: AnswerOp) -> bool:
 
 
 def _results(op: AnswerOp) -> tuple[Any, ...]:
-    """Samples of a generation, or steps of a selection; empty if it has failed."""
+    """Returns the samples of a generation or the steps of a selection; none if it has failed."""
     record = op.variable.record
     return () if record is None else tuple(record) if isinstance(record, list) else (record,)
 
 
-def _forced(generation: Generation, length: int) -> tuple[tuple[int, int], ...]:
-    """Spans of the text that the grammar forced, as (start, end) character offsets."""
+def _forced_ranges(generation: Generation, length: int) -> tuple[tuple[int, int], ...]:
+    """Returns the parts of the text that the grammar forced, as (start, end) character offsets."""
     spans = generation.meta.get("forced_text")
     if not isinstance(spans, list | tuple):
         return ()
     return tuple((start, end) for start, end in spans if 0 <= start < end <= length)
 
 
-def _told(error: BaseException) -> str:
-    """Message of an error, without its location, which the node has."""
+def _error_summary(error: BaseException) -> str:
+    """Returns the type, message and hint of an error. The location is left out, since the node has
+    it.
+    """
     text = f"{error.message} {error.hint}".rstrip() if isinstance(error, SglError) else str(error)
     return f"{type(error).__name__}: {text}"

@@ -1,4 +1,4 @@
-"""Page of a trace: in the browser, in a notebook, as a file."""
+"""HTML page of a trace, shown in the browser or in a notebook, or written to a file."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sglang_lite.kernel import Output, in_kernel
 from sglang_lite.lang.runs import files
-from sglang_lite.markup import Markup, element, fragment
-from sglang_lite.page.data import run_data, title_of
-from sglang_lite.page.render import page
+from sglang_lite.notebook.markup import Markup, element, fragment
+from sglang_lite.notebook.output import Output, in_kernel
+from sglang_lite.page.data import format_run_title, run_data
+from sglang_lite.page.render import render_page
 from sglang_lite.protocol import ParameterError
 
 if TYPE_CHECKING:
     from sglang_lite.lang.runs.trace import Trace  # whose `save` imports this module
 
 
-def show(trace: Trace, path: str | os.PathLike[str] | None) -> Path:
-    """Writes the page to a file (a temporary one if `path` is None), opens it in a browser, or in a
-    notebook below the cell, and returns the file's path.
+def show_page(trace: Trace, path: str | os.PathLike[str] | None) -> Path:
+    """Writes the page to a file (a temporary one if `path` is None), opens it in a browser or below
+    the notebook's cell, and returns the file's path.
     """
     file = _temporary_file() if path is None else Path(path)
     try:
@@ -31,7 +31,7 @@ def show(trace: Trace, path: str | os.PathLike[str] | None) -> Path:
             files.remove_empty(file)
         raise
     if in_kernel():
-        Output().show(inline(trace))
+        Output().show_html(page_in_frame(trace))
     else:
         webbrowser.open(file.absolute().as_uri())
     return file
@@ -43,8 +43,8 @@ def _temporary_file() -> Path:
     return Path(name)
 
 
-def inline(trace: Trace) -> Markup:
-    """Page in a frame of its own, for notebooks. The frame can't reach the notebook."""
+def page_in_frame(trace: Trace) -> Markup:
+    """Returns the page in a frame of its own, for notebooks. The frame can't reach the notebook."""
     return fragment(
         element(
             "iframe", srcdoc=as_html(trace), sandbox="allow-scripts", width="100%", height="600"
@@ -53,10 +53,10 @@ def inline(trace: Trace) -> Markup:
 
 
 def as_html(trace: Trace, beside: Trace | None = None) -> str:
-    """Complete HTML page. `beside` is another run, of which the page shows the same nodes beside
-    the first one's.
+    """Returns the complete HTML page. Nodes of `beside`, another run, are shown beside the same
+    nodes of the first.
     """
-    return page(
-        title_of(trace.nodes),
+    return render_page(
+        format_run_title(trace.nodes),
         [run_data(each.head, each.nodes) for each in (trace, beside) if each is not None],
     )

@@ -19,7 +19,7 @@ from sglang_lite.lang.backend.base import (
     DelegatingBackend,
     asked_adapter,
     name_of,
-    refusal,
+    unsupported_feature_error,
 )
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.backend.planning import Planner, RunFacts
@@ -64,7 +64,7 @@ _SHORTEST_SECRET = 8
 
 
 class Recording(DelegatingBackend):
-    """Backend that passes requests to another backend, and records each with all its answers.
+    """Backend that passes requests to another backend and records each with all its answers.
     Leaving it as a context manager completes the file.
 
     Args:
@@ -80,7 +80,7 @@ class Recording(DelegatingBackend):
     def __init__(self, path: files.AnyPath, backend: Backend) -> None:
         super().__init__(backend)
         if not backend.capabilities.reads_prompts:
-            raise refusal(
+            raise unsupported_feature_error(
                 backend,
                 "record",
                 "recording with SGLang's blocking hooks",
@@ -102,9 +102,9 @@ class Recording(DelegatingBackend):
         try:
             self._file = open(path, "wb", buffering=0)  # noqa: SIM115 # `close` closes it
         except OSError as error:
-            raise files.failure(path, "written", error) from error
+            raise files.file_error(path, "written", error) from error
         self._path = path
-        self._failure: SglError | None = None  # since a line could not be written
+        self._failure: SglError | None = None  # set when a line could not be written
         self._began = time.perf_counter()
         rules = backend.capabilities.turns
         turns = (
@@ -116,7 +116,7 @@ class Recording(DelegatingBackend):
             name_of(backend),
             backend.get_model_name(),
             backend.enforces,
-            _template(backend.get_chat_template()),
+            _recorded_template(backend.get_chat_template()),
             backend.tool_family(),
             time.time(),
             tuple(sorted(kind.__name__ for kind in backend.capabilities.constraints)),
@@ -146,7 +146,7 @@ class Recording(DelegatingBackend):
         """Completes the file without waiting for calls in progress. Further calls are refused.
 
         Raises:
-            ParameterError: the file can't be written. It has the calls before.
+            ParameterError: the file can't be written. It contains the earlier calls.
         """
         with self._lock:
             if not self._file.closed:
@@ -154,13 +154,13 @@ class Recording(DelegatingBackend):
                 self._file.close()
 
     def shutdown(self) -> None:
-        """Completes the file, and shuts the other backend down."""
+        """Completes the file and shuts down the other backend."""
         self.close()
         self.backend.shutdown()
 
     def _write(self, record: RecordingHead | RecordedCall | RecordingEnd) -> None:
-        """Writes a line. Raises ParameterError if it can't be written: then the recording ends with
-        the line before.
+        """Writes a record as a line. Raises ParameterError if it can't be written; the recording
+        then ends with the line before.
         """
         line = wire.encode(record)
         try:
@@ -169,7 +169,7 @@ class Recording(DelegatingBackend):
             self._failure = error
             self._file.close()
             raise
-        self._after = digest_of(line)
+        self._after = digest_line(line)
 
     # --------------------------------------------------------------------------------------- asking
 
@@ -177,7 +177,7 @@ class Recording(DelegatingBackend):
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         request = RecordedRequest(recorded_prompt(prompt), params, constraint)
-        with self._recorded(request, stream=stream) as record:
+        with self._record_call(request, stream=stream) as record:
             async for event in self.backend.agenerate(prompt, params, constraint, stream=stream):
                 record(event)
                 yield event
@@ -186,17 +186,17 @@ class Recording(DelegatingBackend):
         self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
     ) -> Selection:
         request = selection_request(prompt, choices, unconditional=unconditional)
-        with self._recorded(request, stream=False) as record:
+        with self._record_call(request, stream=False) as record:
             selection = await self.backend.aselect(prompt, choices, unconditional=unconditional)
             record(selection)
         return selection
 
     @contextlib.contextmanager
-    def _recorded(
+    def _record_call(
         self, request: RecordedRequest, *, stream: bool
     ) -> Iterator[Callable[[Delta | Generation | Selection], None]]:
-        """Context that records the call that is made inside, whatever its outcome. Yields a
-        function that records an event of the call.
+        """Records the call made inside the `with` block, whatever its outcome. Yields a function
+        that records an event of the call.
         """
         if self._failure is not None:
             raise self._failure
@@ -213,7 +213,7 @@ class Recording(DelegatingBackend):
         try:
             yield lambda event: events.append(RecordedEvent(time.perf_counter() - began, event))
         except BaseException as error:
-            failed = self._failure_of(error)
+            failed = self._redacted_failure(error)
             raise
         finally:
             ended = time.perf_counter() - began
@@ -230,11 +230,11 @@ class Recording(DelegatingBackend):
                         failed,
                         ended,
                     )
-                    self._keep(call)
+                    self._write_call(call)
 
-    def _keep(self, call: RecordedCall) -> None:
-        """Writes a call. Raises ParameterError if it can't be written, unless the call has an error
-        of its own.
+    def _write_call(self, call: RecordedCall) -> None:
+        """Writes a call. Raises ParameterError if it can't be written, unless the call itself has
+        failed.
         """
         try:
             self._write(call)
@@ -244,28 +244,28 @@ class Recording(DelegatingBackend):
         else:
             self._calls += 1
 
-    def _failure_of(self, error: BaseException) -> Failure:
-        """Error for the file: without keys and URL queries, and without its cause and notes, which
-        may contain them.
+    def _redacted_failure(self, error: BaseException) -> Failure:
+        """Returns the record of an error: without keys and URL queries, and without its cause and
+        notes, which may contain them.
         """
         if not isinstance(error, Exception):
             error = RequestAbortedError("the call was cancelled.")
         elif not isinstance(error, SglError):
             error = BackendError(f"{type(error).__name__}: {error}")
         found = as_failure(error)
-        message = self._redacted(found.message)
-        hint = self._redacted(found.hint)
+        message = self._redact(found.message)
+        hint = self._redact(found.hint)
         return msgspec.structs.replace(found, message=message, hint=hint, where=None, notes=())
 
-    def _redacted(self, text: str) -> str:
+    def _redact(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, "…")
         return _KEY.sub(r"\1\2…", _QUERY.sub(r"\1", text))
 
 
 def record(path: files.AnyPath, backend: BackendLike | None = None) -> Recording:
-    """Backend that passes requests to another backend and records them with their answers, for
-    `sgl.Replay`:
+    """Returns a backend that passes requests to another backend and records them with their
+    answers, for `sgl.Replay`:
 
         with sgl.record("run.jsonl", sgl.OpenAI("gpt-4o")) as backend:
             program.run(backend=backend)
@@ -286,7 +286,7 @@ def record(path: files.AnyPath, backend: BackendLike | None = None) -> Recording
 
 
 def recorded_prompt(prompt: Prompt) -> Prompt:
-    """Prompt as it is recorded: text without token ids, and digests of images."""
+    """Returns a prompt as it is recorded: text without token ids, and digests of images."""
     spans = tuple(
         Span("".join(span.text for span in spans), special=special)
         for special, spans in itertools.groupby(prompt.spans, key=lambda span: span.special)
@@ -310,15 +310,17 @@ def recorded_prompt(prompt: Prompt) -> Prompt:
     )
 
 
-def digest_of(line: bytes) -> str:
-    """Digest of a line of a recording."""
+def digest_line(line: bytes) -> str:
+    """Returns the digest of a line of a recording."""
     return hashlib.sha256(line).hexdigest()[:32]
 
 
 def selection_request(
     prompt: Prompt, choices: Sequence[str], *, unconditional: bool
 ) -> RecordedRequest:
-    """Request for the selection that is asked for in this context."""
+    """Returns the request for a selection as it is recorded, with the adapter that was requested in
+    this context.
+    """
     adapter = asked_adapter.get()
     params = SamplingParams() if adapter is None else SamplingParams(lora_path=(adapter,))
     return RecordedRequest(
@@ -327,11 +329,11 @@ def selection_request(
 
 
 def request_key(request: RecordedRequest) -> bytes:
-    """Digest of a request; equal requests have equal digests."""
+    """Returns the digest of a request; equal requests have equal digests."""
     return hashlib.sha256(msgspec.msgpack.encode(request)).digest()
 
 
-def _template(template: TurnTemplate | None) -> RecordedTemplate | None:
+def _recorded_template(template: TurnTemplate | None) -> RecordedTemplate | None:
     if isinstance(template, JinjaTemplate):
         return RecordedTemplate(
             template.name, template.source, tuple(template.special_tokens.items())

@@ -21,7 +21,7 @@ from sglang_lite.lang.chat_template import ChatTemplate, ChatTemplateStyle
 from sglang_lite.lang.execution.operations import NodeIdentity, current_node
 from sglang_lite.lang.runs import files
 from sglang_lite.lang.runs.recording import (
-    digest_of,
+    digest_line,
     recorded_prompt,
     request_key,
     selection_request,
@@ -56,8 +56,8 @@ _SHOWN = 40  # characters shown on each side of a difference
 
 
 class Replay(Backend):
-    """Backend that repeats the answers of a recorded run (`sgl.record`): no network, no key, no
-    SDK.
+    """Backend that repeats the answers of a recorded run (`sgl.record`). It needs no network, no
+    key and no SDK.
 
     Args:
         path: path of the recording.
@@ -96,7 +96,7 @@ class Replay(Backend):
         self._name = f"Replay({os.fspath(path)!r})"
         self._by_node = match == "node"
         self._timing = timing
-        self._head, self._calls = _read(path, partial=partial)
+        self._head, self._calls = _read_recording(path, partial=partial)
         constraints = frozenset(
             kind for kind in ALL_CONSTRAINTS if kind.__name__ in self._head.constraints
         )
@@ -117,14 +117,14 @@ class Replay(Backend):
         )
         self.enforces = self._head.enforces and not self._by_node
         self.trace_name = self._head.backend
-        self.chat_template = chat_template or _template(self._head.template)
+        self.chat_template = chat_template or _restore_template(self._head.template)
         self._lock = threading.Lock()
         # Calls by request and node, by request, and by node. Each is in all three queues; a used
         # one is passed over.
         self._queues: defaultdict[object, deque[RecordedCall]] = defaultdict(deque)
         for call in self._calls:
             key = request_key(call.request)
-            node = _node_of(call)
+            node = _node_identity(call)
             for matched in ((key, node), key, node):
                 self._queues[matched].append(call)
         self._used: set[int] = set()
@@ -140,7 +140,7 @@ class Replay(Backend):
         return None if self.capabilities.turns is None else CallPlanner(self, run)
 
     def check(self, node: object, demands: Demands, where: Location | None) -> None:
-        """Refuses nothing: a request that was not recorded fails when it is made."""
+        """Accepts every node: a request that was not recorded fails when it is made."""
 
     def tool_family(self) -> str | None:
         return self._head.tool_family
@@ -152,7 +152,7 @@ class Replay(Backend):
     ) -> Sequence[Generation] | None:
         if self._timing:
             return None
-        call = self._take(RecordedRequest(recorded_prompt(prompt), params, constraint))
+        call = self._take_call(RecordedRequest(recorded_prompt(prompt), params, constraint))
         _raise_error(call)
         found = [each.event for each in call.events if isinstance(each.event, Generation)]
         return sorted(found, key=lambda each: each.index)
@@ -160,41 +160,47 @@ class Replay(Backend):
     def select_now(
         self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
     ) -> Selection | None:
-        return None if self._timing else _selection(self._selected(prompt, choices, unconditional))
+        return (
+            None
+            if self._timing
+            else _selection_of_call(self._take_selection(prompt, choices, unconditional))
+        )
 
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        call = self._take(RecordedRequest(recorded_prompt(prompt), params, constraint))
+        call = self._take_call(RecordedRequest(recorded_prompt(prompt), params, constraint))
         now = 0.0
         for each in call.events:
-            now = await self._wait(now, each.at)
+            now = await self._sleep_until(now, each.at)
             if isinstance(each.event, Generation) or (stream and isinstance(each.event, Delta)):
                 yield each.event
-        await self._wait(now, call.ended)
+        await self._sleep_until(now, call.ended)
         _raise_error(call)
 
     async def aselect(
         self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
     ) -> Selection:
-        call = self._selected(prompt, choices, unconditional)
-        await self._wait(0.0, call.ended)
-        return _selection(call)
+        call = self._take_selection(prompt, choices, unconditional)
+        await self._sleep_until(0.0, call.ended)
+        return _selection_of_call(call)
 
-    async def _wait(self, now: float, until: float) -> float:
+    async def _sleep_until(self, now: float, until: float) -> float:
         if self._timing and until > now:
             await asyncio.sleep(until - now)
         return until
 
-    def _selected(
+    def _take_selection(
         self, prompt: Prompt, choices: Sequence[str], unconditional: bool
     ) -> RecordedCall:
-        return self._take(selection_request(prompt, choices, unconditional=unconditional))
+        return self._take_call(selection_request(prompt, choices, unconditional=unconditional))
 
     # -------------------------------------------------------------------------------------- finding
 
-    def _take(self, request: RecordedRequest) -> RecordedCall:
-        """Recorded call that answers a request. Each call is used once."""
+    def _take_call(self, request: RecordedRequest) -> RecordedCall:
+        """Returns the recorded call that answers a request, and marks it as used. Raises
+        CapabilityError if no unused one matches.
+        """
         node = current_node()
         key = request_key(request)
         with self._lock:
@@ -205,10 +211,14 @@ class Replay(Backend):
                     if call.number not in self._used and call.request.choices == request.choices:
                         self._used.add(call.number)
                         return call
-            raise self._refusal(request, key, node)
+            raise self._unrecorded_error(request, key, node)
 
-    def _refusal(self, request: RecordedRequest, key: bytes, node: NodeIdentity) -> CapabilityError:
-        """Error for a request that was not recorded, or not so often."""
+    def _unrecorded_error(
+        self, request: RecordedRequest, key: bytes, node: NodeIdentity
+    ) -> CapabilityError:
+        """Returns the error for a request that was not recorded, or is made more often than it was
+        recorded.
+        """
         count = sum(request_key(call.request) == key for call in self._calls)
         what = f"node {node.place!r}{f', variable {node.name!r}' if node.name else ''}"
         if count:
@@ -216,26 +226,30 @@ class Replay(Backend):
                 f"{self._name}: {what} makes a request once more that was recorded {count} times.",
                 hint="Record it again.",
             )
-        other = self._nearest(request, node)
+        other = self._most_similar_call(request, node)
         if other is None:
             return CapabilityError(
                 f"{self._name}: {what} makes a request, but the recording has none.",
                 hint="Record it again.",
             )
-        pointer, before, now = next(differences(as_data(other.request), as_data(request)))
+        pointer, before, now = next(differences(request_data(other.request), request_data(request)))
         return CapabilityError(
             f"{self._name}: the request of {what} was not recorded. The nearest is call {other.number}; first "
             f"difference at {pointer}: {before} was recorded, {now} is requested.",
             hint="Record it again, or use match='node'.",
         )
 
-    def _nearest(self, request: RecordedRequest, node: NodeIdentity) -> RecordedCall | None:
-        """Recorded call that is most similar to a request: the one with the longest common
-        beginning of the prompt, among the unused calls of the same node if it has any. None if the
-        recording has no calls.
+    def _most_similar_call(
+        self, request: RecordedRequest, node: NodeIdentity
+    ) -> RecordedCall | None:
+        """Returns the recorded call that is most similar to a request: the one whose prompt has the
+        longest common beginning, among the unused calls of the same node if it has any. Returns
+        None if the recording has no calls.
         """
         same = [
-            call for call in self._calls if _node_of(call) == node and call.number not in self._used
+            call
+            for call in self._calls
+            if _node_identity(call) == node and call.number not in self._used
         ]
         text = request.prompt.text
         return max(
@@ -250,19 +264,19 @@ def _raise_error(call: RecordedCall) -> None:
         raise as_error(call.error)
 
 
-def _selection(call: RecordedCall) -> Selection:
+def _selection_of_call(call: RecordedCall) -> Selection:
     _raise_error(call)
     (each,) = call.events
     assert isinstance(each.event, Selection)
     return each.event
 
 
-def _node_of(call: RecordedCall) -> NodeIdentity:
+def _node_identity(call: RecordedCall) -> NodeIdentity:
     return NodeIdentity(call.program, call.place, call.name)
 
 
-def as_data(request: RecordedRequest) -> dict[str, Json]:
-    """Request as plain data, with the text of its prompt in one piece as well."""
+def request_data(request: RecordedRequest) -> dict[str, Json]:
+    """Returns a request as plain data, to which the prompt's whole text is added."""
     data: dict[str, Any] = msgspec.to_builtins(request)
     data["prompt"] = {"text": request.prompt.text, **data["prompt"]}
     return data
@@ -294,15 +308,19 @@ def differences(before: Json, now: Json, pointer: str = "") -> Iterator[tuple[st
 # ----------------------------------------------------------------------------------------- the file
 
 
-def _read(path: files.AnyPath, *, partial: bool) -> tuple[RecordingHead, list[RecordedCall]]:
-    """Head and calls of a recording; the calls are in the order in which they were made."""
+def _read_recording(
+    path: files.AnyPath, *, partial: bool
+) -> tuple[RecordingHead, list[RecordedCall]]:
+    """Reads the head and the calls of a recording. The calls are in the order in which they were
+    made.
+    """
     try:
         with open(path, "rb") as file:
             head, calls = _read_lines(
                 path, iter(lambda: file.readline(_LONGEST_LINE + 1), b""), partial=partial
             )
     except OSError as error:
-        raise files.failure(path, "read", error) from error
+        raise files.file_error(path, "read", error) from error
     return head, sorted(calls, key=lambda call: call.number)
 
 
@@ -316,27 +334,29 @@ def _read_lines(
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n") and len(line) <= _LONGEST_LINE:
             break  # the recording was interrupted while this line was written
-        match files.message(path, number, line, _AGAIN):
+        match files.decode_line(path, number, line, _AGAIN):
             case RecordingHead() as head if number == 1:
                 pass
             case RecordedCall() | RecordingEnd() as record if number > 1 and record.after != after:
                 problem = "the line before it was changed after it was recorded"
-                raise files.fault(path, number, problem, "/data/after", _AGAIN)
+                raise files.line_error(path, number, problem, "/data/after", _AGAIN)
             case RecordedCall() as call if head is not None:
                 calls.append(call)
             case RecordingEnd() as end if head is not None:
                 if end.calls == len(calls) and next(lines, None) is None:
                     return head, calls
                 problem = f"the recording has {end.calls} calls, but they are not all here, or more lines follow"
-                raise files.fault(path, number, problem, hint=_AGAIN)
+                raise files.line_error(path, number, problem, hint=_AGAIN)
             case record:
                 expected = "the head of a recording" if number == 1 else "a recorded call"
-                raise files.fault(
+                raise files.line_error(
                     path, number, f"a {type(record).__name__} is not {expected}", hint=_AGAIN
                 )
-        after = digest_of(line[:-1])
+        after = digest_line(line[:-1])
     if head is None:
-        raise files.fault(path, 1, "the file is empty, or its first line is cut short", hint=_AGAIN)
+        raise files.line_error(
+            path, 1, "the file is empty, or its first line is cut short", hint=_AGAIN
+        )
     if not partial:
         raise WireError(
             f"{path}: the recording is cut short after {len(calls)} calls",
@@ -345,7 +365,7 @@ def _read_lines(
     return head, calls
 
 
-def _template(template: RecordedTemplate | None) -> TurnTemplate | None:
+def _restore_template(template: RecordedTemplate | None) -> TurnTemplate | None:
     if template is None:
         return None
     if template.source:

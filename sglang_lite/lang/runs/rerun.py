@@ -1,4 +1,4 @@
-"""Another run of a program, which keeps the answers of an earlier one."""
+"""Reruns of a program, which keep the answers of an earlier run."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sglang_lite.lang.backend.base import refusal
+from sglang_lite.lang.backend.base import unsupported_feature_error
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.operations import REASONING_SUFFIX, AnswerOp
-from sglang_lite.lang.execution.reading import when_finished
-from sglang_lite.lang.runs.log import answers_of
+from sglang_lite.lang.execution.reading import call_when_done
+from sglang_lite.lang.runs.log import collect_branch_answers
 from sglang_lite.lang.tracebacks import trimmed, user_location
 from sglang_lite.protocol import ParameterError, ProgramError, TraceNode
 from sglang_lite.protocol.anything import UserValue
 
 
-def run_again(branch: Branch, at: str, value: str | None) -> UserValue:
-    """State of a rerun; arguments and errors as of `ProgramState.rerun`. Everything in the branch
-    has been played.
+def rerun_branch(branch: Branch, at: str, value: str | None) -> UserValue:
+    """Runs the program of a branch again, and returns the new state. Arguments and errors are those
+    of `ProgramState.rerun`. Everything in the branch has been played.
     """
     run = branch.run
     called = branch.run.called
@@ -31,7 +31,7 @@ def run_again(branch: Branch, at: str, value: str | None) -> UserValue:
             where=user_location(),
         )
     if not run.backend.capabilities.reads_prompts:
-        raise refusal(
+        raise unsupported_feature_error(
             run.backend,
             "rerun",
             "running a state again",
@@ -44,43 +44,43 @@ def run_again(branch: Branch, at: str, value: str | None) -> UserValue:
             hint="Run the state of the whole program again.",
             where=user_location(),
         )
-    kept = _kept(branch, at, value)
+    kept = _kept_answers(branch, at, value)
     budget = None if run.settings.budget is None else run.settings.budget.copy_without_usage()
     settings = replace(run.settings, stream=False, budget=budget)
     with trimmed:
-        call = called.program.prepared(
+        call = called.program.prepare_run(
             called.args, dict(called.kwargs), {"backend": run.backend}, settings, kept
         )
         state: Any = call.run()  # a ProgramState, which imports this module
     if value is None:
         return state
     player = state.branch.player
-    when_finished(player, partial(kept.taken.set, False))
+    call_when_done(player, partial(kept.taken.set, False))
     try:
         taken = kept.taken.wait()
         refused = player.failure
         if not taken and isinstance(refused, ParameterError) and refused.parameter == "value":
-            raise refused  # the program's end was told first
-    except KeyboardInterrupt:  # as in every read that waits
+            raise refused  # the end of the program was reported first
+    except KeyboardInterrupt:  # like in every read that waits
         state.cancel()
         raise
     except ParameterError:
         for each in player.tree():
             each.failure_reported = True
         raise
-    if not taken and player.failure is None and kept.node not in _paths(state.branch):
+    if not taken and player.failure is None and kept.node not in _node_paths(state.branch):
         raise ParameterError(
             "at", f"the program did not ask for {at!r} again.", where=user_location()
         )
     return state
 
 
-def _kept(branch: Branch, at: str, value: str | None) -> Kept:
-    """Answers that a rerun keeps; arguments and errors as of `run_again`."""
-    answers = (*branch.run.remembered, *answers_of(branch.player))
+def _kept_answers(branch: Branch, at: str, value: str | None) -> Kept:
+    """Returns the answers that a rerun keeps. Arguments and errors are those of `rerun_branch`."""
+    answers = (*branch.run.remembered, *collect_branch_answers(branch.player))
     nodes = _nodes_by_name(branch, answers)
     if at not in nodes:
-        raise _unknown_node(branch, at, nodes, answers)
+        raise _unknown_node_error(branch, at, nodes, answers)
     if value is not None and not isinstance(value, str):
         raise ParameterError(
             "value",
@@ -92,20 +92,20 @@ def _kept(branch: Branch, at: str, value: str | None) -> Kept:
 
 
 def _nodes_by_name(branch: Branch, answers: Sequence[TraceNode]) -> dict[str, str]:
-    """Paths of the nodes that the body has added to the state's text, by the names that they set:
-    the last one of each name. Nodes that were not played before the state was cancelled, or has
-    failed, are among them.
+    """Returns, for each name set by a node that the body added to the state's text, the path of the
+    last such node. Includes nodes that were not played because the state was cancelled or has
+    failed.
 
     Args:
         answers: the nodes that were played.
     """
     names = {each.node: each.name for each in answers}
-    late = {op.variable.node for op in _answers_added_late(branch)}
+    late = {op.variable.node for op in _answers_added_after_body(branch)}
     # A generation's reasoning has the same node, and was declared before it.
     unplayed = {
         variable.node: name
         for name, variable in branch.names.all_declarations()
-        if variable.error() is not None and variable.node not in late
+        if variable.error_or_none() is not None and variable.node not in late
     }
     names = {**unplayed, **names}
     return {
@@ -115,43 +115,45 @@ def _nodes_by_name(branch: Branch, answers: Sequence[TraceNode]) -> dict[str, st
     }
 
 
-def _answers_added_late(branch: Branch) -> Iterator[AnswerOp]:
-    """Generations and selections that were added after the end of the body."""
+def _answers_added_after_body(branch: Branch) -> Iterator[AnswerOp]:
+    """Yields the generations and selections that were added after the end of the body."""
     for op in branch.player.played:
         if isinstance(op, AnswerOp) and not op.in_body:
             yield op
 
 
-def _paths(branch: Branch) -> set[str]:
-    """Paths of all nodes whose variables a state has."""
+def _node_paths(branch: Branch) -> set[str]:
+    """Returns the paths of all nodes whose variables a state has."""
     return {variable.node for _, variable in branch.names.all_declarations()}
 
 
-def _answer_of(name: str) -> str:
-    """Name of the generation whose reasoning a name would be."""
+def _generation_of_reasoning(name: str) -> str:
+    """Returns the name of the generation whose reasoning has this name, or "" if the name is not
+    that of a reasoning.
+    """
     return name.removesuffix(REASONING_SUFFIX) if name.endswith(REASONING_SUFFIX) else ""
 
 
-def _unknown_node(
+def _unknown_node_error(
     branch: Branch, at: str, nodes: Mapping[str, str], answers: Sequence[TraceNode]
 ) -> ParameterError:
-    """Error for a name that no node of the state's text has set, which says what has set it and
-    what to do.
+    """Returns the error for a name that no node of the state's text has set. It says what did set
+    the name, and suggests what to do.
     """
     known = f"Nodes set: {', '.join(map(repr, nodes)) or 'none'}."
     failure = branch.player.failure
     why = ""
     hint = ""
-    if any(op.node.name == at for op in _answers_added_late(branch)):
+    if any(op.node.name == at for op in _answers_added_after_body(branch)):
         why = ": it was added after the end of the body"
         hint = "Add it to the state of the rerun, or continue from a node: state.fork_at(…)."
-    elif _answer_of(at) in nodes:
-        why = f": it is the reasoning of {_answer_of(at)!r}"
-        hint = f"Give at={_answer_of(at)!r}."
+    elif _generation_of_reasoning(at) in nodes:
+        why = f": it is the reasoning of {_generation_of_reasoning(at)!r}"
+        hint = f"Give at={_generation_of_reasoning(at)!r}."
     elif at in branch.names.variables:
         why = ": the body has set it to a value, or to the text of a scope"
         hint = "Change the node that the value comes from."
-    elif any(at in child.names.own() for child in branch.player.tree()[1:]):
+    elif any(at in child.names.own_variables_by_name() for child in branch.player.tree()[1:]):
         why = ": nodes of branches did, which one name can't tell apart"
         hint = "Change a node of the state's own text, before the fork or after the join."
     elif any(each.name == at for each in answers):

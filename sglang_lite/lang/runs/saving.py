@@ -1,5 +1,5 @@
-"""Conversion of runs to data and back, and their files. A file contains no code: its reader needs
-the program.
+"""Saved runs: their conversion to data and back, and their files. A file contains no code: running
+it again needs the program.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.runs import files
 from sglang_lite.lang.runs.carried import FileValues, ValueCodec
 from sglang_lite.lang.runs.fingerprint import Fingerprint
-from sglang_lite.lang.runs.log import answers_of
+from sglang_lite.lang.runs.log import collect_branch_answers
 from sglang_lite.lang.runs.values import PLAIN_TYPES, from_json_data, to_json_data
 from sglang_lite.lang.tools import ToolCall
 from sglang_lite.protocol import (
@@ -52,11 +52,12 @@ _NOT_SAVED = f"Was that written by state.save(path)? {_OTHER}"
 
 
 class AbsentBackend(Backend):
-    """Backend of a state that was loaded without a backend. Running a node raises CapabilityError.
+    """Backend of a state that was loaded without one. Running a node raises CapabilityError.
 
     Args:
-        saved: the saved run, whose model it names; what is saved from here keeps its tokens.
-        cure: how the state gets a backend.
+        saved: the saved run. Its model and tokenizer are reported, so its tokens stay valid when it
+            is saved again.
+        cure: hint of the error: how the state gets a backend.
     """
 
     def __init__(
@@ -89,16 +90,16 @@ class AbsentBackend(Backend):
 # ------------------------------------------------------------------------------------------ to data
 
 
-def saved_run(
+def to_saved_run(
     branch: Branch, ret_value: object, *, again: bool = True, values: ValueCodec | None = None
 ) -> SavedRun:
-    """Branch as data. All of it must have been played.
+    """Converts a branch to data. All of it must have been played.
 
     Args:
         ret_value: return value of the program's body.
-        again: whether to include everything that is needed to run it again; if False, texts, turns
-            and values with their usages are enough.
-        values: makes data of the values of variables. Defaults to that of files.
+        again: whether to include everything that is needed to run it again. If False, only texts,
+            turns and values with their usages are included.
+        values: codec for the values of variables. Defaults to that of files.
 
     Raises:
         ProgramError: a grammar or a scope is open, or the value of a variable can't be saved.
@@ -115,10 +116,10 @@ def saved_run(
             f"the state can't be saved while {what} is open.", hint="Save it after the end of that."
         )
     values = values or FileValues()
-    program, parts, arguments = _program(run) if again else ("", (), None)
+    program, parts, arguments = _program_data(run) if again else ("", (), None)
     declared = branch.names.all_declarations()
     variables = [
-        _variable(branch, name, variable, values, whole=again) for name, variable in declared
+        _save_variable(branch, name, variable, values, whole=again) for name, variable in declared
     ]
     return SavedRun(
         program=program,
@@ -131,19 +132,21 @@ def saved_run(
         nodes=branch.node_count,
         model=run.backend.get_model_name(),
         tokenizer=run.backend.tokenizer_digest,
-        pieces=tuple(_piece(piece) for piece in transcript.pieces),
+        pieces=tuple(_save_piece(piece) for piece in transcript.pieces),
         messages=tuple(transcript.messages),
         turn=transcript.turn,
         suffixes=branch.blocks.suffixes,
         variables=(*variables, SavedVariable("", values.to_data(ret_value, "the return value"))),
-        answers=(*run.remembered, *answers_of(branch.player)) if again else (),
+        answers=(*run.remembered, *collect_branch_answers(branch.player)) if again else (),
         usage=run.account.usage(),
         format=_FORMAT,
     )
 
 
-def _program(run: Run) -> tuple[str, tuple[tuple[str, str], ...], SavedVariable | None]:
-    """Name of a run's program, the digests of its parts, and its arguments, as in SavedRun."""
+def _program_data(run: Run) -> tuple[str, tuple[tuple[str, str], ...], SavedVariable | None]:
+    """Returns the name of a run's program, the digests of the program's parts, and its arguments,
+    in the form of a SavedRun.
+    """
     called = run.called
     unbound = run.unbound
     if called is None:
@@ -157,18 +160,18 @@ def _program(run: Run) -> tuple[str, tuple[tuple[str, str], ...], SavedVariable 
     return (
         called.program.name,
         () if found.unreadable else tuple(found.parts.items()),
-        _arguments(called),
+        _arguments_data(called),
     )
 
 
-def _arguments(called: BoundCall) -> SavedVariable | None:
+def _arguments_data(called: BoundCall) -> SavedVariable | None:
     try:
         return SavedVariable("", to_json_data([list(called.args), called.kwargs], "an argument"))
     except ProgramError:
         return None
 
 
-def _piece(piece: Piece) -> SavedPiece:
+def _save_piece(piece: Piece) -> SavedPiece:
     match piece:
         case Media():
             return SavedPiece(image=piece)
@@ -180,10 +183,10 @@ def _piece(piece: Piece) -> SavedPiece:
             return SavedPiece((Span(piece),))
 
 
-def _variable(
+def _save_variable(
     branch: Branch, name: str, variable: Variable, values: ValueCodec, *, whole: bool
 ) -> SavedVariable:
-    failure = variable.error()
+    failure = variable.error_or_none()
     node = variable.node
     if failure is None:
         try:
@@ -198,19 +201,19 @@ def _variable(
     in_text = bool(node) and f"{branch.path}/".startswith(f"{node.rpartition('/')[0]}/")
     behind = variable.end_position if in_text else None
     return SavedVariable(
-        name, value, _result(variable.record, whole=whole), behind=behind, node=node
+        name, value, _save_result(variable.record, whole=whole), behind=behind, node=node
     )
 
 
-def _result(record: Any, *, whole: bool) -> SavedResult | None:
-    """Record of a variable as data, or None if a blocking hook made it.
+def _save_result(record: Any, *, whole: bool) -> SavedResult | None:
+    """Returns the record of a variable as data, or None if a blocking hook made it.
 
     Args:
         whole: whether to include log-probabilities, scores and metadata, which may be of any type.
     """
     match record:
         case list():
-            return SavedSamples(tuple([_result(each, whole=whole) for each in record]))
+            return SavedSamples(tuple([_save_result(each, whole=whole) for each in record]))
         case Generation() | Selection() if whole:
             return record
         case Generation():
@@ -229,19 +232,20 @@ def _result(record: Any, *, whole: bool) -> SavedResult | None:
 # ---------------------------------------------------------------------------------------- from data
 
 
-def branch_of(
+def restore_branch(
     saved: SavedRun,
     backend: Backend,
     values: ValueCodec,
     called: BoundCall | None,
     new_state: Callable[[Branch], UserValue],
 ) -> tuple[Branch, UserValue]:
-    """Branch of a saved run, with nothing left to play, and the body's return value.
+    """Restores the branch of a saved run, with nothing left to play. Returns it and the return
+    value of the program's body.
 
     Args:
-        values: makes values of the data of variables.
+        values: codec for the values of variables.
         called: program of the run with its arguments, or None if the run can't be repeated.
-        new_state: makes the state that a called program's body has of a branch.
+        new_state: creates the state of a branch, for the body of a called program.
     """
     settings = RunSettings(saved.params, seed=saved.seed, retries=saved.retries)
     run = Run(backend, settings, new_state=new_state)
@@ -249,21 +253,21 @@ def branch_of(
     run.called = called
     run.unbound = saved if called is None and saved.program else None
     player = Player(run)
-    player.pushed = run.pushed()
+    player.pushed = run.new_pushed_branch()
     if player.pushed is not None:  # what is added later needs a program that begins with the text
         player.pushed.program.close()
-    branch = Branch(player, saved.branch, saved.nodes, run.planner(backend))
-    same = same_tokens(saved, backend)
-    pieces = [_unsaved(piece, same_tokens=same) for piece in saved.pieces]
-    branch.restore(pieces, saved.messages, saved.turn, saved.suffixes)
+    branch = Branch(player, saved.branch, saved.nodes, run.plan_calls(backend))
+    same = has_same_tokens(saved, backend)
+    pieces = [_restore_piece(piece, same_tokens=same) for piece in saved.pieces]
+    branch.restore_text(pieces, saved.messages, saved.turn, saved.suffixes)
     ret_value = None
     for each in saved.variables:
         variable = Variable()
         variable.node = each.node
         if each.error is not None:
-            variable.fail(ProgramError(each.error))
+            variable.set_error(ProgramError(each.error))
         else:
-            variable.record = _record(each.result)
+            variable.record = _restore_result(each.result)
             variable.end_position = each.behind
             variable.set(values.from_data(each.value))
         if each.name:
@@ -271,14 +275,14 @@ def branch_of(
         else:
             ret_value = variable.result()
     run.remembered = saved.answers
-    run.account.restore(saved.usage)
+    run.account.add_earlier_usage(saved.usage)
     return branch, ret_value
 
 
-def bound_call(
+def bind_saved_call(
     saved: SavedRun, program: BaseProgram | None, find: Callable[[str], UserValue]
 ) -> BoundCall | None:
-    """Program of a saved run with its arguments, or None if one of them is missing.
+    """Returns the program of a saved run with its arguments, or None if one of them is missing.
 
     Args:
         find: returns the class with a name that occurs in an argument.
@@ -289,12 +293,12 @@ def bound_call(
     return BoundCall(program, tuple(args), kwargs)
 
 
-def run_until(saved: SavedRun, name: str, index: int) -> SavedRun:
-    """Saved run as it was directly after a node had set the variable `name`: the last one, if
-    several have set it.
+def truncate_run(saved: SavedRun, name: str, index: int) -> SavedRun:
+    """Returns a saved run as it was directly after a node had set the variable `name`. If several
+    nodes have set it, the last one counts.
 
     Args:
-        index: number of the state that continues from there, among those that do.
+        index: index of the new state among those that continue from there.
 
     Raises:
         ParameterError: no node of the run's text set the variable.
@@ -321,12 +325,12 @@ def run_until(saved: SavedRun, name: str, index: int) -> SavedRun:
     )
 
 
-def same_tokens(saved: SavedRun, backend: Backend) -> bool:
+def has_same_tokens(saved: SavedRun, backend: Backend) -> bool:
     """Returns True if the token ids of a saved run are those of the backend's tokenizer."""
     return saved.tokenizer is not None and saved.tokenizer == backend.tokenizer_digest
 
 
-def _unsaved(piece: SavedPiece, *, same_tokens: bool) -> Piece:
+def _restore_piece(piece: SavedPiece, *, same_tokens: bool) -> Piece:
     if piece.image is not None:
         return piece.image
     spans = piece.spans
@@ -343,16 +347,18 @@ def _unsaved(piece: SavedPiece, *, same_tokens: bool) -> Piece:
     return span.text if span.special and span.ids is None else span
 
 
-def _record(result: SavedResult | None) -> Any:
+def _restore_result(result: SavedResult | None) -> Any:
     return (
-        [_record(each) for each in result.results] if isinstance(result, SavedSamples) else result
+        [_restore_result(each) for each in result.results]
+        if isinstance(result, SavedSamples)
+        else result
     )
 
 
 # -------------------------------------------------------------------------------------------- files
 
 
-def read(path: files.AnyPath) -> SavedRun:
+def read_saved_run(path: files.AnyPath) -> SavedRun:
     """Reads a saved run from a file.
 
     Raises:
@@ -366,15 +372,15 @@ def read(path: files.AnyPath) -> SavedRun:
             hint="Give the file that state.save(path) wrote.",
         )
     try:
-        return decoded(files.read(path))
+        return decode_saved_run(files.read(path))
     except WireError as error:
         error.hint = f"It is in {str(path)!r}. {error.hint or _NOT_SAVED}"
         raise
 
 
-def decoded(content: bytes) -> SavedRun:
-    """Saved run from a message. Raises WireError if it is something else, or was saved by another
-    version.
+def decode_saved_run(content: bytes) -> SavedRun:
+    """Decodes a saved run. Raises WireError if the message is something else, or was saved in
+    another format.
     """
     saved = wire.decode(content)
     if not isinstance(saved, SavedRun):
@@ -389,26 +395,27 @@ def decoded(content: bytes) -> SavedRun:
     return saved
 
 
-def classes(
+def class_finder(
     program: BaseProgram | None, types: Iterable[Callable[..., UserValue]]
 ) -> Callable[[str], UserValue]:
     """Returns a function that finds classes by name without importing anything: plain types,
     `types`, the classes that the program's module defines or has imported, and the classes of all
-    their fields. Functions, the tools of saved calls, are only found in `types`: a file could name
-    any other.
+    their fields. Functions (tools of saved calls) are found only in `types`, since a file could
+    name any function.
     """
-    allowed: dict[str, Any] = {_name(kind): kind for kind in with_parts(types)}
-    allowed |= {_name(kind): kind for kind in (*PLAIN_TYPES, ToolCall, *types)}
+    allowed: dict[str, Any] = {_qualified_name(kind): kind for kind in with_nested_classes(types)}
+    allowed |= {_qualified_name(kind): kind for kind in (*PLAIN_TYPES, ToolCall, *types)}
 
     @functools.cache
-    def of_module() -> dict[str, type]:
+    def module_classes() -> dict[str, type]:
         own = () if program is None else program.func.__globals__.values()
         return {
-            _name(kind): kind for kind in with_parts(each for each in own if isinstance(each, type))
+            _qualified_name(kind): kind
+            for kind in with_nested_classes(each for each in own if isinstance(each, type))
         }
 
     def find(name: str) -> Any:
-        found = allowed.get(name) or of_module().get(name)
+        found = allowed.get(name) or module_classes().get(name)
         if found is None:
             raise ProgramError(
                 f"a saved value has the type or the tool {name}, which is not known here.",
@@ -419,11 +426,11 @@ def classes(
     return find
 
 
-def _name(kind: Any) -> str:
+def _qualified_name(kind: Any) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def with_parts(kinds: Iterable[UserValue]) -> Iterator[type]:
+def with_nested_classes(kinds: Iterable[UserValue]) -> Iterator[type]:
     """Yields the classes among `kinds`, those in the annotations of their fields, and those defined
     inside them.
     """
@@ -445,7 +452,7 @@ def with_parts(kinds: Iterable[UserValue]) -> Iterator[type]:
         ]
         try:
             left += typing.get_type_hints(kind).values()
-        except Exception:  # the names of a class that can't be resolved: it is listed itself
+        except Exception:  # annotations that can't be resolved: the class itself is listed
             continue
 
 

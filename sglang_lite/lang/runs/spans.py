@@ -1,5 +1,5 @@
-"""Export of a trace as OpenTelemetry spans: the program, in it the generations and selections, in
-those the requests.
+"""Export of a trace as OpenTelemetry spans. The program has a span, in which each generation and
+selection has one, in which each of its requests has one.
 
 Attribute names follow the semantic conventions for generative AI where those define a name. Spans
 contain no texts: texts may be private, and a collector may belong to someone else.
@@ -23,8 +23,9 @@ _PROVIDER: Final = {"OpenAI": "openai", "Anthropic": "anthropic", "VertexAI": "g
 
 
 def spans(trace: Trace, tracer: Tracer) -> None:
-    """Exports a finished run to a tracer: one span for the program, below the current span; in it
-    one for each generation and selection; in those one for each request, including failed attempts.
+    """Exports a finished run to a tracer. The program's span is a child of the current span. Each
+    generation and selection has a span below it, and each of their requests, including failed
+    attempts, has one below that.
 
     Raises:
         CapabilityError: `opentelemetry` is not installed.
@@ -36,7 +37,7 @@ def spans(trace: Trace, tracer: Tracer) -> None:
             "spans need OpenTelemetry.", hint="pip install opentelemetry-sdk"
         ) from error
 
-    def begin(
+    def begin_child_span(
         name: str, at: float, context: Context | None, attributes: Mapping[str, Any], *, asks: bool
     ) -> Span:
         kind = SpanKind.CLIENT if asks else SpanKind.INTERNAL
@@ -44,38 +45,42 @@ def spans(trace: Trace, tracer: Tracer) -> None:
             name, context, kind, attributes, start_time=_nanoseconds(trace, at)
         )
 
-    def request(
+    def export_request(
         node: TraceNode, inside: Context, result: Generation | Selection | None, error: str | None
     ) -> None:
-        attributes = _request(trace, result)
+        attributes = _request_attributes(trace, result)
         took = (
             node.end - result.usage.total_s
             if result is not None and result.usage.total_s
             else node.start
         )
-        span = begin(
+        span = begin_child_span(
             f"text_completion {trace.head.model}",
             max(took, node.start),
             inside,
             attributes,
             asks=True,
         )
-        _end(span, trace, node, error)
+        _end_span(span, trace, node, error)
 
     title = next((node.where[2] for node in trace.nodes if node.where is not None), "program")
-    program = begin(f"program {title}", 0.0, None, _program(trace), asks=False)
+    program = begin_child_span(
+        f"program {title}", 0.0, None, _program_attributes(trace), asks=False
+    )
     inside = set_span_in_context(program)
     for node in trace.nodes:
         if node.kind not in ("gen", "select"):
             continue
         name = node.kind if node.name is None else f"{node.kind} {node.name}"
-        own = begin(name, node.start, inside, _node(node), asks=False)
+        own = begin_child_span(name, node.start, inside, _node_attributes(node), asks=False)
         within = set_span_in_context(own)
         for attempt in node.attempts:
-            request(node, within, attempt.answers[0] if attempt.answers else None, attempt.error)
+            export_request(
+                node, within, attempt.answers[0] if attempt.answers else None, attempt.error
+            )
         for result in node.results:
-            request(node, within, result, None)
-        _end(own, trace, node, node.error)
+            export_request(node, within, result, None)
+        _end_span(own, trace, node, node.error)
     program.end(_nanoseconds(trace, trace.head.seconds))
 
 
@@ -83,7 +88,7 @@ def _nanoseconds(trace: Trace, at: float) -> int:
     return int((trace.head.started + at) * 1e9)
 
 
-def _end(span: Span, trace: Trace, node: TraceNode, error: str | None) -> None:
+def _end_span(span: Span, trace: Trace, node: TraceNode, error: str | None) -> None:
     from opentelemetry.trace import StatusCode
 
     if error is not None:
@@ -92,7 +97,7 @@ def _end(span: Span, trace: Trace, node: TraceNode, error: str | None) -> None:
     span.end(_nanoseconds(trace, node.end))
 
 
-def _program(trace: Trace) -> dict[str, Any]:
+def _program_attributes(trace: Trace) -> dict[str, Any]:
     usage = trace.usage
     return {
         "sglang_lite.nodes": len(trace.nodes),
@@ -103,7 +108,7 @@ def _program(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _node(node: TraceNode) -> dict[str, Any]:
+def _node_attributes(node: TraceNode) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         "sglang_lite.kind": node.kind,
         "sglang_lite.path": list(node.path),
@@ -125,7 +130,7 @@ def _node(node: TraceNode) -> dict[str, Any]:
     return attributes
 
 
-def _request(trace: Trace, result: Generation | Selection | None) -> dict[str, Any]:
+def _request_attributes(trace: Trace, result: Generation | Selection | None) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": "text_completion",
         "gen_ai.provider.name": _PROVIDER.get(trace.head.backend, "sglang_lite"),

@@ -1,5 +1,5 @@
-"""Trace as an object, and its file: JSON lines, first the head and then the nodes, in the format of
-`sglang_lite.wire`.
+"""Trace of a run, and its file: JSON lines in the format of `sglang_lite.wire`, first the head and
+then the nodes.
 
 Loading a file has no side effects: nothing in the file names a class or is executed, and an invalid
 line is refused with its number.
@@ -15,7 +15,7 @@ from pathlib import Path
 from sglang_lite import wire
 from sglang_lite.lang.runs import files
 from sglang_lite.lang.runs.trajectory import Trajectory, trajectory_of
-from sglang_lite.page.data import usage_of
+from sglang_lite.page.data import sum_node_usage
 from sglang_lite.protocol import ParameterError, TraceHead, TraceNode, Usage
 
 _SAVED = "Give a file that Trace.save has written."
@@ -42,28 +42,28 @@ class Trace:
         )
 
     def _repr_html_(self) -> str:
-        """Page of the trace, for notebooks."""
-        from sglang_lite.lang.runs.page import inline
+        """Returns the page of the trace, for notebooks."""
+        from sglang_lite.lang.runs.page import page_in_frame
 
-        return inline(self)
+        return page_in_frame(self)
 
     @property
     def usage(self) -> Usage:
         """Usage of all nodes, including those that failed or were rolled back; `total_s` is the
         duration of the run.
         """
-        return usage_of(self.head, self.nodes)
+        return sum_node_usage(self.head, self.nodes)
 
     @property
     def thrown_away(self) -> int:
-        """Number of tokens that were generated in vain: by attempts that failed, and by nodes that
+        """Number of tokens that were generated in vain, by attempts that failed and by nodes that
         were rolled back.
         """
         return sum(node.thrown_away for node in self.nodes)
 
     def trajectory(self) -> Trajectory:
-        """Token sequences of the run, for training: what the model read, and what it drew, with
-        log-probabilities.
+        """Returns the token sequences of the run, for training: what the model read, and what it
+        drew, with log-probabilities.
 
         Raises:
             ProgramError: no generation was answered, or one has no ids of its prompt, as the run
@@ -75,11 +75,10 @@ class Trace:
         """Writes the trace: as JSON lines, or as an HTML page if `path` ends in `.html` or `.htm`.
 
         Args:
-            beside: trace of another run, which the page shows beside this one; None for this one
-                alone.
+            beside: trace of another run, which the page shows beside this one, or None.
 
         Raises:
-            ParameterError: the file can't be written, or `beside` is given for a file that is no
+            ParameterError: the file can't be written, or `beside` is given for a file that is not a
                 page.
             WireError: a value can't be serialised (metadata of a user's backend, for example).
         """
@@ -105,28 +104,30 @@ class Trace:
         head = None
         nodes = list[TraceNode]()
         for number, line in enumerate(io.BytesIO(files.read(path)), 1):
-            record = files.message(path, number, line, _SAVED)
+            record = files.decode_line(path, number, line, _SAVED)
             if number == 1 and isinstance(record, TraceHead):
                 head = record
             elif number > 1 and isinstance(record, TraceNode):
                 nodes.append(record)
             else:
                 expected = "the head of a trace" if number == 1 else "a node of a trace"
-                raise files.fault(
+                raise files.line_error(
                     path, number, f"a {type(record).__name__} is not {expected}", hint=_SAVED
                 )
-            if impossible := _impossible(record):
-                raise files.fault(path, number, *impossible)
+            if impossible := _find_impossible_value(record):
+                raise files.line_error(path, number, *impossible)
         if head is None:
-            raise files.fault(path, 1, "the file is empty", hint=_SAVED)
+            raise files.line_error(path, 1, "the file is empty", hint=_SAVED)
         if len(nodes) != head.nodes:
-            raise files.fault(path, 1, f"it says {head.nodes:,} nodes, but {len(nodes):,} are here")
+            raise files.line_error(
+                path, 1, f"it says {head.nodes:,} nodes, but {len(nodes):,} are here"
+            )
         return cls(head, tuple(nodes))
 
 
-def _impossible(record: TraceHead | TraceNode) -> tuple[str, str] | None:
-    """Description of a record's first impossible value, and JSON Pointer to it; None if it has
-    none.
+def _find_impossible_value(record: TraceHead | TraceNode) -> tuple[str, str] | None:
+    """Returns a description of a record's first impossible value and a JSON Pointer to it, or None
+    if all values are possible.
     """
     if isinstance(record, TraceHead):
         if 0 <= record.seconds < math.inf and 0 <= record.started < 1e12:

@@ -1,4 +1,4 @@
-"""Trajectory of a run: its log read as sequences of tokens. Nothing is tokenised again."""
+"""Trajectory of a run: its log as sequences of tokens. Nothing is tokenised again."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from sglang_lite.protocol import (
     TraceNode,
 )
 
-_EQUAL = 1e-6  # nats between log-probabilities that are the same but for rounding
+_EQUAL = 1e-6  # nats by which equal log-probabilities may differ due to rounding
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """Tokens of a run, for training: what the model read, and what it drew.
 
-    A branch is one sequence while each prompt continues the tokens before, as it does in an engine.
-    Where it does not, since a stop string was cut off, say, or a template was rendered anew, a new
-    sequence begins. Branches of a fork, further samples, and answers of failed attempts have
-    sequences of their own.
+    A branch is one sequence as long as each prompt continues the tokens before it, as prompts do in
+    an engine. If a prompt does not (because a stop string was cut off, or a template was rendered
+    again, for example), a new sequence begins. Branches of a fork, further samples, and answers of
+    failed attempts have sequences of their own.
 
     Attributes:
         sequences: the sequences, in the order in which they end.
@@ -60,30 +60,30 @@ class _Sequence:
     spans: list[DrawnSpan] = field(default_factory=list)
     recorded: dict[str, TokenArray] = field(default_factory=dict)
 
-    def read(self, ids: Sequence[int]) -> None:
-        """Adds tokens that the model did not draw."""
+    def append_unsampled(self, ids: Sequence[int]) -> None:
+        """Appends tokens that the model did not draw."""
         nothing = [None] * len(ids)
         self.ids += ids
         self.loss_mask += [False] * len(ids)
         self.logprobs += nothing
         self.model_logprobs += nothing
 
-    def draw(self, answer: Generation, **said: Any) -> None:  # fields of the span
-        """Adds the tokens of an answer, but for one that only ended a number: it is in no later
-        prompt.
+    def append_sampled(self, answer: Generation, **said: Any) -> None:  # fields of the span
+        """Appends the tokens of an answer, except a token that only ended a number, because no
+        later prompt contains it.
         """
         start = len(self.ids)
         meta = answer.meta
         given = meta.get("continued_from", 0)  # ids that the caller gave have no log-probabilities
         logprobs = [entry.logprob for entry in answer.output_logprobs]
         count = given + len(logprobs) if logprobs else len(answer.token_ids)
-        self.read(answer.token_ids[:count])
+        self.append_unsampled(answer.token_ids[:count])
         self.loss_mask[start:] = [True] * count
         for first, end in meta.get("forced_tokens", ()):
             self.loss_mask[start + first : start + end] = [False] * (end - first)
         self.logprobs[start + given : start + count] = logprobs or [None] * (count - given)
         if answer.scores is not None:
-            self._score(start, answer.scores, count, constrained="constraint_backend" in meta)
+            self._add_scores(start, answer.scores, count, constrained="constraint_backend" in meta)
         found = {"routed_experts": answer.routed_experts, "hidden_states": answer.hidden_states}
         self.recorded |= {name: array for name, array in found.items() if array is not None}
         older = tuple(
@@ -101,9 +101,11 @@ class _Sequence:
             )
         )
 
-    def _score(self, start: int, scores: TokenScores, count: int, *, constrained: bool) -> None:
-        """Adds what the model gave the tokens of an answer. Under a constraint, a token that has
-        all of what was allowed was forced.
+    def _add_scores(
+        self, start: int, scores: TokenScores, count: int, *, constrained: bool
+    ) -> None:
+        """Adds the model's own log-probabilities of an answer's tokens. Under a constraint, a token
+        counts as forced, not drawn, if no other allowed token had any probability.
         """
         own = scores.logprobs[:count]
         allowed = scores.allowed[:count]
@@ -117,7 +119,7 @@ class _Sequence:
             ):
                 self.loss_mask[i] = False
 
-    def record(self) -> TokenSequence:
+    def to_token_sequence(self) -> TokenSequence:
         return TokenSequence(
             tuple(self.ids),
             tuple(self.loss_mask),
@@ -129,7 +131,7 @@ class _Sequence:
 
 
 def trajectory_of(nodes: Iterable[TraceNode]) -> Trajectory:
-    """Trajectory of a run.
+    """Returns the trajectory of a run.
 
     Args:
         nodes: nodes of its trace.
@@ -140,11 +142,11 @@ def trajectory_of(nodes: Iterable[TraceNode]) -> Trajectory:
     ended: list[_Sequence] = []
     open_ones: dict[tuple[int, ...], _Sequence] = {}  # by path of the branch
     for node in nodes:
-        # the latter has a backend of its own
+        # a node of the body without a question has a backend of its own
         if node.kind != "gen" or (node.node and not node.asked):
             continue
         ended += [
-            _continued(_Sequence(), node, answer, attempt=number, failed=True)
+            _continue_sequence(_Sequence(), node, answer, attempt=number, failed=True)
             for number, attempt in enumerate(node.attempts)
             for answer in attempt.answers
         ]
@@ -154,9 +156,12 @@ def trajectory_of(nodes: Iterable[TraceNode]) -> Trajectory:
             if list(answer.prompt_ids[: len(before.ids)]) != before.ids:
                 ended.append(before)
                 before = _Sequence()
-            open_ones[node.path] = _continued(before, node, answer, attempt=len(node.attempts))
+            open_ones[node.path] = _continue_sequence(
+                before, node, answer, attempt=len(node.attempts)
+            )
         ended += [
-            _continued(_Sequence(), node, each, attempt=len(node.attempts)) for each in samples[1:]
+            _continue_sequence(_Sequence(), node, each, attempt=len(node.attempts))
+            for each in samples[1:]
         ]
     ended += open_ones.values()
     if not ended:
@@ -164,20 +169,22 @@ def trajectory_of(nodes: Iterable[TraceNode]) -> Trajectory:
             "the run has no answer of a generation: it has none, they have failed, or it was loaded or resumed.",
             hint="Read the trajectory of the state that has run.",
         )
-    return Trajectory(tuple(each.record() for each in ended))
+    return Trajectory(tuple(each.to_token_sequence() for each in ended))
 
 
-def _continued(
+def _continue_sequence(
     sequence: _Sequence, node: TraceNode, answer: Generation, **said: Any
 ) -> _Sequence:  # fields of the span
-    """The sequence with the rest of a generation's prompt, and its answer."""
+    """Appends the rest of a generation's prompt, and its answer, to a sequence. Returns the
+    sequence.
+    """
     if not answer.prompt_ids:
         raise ProgramError(
             f"the generation of {node.name!r} has no token ids of its prompt.",
             hint="Run the program with return_prompt_token_ids=True, on an engine or a RuntimeEndpoint.",
         )
-    sequence.read(answer.prompt_ids[len(sequence.ids) :])
-    sequence.draw(
+    sequence.append_unsampled(answer.prompt_ids[len(sequence.ids) :])
+    sequence.append_sampled(
         answer, name=node.name, path=node.path, place=node.place, rejected=node.rejected, **said
     )
     return sequence

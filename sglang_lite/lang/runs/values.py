@@ -28,8 +28,8 @@ _SPELLED = (
     decimal.Decimal, uuid.UUID, fractions.Fraction, complex, pathlib.PurePath, ipaddress.IPv4Address,
     ipaddress.IPv6Address, ipaddress.IPv4Network, ipaddress.IPv6Network, ipaddress.IPv4Interface,
     ipaddress.IPv6Interface,
-)  # whose constructors read what str writes  # fmt: skip
-# Classes of values that a file may have without their being listed anywhere.
+)  # their constructors read what str writes  # fmt: skip
+# Classes whose values a file may contain without listing the class anywhere.
 PLAIN_TYPES: tuple[Any, ...] = (
     int, tuple, set, frozenset, dict, bytes, datetime.date, datetime.datetime, datetime.time, datetime.timedelta,
     *_SPELLED, type(pathlib.Path()), type(pathlib.PurePath()),
@@ -37,7 +37,8 @@ PLAIN_TYPES: tuple[Any, ...] = (
 
 
 def to_json_data(value: UserValue, what: str) -> UserValue:
-    """Value as JSON data. Values of types beyond JSON's are wrapped with the name of their type.
+    """Converts a value to JSON data. Values of types that JSON lacks are wrapped with the name of
+    their type.
 
     Args:
         what: description of the value for the error.
@@ -72,7 +73,7 @@ def _json_data(value: UserValue, what: str) -> UserValue:
     ):
         return {key: _json_data(item, what) for key, item in value.items()}
     kind: Any = value if inspect.isfunction(value) else type(value)  # the function of a ToolCall
-    data = _parts(value, kind, what)
+    data = _json_payload(value, kind, what)
     name = f"{kind.__module__}:{kind.__qualname__}"
     with contextlib.suppress(ImportError, AttributeError):
         if data is not None and import_by_name(name) is kind:
@@ -83,8 +84,10 @@ def _json_data(value: UserValue, what: str) -> UserValue:
     )
 
 
-def _parts(value: Any, kind: Any, what: str) -> UserValue:
-    """JSON data from which `_made` makes a value of a kind again; None if the value can't be saved."""
+def _json_payload(value: Any, kind: Any, what: str) -> UserValue:
+    """Returns JSON data from which `_restore_value` can restore a value of this kind, or None if
+    the value can't be saved.
+    """
     if inspect.isfunction(value):
         return value.__name__
     if kind in (tuple, set, frozenset) or (isinstance(value, tuple) and hasattr(kind, "_fields")):
@@ -102,14 +105,16 @@ def _parts(value: Any, kind: Any, what: str) -> UserValue:
     if isinstance(value, _SPELLED):
         return str(value)
     if hasattr(value, "model_dump"):
-        return _dumped(value)
+        return _dump_model(value)
     if not isinstance(value, type) and (names := _field_names(kind)) is not None:
         return {name: _json_data(getattr(value, name), what) for name in names}
     return None
 
 
 def _field_names(kind: Any) -> list[str] | None:
-    """Names of the fields of a dataclass, an attrs class or a Struct; None for another class."""
+    """Returns the names of the fields of a dataclass, an attrs class or a Struct, or None for
+    another class.
+    """
     if hasattr(kind, "__attrs_attrs__"):
         return [each.name for each in kind.__attrs_attrs__]
     if dataclasses.is_dataclass(kind):
@@ -117,18 +122,20 @@ def _field_names(kind: Any) -> list[str] | None:
     return list(kind.__struct_fields__) if issubclass(kind, msgspec.Struct) else None
 
 
-def _dumped(model: Any) -> UserValue:
-    """Data of a pydantic model that its class reads as an equal model; None if there is none."""
+def _dump_model(model: Any) -> UserValue:
+    """Returns data from which the class of a pydantic model makes an equal model, or None if there
+    is none.
+    """
     for by_alias in (False, True):
         data = model.model_dump(mode="json", by_alias=by_alias)
-        with contextlib.suppress(ValueError):  # which pydantic's errors are
+        with contextlib.suppress(ValueError):  # base class of pydantic's errors
             if type(model).model_validate(data) == model:
                 return data
     return None
 
 
 def import_by_name(name: str) -> UserValue:
-    """Class or function with the name `module:qualified.name`. Imports the module."""
+    """Imports the class or function with the name `module:qualified.name`."""
     module, _, path = name.partition(":")
     found: Any = importlib.import_module(module)
     for part in path.split("."):
@@ -137,14 +144,14 @@ def import_by_name(name: str) -> UserValue:
 
 
 def from_json_data(value: UserValue, find: Callable[[str], UserValue]) -> UserValue:
-    """Value from the result of `to_json_data`.
+    """Restores a value from the result of `to_json_data`.
 
     Args:
         find: returns the class or function of a name. Raises if the name is unknown, or its class
             must not be instantiated.
 
     Raises:
-        ValueError: a type is not one of a saved value.
+        ValueError: a type is not that of a saved value.
     """
     if isinstance(value, list):
         return [from_json_data(item, find) for item in value]
@@ -152,11 +159,13 @@ def from_json_data(value: UserValue, find: Callable[[str], UserValue]) -> UserVa
         return value
     if "$type" not in value:
         return {key: from_json_data(item, find) for key, item in value.items()}
-    return _made(find(value["$type"]), value["$value"], value["$type"], find)
+    return _restore_value(find(value["$type"]), value["$value"], value["$type"], find)
 
 
-def _made(kind: Any, data: Any, name: str, find: Callable[[str], UserValue]) -> UserValue:
-    """Value of a kind with a name, from the result of `_parts`."""
+def _restore_value(kind: Any, data: Any, name: str, find: Callable[[str], UserValue]) -> UserValue:
+    """Restores a value of a kind from the result of `_json_payload`. `name` is the name of the kind, for
+    errors.
+    """
     if inspect.isfunction(kind):
         return kind
     if kind is int:
@@ -180,13 +189,13 @@ def _made(kind: Any, data: Any, name: str, find: Callable[[str], UserValue]) -> 
     if hasattr(kind, "model_validate"):
         return kind.model_validate(data)
     if _field_names(kind) is not None:
-        return _with_fields(kind, from_json_data(data, find))
+        return _restore_object(kind, from_json_data(data, find))
     raise ValueError(f"{name} is not the type of a saved value")
 
 
-def _with_fields(kind: Any, fields: dict[str, Any]) -> UserValue:
-    """Object with these fields. Its constructor makes it if that takes all of them, and nothing
-    else.
+def _restore_object(kind: Any, fields: dict[str, Any]) -> UserValue:
+    """Returns an object with these fields. Its constructor is called only if it takes exactly these
+    fields; otherwise they are set directly.
     """
     if inspect.signature(kind).parameters.keys() == set(_field_names(kind) or ()):
         return kind(**fields)

@@ -1,3 +1,3 @@
-"""Execution of a body with symbols in place of the values that only a run has, and the graph that
-results.
+"""Runs a program's body with symbols in place of the values that are only known at run time, and
+builds a graph from the trace.
 """

@@ -1,5 +1,5 @@
-"""Graph of a program, made from its traces, and the lines that none of them reached. Its checks are
-in graph_checks.py.
+"""Builds the graph of a program from its traces, and finds the lines that no trace reached. The
+checks of a graph are in graph_checks.py.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from sglang_lite.errors import SglError
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.execution.branch import find_raise_location
 from sglang_lite.lang.expressions import BaseProgram
-from sglang_lite.lang.symbolic.graph_checks import Finding, check
-from sglang_lite.lang.symbolic.recorder import TracedWay, is_limit
+from sglang_lite.lang.symbolic.graph_checks import Finding, check_graph
+from sglang_lite.lang.symbolic.recorder import TracedWay, is_tracing_limit
 from sglang_lite.lang.symbolic.symbols import Symbol
-from sglang_lite.markup import Markup, cut, fragment
+from sglang_lite.notebook.markup import Markup, fragment, shorten_text
 from sglang_lite.program import drawing
 from sglang_lite.program.graph import Change, GraphRecord, Problem, Way
 from sglang_lite.program.nodes import Path, Text
-from sglang_lite.program.prefixes import PrefixTree, TokenCounter, prefix_tree
+from sglang_lite.program.prefixes import PrefixTree, TokenCounter, build_prefix_tree
 from sglang_lite.protocol import Location, ParameterError, WireError
 from sglang_lite.protocol.anything import Foreign, UserValue
 
@@ -39,49 +39,52 @@ class HasTokenizer(Protocol):
 
 
 class Graph(GraphRecord, frozen=True):
-    """Graph of a program, a frozen record. `program.trace(…).graph()` makes it; `str(graph)` shows
-    it.
+    """Graph of a program, as a frozen record. Created by `program.trace(…).graph()`; `str(graph)`
+    lists its nodes.
     """
 
     def __str__(self) -> str:
         return drawing.as_text(self)
 
     def __repr__(self) -> str:
-        return f"Graph({cut(drawing.title(self), 280)})"
+        return f"Graph({shorten_text(drawing.title(self), 280)})"
 
     def _repr_html_(self) -> str:
         return fragment(self.svg())
 
     def svg(self) -> Markup:
-        """Drawing as SVG: a column for each branch and for each way behind a branching."""
+        """Returns a drawing as SVG, with a column for each branch and for each traced path after a
+        branching.
+        """
         return drawing.as_svg(self)
 
     def mermaid(self) -> str:
-        """Flowchart in Mermaid's language."""
+        """Returns a flowchart in Mermaid's syntax."""
         return drawing.as_mermaid(self)
 
     def dot(self) -> str:
-        """Graph in Graphviz's DOT language."""
+        """Returns the graph in Graphviz's DOT language."""
         return drawing.as_dot(self)
 
     def check(self, backend: Backend | None = None) -> tuple[Finding, ...]:
-        """Faults that can be found without a run, in the order of lines (listed in docs/graph.md).
+        """Returns the faults that can be found without running the program, ordered by line. The
+        kinds of fault are listed in docs/graph.md.
 
         Args:
-            backend: backend whose support for each node is checked; None to check only that
-                constraints can be enforced by the engine.
+            backend: backend whose support for each node is checked. None checks only that the
+                engine can enforce the constraints.
         """
-        return check(self, backend)
+        return check_graph(self, backend)
 
     def prefixes(
         self, rows: Sequence[Mapping[str, UserValue]], tokenizer: TokenCounter | HasTokenizer
     ) -> PrefixTree:
-        """Prefixes that runs with these arguments share, and the number of tokens that sharing
-        saves.
+        """Returns the prefixes that runs with these arguments share, and how many tokens sharing
+        them saves.
 
         Args:
-            rows: arguments of each run, by name.
-            tokenizer: tokenizer that counts the tokens, or an engine that has one.
+            rows: for each run, its arguments by name.
+            tokenizer: tokenizer used to count tokens, or an engine that has one.
 
         Raises:
             ParameterError: an argument is missing, an argument lacks an attribute or item that the
@@ -99,15 +102,15 @@ class Graph(GraphRecord, frozen=True):
                         f"row {i} has no {name!r}.",
                         hint="Give a value for every argument that is not bound.",
                     )
-        return prefix_tree([self.filled(row) for row in rows], counter)
+        return build_prefix_tree([self.filled(row) for row in rows], counter)
 
     def to_json(self) -> bytes:
-        """Graph as JSON (UTF-8), with the version of the format."""
+        """Returns the graph as JSON (UTF-8), including the format's version."""
         return wire.encode(GraphRecord(*_fields(self)))
 
     @staticmethod
     def from_json(data: bytes | str) -> Graph:
-        """Graph from the result of `to_json`.
+        """Returns the graph that `to_json` encoded.
 
         Raises:
             WireError: the data is not a graph, has another version, is damaged, or is too large.
@@ -122,21 +125,22 @@ def _fields(graph: GraphRecord) -> tuple[Any, ...]:
     return tuple(getattr(graph, name) for name in GraphRecord.__struct_fields__)
 
 
-def graph_of(
+def build_graph(
     program: BaseProgram,
     arguments: Mapping[str, UserValue],
     ways: Sequence[TracedWay],
     *,
     complete: bool,
 ) -> Graph:
-    """Graph of ways through a program's body.
+    """Builds a graph from the traced paths through a program's body.
 
     Args:
-        arguments: arguments of the body, some of which may be symbols.
-        complete: whether `ways` are all ways.
+        arguments: arguments of the body; some may be symbols.
+        ways: traced paths, at least one.
+        complete: whether `ways` contains every path through the body.
     """
     traced = ways[0].graph
-    found = tuple(map(_way, ways))
+    found = tuple(map(_convert_way, ways))
     symbols = [(name, value) for name, value in arguments.items() if isinstance(value, Symbol)]
     names = tuple(name for name, value in symbols if value.__origin__().name == name)
     read = traced.read.union(
@@ -145,7 +149,7 @@ def graph_of(
     never: list[Location] = []
     if complete:
         failed = [way.problem.where for way in found if way.problem is not None]
-        never = unreached(
+        never = find_unreached_statements(
             program.func, [node.where for node in traced.nodes] + failed, traced.question_lines
         )
     return Graph(
@@ -159,29 +163,30 @@ def graph_of(
     )
 
 
-def _way(way: TracedWay) -> Way:
+def _convert_way(way: TracedWay) -> Way:
     ended: Literal["returned", "raised", "cut"] = (
         "cut" if way.cut else "returned" if way.error is None else "raised"
     )
-    problem = None if way.error is None else _problem(way.error)
+    problem = None if way.error is None else _convert_error(way.error)
     return Way(tuple(way.ids), way.outcomes, ended, problem, way.returns)
 
 
-def _problem(error: Exception) -> Problem:
-    kind = "TraceError" if is_limit(error) else type(error).__name__
+def _convert_error(error: Exception) -> Problem:
+    kind = "TraceError" if is_tracing_limit(error) else type(error).__name__
     where = getattr(error, "where", None) or find_raise_location(error)
     if isinstance(error, SglError):
         return Problem(kind, error.message, error.hint, where, ours=True)
     return Problem(kind, f"{error}"[:1000], "", where)
 
 
-def changed(graph: Graph, other: GraphRecord) -> Graph:
-    """Graph with added changes: the texts that differ in another trace of the program's first way,
-    for each branch up to the first node at which the two are not comparable.
+def with_text_changes(graph: Graph, other: GraphRecord) -> Graph:
+    """Returns the graph with changes added: the texts of its first path that differ in another
+    trace of the same program. In each branch, the comparison stops at the first nodes of different
+    types.
     """
     found = {change.node: change for change in graph.changes}
-    others = _by_branch(other)
-    for branch, ids in _by_branch(graph).items():
+    others = _nodes_by_branch(other)
+    for branch, ids in _nodes_by_branch(graph).items():
         for i, j in zip(ids, others.get(branch, ())):
             one = graph.nodes[i].node
             two = other.nodes[j].node
@@ -192,13 +197,13 @@ def changed(graph: Graph, other: GraphRecord) -> Graph:
     return msgspec.structs.replace(graph, changes=tuple(found[i] for i in sorted(found)))
 
 
-def _by_branch(graph: GraphRecord) -> dict[Path, list[int]]:
-    """Nodes of the first way by branch, as threads may add to several branches in any order. The
-    key of a branch lists, for each fork on the way, the number of its branch's nodes before it and
-    the index in the fork.
+def _nodes_by_branch(graph: GraphRecord) -> dict[Path, list[int]]:
+    """Collects the node ids of the first path by branch, since threads may add to several branches
+    in any order. The key of a branch holds two numbers per fork leading to it: how many nodes
+    precede the fork in its branch, and the branch's index in the fork.
     """
     found: dict[Path, list[int]] = defaultdict(list)
-    places: dict[int, int] = {}  # numbers of nodes before a node in its branch
+    places: dict[int, int] = {}  # for each node, how many nodes precede it in its branch
 
     def key(path: Path) -> Path:
         return (*key(path[:-2]), places[path[-2]], path[-1]) if path else ()
@@ -215,17 +220,16 @@ _TURNS = ("system", "user", "assistant")
 _ENDS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 
-def unreached(
+def find_unreached_statements(
     body: Callable[..., UserValue], reached: Iterable[Location | None], asked: Iterable[Location]
 ) -> list[Location]:
-    """Locations of statements that no way has reached, behind a condition that was explored or
-    behind the end of their block. (Other statements may be reached with other arguments or
-    globals.)
+    """Returns the locations of statements that no traced path has reached, and that follow the end
+    of their block (a `return`, for example) or depend on a condition that was explored. (Other
+    arguments or globals may still reach other statements.)
 
     Args:
-        reached: locations of what all ways through the body have added, or at which they ended with
-            an error.
-        asked: locations of all questions.
+        reached: locations at which any traced path has added something or ended with an error.
+        asked: locations of all questions about symbols.
     """
     try:
         lines, first = inspect.getsourcelines(body)
@@ -244,35 +248,35 @@ def unreached(
     question_lines = {each.line - first + 1 for each in asked if each.file == code.co_filename}
     return [
         Location(code.co_filename, statement.lineno + first - 1, code.co_qualname)
-        for statement in _dead(
+        for statement in _find_suspect_statements(
             function.body, function.args.args[0].arg, question_lines, doubtful=False
         )
-        if here.isdisjoint(_lines(statement))
+        if here.isdisjoint(_line_range(statement))
     ]
 
 
-def _lines(node: ast.stmt | ast.expr) -> range:
+def _line_range(node: ast.stmt | ast.expr) -> range:
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
-def _dead(
+def _find_suspect_statements(
     block: Sequence[ast.stmt], state: str, question_lines: set[int], *, doubtful: bool
 ) -> Iterator[ast.stmt]:
-    """Yields the statements that add to the state and that may be unreachable."""
+    """Yields the statements that add to the state and may be unreachable."""
     for statement in block:
-        if doubtful and _adds(statement, state):
+        if doubtful and _adds_to_state(statement, state):
             yield statement
         inside = doubtful
         if isinstance(statement, ast.If | ast.While):
-            inside = doubtful or not question_lines.isdisjoint(_lines(statement.test))
+            inside = doubtful or not question_lines.isdisjoint(_line_range(statement.test))
         for name in ("body", "orelse", "finalbody"):
             inner = getattr(statement, name, ())
             if not isinstance(statement, _Function | ast.ClassDef):
-                yield from _dead(inner, state, question_lines, doubtful=inside)
+                yield from _find_suspect_statements(inner, state, question_lines, doubtful=inside)
         doubtful = doubtful or isinstance(statement, _ENDS)
 
 
-def _adds(statement: ast.stmt, state: str) -> bool:
+def _adds_to_state(statement: ast.stmt, state: str) -> bool:
     match statement:
         case ast.AugAssign(target=ast.Name(id=name), op=ast.Add()):
             return name == state

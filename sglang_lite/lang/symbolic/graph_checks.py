@@ -1,4 +1,4 @@
-"""Faults of a program that can be found in its graph, without a run."""
+"""Faults of a program that can be found in its graph, without running it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from typing import Final
 
 from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.matching import may_contain
-from sglang_lite.lang.backend.base import Backend, check_adapter, refusal, unsupported_medium_error
+from sglang_lite.lang.backend.base import (
+    Backend,
+    check_adapter,
+    unsupported_feature_error,
+    unsupported_medium_error,
+)
 from sglang_lite.lang.backend.capabilities import Demands
 from sglang_lite.lang.expressions import number_as_regex
 from sglang_lite.lang.symbolic.hidden_fields import hidden_fields
@@ -36,11 +41,11 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.record import Record
 
-_MAX_FIELDS: Final = 6  # that a finding lists
+_MAX_FIELDS: Final = 6  # maximum number of fields listed in a finding
 
 
 class Finding(Record, frozen=True):
-    """Fault of a program.
+    """Fault found in a program.
 
     Attributes:
         code: kind of the fault (docs/graph.md lists them).
@@ -59,35 +64,35 @@ class Finding(Record, frozen=True):
         return f"{location}{self.code}: {self.message}{' ' + self.advice if self.advice else ''}"
 
 
-def check(graph: GraphRecord, backend: Backend | None) -> tuple[Finding, ...]:
-    """Findings of all checks, without duplicates, in the order of lines.
+def check_graph(graph: GraphRecord, backend: Backend | None) -> tuple[Finding, ...]:
+    """Runs all checks and returns their findings, ordered by line and without duplicates.
 
     Args:
         backend: backend whose support for each node is checked, or None.
     """
     found = (
-        *_problems(graph),
-        *_unread(graph),
-        *_unreached(graph),
-        *_stops(graph),
-        *_refused(graph, backend),
-        *_tools(graph),
-        *_fields(graph, backend),
-        *_changes(graph),
+        *_find_errors(graph),
+        *_find_unread_variables(graph),
+        *_find_unreachable_lines(graph),
+        *_find_impossible_stops(graph),
+        *_find_refusals(graph, backend),
+        *_find_hidden_tools(graph),
+        *_find_hidden_fields(graph, backend),
+        *_find_changing_texts(graph),
     )
-    # If several ways have the same finding, the first one is kept.
+    # If several paths have the same finding, the first one is kept.
     once = {(each.code, each.where, each.message): each for each in reversed(found)}
-    return tuple(sorted(once.values(), key=_position))
+    return tuple(sorted(once.values(), key=_finding_position))
 
 
-def _position(finding: Finding) -> tuple[str, int]:
+def _finding_position(finding: Finding) -> tuple[str, int]:
     return finding.where[:2] if finding.where is not None else ("", 0)
 
 
-def _problems(graph: GraphRecord) -> Iterator[Finding]:
+def _find_errors(graph: GraphRecord) -> Iterator[Finding]:
     for way in graph.ways:
         problem = way.problem
-        # a TraceError is a limit of tracing
+        # a TraceError is a limit of tracing, not a fault of the program
         if problem is not None and problem.ours and problem.kind != "TraceError":
             code = "unknown-variable" if problem.kind == "UnknownVariableError" else "error"
             advice = problem.hint
@@ -97,7 +102,7 @@ def _problems(graph: GraphRecord) -> Iterator[Finding]:
 
 
 def _outcomes_text(graph: GraphRecord, way: Way) -> str:
-    """Outcomes of the decisions on a way, in words."""
+    """Describes the outcomes of the decisions on a traced path in words."""
     branchings = [node for i in way.nodes if (node := graph.nodes[i]).kind == "Branching"]
     words = []
     for node, outcome in zip(branchings, way.outcomes):
@@ -106,28 +111,30 @@ def _outcomes_text(graph: GraphRecord, way: Way) -> str:
     return ", ".join(words)
 
 
-def _unread(graph: GraphRecord) -> Iterator[Finding]:
-    """Yields findings for variables that can't be read. The caller can read those of the main
-    branch and of joined branches.
+def _find_unread_variables(graph: GraphRecord) -> Iterator[Finding]:
+    """Yields findings for variables that nothing can read. Those of the main branch and of joined
+    branches are only reported if they are replaced, since the caller can read them.
     """
     read = set(graph.read)
     for way in graph.ways:
         nodes = [(i, graph.nodes[i]) for i in way.nodes]
         if way.ended != "returned" or any(isinstance(node.node, Rollback) for _, node in nodes):
-            continue  # variables that a rollback removes are set again on purpose
-        yield from _replaced(nodes, read)
+            continue  # variables removed by a rollback are set again on purpose
+        yield from _find_replaced_variables(nodes, read)
         if not way.returns:  # the return value may contain the branches
-            yield from _lost(nodes, read)
+            yield from _find_lost_variables(nodes, read)
 
 
-def _replaced(nodes: Sequence[tuple[int, GraphNode]], read: set[int]) -> Iterator[Finding]:
+def _find_replaced_variables(
+    nodes: Sequence[tuple[int, GraphNode]], read: set[int]
+) -> Iterator[Finding]:
     last: dict[tuple[Path, str], tuple[int, GraphNode]] = {}
     for i, node in nodes:
         if node.name is None:
             continue
         before, other = last.get((node.path, node.name), (i, node))
         last[node.path, node.name] = i, node
-        if before not in read and other.line != node.line:  # in a loop the text alone may be wanted
+        if before not in read and other.line != node.line:  # in a loop, only the text may be wanted
             yield Finding(
                 "unread-variable",
                 f"{node.name!r} is replaced (line {node.line}) before it is read.",
@@ -136,9 +143,12 @@ def _replaced(nodes: Sequence[tuple[int, GraphNode]], read: set[int]) -> Iterato
             )
 
 
-def _lost(nodes: Sequence[tuple[int, GraphNode]], read: set[int]) -> Iterator[Finding]:
-    """Yields findings for variables of branches that are neither joined nor read. (A fork with one
-    branch may come from `s.copy()`, whose variables become those of `s` afterwards.)
+def _find_lost_variables(
+    nodes: Sequence[tuple[int, GraphNode]], read: set[int]
+) -> Iterator[Finding]:
+    """Yields findings for variables of branches that are neither joined nor read. A fork with a
+    single branch is skipped: it may come from `s.copy()`, whose variables later become those of
+    `s`.
     """
     forks = {i: node.node for i, node in nodes if isinstance(node.node, Fork)}
     joined = {path for _, node in nodes for path in node.joins}
@@ -159,7 +169,7 @@ def _lost(nodes: Sequence[tuple[int, GraphNode]], read: set[int]) -> Iterator[Fi
             )
 
 
-def _unreached(graph: GraphRecord) -> Iterator[Finding]:
+def _find_unreachable_lines(graph: GraphRecord) -> Iterator[Finding]:
     for where in graph.unreached:
         yield Finding(
             "unreachable",
@@ -169,7 +179,7 @@ def _unreached(graph: GraphRecord) -> Iterator[Finding]:
         )
 
 
-def _stops(graph: GraphRecord) -> Iterator[Finding]:
+def _find_impossible_stops(graph: GraphRecord) -> Iterator[Finding]:
     for node in graph.nodes:
         record = node.node
         if (
@@ -192,11 +202,11 @@ def _stops(graph: GraphRecord) -> Iterator[Finding]:
                 )
 
 
-def _refused(graph: GraphRecord, backend: Backend | None) -> Iterator[Finding]:
+def _find_refusals(graph: GraphRecord, backend: Backend | None) -> Iterator[Finding]:
     for node in graph.nodes:
         try:
             if backend is not None:
-                _ask(backend, node)
+                _check_support(backend, node)
             constraint = getattr(node.node, "constraint", None)
             if constraint is not None and (backend is None or backend.enforces) and not node.uses:
                 language_of(constraint)
@@ -204,7 +214,7 @@ def _refused(graph: GraphRecord, backend: Backend | None) -> Iterator[Finding]:
             yield Finding("refused", error.message, node.where, error.hint)
 
 
-def _ask(backend: Backend, node: GraphNode) -> None:
+def _check_support(backend: Backend, node: GraphNode) -> None:
     """Raises CapabilityError if the backend does not support the node."""
     can = backend.capabilities
     record = node.node
@@ -224,7 +234,7 @@ def _ask(backend: Backend, node: GraphNode) -> None:
         case GrammarBegin():
             if Continuation not in can.constraints:
                 instead = "Write all of it with one gen(constraint=…)."
-                raise refusal(
+                raise unsupported_feature_error(
                     backend, record, "a grammar over several nodes", instead, record.where
                 )
         case ImagePart(image=image) if not can.takes(image.kind):
@@ -233,7 +243,7 @@ def _ask(backend: Backend, node: GraphNode) -> None:
             raise unsupported_medium_error(backend, record, kind, node.where)
 
 
-def _tools(graph: GraphRecord) -> Iterator[Finding]:
+def _find_hidden_tools(graph: GraphRecord) -> Iterator[Finding]:
     texts = [node.node.text for node in graph.nodes if isinstance(node.node, Text)]
     for node in graph.nodes:
         hidden = [tool for tool in node.tools if not any(tool in text for text in texts)]
@@ -247,8 +257,8 @@ def _tools(graph: GraphRecord) -> Iterator[Finding]:
             )
 
 
-def _fields(graph: GraphRecord, backend: Backend | None) -> Iterator[Finding]:
-    # an API is sent the schema, and shows it to its model
+def _find_hidden_fields(graph: GraphRecord, backend: Backend | None) -> Iterator[Finding]:
+    # an API receives the schema and shows it to its model
     if backend is not None and not backend.enforces:
         return
     for hidden in hidden_fields(graph):
@@ -263,9 +273,9 @@ def _fields(graph: GraphRecord, backend: Backend | None) -> Iterator[Finding]:
         )
 
 
-def _changes(graph: GraphRecord) -> Iterator[Finding]:
+def _find_changing_texts(graph: GraphRecord) -> Iterator[Finding]:
     for change in graph.changes:
-        first, second = _around(change.first, change.second)
+        first, second = _difference_excerpts(change.first, change.second)
         yield Finding(
             "changing-text",
             f"the text changes with every run: {first!r}, then {second!r}.",
@@ -274,8 +284,8 @@ def _changes(graph: GraphRecord) -> Iterator[Finding]:
         )
 
 
-def _around(first: str, second: str) -> tuple[str, str]:
-    """Excerpts of two texts, from shortly before the first difference."""
+def _difference_excerpts(first: str, second: str) -> tuple[str, str]:
+    """Returns excerpts of two texts, starting shortly before their first difference."""
     same = common_length(first, second)
     start = max(same - 20, 0)
     return first[start : same + 40], second[start : same + 40]

@@ -1,5 +1,5 @@
-"""Typed generations whose prompt names none of their fields, so that the model has to guess what
-they are for.
+"""Finds typed generations whose prompt mentions none of their fields, so that the model has to
+guess what the fields are for.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from sglang_lite.protocol import JsonSchema
 
 # in snake_case and camelCase
 _WORD: Final = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![^\W\d_A-Z])|\d+")
-_SMALL: Final = frozenset((  # words that any prompt may have
+_SMALL: Final = frozenset((  # words that any prompt may contain
     "a", "an", "and", "are", "at", "be", "by", "can", "did", "do", "for", "from", "has", "have", "in", "is", "it",
     "its", "no", "not", "of", "on", "or", "that", "the", "this", "to", "was", "with",
 ))  # fmt: skip
-# letters of a word that is also looked for inside other words, as German composes them
+# minimum length of a word that is also searched inside other words, as in German compounds
 _LONG: Final = 4
-_MAX_SCHEMAS: Final = 1_000  # that are looked at for one generation
+_MAX_SCHEMAS: Final = 1_000  # schemas visited for one generation
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenFields:
-    """Generation whose fields its prompt does not name.
+    """Generation whose prompt mentions none of its fields.
 
     Attributes:
         node: the generation.
-        fields: names of its fields, the outermost first.
+        fields: names of its fields, outermost first.
         type_name: name of its type, or "" if the schema has none.
     """
 
@@ -45,9 +45,9 @@ class _Prompt:
     """Text of a branch before its next node.
 
     Attributes:
-        text: text that the program writes, without templates and values, in lower case.
-        begins: True if the open turn, or a prompt without turns, has no text of its own yet.
-        by_caller: True if a turn begins with a value, which may be all of the instructions.
+        text: text written by the program, without templates and values, in lower case.
+        begins: True if the open turn (or a prompt without turns) has no text of its own yet.
+        by_caller: True if a turn begins with a value, which may hold the whole instructions.
     """
 
     text: str = ""
@@ -61,15 +61,15 @@ class _Prompt:
 
 
 def hidden_fields(graph: GraphRecord) -> Iterator[HiddenFields]:
-    """Yields the generations of all ways with a schema whose fields are named nowhere before them:
-    neither in a text that the program writes nor by an earlier answer. Prompts that a value begins
-    are not judged.
+    """Yields the generations with a schema, on any traced path, whose fields are mentioned nowhere
+    before them, neither in the program's text nor in an earlier answer. Skips prompts with a turn
+    that begins with a value, and generations with tools.
     """
     for way in graph.ways:
-        yield from _hidden_on(graph, way)
+        yield from _hidden_fields_on_path(graph, way)
 
 
-def _hidden_on(graph: GraphRecord, way: Way) -> Iterator[HiddenFields]:
+def _hidden_fields_on_path(graph: GraphRecord, way: Way) -> Iterator[HiddenFields]:
     prompts: dict[Path, _Prompt] = {}
     templates = _template_texts(graph, way)
     for i in way.nodes:
@@ -84,13 +84,13 @@ def _hidden_on(graph: GraphRecord, way: Way) -> Iterator[HiddenFields]:
                 prompt = replace(prompt, by_caller=prompt.by_caller or prompt.begins)
             case Gen(constraint=JsonSchema(source)) if not node.tools:
                 schema = json.loads(source)
-                fields = tuple(dict.fromkeys(_fields(schema)))
+                fields = tuple(dict.fromkeys(_member_names(schema)))
                 if (
                     fields
                     and not prompt.by_caller
-                    and not any(_is_named(name, prompt.text) for name in fields)
+                    and not any(_field_occurs_in(name, prompt.text) for name in fields)
                 ):
-                    yield HiddenFields(node, fields, _title(schema))
+                    yield HiddenFields(node, fields, _type_name_of_schema(schema))
                 prompt += " " + " ".join(fields)
             case Fork(branches):
                 for number in range(len(branches)):
@@ -102,7 +102,7 @@ def _hidden_on(graph: GraphRecord, way: Way) -> Iterator[HiddenFields]:
 
 
 def _template_texts(graph: GraphRecord, way: Way) -> set[int]:
-    """Ids of the texts around turns that a template writes."""
+    """Returns the ids of the texts around turns, which a template writes."""
     found: set[int] = set()
     last: dict[Path, int] = {}
     for i in way.nodes:
@@ -124,41 +124,41 @@ def _template_texts(graph: GraphRecord, way: Way) -> set[int]:
     return found
 
 
-def _is_named(field: str, text: str) -> bool:
-    """Returns True if a text in lower case has a word of a field's name, in any form that is easily
-    recognised.
+def _field_occurs_in(field: str, text: str) -> bool:
+    """Returns True if a text in lower case contains a word of a field's name, in any easily
+    recognised form.
     """
     words = [word.casefold() for word in _WORD.findall(field)]
     return any(
-        _has(text, word)
+        _contains_word(text, word)
         for word in [word for word in words if word not in _SMALL] or [field.casefold()]
     )
 
 
-def _has(text: str, word: str) -> bool:
+def _contains_word(text: str, word: str) -> bool:
     stem = word[:-1] if len(word) > _LONG - 1 and word[-1] in "sy" else word
     if len(stem) >= _LONG:
         return stem in text
-    behind = r"(?!\w)" if len(stem) < _LONG - 1 else ""  # `id` is no word of `idea`
+    behind = r"(?!\w)" if len(stem) < _LONG - 1 else ""  # `id` is not a word of `idea`
     return re.search(rf"(?<!\w){re.escape(stem)}{behind}", text) is not None
 
 
-def _fields(schema: Any) -> Iterator[str]:
-    """Yields the names of all members that a schema describes, the outermost first."""
+def _member_names(schema: Any) -> Iterator[str]:
+    """Yields the names of all members that a schema describes, outermost first."""
     queue: list[Any] = [schema]
     references: set[str] = set()
     for each in queue:
         if not isinstance(each, dict) or len(queue) > _MAX_SCHEMAS:
             continue
         yield from each.get("properties", {})
-        queue += [*_below(each), *each.get("properties", {}).values()]
+        queue += [*_subschemas(each), *each.get("properties", {}).values()]
         reference = each.get("$ref")
         if isinstance(reference, str) and reference not in references:
             references.add(reference)
-            queue.append(_at(schema, reference))
+            queue.append(_look_up_reference(schema, reference))
 
 
-def _below(schema: dict[str, Any]) -> list[Any]:
+def _subschemas(schema: dict[str, Any]) -> list[Any]:
     several: Sequence[Any] = [
         schema.get(word, ()) for word in ("anyOf", "oneOf", "allOf", "prefixItems")
     ]
@@ -170,8 +170,8 @@ def _below(schema: dict[str, Any]) -> list[Any]:
     ]
 
 
-def _at(root: Any, reference: str) -> Any:
-    """Part of a schema that a reference within it names, or None."""
+def _look_up_reference(root: Any, reference: str) -> Any:
+    """Returns the part of a schema that a reference within it points to, or None."""
     found = root
     for step in reference.removeprefix("#").split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
@@ -179,8 +179,8 @@ def _at(root: Any, reference: str) -> Any:
     return found
 
 
-def _title(schema: Any) -> str:
-    """Name of the type that a schema was made of, or ""."""
+def _type_name_of_schema(schema: Any) -> str:
+    """Returns the name of the type that a schema was made from, or ""."""
     queue = [schema]
     for each in queue:
         if not isinstance(each, dict) or len(queue) > _MAX_SCHEMAS:
@@ -188,5 +188,5 @@ def _title(schema: Any) -> str:
         if isinstance(each.get("title"), str) and each["title"].isidentifier():
             return str(each["title"])
         reference = each.get("$ref")
-        queue += _below(each) if reference is None else [_at(schema, reference)]
+        queue += _subschemas(each) if reference is None else [_look_up_reference(schema, reference)]
     return ""

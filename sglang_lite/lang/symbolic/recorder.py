@@ -1,5 +1,5 @@
-"""Recorder of a traced body: the nodes that its states add, which a `Player` would play, become
-nodes of a graph.
+"""Recorder for the body of a traced program: turns the nodes that its states add, which a `Player`
+would play, into nodes of a graph.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sglang_lite.lang.execution.operations import (
     SelectOp,
 )
 from sglang_lite.lang.execution.player import Player
-from sglang_lite.lang.execution.reading import added, nothing
+from sglang_lite.lang.execution.reading import pieces_since_fork, read_nothing
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.expressions import SglGen, SglGetForkItem, SglImage, SglSelect
 from sglang_lite.lang.state import ProgramState, user_location
@@ -61,31 +61,31 @@ from sglang_lite.protocol.anything import UserValue
 # Maximum number of steps of a trace; equals the limit on queued nodes in runtime/core/submission.py
 # (a test compares them).
 MAX_NODES: Final = 100_000
-_UNKNOWN_TEXT = Text("…")  # text that only a run has
+_UNKNOWN_TEXT = Text("…")  # stands for text known only at run time
 
 
 class EndlessError(TraceError):
-    """The body adds nodes or makes decisions without end."""
+    """Raised if a body adds nodes or makes decisions without end."""
 
 
 class CutError(BaseException):
-    """Ends a trace on purpose. A BaseException, so that bodies don't catch it."""
+    """Raised to end a trace on purpose. A BaseException, so that bodies don't catch it."""
 
 
-def is_limit(error: BaseException) -> bool:
+def is_tracing_limit(error: BaseException) -> bool:
     """Returns True if an error is a limit of tracing, not a fault of the body."""
     return isinstance(error, TraceError) and not isinstance(error, EndlessError)
 
 
 class TracedGraph:
-    """Graph under construction: the nodes that the ways through a body have added. Ways share their
-    nodes up to the first decision in which they differ.
+    """Graph under construction: the nodes that the traced paths through a body have added. Paths
+    share their nodes up to the first decision in which they differ.
 
     Attributes:
         nodes: nodes; their indices are their ids.
         answers: generations and selections with their prompts, by id; only in traces for `explain`.
         read: ids of the nodes whose value the body has read.
-        question_lines: lines of the body that ask questions.
+        question_lines: lines of the body that ask a question about a symbol.
     """
 
     def __init__(self) -> None:
@@ -95,8 +95,8 @@ class TracedGraph:
         self.question_lines: set[Location] = set()
         self._ids: dict[tuple[tuple[int, ...], int], int] = {}
 
-    def add(self, node: GraphNode, outcomes: tuple[int, ...], place: int) -> int:
-        """Adds a node, unless an earlier way has it, and returns its id.
+    def intern_node(self, node: GraphNode, outcomes: tuple[int, ...], place: int) -> int:
+        """Adds a node, unless an earlier path has already added it, and returns its id.
 
         Args:
             outcomes: outcomes of the decisions before it.
@@ -109,23 +109,22 @@ class TracedGraph:
 
 
 class TracedWay:
-    """One way through a body, including the programs that the body calls.
+    """One path through a body, including the programs that the body calls.
 
     Args:
-        graph: nodes of all ways.
+        graph: nodes of all paths.
         forced: outcomes of the first decisions; later decisions take their first outcome. None if
             the trace does not explore.
-        only: types of the main branch's nodes; the first node of another type ends the trace. None
-            for no end.
+        only: types allowed for nodes of the main branch; the first node of another type ends the
+            trace. None allows all types.
 
     Attributes:
         ids: ids of the nodes so far.
         outcomes: outcomes of the decisions so far.
         marks: symbols by the marks that stand for them in texts.
-        equal_values: values that symbols are known to be equal to on this way, by key of the
-            symbol.
+        equal_values: values that symbols are known to equal on this path, by the symbol's key.
         error: exception that the body raised, or None.
-        cut: whether the way was not followed to its end, as it has too many decisions.
+        cut: whether the path was cut short because it has too many decisions.
         returns: whether the body returned a value.
     """
 
@@ -151,19 +150,19 @@ class TracedWay:
         self._remaining_steps = MAX_NODES
         self._lock = threading.Lock()  # threads of the body may add to several branches
 
-    def add(self, node: GraphNode) -> int:
+    def record_node(self, node: GraphNode) -> int:
         """Records a node and returns its id."""
-        self._step()
+        self._count_step()
         if self._only is not None and not node.path and not isinstance(node.node, self._only):
-            self._only = ()  # of the blocks that the error leaves nothing is recorded either
+            self._only = ()  # blocks that the error leaves record nothing either
             raise CutError
         with self._lock:
-            i = self.graph.add(node, self.outcomes, self._place)
+            i = self.graph.intern_node(node, self.outcomes, self._place)
             self.ids.append(i)
             self._place += 1
         return i
 
-    def _step(self) -> None:
+    def _count_step(self) -> None:
         """Counts a step. Raises EndlessError if the trace has made too many."""
         self._remaining_steps -= 1
         if self._remaining_steps < 0:
@@ -173,23 +172,27 @@ class TracedWay:
                 where=user_location(),
             )
 
-    def decide(self, symbol: Symbol, question: str, outcomes: tuple[str, ...], key: object) -> int:
-        """Index of a decision's outcome in this trace; the same question always has the same
-        answer. Raises CutError if the way has too many decisions.
+    def choose_outcome(
+        self, symbol: Symbol, question: str, outcomes: tuple[str, ...], key: object
+    ) -> int:
+        """Returns the index of a decision's outcome on this path, recording the decision if its
+        question is new. The same question always has the same answer. Raises CutError if the path
+        has too many decisions.
         """
         if (where := user_location()) is not None:
             self.graph.question_lines.add(where)
         if key in self._known:
-            self._step()
+            self._count_step()
             return self._known[key]
         at = len(self.outcomes)
         if at == MAX_BRANCHINGS:
             raise CutError
         assert self.forced is not None
         outcome = self._known[key] = self.forced[at] if at < len(self.forced) else 0
-        self.add(
+        self.record_node(
             GraphNode(
-                Branching(question, outcomes, where=where), uses=(self.use(symbol, "question"),)
+                Branching(question, outcomes, where=where),
+                uses=(self.build_symbol_use(symbol, "question"),),
             )
         )
         self.outcomes = (*self.outcomes, outcome)
@@ -197,19 +200,21 @@ class TracedWay:
         return outcome
 
     def decisions(self) -> list[Branching]:
-        """Decisions so far, in order."""
+        """Returns the decisions so far, in order."""
         nodes = (self.graph.nodes[i].node for i in self.ids)
         return [node for node in nodes if isinstance(node, Branching)]
 
-    def variable(
+    def register_symbol(
         self, name: str, node: BaseNode, i: int, choices: tuple[str, ...] = ()
     ) -> SglVariable:
-        """Symbol of the value that a node makes, whose id is `i`."""
+        """Creates the symbol for the value of a node, and remembers the node's id `i` as its
+        source.
+        """
         self._sources[id(node)] = i
         return SglVariable(name, node, choices)
 
     def note_read(self, value: UserValue) -> None:
-        """Notes that the body has read a variable."""
+        """Records that the body has read a variable."""
         for each in value if isinstance(value, list) else (value,):
             if (
                 isinstance(each, Symbol)
@@ -217,31 +222,37 @@ class TracedWay:
             ):
                 self.graph.read.add(source)
 
-    def use(self, symbol: Symbol, into: str) -> Use:
+    def build_symbol_use(self, symbol: Symbol, into: str) -> Use:
         of = symbol.__origin__()
         return Use(of.name, of.parts, into, self._sources.get(id(of.source)))
 
-    def uses(self, value: object, into: str) -> tuple[Use, ...]:
-        """Uses of the symbols that a value is, or contains as their marks."""
+    def symbol_uses_in(self, value: object, into: str) -> tuple[Use, ...]:
+        """Returns the uses of the symbols in a value: the value itself if it is a symbol, otherwise
+        the symbols whose marks its text contains.
+        """
         if isinstance(value, Symbol):
-            return (self.use(value, into),)
+            return (self.build_symbol_use(value, into),)
         text = (
             value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
         )
         return tuple(
-            self.use(self.marks[mark], into) for mark in MARK.findall(text) if mark in self.marks
+            self.build_symbol_use(self.marks[mark], into)
+            for mark in MARK.findall(text)
+            if mark in self.marks
         )
 
-    def plain(self, text: str) -> str:
-        """Text with its symbols replaced by their expressions in braces."""
-        return MARK.sub(lambda mark: f"{{{self.use(self.marks[mark[0]], '').expression}}}", text)
+    def expand_marks(self, text: str) -> str:
+        """Replaces the marks of symbols in a text by their expressions in braces."""
+        return MARK.sub(
+            lambda mark: f"{{{self.build_symbol_use(self.marks[mark[0]], '').expression}}}", text
+        )
 
 
 class Recorder(Player):
     """Player that records the operations of a branch instead of playing them.
 
     Attributes:
-        way: nodes of all branches.
+        way: traced path, shared by all branches.
         path: path of the branch in the graph.
         scopes: names of the open scopes, outermost first.
         expressions: nodes, symbols and images in the order in which they were added, in SGLang's
@@ -262,34 +273,38 @@ class Recorder(Player):
         self.scopes: tuple[str, ...] = ()
         self._marks: list[tuple[BranchMark, tuple[str, ...]]] = []
 
-    def called(self, run: Run, program: str) -> Recorder:
-        """Recorder of a program that the branch's body runs by itself."""
-        i = self._add(Call(program, where=user_location()), None)
+    def record_call(self, run: Run, program: str) -> Recorder:
+        """Records the call of a program that the body runs separately, and returns the recorder for
+        the program's branch.
+        """
+        i = self._record_node(Call(program, where=user_location()), None)
         return Recorder(run, self.way, (*self.path, i, 0))
 
-    def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
-        if what not in (nothing, added):
+    def read_when_played(
+        self, what: Callable[[Player], UserValue], where: Location | None = None
+    ) -> Variable:
+        if what not in (read_nothing, pieces_since_fork):
             SglVariable("the text").__refuse__("read the text or the messages")
-        return super().read(nothing, where)
+        return super().read_when_played(read_nothing, where)
 
     def roll_back_to(self, mark: BranchMark) -> None:
         i = [each for each, _ in self._marks].index(mark)
-        self._add(Rollback(mark=i, where=user_location()), None)
+        self._record_node(Rollback(mark=i, where=user_location()), None)
         assert mark.position is not None
         self.transcript.rewind_to(mark.position)
         self.scopes = self._marks[i][1]
 
     def add_value(self, symbol: Symbol, where: Location | None) -> None:
         """Records the value of a symbol as text."""
-        self._add(Value(where=where), symbol, (self.way.use(symbol, "text"),))
+        self._record_node(Value(where=where), symbol, (self.way.build_symbol_use(symbol, "text"),))
         self.transcript.append_text(_UNKNOWN_TEXT)
 
     def add_image(self, image: SglImage, where: Location | None) -> None:
         source = image.path
-        uses = self.way.uses(source, "image") if isinstance(source, str | Symbol) else ()
-        self._add(Picture(f"{source!r:.60}", image.kind, where=where), image, uses)
+        uses = self.way.symbol_uses_in(source, "image") if isinstance(source, str | Symbol) else ()
+        self._record_node(Picture(f"{source!r:.60}", image.kind, where=where), image, uses)
 
-    def put(self, op: Op) -> None:
+    def play_or_queue(self, op: Op) -> None:
         way = self.way
         match op:
             case ReadOp():
@@ -297,20 +312,20 @@ class Recorder(Player):
             case EventOp():
                 pass
             case Text():
-                self._add_text(op)
+                self._record_text(op)
             case GenOp() | SelectOp():
-                self._add_answer(op)
+                self._record_answer(op)
             case ScopeOp(ScopeBegin() as node):
-                name = way.plain(node.name)
-                self._add(_replace(node, name=name), node)
+                name = way.expand_marks(node.name)
+                self._record_node(_replace(node, name=name), node)
                 self.scopes += (name,)
             case ScopeOp(node):
-                i = self._add(_replace(node, name=way.plain(node.name)), node)
+                i = self._record_node(_replace(node, name=way.expand_marks(node.name)), node)
                 self.scopes = self.scopes[:-1]
-                self.symbols[node.name] = way.variable(node.name, node, i)
+                self.symbols[node.name] = way.register_symbol(node.name, node, i)
                 op.variable.set(self.symbols[node.name])
             case ForkOp(node, children):
-                i = self._add(node, node)
+                i = self._record_node(node, node)
                 for number, child in enumerate(children):
                     assert isinstance(child, Recorder)
                     child.path = (*self.path, i, number)
@@ -320,28 +335,30 @@ class Recorder(Player):
                     child.transcript.fork_from(self.transcript)
             case JoinOp(node, children):
                 paths = tuple(child.path for child in children if isinstance(child, Recorder))
-                self._add(node, node, joins=paths)
+                self._record_node(node, node, joins=paths)
                 if node.mode == "concate_and_append":
                     self.transcript.append_text(_UNKNOWN_TEXT)
             case MarkOp(mark):
-                self._add(Mark(where=user_location()), None)
+                self._record_node(Mark(where=user_location()), None)
                 mark.position = self.transcript.position()
                 self._marks.append((mark, self.scopes))
             case TurnBegin():
-                turn = _replace(op, role=way.plain(op.role))
-                self._add(turn, op)
+                turn = _replace(op, role=way.expand_marks(op.role))
+                self._record_node(turn, op)
                 self.transcript.begin_turn(turn)
             case TurnEnd():
-                self._add(_replace(op, role=way.plain(op.role)), op)
+                self._record_node(_replace(op, role=way.expand_marks(op.role)), op)
                 self.transcript.end_turn(op)
             case _:
-                self._add(
+                self._record_node(
                     op,
                     op,
-                    way.uses(op.constraint, "constraint") if isinstance(op, GrammarBegin) else (),
+                    way.symbol_uses_in(op.constraint, "constraint")
+                    if isinstance(op, GrammarBegin)
+                    else (),
                 )
 
-    def _add(
+    def _record_node(
         self,
         node: Any,
         expression: Expression | None,
@@ -352,78 +369,85 @@ class Recorder(Player):
         """Records a node and returns its id.
 
         Args:
-            expression: the node as the state shows it, or None if it does not.
+            expression: the node in the form in which the state lists it, or None if the state does
+                not list it.
         """
-        i = self.way.add(
+        i = self.way.record_node(
             GraphNode(node, self.path, self.transcript.role, self.scopes, uses, tools, joins)
         )
         if expression is not None:
             self.expressions.append(expression)
         return i
 
-    def _add_text(self, node: Text) -> None:
-        """Records text, with symbols in place of their marks."""
+    def _record_text(self, node: Text) -> None:
+        """Adds text to the record, with symbols in place of their marks."""
         for part in MARK.split(node.text):
             if part in self.way.marks:
                 self.add_value(self.way.marks[part], node.where)
             elif part:
                 text = node if part == node.text else _replace(node, text=part)
-                self._add(text, text)
+                self._record_node(text, text)
                 self.transcript.append_text(text)
 
-    def _add_answer(self, op: GenOp | SelectOp) -> None:
+    def _record_answer(self, op: GenOp | SelectOp) -> None:
         way = self.way
         node = op.node
         own = op.expression
-        record, uses = self._gen(op) if isinstance(op, GenOp) else self._select(op.node)
+        record, uses = (
+            self._gen_with_uses(op) if isinstance(op, GenOp) else self._select_with_uses(op.node)
+        )
         tools = tuple(own.tools.tools) if isinstance(own, SglGen) and own.tools is not None else ()
-        i = self._add(_replace(record, name=node.name and way.plain(node.name)), node, uses, tools)
+        i = self._record_node(
+            _replace(record, name=node.name and way.expand_marks(node.name)), node, uses, tools
+        )
         if isinstance(self.backend, TracedBackend):
             way.graph.answers.setdefault(i, TracedAnswer(own, self.transcript.prompt()))
         self.transcript.append_text(_UNKNOWN_TEXT)
         name = node.name or f"{'gen' if isinstance(node, Gen) else 'select'}_{len(self.symbols)}"
         choices = own.choices if isinstance(own, SglSelect) and not own.multi and not uses else ()
-        self.symbols[name] = way.variable(name, node, i, choices)
+        self.symbols[name] = way.register_symbol(name, node, i, choices)
         op.variable.set(self.symbols[name])
         if isinstance(op, GenOp) and op.thoughts is not None:
-            op.thoughts.set(way.variable(f"{name}{REASONING_SUFFIX}", node, i))
+            op.thoughts.set(way.register_symbol(f"{name}{REASONING_SUFFIX}", node, i))
 
-    def _gen(self, op: GenOp) -> tuple[Gen, tuple[Use, ...]]:
-        """Generation as the user requested it, without additions of a template or a backend, and
-        its uses of symbols.
+    def _gen_with_uses(self, op: GenOp) -> tuple[Gen, tuple[Use, ...]]:
+        """Returns the generation as the user requested it, without a template's or backend's
+        additions, together with its uses of symbols. Fields that contain symbols are left unset.
         """
         params = op.expression.node.params
         constraint = op.expression.node.constraint
-        uses = () if constraint is None else self.way.uses(constraint, "constraint")
+        uses = () if constraint is None else self.way.symbol_uses_in(constraint, "constraint")
         if uses:
             constraint = None
         for name in params.__struct_fields__:
             value = getattr(params, name)
-            if value is not UNSET and (found := self.way.uses(value, name)):
+            if value is not UNSET and (found := self.way.symbol_uses_in(value, name)):
                 uses += found
                 params = _replace(params, **{name: UNSET})
         return _replace(op.node, params=params, constraint=constraint), uses
 
-    def _select(self, node: Select) -> tuple[Select, tuple[Use, ...]]:
+    def _select_with_uses(self, node: Select) -> tuple[Select, tuple[Use, ...]]:
         given: Any = node.choices
-        uses = () if node.lora_path is UNSET else self.way.uses(node.lora_path, "lora_path")
+        uses = (
+            () if node.lora_path is UNSET else self.way.symbol_uses_in(node.lora_path, "lora_path")
+        )
         node = _replace(node, seed=UNSET, lora_path=UNSET if uses else node.lora_path)
         if isinstance(given, Symbol):
-            return _replace(node, choices=()), uses + self.way.uses(given, "choices")
-        uses += tuple(use for choice in given for use in self.way.uses(choice, "choices"))
-        return _replace(node, choices=tuple(map(self.way.plain, given))), uses
+            return _replace(node, choices=()), uses + self.way.symbol_uses_in(given, "choices")
+        uses += tuple(use for choice in given for use in self.way.symbol_uses_in(choice, "choices"))
+        return _replace(node, choices=tuple(map(self.way.expand_marks, given))), uses
 
 
 class TracedBranch(Branch):
-    """Branch of a trace. Makes and checks nodes as in a run, except for what only a run knows:
-    symbols, images, and text in a grammar.
+    """Branch of a trace. Creates and checks nodes as in a run, except for what is known only at run
+    time: symbols, images, and text in a grammar.
     """
 
     __slots__ = ()
 
     player: Recorder
 
-    def _forked(self) -> Recorder:
+    def _fork_player(self) -> Recorder:
         return Recorder(self.run, self.player.way)
 
     def submit_one(self, expression: Expression, where: Location | None) -> None:

@@ -1,10 +1,10 @@
-"""Symbols, which stand in a trace for values that only a run has.
+"""Symbols, which stand in a trace for values known only at run time.
 
 A symbol can be added to a state and formatted into text (`f"{x}"` splits into the text and the
-symbol), and so can its attributes and items, which are symbols too. Any other question, such as
-whether it is true, raises TraceError at the line of the body, unless the trace explores: then a
-question with few possible answers is a decision, and the body is run again for each answer. (Not
-detectable: `x is None`, `isinstance(x, …)` and `repr(x)`.)
+symbol). So can its attributes and items, which are symbols too. Any other question about it, such
+as whether it is true, raises TraceError at the line of the body, unless the trace explores: then
+a question with few possible answers is a decision, and the body is run again for each answer.
+(Not detectable: `x is None`, `isinstance(x, …)` and `repr(x)`.)
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from sglang_lite.protocol.parameter import Deferred
 if TYPE_CHECKING:
     from sglang_lite.lang.symbolic.recorder import TracedWay
 
-# Way that is being traced in this context.
+# Path being traced in this context.
 traced_way: ContextVar[TracedWay | None] = ContextVar("sglang_lite_traced_way", default=None)
-# stands for a symbol in a text that is not added to a state yet
+# stands for a symbol in a text that has not been added to a state yet
 MARK: Final = re.compile("(\ue002[0-9]+\ue003)")
 _numbers = itertools.count()
 
@@ -52,8 +52,8 @@ class _UnhashableError(TraceError, TypeError):
 
 
 class _RuntimeAttribute:
-    """Descriptor for an attribute of the symbol itself. While a body is being traced, it returns
-    the symbol of the value's attribute with that name instead.
+    """Descriptor for an attribute of the symbol itself. While a body is being traced, it instead
+    returns the symbol for the value's attribute of the same name.
     """
 
     def __init__(self, name: str) -> None:
@@ -70,11 +70,11 @@ class _RuntimeAttribute:
 class Symbol(Expression, Deferred):
     """Value that is not known before the program runs.
 
-    Public attributes of a symbol are symbols of the value's attributes. This package therefore uses
-    methods with two underscores on each side.
+    Public attributes of a symbol are symbols of the value's attributes. This package therefore
+    calls methods with two underscores on each side.
 
     Args:
-        name: expression of the symbol in Python.
+        name: Python expression for the symbol.
         origin: origin of the symbol; None for a whole argument.
     """
 
@@ -90,18 +90,18 @@ class Symbol(Expression, Deferred):
     def __origin__(self) -> SymbolOrigin:
         return self._origin
 
-    def _part(self, name: str, step: AccessStep) -> Symbol:
+    def _derive_part(self, name: str, step: AccessStep) -> Symbol:
         whole, parts, source = self._origin
         return type(self)(name, origin=SymbolOrigin(whole, (*parts, step), source))
 
     def __getattr__(self, name: str) -> Symbol:
         if name.startswith("_"):
             raise AttributeError(f"{self!r} has no attribute {name!r}")
-        return self._part(f"{self._name}.{name}", ("attribute", name))
+        return self._derive_part(f"{self._name}.{name}", ("attribute", name))
 
     def __getitem__(self, key: object) -> Symbol:
         step: AccessStep = ("item", key) if type(key) in (str, int) else ("other", f"{key!r:.60}")  # type: ignore[assignment] # a str or an int
-        return self._part(f"{self._name}[{key!r}]", step)
+        return self._derive_part(f"{self._name}[{key!r}]", step)
 
     def __format__(self, spec: str) -> str:
         if spec:
@@ -109,8 +109,8 @@ class Symbol(Expression, Deferred):
         return str(self)
 
     def __str__(self) -> str:
-        """Mark that stands for the symbol in texts of a body that is being traced, until the text
-        is added to a state.
+        """Returns the mark that stands for the symbol in a text until the text is added to a state.
+        Outside a traced body, returns the repr.
         """
         way = traced_way.get()
         if way is None:
@@ -120,87 +120,97 @@ class Symbol(Expression, Deferred):
         return self._mark
 
     def __refuse__(self, what: str, kind: type[TraceError] = TraceError) -> NoReturn:
-        """Raises the error for a question that no trace can answer."""
+        """Raises the error for a question that a trace can't answer."""
         raise kind(
             f"tracing can't {what}: {self!r} is only known when the program runs.",
             hint="Give the argument to trace(), or run the program.",
             where=user_location(),
         )
 
-    # Questions, which are decisions if the trace explores.
+    # Questions about the value; they are decisions if the trace explores.
 
-    def _key(self) -> tuple[Any, ...]:
+    def _identity_key(self) -> tuple[Any, ...]:
         return self._name, id(self._origin.source)
 
-    def _choice(self, way: TracedWay) -> str | None:
-        """Choice that a selection has made on this path, or None for the value of another node."""
+    def _decide_choice(self, way: TracedWay) -> str | None:
+        """Returns the choice that a selection has made on this path, or None if the symbol is not
+        the value of a selection with known choices.
+        """
         choices = self._choices if isinstance(self, SglVariable) else ()
         if not choices:
             return None
-        return choices[way.decide(self, "", choices, (*self._key(), "choice"))]
+        return choices[way.choose_outcome(self, "", choices, (*self._identity_key(), "choice"))]
 
-    def _ask(self, what: str, question: str, answer: Callable[[Any], Any]) -> bool:
-        """Answer to a yes-or-no question. For the value of a selection it follows from the choice;
-        for other values both answers are explored.
+    def _answer_yes_or_no(self, what: str, question: str, answer: Callable[[Any], Any]) -> bool:
+        """Answers a yes-or-no question. For the value of a selection, the answer follows from the
+        choice; for other values, both answers are explored.
         """
-        way = _exploring()
+        way = _exploring_path()
         if way is None:
             self.__refuse__(what)
-        choice = self._choice(way)
+        choice = self._decide_choice(way)
         if choice is not None:
             return bool(answer(choice))
-        return not way.decide(self, question, ("True", "False"), (*self._key(), question))
+        return not way.choose_outcome(
+            self, question, ("True", "False"), (*self._identity_key(), question)
+        )
 
     def __bool__(self) -> bool:
-        return self._ask("tell whether it is true", "", bool)
+        return self._answer_yes_or_no("tell whether it is true", "", bool)
 
     def __eq__(self, other: object) -> bool:
         if other is self:
             return True
         if isinstance(other, Symbol):
             return self.__refuse__("compare it")
-        way = _exploring()
-        key = self._key()
+        way = _exploring_path()
+        key = self._identity_key()
         if way is not None and key in way.equal_values:
             return bool(way.equal_values[key] == other)
-        same = self._ask("compare it", f"== {other!r:.60}", lambda value: value == other)
+        same = self._answer_yes_or_no(
+            "compare it", f"== {other!r:.60}", lambda value: value == other
+        )
         if same and way is not None:
             way.equal_values[key] = other
         return same
 
-    def _compare(self, compare: Callable[[Any, Any], Any], sign: str, other: object) -> bool:
+    def _answer_comparison(
+        self, compare: Callable[[Any, Any], Any], sign: str, other: object
+    ) -> bool:
         if isinstance(other, Symbol):
             self.__refuse__("compare it")
-        return self._ask("compare it", f"{sign} {other!r:.60}", lambda value: compare(value, other))
+        return self._answer_yes_or_no(
+            "compare it", f"{sign} {other!r:.60}", lambda value: compare(value, other)
+        )
 
-    __lt__ = partialmethod(_compare, operator.lt, "<")
-    __le__ = partialmethod(_compare, operator.le, "<=")
-    __gt__ = partialmethod(_compare, operator.gt, ">")
-    __ge__ = partialmethod(_compare, operator.ge, ">=")
+    __lt__ = partialmethod(_answer_comparison, operator.lt, "<")
+    __le__ = partialmethod(_answer_comparison, operator.le, "<=")
+    __gt__ = partialmethod(_answer_comparison, operator.gt, ">")
+    __ge__ = partialmethod(_answer_comparison, operator.ge, ">=")
 
     def __contains__(self, item: object) -> bool:
-        return self._ask(
+        return self._answer_yes_or_no(
             "tell what is in it", f"contains {item!r:.60}", lambda value: item in value
         )
 
     def __hash__(self) -> int:
-        way = _exploring()
-        choice = None if way is None else self._choice(way)
+        way = _exploring_path()
+        choice = None if way is None else self._decide_choice(way)
         return self.__refuse__("look it up", _UnhashableError) if choice is None else hash(choice)
 
     def __add__(self, other: object) -> Expressions:
-        return super().__add__(_summand(self, other))
+        return super().__add__(_check_summand(self, other))
 
     def __radd__(self, other: object) -> Expressions:
-        return super().__radd__(_summand(self, other))
+        return super().__radd__(_check_summand(self, other))
 
 
-def _exploring() -> TracedWay | None:
+def _exploring_path() -> TracedWay | None:
     way = traced_way.get()
     return None if way is None or way.forced is None else way
 
 
-def _summand(symbol: Symbol, other: Any) -> Any:
+def _check_summand(symbol: Symbol, other: Any) -> Any:
     return other if isinstance(other, str | Expression) else symbol.__refuse__("calculate with it")
 
 
@@ -217,7 +227,7 @@ _BINARY = (
     "or",
     "xor",
 )
-# Questions that no path of a trace can answer, by the method that asks.
+# Operations that no trace can carry out, by the name of their method.
 _REFUSED = {
     "call": "call it",
     "len": "tell how long it is",
@@ -228,19 +238,19 @@ _REFUSED = {
 }
 
 
-def _refusing(what: str) -> Callable[..., NoReturn]:
-    def refused(symbol: Symbol, *_: object, **__: object) -> NoReturn:
+def _refusal_method(what: str) -> Callable[..., NoReturn]:
+    def raise_refusal(symbol: Symbol, *_: object, **__: object) -> NoReturn:
         symbol.__refuse__(what)
 
-    return refused
+    return raise_refusal
 
 
 for _operator, _what in _REFUSED.items():
-    setattr(Symbol, f"__{_operator}__", _refusing(_what))
+    setattr(Symbol, f"__{_operator}__", _refusal_method(_what))
 
 
 class SglArgument(Symbol):
-    """Argument that was not given."""
+    """Argument that was not given to the trace."""
 
     __slots__ = ("_value",)
 
@@ -257,7 +267,7 @@ class SglArgument(Symbol):
 
 
 class SglVariable(Symbol):
-    """Value of a node. `choices` are its possible values, or empty if they are not known."""
+    """Value of a node. `choices` are its possible values; empty if they are unknown."""
 
     __slots__ = ("_choices", "_source")
 

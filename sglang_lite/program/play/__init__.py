@@ -1,3 +1,3 @@
-"""The player of programs: rules of nodes, without threads, tokens or models. A driver performs what
-it asks for.
+"""Player of programs: the rules of nodes, without threads, tokens or models. A driver performs the
+effects that it requests.
 """

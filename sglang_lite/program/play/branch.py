@@ -1,5 +1,5 @@
-"""A branch of a program that is being played: its queue, what its rules remember, and the effects
-that its driver performs. player.py plays it.
+"""Branch of a program that is being played: its queue, the state that its rules need, and the
+effects that its driver performs. player.py plays it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sglang_lite.program.nodes import (
 from sglang_lite.protocol import ProgramError, SglError
 
 PieceT = TypeVar("PieceT")
-# the driver's kind of text; its pieces are the driver's own
+# the driver's own kind of text, with its own kind of pieces
 TextT = TypeVar("TextT", bound="BranchText[Any]")
 QueuedT = TypeVar("QueuedT", bound="QueuedNode")
 
@@ -59,7 +59,7 @@ NOTHING_EXPECTED = ExpectedTokens()
 
 @dataclass(eq=False, slots=True)
 class QueuedNode:
-    """A node that is yet to be played. A driver extends it by what it needs to play the node.
+    """A node that is yet to be played. A driver extends it with what it needs to play the node.
 
     Attributes:
         node: the node.
@@ -84,35 +84,36 @@ class BranchText(ABC, Generic[PieceT]):
 
     @abstractmethod
     def append(self, node: Content) -> None:
-        """Appends what a node stands for. Raises SglError if that is impossible."""
+        """Appends the content of a node. Raises SglError if that is impossible."""
 
     @abstractmethod
-    def write(self, pieces: Sequence[PieceT]) -> None:
+    def append_pieces(self, pieces: Sequence[PieceT]) -> None:
         """Appends pieces: an answer, or what a joined branch has added."""
 
     @abstractmethod
     def fork(self) -> Self:
-        """Text of a new branch that continues from here."""
+        """Returns the text of a new branch that continues from here."""
 
     @abstractmethod
     def mark(self) -> object:
-        """Place to go back to."""
+        """Returns a mark of this place, for `go_back`."""
 
     @abstractmethod
     def go_back(self, mark: Any) -> None:  # what the driver's `mark` returns
-        """Returns to a place, which may be used again."""
+        """Goes back to a mark, which can be used again later."""
 
 
 @dataclass(eq=False, slots=True)
 class Claim(Generic[TextT, QueuedT]):
-    """Claim of a join on what the first nodes of a branch add, or, in the branches forked from
-    those that it joins, on their being played. A rollback leaves these nodes.
+    """Claim of a join on the first nodes of a branch. In a joined branch, it is a claim on what
+    these nodes add. In branches forked from that one, it only makes sure that they are played. A
+    rollback does not remove claimed nodes.
 
     Attributes:
         joiner: branch that has the join.
         end: number of these nodes.
         pieces: what they have added, or None until they are played.
-        error: error because of which they will not be played, or None.
+        error: error that prevents them from being played, or None.
     """
 
     joiner: ProgramBranch[TextT, QueuedT]
@@ -123,13 +124,13 @@ class Claim(Generic[TextT, QueuedT]):
 
 @dataclass(eq=False, slots=True)
 class Ask(Generic[TextT, QueuedT]):
-    """Effect: a node needs an answer. The branch waits until the player is told of it.
+    """Effect: a node needs an answer. The branch waits until the player receives it.
 
     Attributes:
         branch: branch of the node.
         place: index of the node in its branch.
         entry: the node, as it was queued.
-        attempt: number of verdicts before it that have asked again in this place.
+        attempt: number of earlier verdicts that have asked again in this place.
     """
 
     branch: ProgramBranch[TextT, QueuedT]
@@ -158,7 +159,7 @@ class Totals:
 
 
 class ProgramBranch(Generic[TextT, QueuedT]):
-    """Branch of a program. The player alone changes it.
+    """Branch of a program. Only the player changes it.
 
     Args:
         path: path of the branch; () for the main branch.
@@ -172,15 +173,15 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         played: number of nodes played, failed or skipped.
         ask: what it waits for, or None.
         paused: place at which it waits for a verdict of the caller, or None.
-        verdicts: verdicts on nodes that it has not reached, by place, in order: pieces, and what is
-            asked again.
-        attempt: number of verdicts that have asked again in the place where it is.
+        verdicts: verdicts on nodes that it has not reached, by place, in order: the pieces to add,
+            and the node to ask again, or None.
+        attempt: number of verdicts that have asked again in its current place.
         error: error that it has failed with, or was dropped with; a rollback resets it.
         refused: error that it fails with once its queue is empty, or None.
         lost: True if it has ended for good, or will once its queue is empty: its fork was rolled
             back, or will never be played.
-        quiet: True if its error is not told when it comes.
-        untold: True if its error is told to who adds nodes, as nobody was told of it.
+        quiet: True if its error is not reported when it occurs.
+        untold: True if its error was never reported, so it is when nodes are added.
         forks: branches of its forks, by place.
         joins: places of its joins that append.
         joined: its claims on other branches, by the join's place; None if the join doesn't match
@@ -188,7 +189,7 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         claims: open claims of joins on this branch.
         marks: places of the text to go back to, by the place of the mark.
         rollbacks: marks of the rollbacks that are not played yet, by place.
-        lengths: number of added pieces behind each played node, by place.
+        lengths: number of added pieces after each played node, by place.
     """
 
     __slots__ = (
@@ -252,7 +253,7 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         self._totals.queued -= 1
         return place, entry
 
-    def skip(self, end: int) -> list[tuple[int, QueuedT]]:
+    def drop_queued_before(self, end: int) -> list[tuple[int, QueuedT]]:
         """Removes the queued nodes before a place, and returns them."""
         self.rollbacks = {at: mark for at, mark in self.rollbacks.items() if at >= end}
         removed = []
@@ -260,8 +261,10 @@ class ProgramBranch(Generic[TextT, QueuedT]):
             removed.append(self.pop())
         return removed
 
-    def cut(self, start: int) -> list[tuple[int, QueuedT]]:
-        """Removes the queued nodes from a place on, and the verdicts on them. Returns the nodes."""
+    def remove_queued_from(self, start: int) -> list[tuple[int, QueuedT]]:
+        """Removes the queued nodes from a place on, and the verdicts on them. Returns the removed
+        nodes.
+        """
         if self.verdicts:
             self.verdicts = {place: each for place, each in self.verdicts.items() if place < start}
         self.rollbacks = {at: mark for at, mark in self.rollbacks.items() if at < start}
@@ -276,25 +279,25 @@ class ProgramBranch(Generic[TextT, QueuedT]):
 
     @property
     def judged_place(self) -> int | None:
-        """Place of the judged node that it is at, whose answer may not have come yet; None if it is
-        at another.
+        """Place of the judged node that the branch is at, whose answer may not have arrived yet.
+        None if it is at another node.
         """
         return self.ask.place if self.ask is not None and is_judged(self.ask.node) else self.paused
 
-    def is_decided(self, place: int) -> bool:
-        """Returns True if the last verdict on a node has come before the branch did."""
+    def has_final_verdict(self, place: int) -> bool:
+        """Returns True if the final verdict on a node arrived before the branch reached it."""
         return any(again is None for _, again in self.verdicts.get(place, ()))
 
-    def mark_played(self, place: int) -> list[ProgramBranch[TextT, QueuedT]]:
-        """Notes that a node was played. Returns branches that may be able to join now."""
+    def record_played_node(self, place: int) -> list[ProgramBranch[TextT, QueuedT]]:
+        """Records that a node was played. Returns branches that may be able to join now."""
         assert self.text is not None
         self.played = place + 1
         self.lengths[place] = len(self.text.added)
         return self.settle_claims() if self.claims else []
 
-    def end(self) -> None:
-        """Forgets what is not played, and breaks reference cycles, so that no garbage collection is
-        needed.
+    def discard_unplayed(self) -> None:
+        """Discards what is not played, and breaks reference cycles, so that no garbage collection
+        is needed.
         """
         self.paused = None
         self.queue.clear()
@@ -304,35 +307,39 @@ class ProgramBranch(Generic[TextT, QueuedT]):
     # ---------------------------------------------------------------------------------------- joins
 
     def add_join(self, place: int, node: Join) -> None:
-        """Claims what the branches of a join have at the join's own place."""
+        """Claims the nodes that the branches of a join have when the join is added."""
         last = max(self.joins, default=-1)
         places = [at for at in self.forks if (at > last if node.fork is None else at == node.fork)]
         children = [child for at in places for child in self.forks[at]]
         ends: Sequence[int | None] = node.ends or [None] * len(children)
         matches = len(children) == len(ends)
-        claims = [child.claim(self, end) for child, end in zip(children, ends)] if matches else None
+        claims = (
+            [child.claim_nodes(self, end) for child, end in zip(children, ends)]
+            if matches
+            else None
+        )
         if node.mode == "concate_and_append":
             self.joined[place] = claims
             self.joins.append(place)
 
-    def claim(
+    def claim_nodes(
         self, joiner: ProgramBranch[TextT, QueuedT], end: int | None
     ) -> Claim[TextT, QueuedT]:
-        """Claims what the first `end` nodes add (None: all nodes so far) for a join of another
-        branch, and all nodes of the branches that they fork.
+        """Claims what the first `end` nodes add (None: all nodes so far) for a join in another
+        branch. Also claims all nodes of the branches that these nodes fork.
         """
         claim = Claim(joiner, self.count if end is None else end)
         for place, branches in self.forks.items():
             if place < claim.end:
                 for child in branches:
-                    child.claim(joiner, None)
+                    child.claim_nodes(joiner, None)
         self.claims.append(claim)
         self.settle_claims()
         if self.error is not None:
             self.fail_claims(self.error)
         return claim
 
-    def join(self, place: int, node: Join) -> bool:
+    def try_join(self, place: int, node: Join) -> bool:
         """Appends what joined branches have added. Returns False if one has not been played far
         enough.
 
@@ -351,13 +358,13 @@ class ProgramBranch(Generic[TextT, QueuedT]):
                 return False
         assert self.text is not None
         for claim in claims:
-            self.text.write(claim.pieces or ())
+            self.text.append_pieces(claim.pieces or ())
         del self.joined[place]
         return True
 
     def settle_claims(self) -> list[ProgramBranch[TextT, QueuedT]]:
-        """Gives the claims on what has been played their pieces. Returns the branches that claimed
-        them.
+        """Settles the claims whose nodes have all been played, by giving them what those nodes
+        added. Returns the branches that made the claims.
         """
         if self.text is None:
             return []
@@ -371,8 +378,8 @@ class ProgramBranch(Generic[TextT, QueuedT]):
     def fail_claims(
         self, error: SglError, before: int | None = None
     ) -> list[ProgramBranch[TextT, QueuedT]]:
-        """Fails the claims on at most `before` nodes (None: all). Returns the branches that claimed
-        them.
+        """Fails the claims on at most `before` nodes (None: all claims). Returns the branches that
+        made the claims.
         """
         failed = [claim for claim in self.claims if before is None or claim.end <= before]
         for claim in failed:
@@ -387,9 +394,9 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         known = mark in self.marks or any(place == mark for place, _ in self.queue)
         return known and not any(to < mark < at for at, to in self.rollbacks.items())
 
-    def claimed(self, below: ProgramBranch[TextT, QueuedT], at: int) -> int:
-        """Number of nodes that a rollback of a branch leaves here, as joins above that branch have
-        claimed them.
+    def count_nodes_claimed_above(self, below: ProgramBranch[TextT, QueuedT], at: int) -> int:
+        """Returns how many of this branch's first nodes survive a rollback in the branch `below`,
+        because joins above that branch have claimed them.
 
         Args:
             at: number of nodes when the rollback is added.
@@ -397,12 +404,12 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         above = (claim.end for claim in self.claims if len(claim.joiner.path) < len(below.path))
         return max((end for end in above if end <= at), default=0)
 
-    def take_back(self, mark: int, at: int) -> tuple[int, list[ProgramBranch[TextT, QueuedT]]]:
-        """Forgets the forks and joins that a rollback at `at` removes. Returns the place from which
-        on it removes queued nodes, as those before are claimed or not behind the mark, and the
-        branches of the forks.
+    def undo_forks(self, mark: int, at: int) -> tuple[int, list[ProgramBranch[TextT, QueuedT]]]:
+        """Discards the forks and joins that a rollback at `at` removes. Returns the branches of
+        these forks, after the place from which queued nodes are removed. Nodes before that place
+        are claimed, or do not come after the mark.
         """
-        claimed = self.claimed(self, at)
+        claimed = self.count_nodes_claimed_above(self, at)
         gone = [
             child for place, branches in self.forks.items() if place > mark for child in branches
         ]
@@ -416,11 +423,13 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         return max(claimed, mark + 1), gone
 
     def next_rollback(self) -> int | None:
-        """Place of the first rollback that takes back what is being played, or None."""
+        """Returns the place of the first queued rollback that undoes the node being played, or
+        None.
+        """
         return min((at for at, mark in self.rollbacks.items() if mark in self.marks), default=None)
 
-    def go_back(self, at: int) -> None:
-        """Plays the rollback at a place. Raises ProgramError if its branch does not have its mark."""
+    def play_rollback(self, at: int) -> None:
+        """Plays the rollback at a place. Raises ProgramError if the branch does not have its mark."""
         mark = self.rollbacks.pop(at, None)
         if mark is None:
             raise ProgramError("a rollback names a mark that its branch does not have.")
@@ -432,7 +441,7 @@ class ProgramBranch(Generic[TextT, QueuedT]):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Cancel(Generic[TextT, QueuedT]):
-    """Effect: the answer is not needed any more."""
+    """Effect: an answer is no longer needed."""
 
     ask: Ask[TextT, QueuedT]
 
@@ -445,7 +454,7 @@ class Failed:
         path: path of the node: that of its branch, and its place.
         name: name of its variable, or None.
         error: why.
-        attempt: as of Ask.
+        attempt: like that of Ask.
     """
 
     path: Path

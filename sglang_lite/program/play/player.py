@@ -1,22 +1,24 @@
 """Player of programs: a tree of branches, whose nodes are played in order.
 
-It does nothing by itself. Its inputs are calls that return at once and leave effects, which a
-driver takes and performs in order. It has no thread, lock, future or callback, and the driver owns
-it: one thread at a time.
+It does nothing by itself. Its inputs are calls that return immediately and leave effects, which a
+driver takes and performs in order. It has no thread, lock, future or callback. The driver owns it,
+and uses it from one thread at a time.
 
-Rules, beside those in program/nodes.py:
-- A node is named by the path of its branch and its place there: the number of nodes that the branch
-  was given before.
-- A branch that fails stays failed: its queued and later nodes are not played, nor the branches that
-  they would fork. Branches that were forked before play on. A rollback to a mark before the failed
-  node revives the branch.
-- A join claims what its branches have at its own place in the program, and what those forked from
-  them have. It fails if a node whose text it appends does. A join of a failed branch claims, too.
-- A branch waits at a judged node for the verdict, also if its answer has failed. The verdict may
-  come before the branch or the answer does, which is then given up. Claims wait for it, too.
-- A rollback takes effect as soon as it is received, but nodes that a join above its branch has
-  claimed are played, those of its own branch before it. The branches that it ends play such nodes,
-  too, and end then.
+Rules, in addition to those in program/nodes.py:
+- A node is identified by the path of its branch and its place there: the number of nodes that the
+  branch was given before it.
+- A branch that fails stays failed. Its queued and later nodes are not played, nor are the branches
+  that they would fork. Branches that were forked earlier play on. A rollback to a mark before the
+  failed node revives the branch.
+- A join claims the nodes that its branches have at its own place in the program, and those of the
+  branches forked from them. It fails if a node whose text it appends fails. A join of a failed
+  branch claims nodes, too.
+- A branch waits at a judged node for the verdict, even if the answer has failed. The verdict may
+  arrive before the branch gets there, or before the answer, which is then given up. Claims wait for
+  the verdict, too.
+- A rollback takes effect as soon as it is received. But nodes that a join above its branch has
+  claimed are still played; in its own branch, they are played before the rollback. Branches that
+  the rollback ends play such nodes, too, and then end.
 """
 
 from __future__ import annotations
@@ -76,18 +78,19 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
         self._closed = False
         self._stray: SglError | None = None  # error of nodes for a branch that was not forked
 
-    def effects(self) -> list[Effect[TextT, QueuedT]]:
-        """Takes the effects since the last call, in order."""
+    def take_effects(self) -> list[Effect[TextT, QueuedT]]:
+        """Returns the effects since the last call, in order, and clears them."""
         effects = self._branches.effects
         self._branches.effects = []
         return effects
 
     # --------------------------------------------------------------------------------------- inputs
 
-    def add(
+    def add_branch_nodes(
         self, path: Path, entries: Sequence[QueuedT], refusal: SglError | None = None
     ) -> ProgramBranch[TextT, QueuedT] | None:
-        """Adds nodes to a branch, behind the fork that begins it. Returns the branch.
+        """Adds nodes to a branch, whose fork must have been added before. Returns the branch, or
+        None if the program has ended.
 
         Args:
             path: path of the branch.
@@ -109,12 +112,12 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
             self._branches.effects.append(Failed((*path, branch.count), None, refusal))
         first = branch.count
         branch.count += len(entries)
-        self._queue(branch, first, entries, told=True)
-        self._run()
+        self._queue_nodes(branch, first, entries, told=True)
+        self._play_ready_branches()
         return branch
 
-    def answered(self, ask: Ask[TextT, QueuedT], pieces: Sequence[object] | None = ()) -> None:
-        """Notes the answer to a node; nothing if the ask was given up.
+    def accept_answer(self, ask: Ask[TextT, QueuedT], pieces: Sequence[object] | None = ()) -> None:
+        """Accepts the answer to a node. Does nothing if the ask was given up.
 
         Args:
             pieces: what the node adds to the text; None if the answer is judged.
@@ -124,18 +127,18 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
             if pieces is None and self.judges:
                 ask.branch.paused = ask.place
             else:
-                self._branches.settle(ask.branch, ask.place, pieces or ())
-            self._run()
+                self._branches.complete_node(ask.branch, ask.place, pieces or ())
+            self._play_ready_branches()
 
     def judge(
         self, path: Path, place: int, pieces: Sequence[object], again: QueuedT | None = None
     ) -> None:
-        """Notes the caller's verdict on a judged node. Nothing if the node was rolled back or its
-        branch has failed.
+        """Accepts the caller's verdict on a judged node. Does nothing if the node was rolled back
+        or its branch has failed.
 
         Args:
             pieces: what is appended to the text.
-            again: question to ask in the node's place, behind these pieces; None if the branch goes
+            again: question to ask in the node's place, after these pieces; None if the branch goes
                 on.
         """
         if self.ended:
@@ -149,11 +152,11 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
             branch.verdicts.setdefault(place, deque()).append((pieces, again))
             if branch.judged_place == place:
                 self._branches.give_up_ask(branch)
-                self._resume(branch, place)
-                self._run()
+                self._apply_verdicts(branch, place)
+                self._play_ready_branches()
 
-    def failed(self, ask: Ask[TextT, QueuedT], error: SglError) -> None:
-        """Notes that a node has failed; nothing if the ask was given up."""
+    def accept_failure(self, ask: Ask[TextT, QueuedT], error: SglError) -> None:
+        """Accepts the failure of a node. Does nothing if the ask was given up."""
         if ask.is_current:
             ask.branch.set_ask(None)
             name = getattr(ask.node, "name", None)
@@ -163,21 +166,21 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
                     Failed((*ask.branch.path, ask.place), name, error, ask.attempt)
                 )
             else:
-                self._branches.fail(ask.branch, error, ask.place, name)
-            self._run()
+                self._branches.fail_branch_at(ask.branch, error, ask.place, name)
+            self._play_ready_branches()
 
-    def drop(self, path: Path) -> None:
-        """Ends a branch, from its next answer on, without telling. The caller may have played what
-        is before it by itself, and a rollback can revive the branch.
+    def end_branch_quietly(self, path: Path) -> None:
+        """Ends a branch at its next answer, without reporting the end. The caller may have played
+        the nodes before that answer by itself, and a rollback can revive the branch.
         """
         branch = self._branches.by_path.get(path)
         if branch is None or (branch.lost and branch.error is not None):
             return
         error = branch.refused or RequestAbortedError("the branch was dropped.")
         if branch.judged_place is not None and (back := branch.next_rollback()) is not None:
-            # the caller has refused an answer that it has already taken back
-            self._branches.skip(branch, back, error)
-            self._run()
+            # the caller has refused an answer that it has already rolled back
+            self._branches.skip_to_rollback(branch, back, error)
+            self._play_ready_branches()
             return
         branch.refused = error
         branch.quiet = True
@@ -187,30 +190,33 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
                 (at, isinstance(entry.node, Gen | Select | Pause)) for at, entry in branch.queue
             )
             place = next(
-                (at for at, answered in waits if answered and not branch.is_decided(at)), None
+                (at for at, answered in waits if answered and not branch.has_final_verdict(at)),
+                None,
             )
             if place is not None:
-                self._branches.lose_forks(branch, branch.cut(place), error, quiet=True)
+                self._branches.lose_forks(
+                    branch, branch.remove_queued_from(place), error, quiet=True
+                )
             if branch.ask is not None or branch.queue:
                 return
-        self._branches.end_refused(branch)
-        self._run()
+        self._branches.apply_refusal(branch)
+        self._play_ready_branches()
 
     def close(self) -> None:
-        """Announces that no more nodes will be added: the program ends when all is played."""
+        """Announces that no more nodes will be added. The program ends when everything is played."""
         self._closed = True
-        self._run()
+        self._play_ready_branches()
 
-    def fail(self, error: SglError) -> None:
+    def fail_program(self, error: SglError) -> None:
         """Ends the program with an error."""
         if not self.ended:
             for branch in self._branches.by_path.values():
                 self._branches.give_up_ask(branch)
-            self._end(error)
+            self._finish_program(error)
 
     # -------------------------------------------------------------------------------- what is added
 
-    def _queue(
+    def _queue_nodes(
         self,
         branch: ProgramBranch[TextT, QueuedT],
         first: int,
@@ -218,11 +224,11 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
         *,
         told: bool,
     ) -> None:
-        """Queues nodes. A rollback among them takes effect at once.
+        """Queues the nodes of a branch. A rollback among them takes effect immediately.
 
         Args:
             first: place of the first node.
-            told: whether who adds them is told of an error that nobody was told of.
+            told: whether to report the branch's error if it was never reported.
         """
         forked = []
         for place, entry in enumerate(entries, first):
@@ -237,12 +243,12 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
                 continue
             failure = branch.error or branch.refused
             if isinstance(node, Fork):
-                made = self._branches.announce(branch, place, entry.branches)
+                made = self._branches.announce_fork(branch, place, entry.branches)
                 forked += [
                     (child, nodes, failure, branch.quiet)
                     for child, nodes in zip(made, entry.branches)
                 ]
-            # of a failed branch, too: when it has failed is a matter of timing
+            # of a failed branch, too, as it is a matter of timing when it fails
             if isinstance(node, Join):
                 branch.add_join(place, node)
             if failure is None:
@@ -250,20 +256,20 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
             elif branch.untold and told:
                 branch.untold = False
                 self._branches.effects.append(Failed((*branch.path, place), None, failure))
-        # behind the joins that claim them: a rollback may be among them
+        # after the joins that claim them, since a rollback may be among them
         for child, nodes, failure, quiet in forked:
-            self._queue(child, 0, nodes, told=False)
+            self._queue_nodes(child, 0, nodes, told=False)
             if failure is not None:
-                self._branches.lose(child, failure, quiet=quiet)
+                self._branches.lose_branch(child, failure, quiet=quiet)
         self._branches.ready.append(branch)
 
     # -------------------------------------------------------------------------------------- playing
 
-    def _run(self) -> None:
+    def _play_ready_branches(self) -> None:
         """Plays what can be played, and ends the program if it is closed and fully played."""
         while not self.ended:
             while self._branches.ready:
-                self._play(self._branches.ready.popleft())
+                self._play_branch(self._branches.ready.popleft())
             if not self._closed or self.totals.asked:
                 return
             if any(branch.paused is not None for branch in self._branches.by_path.values()):
@@ -276,13 +282,13 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
             )
             waiting = next(joining, None)
             if waiting is None:
-                self._end(self.main.error or self._stray)
+                self._finish_program(self.main.error or self._stray)
                 return
-            self._branches.fail(
+            self._branches.fail_branch_at(
                 waiting, ProgramError("a join waits for nodes that were never added.")
             )
 
-    def _play(self, branch: ProgramBranch[TextT, QueuedT]) -> None:
+    def _play_branch(self, branch: ProgramBranch[TextT, QueuedT]) -> None:
         """Plays nodes until one has to wait, or the queue is empty."""
         text = branch.text
         if text is None or branch.ask is not None or branch.paused is not None:
@@ -291,55 +297,57 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
             place, entry = branch.queue[0]
             node = entry.node
             try:
-                if isinstance(node, Join) and not branch.join(place, node):
+                if isinstance(node, Join) and not branch.try_join(place, node):
                     return
                 branch.pop()
                 if isinstance(node, Gen | Select | GrammarBegin | GrammarEnd | Pause):
                     branch.attempt = 0
                     if isinstance(node, Pause) or (place in branch.verdicts and is_judged(node)):
-                        self._resume(branch, place)
+                        self._apply_verdicts(branch, place)
                     else:
-                        self._branches.ask(branch, place, entry)
+                        self._branches.emit_ask(branch, place, entry)
                     return
                 if isinstance(node, Rollback):
-                    self._branches.go_back(branch, place)
+                    self._branches.finish_rollback(branch, place)
                     continue
                 if isinstance(node, Fork):
-                    self._branches.begin(text, branch.path, place, len(entry.branches))
+                    self._branches.begin_fork_branches(
+                        text, branch.path, place, len(entry.branches)
+                    )
                 elif isinstance(node, Mark):
                     branch.marks[place] = text.mark()
                 elif not isinstance(node, Join):
                     text.append(node)
             except SglError as error:
-                self._branches.fail(branch, error, place, getattr(node, "name", None))
+                self._branches.fail_branch_at(branch, error, place, getattr(node, "name", None))
                 return
-            self._branches.ready += branch.mark_played(place)
-        self._branches.end_refused(branch)
+            self._branches.ready += branch.record_played_node(place)
+        self._branches.apply_refusal(branch)
         self._branches.effects.append(Idle(branch))
 
-    def _resume(self, branch: ProgramBranch[TextT, QueuedT], place: int) -> None:
-        """Carries out the verdicts that have come on the node where a branch is, and waits for the
-        last one.
+    def _apply_verdicts(self, branch: ProgramBranch[TextT, QueuedT], place: int) -> None:
+        """Applies the verdicts that have arrived on the node where a branch is, and waits for the
+        final one.
         """
         assert branch.text is not None
         branch.paused, verdicts = place, branch.verdicts.pop(place, None)
         while verdicts:
             pieces, again = verdicts.popleft()
             if again is None:
-                self._branches.settle(branch, place, pieces)
+                self._branches.complete_node(branch, place, pieces)
                 return
-            branch.text.write(pieces)
+            branch.text.append_pieces(pieces)
             branch.attempt += 1
-            if not verdicts:  # else the answer is decided on already
-                self._branches.ask(branch, place, again)
+            if not verdicts:  # else the answer already has a verdict
+                self._branches.emit_ask(branch, place, again)
 
-    def _end(self, error: SglError | None) -> None:
+    def _finish_program(self, error: SglError | None) -> None:
         self.ended = True
-        self._branches.end(error)
+        self._branches.end_all_branches(error)
 
 
 class Branches(Generic[TextT, QueuedT]):
-    """Branches of one program. The player alone uses them.
+    """Branches of one program. Only the player uses them.
 
     Args:
         text: text that the main branch continues.
@@ -360,18 +368,18 @@ class Branches(Generic[TextT, QueuedT]):
         self.effects: list[Effect[TextT, QueuedT]] = []
 
     def add_lost(self, path: Path, error: SglError) -> ProgramBranch[TextT, QueuedT]:
-        """Adds a branch that was not forked, and has failed with an error."""
+        """Adds a branch that was never forked, and marks it as failed with an error."""
         branch = self.by_path[path] = ProgramBranch(path, self.totals)
-        self.lose(branch, error)
+        self.lose_branch(branch, error)
         return branch
 
-    def announce(
+    def announce_fork(
         self,
         branch: ProgramBranch[TextT, QueuedT],
         place: int,
         branches: Sequence[Sequence[QueuedT]],
     ) -> list[ProgramBranch[TextT, QueuedT]]:
-        """Makes the branches of a fork, which begin when the fork is played."""
+        """Creates the branches of a fork, which begin when the fork is played."""
         made = [
             ProgramBranch[TextT, QueuedT]((*branch.path, place, i), self.totals)
             for i in range(len(branches))
@@ -379,14 +387,14 @@ class Branches(Generic[TextT, QueuedT]):
         for child, nodes in zip(made, branches):
             child.count = len(nodes)
             self.by_path[child.path] = child
-            # of joins that came first, as the nodes of a branch came with its fork
+            # of joins that were added first: the nodes of a branch came with its fork
             for claim in branch.claims:
                 if place < claim.end:
-                    child.claim(claim.joiner, None)
+                    child.claim_nodes(claim.joiner, None)
         branch.forks[place] = made
         return made
 
-    def begin(self, text: TextT, path: Path, place: int, size: int) -> None:
+    def begin_fork_branches(self, text: TextT, path: Path, place: int, size: int) -> None:
         """Begins the branches of a fork."""
         for i in range(size):
             branch = self.by_path[(*path, place, i)]
@@ -395,34 +403,34 @@ class Branches(Generic[TextT, QueuedT]):
             self.effects.append(Forked(branch))
             self.ready.append(branch)
 
-    def ask(self, branch: ProgramBranch[TextT, QueuedT], place: int, entry: QueuedT) -> None:
+    def emit_ask(self, branch: ProgramBranch[TextT, QueuedT], place: int, entry: QueuedT) -> None:
         branch.paused = None
         ask = Ask(branch, place, entry, branch.attempt)
         branch.set_ask(ask)
         self.effects.append(ask)
 
-    def settle(
+    def complete_node(
         self, branch: ProgramBranch[TextT, QueuedT], place: int, pieces: Sequence[object]
     ) -> None:
         """Appends what a node adds, and lets its branch go on."""
         branch.paused = None
         if pieces and branch.text is not None:
-            branch.text.write(pieces)
-        self.ready += branch.mark_played(place)
+            branch.text.append_pieces(pieces)
+        self.ready += branch.record_played_node(place)
         self.ready.appendleft(branch)  # first, so that a driver can continue where it is
 
     def roll_back(
         self, branch: ProgramBranch[TextT, QueuedT], mark: int, at: int, entry: QueuedT
     ) -> None:
-        """Removes what is under way behind a mark but not claimed, and goes back at once if nothing
-        before is left.
+        """Removes what comes after a mark and is not claimed. Goes back to the mark immediately if
+        the mark has been played and no node after it is claimed.
         """
-        end, gone = branch.take_back(mark, at)
+        end, gone = branch.undo_forks(mark, at)
         error = RequestAbortedError("a rollback removed the fork of this branch.")
         for child in gone:
-            self.lose(child, error, quiet=True, below=branch)
+            self.lose_branch(child, error, quiet=True, below=branch)
         waits = end > mark + 1 or mark not in branch.marks
-        removed = branch.cut(end) if waits else self.stop(branch)
+        removed = branch.remove_queued_from(end) if waits else self.stop(branch)
         self.lose_forks(branch, removed, error, quiet=True)
         branch.rollbacks[at] = mark
         branch.refused = None
@@ -431,41 +439,43 @@ class Branches(Generic[TextT, QueuedT]):
             branch.push(at, entry)
         else:
             branch.error = None
-            self.go_back(branch, at)
+            self.finish_rollback(branch, at)
 
-    def go_back(self, branch: ProgramBranch[TextT, QueuedT], at: int) -> None:
-        branch.go_back(at)
-        self.ready += branch.mark_played(at)
+    def finish_rollback(self, branch: ProgramBranch[TextT, QueuedT], at: int) -> None:
+        branch.play_rollback(at)
+        self.ready += branch.record_played_node(at)
 
-    def fail(
+    def fail_branch_at(
         self,
         branch: ProgramBranch[TextT, QueuedT],
         error: SglError,
         place: int | None = None,
         name: str | None = None,
     ) -> None:
-        """Ends a branch with an error of the node at `place`, by default of the next one, unless a
-        queued rollback takes the node back.
+        """Ends a branch with an error of the node at `place` (default: the next one), unless a
+        queued rollback undoes the node.
         """
         self.effects.append(
             Failed((*branch.path, branch.next_place if place is None else place), name, error)
         )
         back = branch.next_rollback()
         if back is None:
-            self.give_up(branch, error)
+            self.give_up_branch(branch, error)
         else:
-            self.skip(branch, back, error)
+            self.skip_to_rollback(branch, back, error)
 
-    def skip(self, branch: ProgramBranch[TextT, QueuedT], back: int, error: SglError) -> None:
-        """Goes on with a queued rollback that takes back what a branch plays, which is not claimed
-        any more.
+    def skip_to_rollback(
+        self, branch: ProgramBranch[TextT, QueuedT], back: int, error: SglError
+    ) -> None:
+        """Skips to a queued rollback that undoes what a branch is playing. Fails the claims on
+        nodes before the rollback.
         """
         branch.paused = None
         self.give_up_ask(branch)
-        self.lose_forks(branch, branch.skip(back), error, quiet=True)
+        self.lose_forks(branch, branch.drop_queued_before(back), error, quiet=True)
         self.ready += [*branch.fail_claims(error, back), branch]
 
-    def lose(
+    def lose_branch(
         self,
         branch: ProgramBranch[TextT, QueuedT],
         error: SglError,
@@ -476,23 +486,23 @@ class Branches(Generic[TextT, QueuedT]):
         """Ends a branch and those forked from it for good.
 
         Args:
-            quiet: whether the error is told only if nodes are added later.
+            quiet: whether the error is reported only if nodes are added later.
             below: branch that has rolled back: what joins above it have claimed is still played.
         """
-        claimed = 0 if below is None else branch.claimed(below, branch.count)
+        claimed = 0 if below is None else branch.count_nodes_claimed_above(below, branch.count)
         if branch.error is None and claimed > 0:
             branch.refused = error
-            branch.cut(claimed)
+            branch.remove_queued_from(claimed)
         elif branch.error is None:
             if not (quiet or branch.lost):
                 self.effects.append(Failed((*branch.path, branch.next_place), None, error))
-            self.give_up(branch, error, quiet=quiet)
+            self.give_up_branch(branch, error, quiet=quiet)
         if not branch.lost:
             branch.lost = True
             branch.quiet = quiet
             branch.untold = quiet
             for child in branch.children:
-                self.lose(child, error, quiet=quiet, below=below)
+                self.lose_branch(child, error, quiet=quiet, below=below)
 
     def lose_forks(
         self,
@@ -502,22 +512,20 @@ class Branches(Generic[TextT, QueuedT]):
         *,
         quiet: bool,
     ) -> None:
-        """Ends the branches of forks that are not played, as they are among the nodes that were
-        removed.
-        """
+        """Ends the branches of the forks among removed nodes, since these forks will not be played."""
         for place, entry in removed:
             for i in range(len(entry.branches)):
-                self.lose(self.by_path[(*branch.path, place, i)], error, quiet=quiet)
+                self.lose_branch(self.by_path[(*branch.path, place, i)], error, quiet=quiet)
 
-    def end_refused(self, branch: ProgramBranch[TextT, QueuedT]) -> None:
+    def apply_refusal(self, branch: ProgramBranch[TextT, QueuedT]) -> None:
         if branch.refused is not None:
-            self.give_up(branch, branch.refused, quiet=branch.quiet)
+            self.give_up_branch(branch, branch.refused, quiet=branch.quiet)
 
-    def give_up(
+    def give_up_branch(
         self, branch: ProgramBranch[TextT, QueuedT], error: SglError, *, quiet: bool = False
     ) -> None:
-        """Ends a branch with an error, and the branches of forks that will not be played (`quiet`:
-        as of `lose`).
+        """Ends a branch with an error, and the branches of its forks that will not be played.
+        `quiet` is that of `lose_branch`.
         """
         branch.error = error
         removed = self.stop(branch)
@@ -525,22 +533,22 @@ class Branches(Generic[TextT, QueuedT]):
         self.lose_forks(branch, removed, error, quiet=quiet)
 
     def stop(self, branch: ProgramBranch[TextT, QueuedT]) -> list[tuple[int, QueuedT]]:
-        """Discards what is asked and queued. Returns what was queued."""
+        """Discards the open question and the queue of a branch. Returns what was queued."""
         branch.refused = None
         branch.paused = None
         self.give_up_ask(branch)
         self.effects.append(Idle(branch))
-        return branch.cut(0)
+        return branch.remove_queued_from(0)
 
     def give_up_ask(self, branch: ProgramBranch[TextT, QueuedT]) -> None:
         if branch.ask is not None:
             self.effects.append(Cancel(branch.ask))
             branch.set_ask(None)
 
-    def end(self, error: SglError | None) -> None:
-        """Ends all branches, and tells of the end of the program."""
+    def end_all_branches(self, error: SglError | None) -> None:
+        """Ends all branches, and reports the end of the program."""
         for branch in self.by_path.values():
-            branch.end()
+            branch.discard_unplayed()
             self.effects.append(Idle(branch))
         self.effects.append(Ended(error))
         self.by_path = {}

@@ -99,8 +99,8 @@ class Attend(Protocol):
 
 
 class AttendProduct(Protocol):
-    """Attention of a step's tokens in one layer from their QKV product: `rope_store` and `Attend`
-    in one.
+    """Attention of a step's tokens in one layer, straight from the output of the QKV projection:
+    `rope_store` and `Attend` combined.
     """
 
     def __call__(
@@ -154,13 +154,13 @@ class AttendExpanded(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepAttention:
-    """Attention that has been set up for a step and is used by all layers.
+    """Attention functions prepared for one step and used by all layers.
 
     Attributes:
         attend: attention from queries computed by `rope_store`; if `expanded` is set, only for the
             decoding tokens.
-        from_product: attention from the QKV product, which is faster; None if the step has no
-            kernel for that.
+        from_product: faster attention straight from the QKV projection's output; None if the step
+            has no kernel for that.
         expanded: attention of the non-decoding tokens over keys and values expanded from latents;
             None if `attend` is as fast, or for models without latents.
     """

@@ -1,4 +1,4 @@
-"""Attention of a model whose layers have different heads: one backend for each kind."""
+"""Attention for models whose layers differ in their heads, with one backend for each kind of layer."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Attention of a decoder whose sequences begin with a sound: text attends to preceding text and to
-the sound.
+"""Attention for decoders whose sequences begin with a sound: text attends to the text before it and
+to the sound.
 
-The keys and values of the sound's tokens are in the cache like others, and are those of each
-layer's cross attention. So each of the two attentions covers a part of a sequence: what follows the
-prefix, or the sound's frames. The attention of the sound's own tokens has no meaning.
+The cache holds the sound's tokens like any others; their keys and values are those of each layer's
+cross attention. Each of the two attentions therefore reads one part of a sequence: either the text
+after the prefix, or the sound's frames. Attention outputs of the sound's own tokens are
+meaningless.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
 
 
 class CrossAttention:
-    """GPU attention over text with `rules.causal`, and over the sound without it.
+    """GPU attention over the text if `rules.causal` is true, and over the sound otherwise.
 
     Args:
         backend: attention that reads `DevicePlan.limits`.
@@ -87,7 +88,8 @@ class CrossAttention:
 def text_plans(
     plan: AttentionPlan, text: torch.Tensor, prefix: SoundPrefix
 ) -> tuple[AttentionPlan, AttentionPlan]:
-    """Returns the CPU plans of a step's text, one over text and one over the sound.
+    """Returns two plans for the text tokens of a CPU step: one in which they attend to text, and
+    one in which they attend to the sound.
 
     Args:
         plan: plan of the whole step.

@@ -14,7 +14,7 @@ from sglang_lite.runtime.attention.base import AttendExpanded, AttentionRequirem
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
-from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales, gather
+from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales, gather_slots
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 
 # Tokens of a row above which the saved multiplications outweigh the additional launches.
@@ -49,7 +49,7 @@ def make_expanded_attention(
         *,
         scale: float,
     ) -> None:
-        stored = gather(cache.k[layer], at, q.dtype)[0]
+        stored = gather_slots(cache.k[layer], at, q.dtype)[0]
         heads, _, rank = keys.shape
         if cache.scales is not None:
             stored = apply_latent_scales(stored, cache.scales.k[layer], rank)

@@ -109,7 +109,7 @@ class _SequenceGroup(NamedTuple):
 
 
 def _sequence_groups(plan: DevicePlan) -> list[_SequenceGroup]:
-    made = ((_decoding_group, plan.decoding), (_blocks, len(plan.blocks)))
+    made = ((_decoding_group, plan.decoding), (_block_group, len(plan.blocks)))
     return [make(plan) for make, count in made if count]
 
 
@@ -121,7 +121,7 @@ def _decoding_group(plan: DevicePlan) -> _SequenceGroup:
     )
 
 
-def _blocks(plan: DevicePlan) -> _SequenceGroup:
+def _block_group(plan: DevicePlan) -> _SequenceGroup:
     _, count, slot, position = plan.blocks[plan.blocks[:, 0].argsort()].unbind(1)
     queries = torch.nn.functional.pad(count.cumsum(0, dtype=torch.int32), (1, 0))
     tokens = slice(plan.decoding, len(plan.slots))

@@ -82,8 +82,8 @@ class FlashInferAttention:
         return StepAttention(attend)
 
     def _plan_wrapper(self, part: _SequenceGroup, page_size: int, rules: AttentionRules) -> Any:
-        """Returns the planned wrapper for a part of a step. Each kind of layer has a separate
-        wrapper, as a wrapper holds its plan until the next step.
+        """Returns a wrapper planned for one group of sequences. Each kind of layer has its own
+        wrapper, since a wrapper holds its plan until the next step.
         """
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
@@ -144,10 +144,10 @@ def _sequence_groups(plan: DevicePlan) -> Iterator[_SequenceGroup]:
             plan, "fa2", 0, [(slot, 1, position + 1) for slot, position in zip(slots, positions)]
         )
     if len(plan.blocks):
-        yield _make_group(plan, "auto", rows, _joined(plan.blocks.tolist()))
+        yield _make_group(plan, "auto", rows, _join_blocks(plan.blocks.tolist()))
 
 
-def _joined(blocks: list[list[int]]) -> list[tuple[int, int, int]]:
+def _join_blocks(blocks: list[list[int]]) -> list[tuple[int, int, int]]:
     """Joins the blocks of each row and returns them in the order of their tokens, as (slot, tokens,
     length of the sequence up to their end).
     """

@@ -15,7 +15,7 @@ from sglang_lite.runtime.kernels.invariant_attention import (
     invariant_attention,
     piece_borders,
     plan_pieces,
-    wide_queries,
+    queries_per_prompt_program,
 )
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 
@@ -28,7 +28,9 @@ class InvariantAttention:
     def unsupported_reason(requirements: AttentionRequirements) -> str | None:
         if requirements.latent:
             return "latent attention is not supported"
-        if requirements.heads // requirements.kv_heads > wide_queries(requirements.head_dim):
+        if requirements.heads // requirements.kv_heads > queries_per_prompt_program(
+            requirements.head_dim
+        ):
             return "too many query heads share a KV head"
         return TritonAttention.unsupported_reason(requirements)
 

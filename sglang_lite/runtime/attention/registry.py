@@ -27,7 +27,7 @@ PACKAGE_BACKENDS = tuple(
 )
 
 
-def _backend(name: str, requirements: AttentionRequirements) -> type[AttentionBackend]:
+def _backend_class(name: str, requirements: AttentionRequirements) -> type[AttentionBackend]:
     """Imports a backend's module and returns its class."""
     match name:
         case "triton" if requirements.batch_invariant:
@@ -62,14 +62,14 @@ def _unsupported_reason(name: str, requirements: AttentionRequirements) -> str |
         return "its results depend on the batch, and deterministic=True is set"
     if requirements.both_ways and (requirements.batch_invariant or name not in BUILTIN_BACKENDS):
         return "tokens of images see later ones, which it can't read"
-    return _backend(name, requirements).unsupported_reason(requirements)
+    return _backend_class(name, requirements).unsupported_reason(requirements)
 
 
 def make_layers_attention(
     name: str, requirements: Sequence[AttentionRequirements]
 ) -> ModelAttention:
     """Returns the attention of all layers of a model, with one backend from `make_attention` for
-    each kind of heads.
+    each distinct set of requirements.
 
     Args:
         name: name of a backend, or "auto".
@@ -121,4 +121,4 @@ def make_attention(name: str, requirements: AttentionRequirements) -> AttentionB
         raise ParameterError(
             "attention_backend", f"{name!r} can't run this model: {reason}.", hint=hint
         )
-    return _backend(name, requirements)(requirements)
+    return _backend_class(name, requirements)(requirements)

@@ -58,8 +58,8 @@ class TorchAttention:
     def _token_ranges(
         self, plan: DevicePlan, lengths: list[int]
     ) -> list[tuple[int, int, DecodeRows | ExtendRow]]:
-        """Returns ranges of the batch's tokens, as (first, end), and what they read. `lengths` are
-        those of decoding rows.
+        """Splits the batch into ranges of tokens that are computed together. Returns each range as
+        (first, end, what it reads). `lengths` are the sequence lengths of the decoding rows.
         """
         parts: list[tuple[int, int, DecodeRows | ExtendRow]] = [
             (first, end, _decode_rows(plan, first, end, lengths[first:end]))

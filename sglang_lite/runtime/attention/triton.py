@@ -1,5 +1,5 @@
-"""Attention with Triton kernels of this package: decoding is split by tokens on the device, and
-shared prefixes are read once.
+"""Attention with Triton kernels of this package. Decoding work is divided among programs by tokens,
+on the device, and shared prefixes are read once.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class TritonAttention:
 
 
 def _why_no_room(requirements: AttentionRequirements) -> str | None:
-    """Returns the reason why some kernel can't run on the GPU, or None if all can."""
+    """Returns the reason why one of the kernels can't run on the GPU, or None if all can."""
     properties = properties_of(requirements.device)
     item = requirements.compute.itemsize
     group = requirements.heads // requirements.kv_heads

@@ -49,23 +49,23 @@ class EngineAdapters:
     memory: CpuAdapters | GpuAdapters
     of_model: str | None = None
 
-    def get(self, name: str | None) -> Adapter | None:
-        """Returns the adapter a request uses, or None. Raises like `LoadedAdapters.get`."""
+    def adapter_for(self, name: str | None) -> Adapter | None:
+        """Returns the adapter a request uses, or None. Raises like `LoadedAdapters.adapter_for`."""
         name = self.of_model if name is None else name
-        return None if name is None else self.loaded.get(name)
+        return None if name is None else self.loaded.adapter_for(name)
 
     def at_hand(self, name: str | None) -> bool:
-        """Returns whether `adapter_for` reads no file, which lets the loop's thread call it."""
+        """Returns whether `adapter_for` would read no file, so that the loop's thread may call it."""
         name = self.of_model if name is None else name
-        return name is None or self.loaded.at_hand(name)
+        return name is None or self.loaded.is_in_memory(name)
 
-    def load(self, name: str, path: str, *, pinned: bool) -> None:
-        """Checks and loads an adapter; raises like `LoadedAdapters.load`. Must not be called on the
+    def load_adapter(self, name: str, path: str, *, pinned: bool) -> None:
+        """Checks and loads an adapter; raises like `LoadedAdapters.register_adapter`. Must not be called on the
         loop's thread.
         """
-        self.loaded.load(name, Path(path).expanduser(), pinned=pinned)
+        self.loaded.register_adapter(name, Path(path).expanduser(), pinned=pinned)
         if pinned:
-            self.pool.pin(self.loaded.get(name))
+            self.pool.pin(self.loaded.adapter_for(name))
 
     def unload(
         self,
@@ -92,20 +92,20 @@ class EngineAdapters:
         inbox.post(partial(leave, adapters, partial(done.set_result, None)))
         return done
 
-    def drop(self) -> None:
-        """Frees the tensors of a CPU's adapters while no request runs, except those of waiting
-        requests. They are read again when a request names them.
+    def drop_cpu_tensors(self) -> None:
+        """Frees the adapters' tensors on a CPU while no request runs, except those that waiting
+        requests hold. They are read again when a request names the adapter.
         """
         assert isinstance(self.memory, CpuAdapters)
-        self.pool.empty()
+        self.pool.clear_all_slots()
         self.memory.forget()
-        self.loaded.drop()
+        self.loaded.drop_all()
 
-    def restore(self) -> None:
-        """Reads dropped adapters that are pinned again; raises ModelError if one can't be read."""
+    def restore_pinned(self) -> None:
+        """Reloads the pinned adapters that were dropped. Raises ModelError if one can't be read."""
         for each in self.loaded.list():
             if each.pinned:
-                self.pool.pin(self.loaded.get(each.name))
+                self.pool.pin(self.loaded.adapter_for(each.name))
 
     def list(self) -> list[dict[str, Any]]:  # texts, booleans and a whole number
         """Describes each loaded adapter in a dictionary."""
@@ -160,7 +160,7 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel) -> EngineAdapters |
             "products of adapters depend on the batch, so not with adapters.",
             hint="Leave one out.",
         )
-    return _made(
+    return _load_adapters(
         config,
         loaded.name,
         model.spec,
@@ -180,7 +180,7 @@ def make_encoder_adapters(config: EngineConfig, loaded: LoadedEncoder) -> Engine
             f"{loaded.name} is of BERT's kind; of models that read texts, decoders alone take adapters.",
             hint=_MERGE,
         )
-    return _made(
+    return _load_adapters(
         config, loaded.name, layers, loaded.model.dtype, lambda size: CpuAdapters(size.slots, 0)
     )
 
@@ -190,7 +190,7 @@ def _uses_adapters(config: EngineConfig) -> bool:
     return config.enable_lora or adapter_base(config.model) is not None
 
 
-def _made(
+def _load_adapters(
     config: EngineConfig,
     name: str,
     spec: ModelSpec,
@@ -207,10 +207,10 @@ def _made(
     )
     given = [*map(read_lora_path, config.lora_paths), *([] if own is None else [own])]
     max_rank = largest_rank(config.max_lora_rank, [each.path for each in given])
-    size = PoolSize.of(config.max_loras_per_batch, max_rank)
+    size = PoolSize.for_adapters(config.max_loras_per_batch, max_rank)
     memory = make_memory(size)
     reader = AdapterReader(
-        spec, name, dtype, max_rank, memory.room, config.lora_target_modules or ()
+        spec, name, dtype, max_rank, memory.allocate_room, config.lora_target_modules or ()
     )
     adapters = EngineAdapters(
         LoadedAdapters(
@@ -225,19 +225,19 @@ def _made(
         None if own is None else own.name,
     )
     for each in given:
-        adapters.load(each.name, each.path, pinned=each.pinned)
+        adapters.load_adapter(each.name, each.path, pinned=each.pinned)
     return adapters
 
 
 def _make_adapter_memory(
     config: EngineConfig, loaded: LoadedModel, model: Decoder, size: PoolSize
 ) -> CpuAdapters | GpuAdapters:
-    """Creates the memory for the runner's adapters. A GPU's is allocated immediately, so the cache
-    gets what is left.
+    """Creates the memory for the runner's adapters. On a GPU it is allocated immediately, so that
+    the KV cache gets what is left.
     """
     if model.fused:
         return GpuAdapters(model.spec, size, model.precision.compute, model.device, model.zeros)
-    sizes = config.sizes_in_force(gpu=False, longest=longest_context(config, loaded.context_length))
+    sizes = config.resolve_sizes(gpu=False, longest=longest_context(config, loaded.context_length))
     return CpuAdapters(size.slots, sizes.max_running)
 
 
@@ -250,7 +250,7 @@ def _adapter_host_bytes() -> int | None:
 
 
 def reject_adapter_name(name: str | None) -> None:
-    """Stands in for `EngineAdapters.get` in an engine without adapters. Raises ParameterError if
+    """Stands in for `EngineAdapters.adapter_for` in an engine without adapters. Raises ParameterError if
     the request names one.
     """
     if name is not None:

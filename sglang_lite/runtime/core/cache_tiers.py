@@ -18,7 +18,7 @@ from sglang_lite.runtime.kv_cache.host_tier import HostTier
 from sglang_lite.runtime.kv_cache.page_file import THREADS
 from sglang_lite.runtime.kv_cache.page_names import PageNames
 from sglang_lite.runtime.kv_cache.page_store import make_store
-from sglang_lite.runtime.kv_cache.page_sums import compiled
+from sglang_lite.runtime.kv_cache.page_sums import compile_sum_pages
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.tiers import Tiers
 from sglang_lite.runtime.loading.load_model import LoadedModel
@@ -65,7 +65,7 @@ def make_tiers(
         loaded.name,
         hint,
     )
-    compiled()  # now, so no request waits for it
+    compile_sum_pages()  # now, so no request waits for it
     disk = None
     if config.hicache_storage_backend is not None and config.hicache_storage_dir is not None:
         writer = executor or ThreadPoolExecutor(THREADS, "sglang_lite-write")

@@ -35,7 +35,7 @@ def compute_capacity(config: EngineConfig, loaded: LoadedModel) -> Capacity:
         torch.cuda.set_device(device)  # for this thread, which launches the kernels
     else:
         openmp.log_unbounded_spinning()
-    sizes = config.sizes_in_force(gpu=device.type == "cuda", longest=context_length)
+    sizes = config.resolve_sizes(gpu=device.type == "cuda", longest=context_length)
     if loaded.media is not None and loaded.media.block:  # a step computes it whole
         least = loaded.media.block + sizes.max_running
         sizes = replace(sizes, step_tokens=max(sizes.step_tokens, least))
@@ -50,7 +50,7 @@ def compute_capacity(config: EngineConfig, loaded: LoadedModel) -> Capacity:
             context_length,
             window,
             drafts=config.max_draft > 0,
-            taken=0 if loaded.ranks is None else loaded.ranks.wait_loaded(),
+            taken=0 if loaded.ranks is None else loaded.ranks.wait_until_loaded(),
             processes=_processes_per_gpu(config),
             layout=config.sharing,
             images=0 if loaded.tower is None else (config.image_cache_mb << 20) + _ENCODER_BYTES,
@@ -75,7 +75,9 @@ def _processes_per_gpu(config: EngineConfig) -> int:
 
 
 def _longest_own_window(config: EngineConfig, loaded: LoadedModel) -> int | None:
-    """Returns the longest window of the layers that have their own pages; None if there are none."""
+    """Returns the longest window of the layers whose pages are in a separate pool; None if there
+    are none.
+    """
     if loaded.model.window is None:
         return None
     if config.enable_hierarchical_cache:

@@ -115,14 +115,14 @@ class ChoiceScoring:
         if unconditional:
             rows += [(log.encode([text], alone=True), 1) for text in texts]
         builder = self._context.builder
-        params = builder.resolved(msgspec.structs.replace(_SCORE, lora_path=lora_path))
+        params = builder.resolve_with_defaults(msgspec.structs.replace(_SCORE, lora_path=lora_path))
         requests = [
             request
             for row, (ids, start) in enumerate(rows)
-            for request in builder.build(
+            for request in builder.build_requests(
                 ids,
                 params,
-                partial(self._done, row),
+                partial(self._receive_row, row),
                 namespace=namespace,
                 score_from=start,
                 media=log.media if row < len(choices) else (),
@@ -139,7 +139,7 @@ class ChoiceScoring:
         """
         self._context.loop.inbox.post_if_open(self._abort)
 
-    def partial(self) -> Generation | None:
+    def partial_result(self) -> Generation | None:
         """Returns the partial result of an abort, with the prompt tokens of all rows as usage; None
         if nothing was submitted or scoring has ended.
         """
@@ -168,10 +168,10 @@ class ChoiceScoring:
         )
         builder = self._context.builder
         prompt = rows[0][: self._start]
-        (request,) = builder.build(
+        (request,) = builder.build_requests(
             prompt,
-            builder.resolved(asked),
-            partial(self._done, _PROMPT),
+            builder.resolve_with_defaults(asked),
+            partial(self._receive_row, _PROMPT),
             namespace=namespace,
             media=media,
         )
@@ -186,7 +186,7 @@ class ChoiceScoring:
         loop = self._context.loop
         count = len(self._choices)
         store = loop.scheduler.store
-        cached = store.tree.cached_length(*before.space.key(before.tokens))
+        cached = store.tree.cached_length(*before.space.tree_key(before.tokens))
         # for each choice
         again = max(len(before.tokens) // store.page_size * store.page_size - cached, 1)
         self._prompt = before
@@ -242,7 +242,7 @@ class ChoiceScoring:
             return [(array("i", [bos]) + log.fixed + ids, 1) for ids in together]
         return [(log.fixed + ids, start) for ids in together]
 
-    def _done(self, row: int, event: Event) -> None:
+    def _receive_row(self, row: int, event: Event) -> None:
         if isinstance(event, SglError):
             self._finish_scoring(event)
         elif isinstance(event, Generation):
@@ -251,7 +251,7 @@ class ChoiceScoring:
             if row == _PROMPT:
                 for choice, request in enumerate(self._requests[: len(self._choices)]):
                     if choice in self._awaited:
-                        self._context.loop.submit(request)
+                        self._context.loop.submit_request(request)
             if not self._awaited:
                 self._finish_scoring(self._build_selection())
 
@@ -259,7 +259,7 @@ class ChoiceScoring:
         if self._ended:
             return
         if isinstance(outcome, RequestAbortedError):  # of one row
-            outcome.partial = self.partial()
+            outcome.partial = self.partial_result()
         self._ended = True
         if isinstance(outcome, SglError):
             self._abort()
@@ -308,8 +308,8 @@ class ChoiceScoring:
                 queue_s=min(result.usage.queue_s for result in results),
                 first_token_s=max(result.usage.total_s for result in results),
                 total_s=max(result.usage.total_s for result in results),
-                image_tokens=sum(images.before(length) for images, length, _ in media),
-                cached_image_tokens=sum(images.before(found) for images, _, found in media),
+                image_tokens=sum(images.count_before(length) for images, length, _ in media),
+                cached_image_tokens=sum(images.count_before(found) for images, _, found in media),
             ),
             meta=self._cache_miss_meta(),
         )

@@ -31,7 +31,7 @@ from sglang_lite.runtime.core.adapters import (
     reject_adapter_name,
 )
 from sglang_lite.runtime.core.gate import CLOSED
-from sglang_lite.runtime.core.reading_core import ReadingCore, ReadingLoop, fail
+from sglang_lite.runtime.core.reading_core import ReadingCore, ReadingLoop, fail_future
 from sglang_lite.runtime.embedding.encoder import Encoder
 from sglang_lite.runtime.embedding.load import LoadedEncoder
 from sglang_lite.runtime.embedding.request import EncodeRequest
@@ -81,7 +81,7 @@ class EmbeddingLoop(ReadingLoop):
         self._adapters = adapters
         self._waiting: deque[_Text] = deque()
 
-    def submit(
+    def submit_texts(
         self, request: EncodeRequest, adapters: Sequence[Adapter | None], future: Future[Vectors]
     ) -> None:
         """Submits texts. Can be called on any thread.
@@ -111,19 +111,19 @@ class EmbeddingLoop(ReadingLoop):
     def unload(self, adapters: Sequence[Adapter], done: Callable[[], object]) -> None:
         """Calls back when no text uses any of these adapters. Only on the loop's thread."""
         assert self._adapters is not None, "who unloads has them"
-        self._adapters.pool.unload(adapters, done)
+        self._adapters.pool.remove_when_unused(adapters, done)
         self._settle_unloads()
 
     def _settle_unloads(self) -> None:
-        if self._adapters is not None and self._adapters.pool.leaving:
+        if self._adapters is not None and self._adapters.pool.has_pending_removals:
             spaces = (text.space for text in self._waiting)
-            self._adapters.pool.settle(
+            self._adapters.pool.free_unused(
                 {each.adapter.generation for each in spaces if each.adapter is not None}
             )
 
     def _fail_all(self, error: SglError) -> None:
         for text in self._waiting:
-            fail(text.of.future, error)
+            fail_future(text.of.future, error)
         if self._adapters is not None:
             self._adapters.pool.close()
 
@@ -147,7 +147,9 @@ class EmbeddingLoop(ReadingLoop):
         except Exception as error:  # out of memory, for example: later steps may succeed
             logger.exception("a step of the encoder failed")
             for text in texts:
-                fail(text.of.future, BackendError(f"the model could not read the texts: {error}"))
+                fail_future(
+                    text.of.future, BackendError(f"the model could not read the texts: {error}")
+                )
             return
         except BaseException:  # a panic of a library, for example: `run` fails all waiting texts
             self._waiting.extendleft(texts)
@@ -181,8 +183,8 @@ class EmbeddingLoop(ReadingLoop):
         return sorted(texts, key=lambda text: len(text.ids))
 
     def _assign_slot(self, adapter: Adapter | None, in_use: set[int]) -> bool:
-        """Assigns an adapter a slot besides those in use. Returns False if no more can run
-        together.
+        """Assigns a slot to an adapter without displacing those in use. Returns False if no slot is
+        left in this step.
         """
         if adapter is None or self._adapters is None:
             return True
@@ -203,7 +205,7 @@ class EmbeddingLoop(ReadingLoop):
             slot = None if text.space.adapter is None else pool.slot_of(text.space.adapter)
             of_tokens.append(np.full(len(text.ids), -1 if slot is None else slot, np.int32))
             of_tokens[-1][: text.space.start] = -1
-        return memory.of_tokens(np.concatenate(of_tokens))
+        return memory.adapters_of_tokens(np.concatenate(of_tokens))
 
 
 _STEP_TOKENS = {"cpu": 4096, "cuda": 65_536}
@@ -253,16 +255,16 @@ class EmbeddingCore(ReadingCore):
         return found
 
     def _submit(self, request: EncodeRequest, found: Future[Vectors]) -> None:
-        get = reject_adapter_name if self.adapters is None else self.adapters.get
+        get = reject_adapter_name if self.adapters is None else self.adapters.adapter_for
         try:
             by_name = {name: get(name) for name in {*request.adapters, None}}
             names = request.adapters or (None,) * len(request.lengths)
-            self.loop.submit(request, [by_name[name] for name in names], found)
+            self.loop.submit_texts(request, [by_name[name] for name in names], found)
         except BaseException as error:
-            fail(found, error)
+            fail_future(found, error)
 
     def _load_lora(self, call: LoadLoraAdapter) -> Future[None]:
-        load = raise_no_adapters if self.adapters is None else self.adapters.load
+        load = raise_no_adapters if self.adapters is None else self.adapters.load_adapter
         return self._calls.submit(load, call.name, call.path, pinned=call.pinned)
 
     def _unload_lora(self, call: UnloadLoraAdapter) -> Future[None]:
@@ -271,11 +273,11 @@ class EmbeddingCore(ReadingCore):
         return self.adapters.unload(call.name, self.loop.unload, self.loop.inbox)
 
     def _flush_cache(self, _: FlushCache) -> Future[int]:
-        return self.loop.inbox.ask(int)  # an encoder has no cache
+        return self.loop.inbox.post_for_result(int)  # an encoder has no cache
 
     def _stats(self, _: Stats) -> Future[dict[str, Any]]:
         loop = self.loop
-        return loop.inbox.ask(
+        return loop.inbox.post_for_result(
             lambda: {
                 "waiting": loop.waiting,
                 "running": 0,
@@ -303,6 +305,6 @@ class EmbeddingCore(ReadingCore):
 
     def close(self) -> None:
         self.gate.reason = CLOSED
-        if not self.gate.is_copy:
+        if not self.gate.is_forked_copy:
             self._calls.shutdown(wait=False)
         super().close()

@@ -32,7 +32,7 @@ class Preparer(Protocol):
     def prepare(self, item: MediaItem, /) -> Pixels: ...
 
 
-def shapes_of(pixels: Pixels) -> Shapes:
+def input_shapes(pixels: Pixels) -> Shapes:
     return {name: each.shape for name, each in pixels.items()}
 
 
@@ -84,7 +84,7 @@ def _encode_batch(
     *,
     fetch: bool,
 ) -> Sequence[torch.Tensor]:
-    """Encodes media in one call of the encoder, with the results of `encode`.
+    """Encodes media in one call of the encoder, and returns their features.
 
     Raises:
         SglError: an input was refused.
@@ -98,7 +98,7 @@ def _encode_batch(
     except SglError:
         raise
     except Exception as error:  # transformers' code can raise anything
-        if not memory_shortage.is_shortage(error):
+        if not memory_shortage.is_out_of_memory(error):
             raise BackendError(f"the image can't be encoded: {error!r}") from error
         raise OverloadedError(
             f"not enough memory to encode the image: {str(error).partition(chr(10))[0]}",

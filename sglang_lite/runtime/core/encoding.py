@@ -16,8 +16,8 @@ from sglang_lite.runtime.core.encoder_step import (
     MediaEncoder,
     Preparer,
     encode,
+    input_shapes,
     select_batch,
-    shapes_of,
 )
 from sglang_lite.runtime.media.prepare import Pixels
 from sglang_lite.runtime.media.store import Features, FeatureStore
@@ -25,7 +25,7 @@ from sglang_lite.runtime.requests.request import Request, State
 
 
 class Encoding:
-    """Waiting room of requests with images.
+    """Requests that wait for their images to be encoded.
 
     Args:
         encoder: encoder of images.
@@ -70,7 +70,9 @@ class Encoding:
 
     @property
     def due(self) -> bool:
-        """Whether a step has something to do."""
+        """Whether a step can make progress, such as starting a waiting request or encoding an
+        image.
+        """
         if self._waiting and (self._waiting[0].ended or self.store.has_room(self._waiting[0])):
             return True
         return any(map(self._has_pixels, self._lost)) or any(
@@ -78,7 +80,7 @@ class Encoding:
         )
 
     @property
-    def renewing(self) -> bool:
+    def has_missing_features(self) -> bool:
         """Whether features that running requests need are missing."""
         return bool(self._lost)
 
@@ -86,7 +88,7 @@ class Encoding:
         """Returns counts for `Engine.stats`."""
         return {"images_encoded": self.runs, "images_stored": self.store.images}
 
-    def add(self, request: Request) -> None:
+    def queue_request(self, request: Request) -> None:
         """Queues a request until its features are ready.
 
         Raises:
@@ -103,7 +105,7 @@ class Encoding:
         request.change_state(State.ENCODING)
         self._waiting.append(request)
 
-    def keep(self, request: Request) -> bool:
+    def claim_ready(self, request: Request) -> bool:
         """Claims the features of a request that starts without waiting. Returns False if some are
         missing.
         """
@@ -113,10 +115,10 @@ class Encoding:
         for entry in entries or ():
             entry.users.discard(request)
             if not entry.filled and not entry.used:
-                self.store.drop(entry)
+                self.store.drop_entry(entry)
         return False
 
-    def step(self, fail: Callable[[Request, SglError], None]) -> list[Request]:
+    def encode_next(self, fail: Callable[[Request, SglError], None]) -> list[Request]:
         """Encodes a decoded image, or several of equal size, if any. Returns the requests whose
         features are complete.
 
@@ -147,7 +149,7 @@ class Encoding:
                 self._pixels.pop(key).cancel()
         return complete
 
-    def renew(self) -> None:
+    def requeue_lost_features(self) -> None:
         """Queues features that requests need to be encoded again, after their memory was released
         or the encoder's weights changed.
         """
@@ -202,7 +204,7 @@ class Encoding:
         if not decoded or self._pixels[next(iter(decoded)).item.key].exception() is not None:
             return [*decoded][:1]
         ready = [entry for entry in decoded if self._pixels[entry.item.key].exception() is None]
-        shapes = [shapes_of(self._pixels[entry.item.key].result()) for entry in ready]
+        shapes = [input_shapes(self._pixels[entry.item.key].result()) for entry in ready]
         return [ready[i] for i in select_batch(shapes, self._most_numbers)]
 
     def _encode(self, batch: list[Features], fail: Callable[[Request, SglError], None]) -> None:
@@ -215,7 +217,7 @@ class Encoding:
             if isinstance(features, SglError):
                 self._fail_waiting(entry, features, fail)
             else:
-                self.store.fill(entry, features)
+                self.store.write_features(entry, features)
                 self.runs += 1
 
     def _fail_waiting(
@@ -225,4 +227,4 @@ class Encoding:
         for request in [each for each in entry.users if not each.ended]:
             self._claimed.pop(request, None)
             fail(request, error)
-        self.store.drop(entry)
+        self.store.drop_entry(entry)

@@ -1,5 +1,5 @@
-"""What running requests use of an engine. Does not refer to the engine itself, so it ends when its
-user drops it.
+"""Parts of an engine that running requests use. They hold no reference to the engine itself, so it
+ends when its user drops it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class ConstantTexts:
         self._submit = partial(_submit, encode, encoder)
         self._kept = lru_cache(_KEPT)(self._submit)
 
-    def ids(self, spans: Sequence[Span]) -> Future[array[int]]:
-        """Returns a future of a text's token ids, which must not be changed. Texts of the same
-        program in a batch share them.
+    def encode_constant(self, spans: Sequence[Span]) -> Future[array[int]]:
+        """Returns a future of a text's token ids, which must not be changed. Short texts are
+        cached, so that programs with the same text share its ids.
         """
         is_short = sum(len(span.text) for span in spans) <= _LONGEST
         return self._kept(tuple(spans)) if is_short else self._submit(spans)

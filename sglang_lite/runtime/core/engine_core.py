@@ -69,7 +69,7 @@ from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.prefix_files import PrefixFiles
 from sglang_lite.runtime.core.profiling import Profiler
 from sglang_lite.runtime.core.request_builder import RequestBuilder
-from sglang_lite.runtime.core.step_loop import StepLoop, no_span
+from sglang_lite.runtime.core.step_loop import StepLoop, span_without_profiler
 from sglang_lite.runtime.core.submission import (
     GenerateRequest,
     OpenRequest,
@@ -246,7 +246,7 @@ class EngineCore:
             recorded=config.recorded,
         )
         self.builder.now = lambda: self.loop.clock.now()
-        self.builder.adapters = reject_adapter_name if adapters is None else adapters.get
+        self.builder.adapters = reject_adapter_name if adapters is None else adapters.adapter_for
         self.builder.adapter_at_hand = None if adapters is None else adapters.at_hand
         self.open_requests = OpenRequests(config.max_queued + sizes.max_running)
         # for calls that wait for the loop, or for files
@@ -266,7 +266,7 @@ class EngineCore:
             self.open_requests,
             self.compiler,
             encoder,
-            ConstantTexts(partial(self.builder.log("").encode_after, first=False), encoder),
+            ConstantTexts(partial(self.builder.start_log("").encode_after, first=False), encoder),
             self.tokenizer,
             EngineSessions(self.loop.inbox, self.scheduler.pauses),
             step_cost=_STEP_COST if loaded.model.device.type == "cpu" else math.inf,
@@ -286,18 +286,18 @@ class EngineCore:
         `submit_select` and `run_program`.
         """
         self.gate.check_open()
-        request.check()
+        request.check_fields()
         return self._submit_by_kind[type(request)](
-            self, request, self.loop.flushes.with_flush(sink, flush)
+            self, request, self.loop.flushes.wrap_sink_with_flush(sink, flush)
         )
 
     def _submit_generation(self, request: GenerateRequest, sink: Sink) -> Ticket:
         check_replica_rank(request.routed_dp_rank, 1)
         ids, media = self.builder.prompt_with_images(request)
-        params = self.builder.resolved(request.params)
+        params = self.builder.resolve_with_defaults(request.params)
         repeat_rules(request.constraint, params.repeats)  # rejects bad rules now
-        adapted = self.builder.at_hand(params)
-        requests = self.builder.build(
+        adapted = self.builder.has_adapter_at_hand(params)
+        requests = self.builder.build_requests(
             ids,
             params,
             sink,
@@ -323,7 +323,7 @@ class EngineCore:
             sample.times.deadline = (
                 None if request.timeout is None else self.loop.clock.now() + request.timeout
             )
-        self._context.sessions.join(request.session, requests, request.priority)
+        self._context.sessions.join_session(request.session, requests, request.priority)
         if adapted:
             _compile_and_start(self._context, requests, request.constraint)
         else:
@@ -333,7 +333,7 @@ class EngineCore:
     def _submit_selection(
         self, request: SelectRequest, sink: Callable[[Selection | SglError], None]
     ) -> Ticket:
-        log = self.builder.log(request.prompt)
+        log = self.builder.start_log(request.prompt)
         # in a turn, choices are plain content
         special = isinstance(request.prompt, str) or request.prompt.role is None
         scoring = ChoiceScoring(self._context, self.open_requests.track(sink))
@@ -354,7 +354,7 @@ class EngineCore:
 
     def _submit_program(self, request: ProgramRequest, sink: ProgramSink) -> Ticket:
         check_priority(request.priority, self.config.policy)
-        log = self.builder.log(request.prompt)
+        log = self.builder.start_log(request.prompt)
         program = EngineProgram(
             self._context,
             log,
@@ -384,12 +384,12 @@ class EngineCore:
     ) -> EngineProgram:
         """Opens a program that can be extended; see `Engine.open_program`."""
         self.gate.check_open()
-        request.check(self.config.policy)
+        request.check_for_policy(self.config.policy)
         self.open_requests.count("programs_opened")
         return EngineProgram(
             self._context,
-            self.builder.log(""),
-            self.loop.flushes.with_flush(sink, flush),
+            self.builder.start_log(""),
+            self.loop.flushes.wrap_sink_with_flush(sink, flush),
             stream=request.stream,
             namespace=request.namespace,
             priority=request.priority,
@@ -397,7 +397,7 @@ class EngineCore:
 
     # ------------------------------------------------------------------------ calls with one answer
 
-    def ask(self, call: EngineCall[R]) -> Future[R]:
+    def submit_call(self, call: EngineCall[R]) -> Future[R]:
         """Returns a future of the answer to a call; the methods of `Engine` document them.
 
         Raises:
@@ -418,7 +418,9 @@ class EngineCore:
         return self._answers[type(call)](self, call)
 
     def _note_weights(self, config: EngineConfig, path: Path | None) -> None:
-        """Adopts the settings of new weights, and renames pages outside the device."""
+        """Adopts the config of new weights, and changes how pages in the lower cache tiers are
+        named to match them.
+        """
         if path is not None:
             self.model_name = config.model
         self.config = config
@@ -430,7 +432,7 @@ class EngineCore:
             )
 
     def _load_lora(self, call: LoadLoraAdapter) -> Future[None]:
-        load = raise_no_adapters if self.adapters is None else self.adapters.load
+        load = raise_no_adapters if self.adapters is None else self.adapters.load_adapter
         return self._calls.submit(load, call.name, call.path, pinned=call.pinned)
 
     def _unload_lora(self, call: UnloadLoraAdapter) -> Future[None]:
@@ -451,7 +453,7 @@ class EngineCore:
             self._profile = profile
             self.loop.span = profile.span
 
-        return self.loop.inbox.ask(start)
+        return self.loop.inbox.post_for_result(start)
 
     def _stop_profile(self, _: StopProfile) -> Future[str]:
         def stop() -> Profiler:
@@ -461,25 +463,27 @@ class EngineCore:
                 raise ParameterError(
                     "profile", "none is being recorded.", hint="Call start_profile first."
                 )
-            self.loop.span = no_span
+            self.loop.span = span_without_profiler
             profile.stop()
             return profile
 
-        return self._calls.submit(lambda: self.loop.inbox.call(stop).write())
+        return self._calls.submit(lambda: self.loop.inbox.call_and_wait(stop).write_trace())
 
     def _export_prefix(self, call: ExportPrefix) -> Future[int]:
-        tokens = self.builder.tokens(
+        tokens = self.builder.check_prompt_tokens(
             self.builder.prompt_ids(call.ids or call.prompt),
-            self.builder.resolved(SamplingParams(max_tokens=0)),
+            self.builder.resolve_with_defaults(SamplingParams(max_tokens=0)),
         )
-        return self._with_files(
-            lambda files: files.write(tokens, call.namespace, call.path, call.secret)
+        return self._submit_prefix_file_call(
+            lambda files: files.export_prefix_file(tokens, call.namespace, call.path, call.secret)
         )
 
     def _import_prefix(self, call: ImportPrefix) -> Future[int]:
-        return self._with_files(lambda files: files.read(call.path, call.namespace, call.secret))
+        return self._submit_prefix_file_call(
+            lambda files: files.import_prefix_file(call.path, call.namespace, call.secret)
+        )
 
-    def _with_files(self, do: Callable[[PrefixFiles], int]) -> Future[int]:
+    def _submit_prefix_file_call(self, do: Callable[[PrefixFiles], int]) -> Future[int]:
         return self._calls.submit(lambda: do(PrefixFiles(self.scheduler.store, self.loop.inbox)))
 
     def _stats(self, _: Stats) -> Future[dict[str, Any]]:
@@ -516,11 +520,11 @@ class EngineCore:
                 **({"drafters": {}} if scheduler.drafts is None else scheduler.drafts.stats()),
             }
 
-        return self.loop.inbox.ask(count)
+        return self.loop.inbox.post_for_result(count)
 
     _answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]] = {
-        CompileGrammar: lambda self, call: self.compiler.request(call.constraint),
-        **dict.fromkeys(CALLS, lambda self, call: self.weights.ask(call)),
+        CompileGrammar: lambda self, call: self.compiler.compile_in_background(call.constraint),
+        **dict.fromkeys(CALLS, lambda self, call: self.weights.answer_weight_call(call)),
         StartProfile: _start_profile,
         StopProfile: _stop_profile,
         LoadLoraAdapter: _load_lora,
@@ -528,10 +532,10 @@ class EngineCore:
         Loras: lambda self, _: self._calls.submit(
             lambda: [] if self.adapters is None else self.adapters.list()
         ),
-        FlushCache: lambda self, _: self.loop.inbox.ask(
-            lambda: self.scheduler.flush() * self.scheduler.store.page_size
+        FlushCache: lambda self, _: self.loop.inbox.post_for_result(
+            lambda: self.scheduler.end_pauses_and_flush() * self.scheduler.store.page_size
         ),
-        EndSession: lambda self, call: self._context.sessions.end(call.name),
+        EndSession: lambda self, call: self._context.sessions.drop_session(call.name),
         ExportPrefix: _export_prefix,
         ImportPrefix: _import_prefix,
         Stats: _stats,
@@ -542,7 +546,7 @@ class EngineCore:
         nothing, because they run in the other process.
         """
         self.gate.reason = CLOSED
-        if self.gate.is_copy:
+        if self.gate.is_forked_copy:
             return
         self.compiler.close()
         self._context.encoder.shutdown()
@@ -556,15 +560,15 @@ class EngineCore:
 
 
 def _requires_last_token_step(config: EngineConfig, loaded: LoadedModel) -> bool:
-    """Returns whether outputs depend through rounding on what is cached, unless the last prompt
-    token has its own step.
+    """Returns whether rounding makes outputs depend on how much of a prompt is cached, unless the
+    last prompt token gets a step of its own.
     """
     return loaded.model.batch_sensitive and not loaded.model.fused and not config.deterministic
 
 
 def _make_step_file(runner: ModelRunner, capacity: Capacity) -> Path | None:
-    """Creates the file of an engine's steps next to its layers' outputs; returns None if these are
-    not written.
+    """Creates the file that records an engine's steps, in the folder of its layers' outputs.
+    Returns None if these are not written.
     """
     folder = runner.model.watch.folder if isinstance(runner.model, Decoder) else None
     if folder is None:
@@ -601,8 +605,9 @@ def _make_prefix_cache(
 
 
 def _make_window_pages(capacity: Capacity, loaded: LoadedModel) -> WindowPages | None:
-    """Creates the pages of layers with a window, if they have their own. Raises ParameterError if
-    they are too few for an image that a step computes whole.
+    """Creates the separate pages of layers with a window, if the engine has any. Raises
+    ParameterError if they are too few for the tokens of an image that one step must compute
+    together.
     """
     if not capacity.window_pages:
         return None
@@ -657,14 +662,18 @@ def _make_encoding(
 def _fail_on_error(
     loop: StepLoop, requests: Sequence[Request], problem: str, kind: type[SglError] = BackendError
 ) -> Iterator[None]:
-    """Fails requests with any exception of their preparation, because nobody reads its future."""
+    """Fails requests if preparing them inside the block raises, because nobody reads the future
+    that would hold the exception.
+    """
     try:
         yield
     except Exception as error:
         failure = error if isinstance(error, SglError) else kind(f"{problem}: {error!r}")
         error.__traceback__ = None  # its frames hold the error: a cycle with the requests
         for request in requests:
-            loop.fail(request, copy(failure))  # copied, as programs add a source location to it
+            loop.fail_prepared(
+                request, copy(failure)
+            )  # copied, as programs add a source location to it
 
 
 def _read_adapter_and_start(
@@ -673,7 +682,9 @@ def _read_adapter_and_start(
     """Reads the adapter of requests, then starts them."""
     with _fail_on_error(context.loop, requests, "the adapter can't be read"):
         first = requests[0]
-        space = PrefixSpace.of(of.namespace, context.builder.adapter(first.params))
+        space = PrefixSpace.in_namespace(
+            of.namespace, context.builder.find_params_adapter(first.params)
+        )
         for request in requests:
             request.space = space.start_at_invocation(first.tokens[: first.prompt_len])
         _compile_and_start(context, requests, of.constraint)
@@ -682,20 +693,20 @@ def _read_adapter_and_start(
 def _compile_and_start(
     context: EngineContext, requests: Sequence[Request], constraint: Constraint | None
 ) -> None:
-    def compiled(grammar: Future[CompiledGrammar]) -> None:
+    def start_with_grammar(grammar: Future[CompiledGrammar]) -> None:
         with _fail_on_error(context.loop, requests, "no mask can be made", ConstraintError):
             assert constraint is not None
             for request in requests:
                 _start_request(context, request, request.constrain(constraint, grammar.result()))
 
     if constraint is not None:
-        context.compiler.request(constraint).add_done_callback(compiled)
+        context.compiler.compile_in_background(constraint).add_done_callback(start_with_grammar)
         return
     for request in requests:
         try:
             matcher = request.make_free_matcher()
         except ParameterError as error:  # reported as an event, like other errors of preparation
-            context.loop.fail(request, error)
+            context.loop.fail_prepared(request, error)
         else:
             _start_request(context, request, matcher)
 
@@ -705,18 +716,18 @@ def _start_request(
 ) -> None:
     if not request.replayed_count:
         request.output.matcher = matcher
-        context.loop.submit(request)
+        context.loop.submit_request(request)
         return
     try:
         context.encoder.submit(_resume_request, context.loop, request, matcher)
     except RuntimeError:  # the executor has been shut down
-        context.loop.fail(request, EngineClosedError("the engine is closed."))
+        context.loop.fail_prepared(request, EngineClosedError("the engine is closed."))
 
 
 def _resume_request(loop: StepLoop, request: Request, matcher: RequestMatcher | None) -> None:
     with _fail_on_error(loop, [request], "the output can't be continued"):
-        request.resume(matcher, jump=loop.jump)
-        loop.submit(request)
+        request.replay_given_output(matcher, jump=loop.jump)
+        loop.submit_request(request)
 
 
 def _abort_requests(loop: StepLoop, requests: Sequence[Request]) -> None:

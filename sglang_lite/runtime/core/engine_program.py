@@ -46,14 +46,14 @@ from sglang_lite.runtime.core.prepared_node import (
     EngineBranch,
     PreparedNode,
     check_params,
-    prepared,
+    prepare_node,
 )
 from sglang_lite.runtime.core.selection_job import SelectionJob
 from sglang_lite.runtime.core.submission import (
     MAX_QUEUED,
     check_nodes,
     check_verdict,
-    node_count,
+    count_nodes,
     too_many_nodes_error,
 )
 from sglang_lite.runtime.core.token_text import OpenGrammar, TokenText
@@ -75,16 +75,16 @@ class ProgramPauses:
 
     def __init__(self, pauses: Pauses, priority: int, namespace: str) -> None:
         self._pauses = pauses
-        self._space = PrefixSpace.of(namespace)
+        self._space = PrefixSpace.in_namespace(namespace)
         self._program = ScheduledProgram(priority)
         self._branches: dict[Path, ScheduledBranch] = {}
 
     def start_node(self, ask: EngineAsk) -> ScheduledBranch:
         """Returns the branch of a node that is starting. Ends the pauses of idle branches forked
-        from it, because most are not continued then.
+        from it, because most of them are not continued once their parent goes on.
         """
         node = ask.node
-        branch = self._branch(ask.branch)
+        branch = self._scheduled_branch(ask.branch)
         assert isinstance(node, Gen | Select)
         branch.name = node.name
         branch.kind = branch.kind or node.name
@@ -92,41 +92,41 @@ class ProgramPauses:
         if ask.branch.forks:
             for other, below in self._branches.items():
                 if len(other) > len(path) and other[: len(path)] == path and not below.returns:
-                    self._pauses.end(below)
+                    self._pauses.end_pause(below)
         return branch
 
-    def forked(self, branch: EngineBranch) -> None:
+    def pause_forked_branch(self, branch: EngineBranch) -> None:
         """Begins the pause of a newly forked branch."""
         if branch.returns and branch.text is not None:
             ids = np.array(branch.text.log.fixed, dtype=np.int32)
-            self._pauses.want(self._branch(branch), ids, self._space)
+            self._pauses.pause_at_next_step(self._scheduled_branch(branch), ids, self._space)
 
-    def expect(self, path: Path, seconds: float) -> None:
+    def expect_branch_pause(self, path: Path, seconds: float) -> None:
         """Sets the expected duration of a branch's current pause, or of the next if none has begun."""
         if path in self._branches:  # otherwise it has requested nothing yet, and keeps nothing
-            self._pauses.expect(self._branches[path], seconds)
+            self._pauses.set_expected_pause(self._branches[path], seconds)
 
-    def idle(self, branch: EngineBranch) -> None:
+    def end_unless_returning(self, branch: EngineBranch) -> None:
         """Ends a branch's pause unless the branch may continue."""
         found = self._branches.get(branch.path)
         if found is not None and not found.may_return:
-            self._pauses.end(found)
+            self._pauses.end_pause(found)
 
     def close(self) -> None:
         """Ends the pauses of idle branches, because no more nodes will be added."""
         self._program.open = False
         for branch in self._branches.values():
             if not branch.may_return:
-                self._pauses.end(branch)
+                self._pauses.end_pause(branch)
 
-    def end(self) -> None:
+    def forget_all_branches(self) -> None:
         """Ends all pauses permanently."""
         self._program.open = False
         for branch in self._branches.values():
             self._pauses.end_branch(branch)
         self._branches = {}  # breaks a reference cycle, so that no garbage collection is needed
 
-    def _branch(self, branch: EngineBranch) -> ScheduledBranch:
+    def _scheduled_branch(self, branch: EngineBranch) -> ScheduledBranch:
         found = self._branches.get(branch.path)
         if found is None:
             found = self._branches[branch.path] = ScheduledBranch(self._program, branch)
@@ -151,9 +151,9 @@ class ProgramRoom:
         self._waits = False
         self._asks: list[EngineAsk] = []  # nodes that wait for room
 
-    def acquire(self, ask: EngineAsk) -> bool:
-        """Returns whether the program counts as an open request. If not, the node is queued for
-        room.
+    def acquire_or_queue(self, ask: EngineAsk) -> bool:
+        """Returns whether the program counts as an open request, counting it now if there is room.
+        If it can't be counted yet, queues the node.
         """
         if not self._acquired and not self._waits:
             self._acquired = self._open_requests.try_acquire()
@@ -164,15 +164,15 @@ class ProgramRoom:
             self._asks.append(ask)
         return self._acquired
 
-    def try_again(self) -> Sequence[EngineAsk]:
-        """Tries to count the program after a notice of room. Returns the nodes that can start now.
-        If no node needs the room any more, gives it up, because the next caller is notified only
-        then.
+    def retry_room(self) -> Sequence[EngineAsk]:
+        """Tries again to count the program as an open request, after a notice that there is room.
+        Returns the nodes that can start now. If no node needs the room any more, gives it up,
+        because the next caller is notified only then.
         """
         self._waits = False
         self._asks = [ask for ask in self._asks if ask.is_current]
         if not self._asks:
-            self._open_requests.leave(self._came)
+            self._open_requests.give_up_place(self._came)
             return ()
         self._acquired = self._open_requests.try_acquire()
         if not self._acquired:
@@ -183,30 +183,30 @@ class ProgramRoom:
         self._asks = []
         return asks
 
-    def release(self) -> None:
-        """Stops counting the program."""
+    def stop_counting_program(self) -> None:
+        """Stops counting the program as an open request."""
         if self._acquired:
             self._acquired = False
             self._open_requests.release()
 
-    def end(self) -> None:
-        """Gives up all room permanently."""
+    def give_up_room(self) -> None:
+        """Stops counting the program and waiting for room, permanently."""
         if self._waits:
             self._waits = False
-            self._open_requests.leave(self._came)
-        self.release()
+            self._open_requests.give_up_place(self._came)
+        self.stop_counting_program()
         # breaks reference cycles, so that no garbage collection is needed
-        self._came = _nothing
+        self._came = _ignore_room
         self._asks = []
 
 
-def _nothing() -> None:
+def _ignore_room() -> None:
     """Does nothing when room is available for a program that has ended."""
 
 
 class EngineProgram:
-    """One program. `extend` adds nodes to a branch, and they are executed as soon as the nodes
-    before them.
+    """Program that an engine executes. `extend` adds nodes to a branch, which are executed as soon
+    as the nodes before them have ended.
 
     An open program with nothing to execute does not count as an open request. It holds no slot, and
     no page unless the caller's decision on a generation is pending.
@@ -275,30 +275,30 @@ class EngineProgram:
             EngineClosedError: the engine is closed.
         """
         check_nodes(nodes, path)
-        entries = [prepared(node, self.context) for node in nodes]
+        entries = [prepare_node(node, self.context) for node in nodes]
         for i, error in refused.items():
             entries[i].params = error
         self.context.open_requests.count("programs_extended")
-        self.context.loop.inbox.post(partial(self._extend, path, entries))
+        self.context.loop.inbox.post(partial(self._add_nodes_to_branch, path, entries))
 
     def play(self, nodes: Sequence[Node]) -> None:
         """Adds the nodes of a whole program and closes it. Raises ParameterError if a parameter of
         a generation is invalid.
         """
-        entries = [prepared(node, self.context) for node in nodes]
+        entries = [prepare_node(node, self.context) for node in nodes]
         check_params(entries)
         self._player.judges = False
         self.context.open_requests.count("programs_extended")
-        self.context.loop.inbox.post(partial(self._extend, (), entries))
+        self.context.loop.inbox.post(partial(self._add_nodes_to_branch, (), entries))
         self.close()
 
-    def drop(self, path: Path) -> None:
-        """Ends a branch that the caller has given up, from its next answer on; no more of its
-        events are sent. Nodes before that answer still run, because the caller runs everything but
-        answers itself and may be ahead. A rollback can revive the branch.
+    def drop_branch(self, path: Path) -> None:
+        """Drops a branch that the caller has abandoned: it ends at its next answer, and sends no
+        more events. Nodes before that answer still run, because the caller executes everything but
+        answers itself and may already be past them. A rollback can revive the branch.
         """
         self.context.loop.inbox.post_if_open(
-            partial(self._apply_input, partial(self._player.drop, path))
+            partial(self._apply_input, partial(self._player.end_branch_quietly, path))
         )
 
     def judge(self, path: Path, place: int, verdict: Verdict) -> None:
@@ -314,29 +314,31 @@ class EngineProgram:
             EngineClosedError: the engine is closed.
         """
         check_verdict(path, place, verdict)
-        again = None if verdict.again is None else prepared(verdict.again, self.context)
+        again = None if verdict.again is None else prepare_node(verdict.again, self.context)
         call = partial(self._player.judge, path, place, verdict.text, again)
         self.context.loop.inbox.post(partial(self._apply_input, call))
 
     def expect_pause(self, path: Path, seconds: float) -> None:
-        """Sets how long the caller will add nothing to a branch, counted from its last answer or,
-        if that has come, from now.
+        """Sets how many seconds the caller is expected to add nothing to a branch. They count from
+        now if the branch has given its last answer, otherwise from that answer.
         """
-        self.context.loop.inbox.post_if_open(partial(self._pauses.expect, path, seconds))
+        self.context.loop.inbox.post_if_open(
+            partial(self._pauses.expect_branch_pause, path, seconds)
+        )
 
     def wind_down(self) -> None:
-        """Ends each generation, including later ones, at the first place where a limit may cut it:
-        text at its next token, JSON where brackets close it. What can't be closed runs to its own
-        end.
+        """Ends each generation, including later ones, as soon as a limit could cut its output: text
+        at its next token, JSON where adding brackets completes it. Output that can't be completed
+        runs to its normal end.
         """
 
-        def begin() -> None:
+        def wind_down_jobs() -> None:
             self.winds_down = True
             for job in self._jobs.values():
                 if isinstance(job, GenerationJob):
                     job.wind_down()
 
-        self.context.loop.inbox.post_if_open(begin)
+        self.context.loop.inbox.post_if_open(wind_down_jobs)
 
     def close(self) -> None:
         """Closes the program: no more nodes will be added."""
@@ -348,19 +350,19 @@ class EngineProgram:
         and selection also gets one, with its usage.
         """
 
-        def end() -> None:
+        def abort_jobs() -> None:
             for ask, job in self._jobs.items():
-                for used in job.partials():
+                for used in job.unfinished_results():
                     error = RequestAbortedError("the program was aborted.")
                     error.partial = used
-                    self.tell(ask, error)
-            self._player.fail(RequestAbortedError("the program was aborted."))
+                    self.send_event(ask, error)
+            self._player.fail_program(RequestAbortedError("the program was aborted."))
 
-        self.context.loop.inbox.post_if_open(partial(self._apply_input, end))
+        self.context.loop.inbox.post_if_open(partial(self._apply_input, abort_jobs))
 
     # ----------------------------------------------------- what its jobs call, on the loop's thread
 
-    def tell(self, ask: EngineAsk, event: Delta | Generation | Selection | SglError) -> None:
+    def send_event(self, ask: EngineAsk, event: Delta | Generation | Selection | SglError) -> None:
         """Sends an event of a node."""
         self._sink(
             Played(
@@ -368,7 +370,7 @@ class EngineProgram:
             )
         )
 
-    def answered(
+    def finish_node(
         self, ask: EngineAsk, spans: Sequence[Span] | None = (), *, in_slot: bool = False
     ) -> Request | None:
         """Continues the branch after a node.
@@ -383,12 +385,12 @@ class EngineProgram:
         """
         self._jobs.pop(ask, None)
         log = ask.branch.text.log if in_slot and ask.branch.text is not None else None
-        self._player.answered(ask, spans)
+        self._player.accept_answer(ask, spans)
         return self._perform(log)
 
-    def failed(self, ask: EngineAsk, error: SglError) -> None:
+    def fail_node(self, ask: EngineAsk, error: SglError) -> None:
         """Fails a node."""
-        self._player.failed(ask, error)
+        self._player.accept_failure(ask, error)
         self._abort_job(ask)
         self._perform()
 
@@ -397,7 +399,7 @@ class EngineProgram:
         try:
             self.context.loop.inbox.post(call)
         except EngineClosedError as error:  # the loop has ended: report it from this thread
-            self._apply_input(partial(self._player.fail, error))
+            self._apply_input(partial(self._player.fail_program, error))
 
     def run_off_loop(self, job: Callable[[], Callable[[], object]]) -> None:
         """Runs a job on a tokenisation thread, then the function it returns on the loop's thread."""
@@ -411,32 +413,32 @@ class EngineProgram:
                     f"a node of the program can't be prepared: {type(error).__name__}: {error}"
                 )
                 failure.__cause__ = error
-                done = partial(self._apply_input, partial(self._player.fail, failure))
+                done = partial(self._apply_input, partial(self._player.fail_program, failure))
             self.post(done)
 
         try:
             self.context.encoder.submit(run)
         except RuntimeError:  # the engine is closed
             self._apply_input(
-                partial(self._player.fail, EngineClosedError("the engine is closed."))
+                partial(self._player.fail_program, EngineClosedError("the engine is closed."))
             )
 
     # ------------------------------------------------------------------------- inputs of the player
 
-    def _extend(self, path: Path, entries: Sequence[PreparedNode]) -> None:
+    def _add_nodes_to_branch(self, path: Path, entries: Sequence[PreparedNode]) -> None:
         player = self._player
         # Nodes that a rollback removes do not count towards the limit.
         back = max(
             (i for i, entry in enumerate(entries, 1) if isinstance(entry.node, Rollback)), default=0
         )
         if back:
-            player.add(path, entries[:back])
+            player.add_branch_nodes(path, entries[:back])
         rest = entries[back:]
-        count = player.totals.queued + node_count(entry.node for entry in rest)
+        count = player.totals.queued + count_nodes(entry.node for entry in rest)
         refusal = too_many_nodes_error() if count > MAX_QUEUED else None
-        branch = player.add(path, rest, refusal)
+        branch = player.add_branch_nodes(path, rest, refusal)
         if branch is not None and branch.ask in self._jobs:
-            self._jobs[branch.ask].look_ahead()
+            self._jobs[branch.ask].prepare_next_generation()
         self._perform()
 
     def _apply_input(self, call: Callable[[], object]) -> None:
@@ -446,7 +448,8 @@ class EngineProgram:
     # ------------------------------------------------------------------------ effects of the player
 
     def _perform(self, log: TokenLog | None = None) -> Request | None:
-        """Performs the player's effects. Returns the request that continues in a slot, if any.
+        """Carries out the player's effects: starts nodes, aborts jobs, reports failures and updates
+        pauses. Returns the request that continues in a slot, if any.
 
         Args:
             log: text of the request that has just ended in the slot; None if no request can
@@ -457,7 +460,7 @@ class EngineProgram:
         following: Request | None = None
         self._performing = True
         try:
-            while effects := self._player.effects():
+            while effects := self._player.take_effects():
                 for effect in effects:
                     match effect:
                         case Ask() if effect.is_current:
@@ -467,15 +470,15 @@ class EngineProgram:
                         case Failed(path, name, error, attempt):
                             self._sink(Played(path, name, error, attempt))
                         case Forked(branch):
-                            self._pauses.forked(branch)
+                            self._pauses.pause_forked_branch(branch)
                         case Idle(branch):
-                            self._pauses.idle(branch)
+                            self._pauses.end_unless_returning(branch)
                         case Ended(error):
                             self._end_program(error)
         finally:  # a sink may raise; the error that ends the engine must still reach this program
             self._performing = False
         if not self._player.totals.asked:
-            self._room.release()
+            self._room.stop_counting_program()
         return following
 
     def _start_node(self, ask: EngineAsk, log: TokenLog | None = None) -> Request | None:
@@ -489,7 +492,7 @@ class EngineProgram:
         if isinstance(node, GrammarEnd):
             _end_grammar(self, ask)
             return None
-        if not self._room.acquire(ask):
+        if not self._room.acquire_or_queue(ask):
             return None
         if text.grammar is not None:
             text.grammar.asked = True
@@ -507,7 +510,7 @@ class EngineProgram:
                 else SelectionJob(self, ask, branch)
             )
             request = job.start(in_slot=text.log is log)
-        job.look_ahead()
+        job.prepare_next_generation()
         return request
 
     def _abort_job(self, ask: EngineAsk) -> None:
@@ -516,19 +519,21 @@ class EngineProgram:
             job.abort()
 
     def _try_room(self) -> None:
-        """Starts the nodes that wait for room, after a notice of room."""
-        for ask in self._room.try_again():
+        """Starts the nodes that wait for room, if the program can now be counted as an open
+        request.
+        """
+        for ask in self._room.retry_room():
             self._start_node(ask)
         self._perform()
 
     def _end_program(self, error: SglError | None) -> None:
         text = self._player.main.text
         assert text is not None
-        self._room.end()
+        self._room.give_up_room()
         self.context.open_requests.count("programs_ended")
         sink = self._sink
         self._sink = _ignore_event
-        self._pauses.end()
+        self._pauses.forget_all_branches()
         sink(error or ProgramResult("".join(span.text for span in text.added)))
 
 
@@ -551,9 +556,9 @@ def _begin_grammar(program: EngineProgram, ask: EngineAsk) -> None:
                 raise ProgramError("a grammar is open already.")
             text.grammar = OpenGrammar(grammar.result(), node.constraint, node.text)
         except SglError as error:
-            program.failed(ask, error)
+            program.fail_node(ask, error)
         else:
-            program.answered(ask)
+            program.finish_node(ask)
 
 
 def _end_grammar(program: EngineProgram, ask: EngineAsk) -> None:
@@ -565,13 +570,13 @@ def _end_grammar(program: EngineProgram, ask: EngineAsk) -> None:
     grammar = text.grammar
     text.grammar = None
 
-    def ended(error: SglError | None) -> None:
+    def finish_or_fail(error: SglError | None) -> None:
         if error is None:
-            program.answered(ask)
+            program.finish_node(ask)
         else:
-            program.failed(ask, error)
+            program.fail_node(ask, error)
 
     if grammar is not None and grammar.asked:
-        program.run_off_loop(partial(grammar.end, ended))
+        program.run_off_loop(partial(grammar.check_grammar_complete, finish_or_fail))
     else:
-        program.answered(ask)
+        program.finish_node(ask)

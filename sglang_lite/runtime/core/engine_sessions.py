@@ -1,4 +1,5 @@
-"""Sessions of an engine's clients, which come back after each answer.
+"""Sessions of an engine's clients, each of which is expected to send another request after an
+answer.
 
 To the scheduler a session is an open program with one branch: its pages stay, or move to the host,
 depending on when it is expected back.
@@ -24,7 +25,7 @@ _KIND: Final = "\0session"  # name of all sessions' requests, which no node has
 
 
 class _Turns:
-    """State of a session's branch: nothing is queued in it, and its caller continues when its
+    """State of a session's branch. Nothing is ever queued in it: its caller continues it once its
     requests have ended.
     """
 
@@ -56,22 +57,22 @@ class EngineSessions:
         # The attributes below are used on the loop's thread only.
         self._open: dict[str, tuple[ScheduledBranch, _Turns]] = {}  # least recently used first
 
-    def join(self, name: str | None, requests: Sequence[Request], priority: int) -> None:
+    def join_session(self, name: str | None, requests: Sequence[Request], priority: int) -> None:
         """Adds requests that are not submitted yet to a session, if it has a name. A session's
         first requests open it.
         """
         if name is not None:
             self._inbox.post_if_open(partial(self._add_to_session, name, requests, priority))
 
-    def end(self, name: str) -> Future[None]:
+    def drop_session(self, name: str) -> Future[None]:
         """Closes a session if it is open. Its pages are then cached like any others."""
-        return self._inbox.ask(partial(self._close_session, name))
+        return self._inbox.post_for_result(partial(self._close_session, name))
 
     # ---------------------------------------------------------------------------- the loop's thread
 
     def _add_to_session(self, name: str, requests: Sequence[Request], priority: int) -> None:
         self._open[name] = branch, turns = (
-            self._open.pop(name) if name in self._open else _opened(priority)
+            self._open.pop(name) if name in self._open else _make_session(priority)
         )
         if len(self._open) > MAX_SESSIONS:
             self._close_session(next(iter(self._open)))
@@ -89,7 +90,7 @@ class EngineSessions:
             self._pauses.end_branch(branch)
 
 
-def _opened(priority: int) -> tuple[ScheduledBranch, _Turns]:
+def _make_session(priority: int) -> tuple[ScheduledBranch, _Turns]:
     turns = _Turns()
     branch = ScheduledBranch(ScheduledProgram(priority), turns)
     branch.name = branch.kind = _KIND

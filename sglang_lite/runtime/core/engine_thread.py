@@ -27,12 +27,14 @@ AnyCore: TypeAlias = EngineCore | EmbeddingCore | TowerCore
 AnyLoop: TypeAlias = StepLoop | EmbeddingLoop | TowerLoop
 
 
-def start(handle: object, config: EngineConfig, load: Callable[[], Loaded]) -> AnyCore:
+def start_engine_thread(
+    handle: object, config: EngineConfig, load: Callable[[], Loaded]
+) -> AnyCore:
     """Starts an engine's thread, and waits until the core is ready.
 
     All work with tensors, loading included, is done on that one thread: OpenMP keeps a team of
-    threads for every thread that computes, and with more teams than cores each product waits for
-    sleeping threads (measured: 13 ms per token instead of 8).
+    threads for every thread that computes, and with more teams than cores each matrix
+    multiplication waits for sleeping threads (measured: 13 ms per token instead of 8).
 
     Args:
         handle: handle of the engine; the loop ends when the handle is garbage-collected.
@@ -44,7 +46,7 @@ def start(handle: object, config: EngineConfig, load: Callable[[], Loaded]) -> A
     """
     ready: Future[AnyCore] = Future()
     thread = threading.Thread(
-        target=_run,
+        target=_run_engine,
         args=(weakref.ref(handle), config, load, ready),
         name="sglang_lite-engine",
         daemon=True,
@@ -61,7 +63,7 @@ def start(handle: object, config: EngineConfig, load: Callable[[], Loaded]) -> A
 _running: dict[threading.Thread, AnyLoop] = {}
 
 
-def _run(
+def _run_engine(
     handle: weakref.ref[object],
     config: EngineConfig,
     load: Callable[[], Loaded],
@@ -72,7 +74,7 @@ def _run(
     """
     thread = threading.current_thread()
     try:
-        core = build(config, load)
+        core = build_core(config, load)
         owner = handle()
         if owner is None:
             raise EngineClosedError("the constructor of the engine was interrupted.")
@@ -89,7 +91,7 @@ def _run(
     del _running[thread]
 
 
-def build(config: EngineConfig, load: Callable[[], Loaded]) -> AnyCore:
+def build_core(config: EngineConfig, load: Callable[[], Loaded]) -> AnyCore:
     """Builds an engine's core, on the thread that will run its loop.
 
     Args:
@@ -123,7 +125,7 @@ def _build_core_for_model(config: EngineConfig, loaded: Loaded) -> AnyCore:
         return EngineCore(config, loaded)
     except BaseException:
         if loaded.compiling is not None:
-            loaded.compiling.end()
+            loaded.compiling.end_process()
         raise
 
 
@@ -133,6 +135,6 @@ def _close_all_loops() -> None:
     inside torch's code this aborts the process.
     """
     for thread, loop in list(_running.items()):
-        if not loop.inbox.gate.is_copy:
+        if not loop.inbox.gate.is_forked_copy:
             loop.inbox.close()
             thread.join()

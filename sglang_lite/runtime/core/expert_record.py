@@ -17,9 +17,9 @@ class ExpertRecord:
         self._first: list[list[int]] | None = None
         self._last: list[list[int]] | None = None
 
-    def take(self, action: str, model: Model) -> list[list[int]]:
-        """Returns the counts since the start, until now or the stop; [] for a layer without
-        experts.
+    def record_counts(self, action: str, model: Model) -> list[list[int]]:
+        """Returns the counts from the start of the record until now or until it was stopped; [] for
+        a layer without experts.
 
         Args:
             action: "start" to begin a new record; "stop" to end it; "dump" to only read it.

@@ -24,7 +24,7 @@ class Flushes:
         self._runs_here = runs_here
         self._flushes: dict[Callable[[], object], None] = {}  # ordered set
 
-    def with_flush(
+    def wrap_sink_with_flush(
         self, sink: Callable[[E], None], flush: Callable[[], object] | None
     ) -> Callable[[E], None]:
         """Returns a sink that calls `flush`, if any, once after each step that has sent it events;
@@ -33,20 +33,20 @@ class Flushes:
         if flush is None:
             return sink
 
-        def send(event: E) -> None:
+        def send_and_flush(event: E) -> None:
             sink(event)
             if self._runs_here():
                 self.flush_after_step(flush)
             else:
                 flush()
 
-        return send
+        return send_and_flush
 
     def flush_after_step(self, flush: Callable[[], object]) -> None:
         """Schedules a callback to run after this step. Called on the thread that sends the events."""
         self._flushes[flush] = None
 
-    def flush(self) -> None:
+    def call_flush_callbacks(self) -> None:
         """Calls the flush callbacks of this step. Called on the thread that sends the events."""
         flushes = self._flushes
         self._flushes = {}

@@ -32,23 +32,23 @@ class Gate:
         """Marks the calling thread as the engine's own."""
         self._thread = threading.get_ident()
 
-    def release(self) -> None:
+    def release_thread(self) -> None:
         """Ends the claim of the calling thread, because another thread may reuse its id."""
-        if self.on_own_thread():
+        if self.is_on_own_thread():
             self._thread = None
 
-    def on_own_thread(self) -> bool:
+    def is_on_own_thread(self) -> bool:
         """Returns whether the calling thread has claimed the gate."""
         return threading.get_ident() == self._thread
 
     @property
-    def is_copy(self) -> bool:
+    def is_forked_copy(self) -> bool:
         """Whether this process is a forked copy of the engine's, which lacks its threads."""
         return os.getpid() != self._process
 
     def check_process(self) -> None:
         """Raises EngineClosedError if this process is a forked copy."""
-        if os.getpid() != self._process:  # not `is_copy`, because each submission checks it
+        if os.getpid() != self._process:  # not `is_forked_copy`, because each submission checks it
             raise EngineClosedError(
                 f"the engine belongs to process {self._process}, and this one ({os.getpid()}) is a forked copy of it.",
                 hint="Start an engine in this process (and make it the default backend here), or start processes with "
@@ -74,7 +74,7 @@ class Gate:
             EngineClosedError: like `check_open`.
         """
         self.check_process()
-        if self.on_own_thread():
+        if self.is_on_own_thread():
             raise BackendError(
                 f"{name} was called on the engine's own thread, by a logit processor or a sink, and waits for it.",
                 hint="Call it on another thread; submit() and its like don't wait.",

@@ -100,7 +100,7 @@ class GenerationJob:
             return None
         assert text is not None
         if isinstance(entry.params, SglError):
-            self._program.failed(ask, entry.params)
+            self._program.fail_node(ask, entry.params)
             return None
         for awaited in (entry.grammar, entry.ids, entry.matcher):
             if awaited is not None and not awaited.done():
@@ -110,11 +110,16 @@ class GenerationJob:
         log = text.log
         assert entry.params is not None
         quick = entry.params.n == 1 and (entry.grammar is None or entry.matcher is not None)
-        if in_slot and ready and quick and self._program.context.builder.at_hand(entry.params):
+        if (
+            in_slot
+            and ready
+            and quick
+            and self._program.context.builder.has_adapter_at_hand(entry.params)
+        ):
             try:
                 self._build_requests(log, entry.params)
             except SglError as error:
-                self._program.failed(ask, error)
+                self._program.fail_node(ask, error)
                 return None
             self._submitted = True
             self._wind_down_if_program_does()
@@ -139,12 +144,12 @@ class GenerationJob:
 
     # -------------------------------------------------------------------------- the next generation
 
-    def look_ahead(self) -> None:
+    def prepare_next_generation(self) -> None:
         """Starts preparing the next generation, which may then continue in this one's slot."""
         if self._following is None and self._ask is not None:
             self._following = prepare_following(self._ask, self._program.context)
         if self._following is not None and self._ahead is None and self._requests:
-            self._program.context.loop.postponed.add(self._build_next_request)
+            self._program.context.loop.postponed.postpone_call(self._build_next_request)
 
     def _build_next_request(self) -> None:
         """Builds the next request, if only its prompt is missing."""
@@ -153,12 +158,12 @@ class GenerationJob:
             self._ahead is None
             and self._is_current
             and following is not None
-            and self._leads_to(following)
+            and self._only_text_precedes(following)
         ):
             ahead = GenerationJob(self._program, self._branch, following, self._scheduled)
             self._ahead = ahead if ahead.build_without_prompt() else None
 
-    def _leads_to(self, following: PreparedNode) -> bool:
+    def _only_text_precedes(self, following: PreparedNode) -> bool:
         """Returns whether there is only text between this generation and a following one."""
         for _, entry in self._branch.queue:
             if entry is following or not isinstance(entry.node, Text):
@@ -188,10 +193,10 @@ class GenerationJob:
         if params.thinking is not None:  # its matcher needs the prompt
             return False
         assert isinstance(node, Gen)
-        if not program.context.builder.at_hand(params):
+        if not program.context.builder.has_adapter_at_hand(params):
             return False
         try:
-            request = program.context.builder.ahead(
+            request = program.context.builder.build_ahead(
                 params,
                 partial(self._on_event, 0),
                 stream=program.stream or node.stream,
@@ -207,26 +212,26 @@ class GenerationJob:
         self._between = np.array(ids.result(), dtype=np.int32)
         return True
 
-    def begin(
+    def begin_next(
         self, tokens: Ints, finish: Finish, postpone: Callable[[], Callable[[], None]]
     ) -> Request | None:
-        """Begins the next request, like `Follower.begin`."""
+        """Begins the next request, like `Follower.begin_next`."""
         self._catch_up()
         following = self._following
         text = self._branch.text
         if self._ahead is None or following is None or text is None or text.grammar is not None:
             return None
-        if not self._is_current or not self._leads_to(following):
+        if not self._is_current or not self._only_text_precedes(following):
             return None
         request = self._requests[0]
-        kept = kept_tokens(request, tokens, finish, self._program.context.tokenizer)
+        kept = count_kept_tokens(request, tokens, finish, self._program.context.tokenizer)
         if kept is None:
             return None
-        begun = self._ahead.begin_after(tokens[:kept], request.media, postpone)
+        begun = self._ahead.begin_prebuilt_request(tokens[:kept], request.media, postpone)
         self._begins_next = begun is not None
         return begun
 
-    def begin_after(
+    def begin_prebuilt_request(
         self, tokens: Ints, media: RequestMedia | None, postpone: Callable[[], Callable[[], None]]
     ) -> Request | None:
         """Begins the prebuilt request before the player asks for the node. Returns None if its
@@ -235,13 +240,13 @@ class GenerationJob:
         Args:
             tokens: tokens before the text between the generations.
             media: images among them.
-            postpone: as in `Follower.begin`.
+            postpone: as in `Follower.begin_next`.
         """
         request = self._requests[0]
         entry = self._entry
         node = self._entry.node
         assert isinstance(node, Gen)
-        if not self._program.context.builder.begin(
+        if not self._program.context.builder.set_prompt_and_begin(
             request, np.concatenate((tokens, self._between))
         ):
             return None
@@ -259,14 +264,16 @@ class GenerationJob:
         # it was given up in the step in which it ended
         if self._ask is None or not self._ask.is_current:
             return None
-        following = self._program.answered(self._ask, self._appended, in_slot=not self._begins_next)
+        following = self._program.finish_node(
+            self._ask, self._appended, in_slot=not self._begins_next
+        )
         if self._ahead is not None:
             self._ahead.finish_catch_up()
         return following
 
     def finish_catch_up(self) -> None:
-        """Marks the end of the previous request as reported. If this job has not received its
-        node's ask by then, it is dropped, and its request is aborted if it has begun.
+        """Marks the end of the previous request as reported. If the program has not asked for this
+        job's node by then, drops the job and aborts its request.
         """
         self._catch_up = _nothing
         if self._ask is None:
@@ -274,8 +281,8 @@ class GenerationJob:
             self.abort()
 
     def adopt_ask(self, ask: EngineAsk) -> bool:
-        """Accepts the ask of its node, whose request has begun. Returns False and aborts the
-        request if the text before the node differs from the request's.
+        """Assigns the program's ask for the node to this job, whose request has already begun.
+        Returns False and aborts the request if its prompt differs from the text before the node.
         """
         text = ask.branch.text
         request = self._requests[0]
@@ -321,7 +328,7 @@ class GenerationJob:
         entry = self._entry
         node = self._entry.node
         assert isinstance(node, Gen)
-        requests = program.context.builder.build(
+        requests = program.context.builder.build_requests(
             log.ids(),
             params,
             partial(self._on_event, 0),
@@ -333,11 +340,13 @@ class GenerationJob:
             request.branch = self._scheduled
             request.priority = self._scheduled.program.priority
             request.output.sink = partial(self._on_event, index)
-            request.output.origin = node.name, _constraint(node, within)
+            request.output.origin = node.name, _continued_constraint(node, within)
             request.times.deadline = None if node.timeout is None else self._began + node.timeout
         compiled = None if entry.grammar is None else entry.grammar.result()
         if within is not None:
-            compiled = program.context.compiler.continued(within.grammar, within.text, compiled)
+            compiled = program.context.compiler.continuation_grammar(
+                within.grammar, within.text, compiled
+            )
         made = (
             entry.matcher.result()
             if entry.matcher is not None and within is None and len(requests) == 1
@@ -345,7 +354,7 @@ class GenerationJob:
         )
         if compiled is not None:
             for request in requests:
-                constraint = _constraint(node, within)
+                constraint = _continued_constraint(node, within)
                 assert constraint is not None
                 request.output.matcher = request.constrain(constraint, compiled, made)
         else:
@@ -361,11 +370,11 @@ class GenerationJob:
             self._wind_down_if_program_does()
             for request in self._requests:
                 self._program.context.loop.receive_request(request)
-            self.look_ahead()
+            self.prepare_next_generation()
 
     def wind_down(self) -> None:
-        """Ends its requests, and the next generation's if it has begun, at the first place where a
-        limit may cut them.
+        """Ends its requests, and those of the next generation if it has begun, as soon as a limit
+        could cut their output.
         """
         if self._submitted:
             self._program.context.loop.wind_down_now(self._requests)
@@ -378,13 +387,13 @@ class GenerationJob:
 
     def _fail_own_node(self, error: SglError) -> None:
         if self._ask is not None:
-            self._program.failed(self._ask, error)
+            self._program.fail_node(self._ask, error)
 
-    def partials(self) -> list[Generation]:
+    def unfinished_results(self) -> list[Generation]:
         """Returns results without text for the requests that have not ended, with their usage."""
         table = self._program.context.loop.scheduler.store.table
         return [
-            request.partial(
+            request.build_aborted_result(
                 len(request.tokens) if request.handle is None else int(table.known[request.slot])
             )
             for index, request in enumerate(self._requests)
@@ -407,9 +416,11 @@ class GenerationJob:
         if ask is None or not ask.is_current:
             return
         if isinstance(event, SglError):
-            self._program.failed(ask, event)
+            self._program.fail_node(ask, event)
             return
-        self._program.tell(ask, msgspec.structs.replace(event, index=index) if index else event)
+        self._program.send_event(
+            ask, msgspec.structs.replace(event, index=index) if index else event
+        )
         if isinstance(event, Generation):
             self._generations[index] = event
             count = len(self._requests)
@@ -417,7 +428,7 @@ class GenerationJob:
                 return
             self._requests = []  # breaks the reference cycle, which avoids garbage collection
             if count > 1:
-                self._program.answered(ask, self._appended)
+                self._program.finish_node(ask, self._appended)
 
     @property
     def _appended(self) -> Sequence[Span] | None:
@@ -426,9 +437,11 @@ class GenerationJob:
         return None if isinstance(node, Gen) and node.judged else self._generations[0].spans
 
 
-def kept_tokens(request: Request, tokens: Ints, finish: Finish, tokenizer: Tokenizer) -> int | None:
-    """Returns how many of a request's tokens precede the text after it, as its result's spans will
-    say.
+def count_kept_tokens(
+    request: Request, tokens: Ints, finish: Finish, tokenizer: Tokenizer
+) -> int | None:
+    """Returns how many of a request's tokens precede the text that follows the generation, as the
+    spans of its result will report.
 
     None if that is not known before the result is built.
 
@@ -456,7 +469,7 @@ def _nothing() -> None:
     """Does nothing."""
 
 
-def _constraint(node: Gen, within: OpenGrammar | None) -> Constraint | None:
+def _continued_constraint(node: Gen, within: OpenGrammar | None) -> Constraint | None:
     return (
         node.constraint
         if within is None

@@ -78,7 +78,7 @@ class Inbox:
         self._commands.put(command)
         self._interrupt()
 
-    def ask(self, command: Callable[[], T]) -> Future[T]:
+    def post_for_result(self, command: Callable[[], T]) -> Future[T]:
         """Queues a command to run on the loop's thread, and returns the future of its result.
 
         Raises:
@@ -95,11 +95,11 @@ class Inbox:
         self.post(run)
         return future
 
-    def call(self, command: Callable[[], T]) -> T:
+    def call_and_wait(self, command: Callable[[], T]) -> T:
         """Runs a command like `post_for_result`, waits for it and returns its result or raises its
         exception.
         """
-        return self.ask(command).result()
+        return self.post_for_result(command).result()
 
     def post_if_open(self, command: Callable[[], object]) -> None:
         """Posts a command like `post`, but does nothing if the loop has ended."""
@@ -110,7 +110,7 @@ class Inbox:
         """Posts a command without taking a lock, so it can be called during garbage collection,
         whatever locks the thread holds. Exceptions of the command are logged.
         """
-        if not self.gate.is_copy:
+        if not self.gate.is_forked_copy:
             self._put(partial(_run_and_log_errors, command))
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class Inbox:
         command()
         return True
 
-    def gather(self, pause: float, limit: float) -> None:
+    def run_until_quiet(self, pause: float, limit: float) -> None:
         """Runs all queued commands. If any were queued, also runs those that follow, until none has
         come for `pause` seconds or `limit` seconds have passed.
         """
@@ -159,9 +159,9 @@ class Inbox:
             self._prepare()
             command()
 
-    def end(self) -> None:
+    def reject_commands(self) -> None:
         """Rejects all further commands."""
         self.closing = True
         with self._lock:
             self._ended = True
-        self.gate.release()
+        self.gate.release_thread()

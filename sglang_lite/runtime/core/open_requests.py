@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.protocol import Delta, OverloadedError, ParameterError, Played
 
 logger = logging.getLogger("sglang_lite")
@@ -43,9 +43,9 @@ class Ticket:
         self._abort()
 
     def wind_down(self) -> None:
-        """Ends a generation, or those of a program, at the first place where a limit may cut it:
-        text at its next token, JSON where brackets close it. What can't be closed runs to its own
-        end, and so does a selection.
+        """Ends a generation, or all those of a program, as soon as a limit could cut its output:
+        text at its next token, JSON where adding brackets completes it. Output that can't be
+        completed runs to its normal end, like a selection.
         """
         self._wind_down()
 
@@ -96,7 +96,7 @@ class OpenRequests:
             if rid is not None and ticket is not None:
                 self._tickets[rid] = ticket
 
-        def tracked(event: E) -> None:
+        def count_and_forward(event: E) -> None:
             nonlocal remaining
             if not isinstance(event, Delta | Played):
                 with self._lock:
@@ -104,10 +104,10 @@ class OpenRequests:
                     remaining -= 1
                     if not remaining and rid is not None:
                         self._tickets.pop(rid, None)  # none was kept without a ticket
-                self._call_next()
+                self._admit_queued_calls()
             sink(event)
 
-        return tracked
+        return count_and_forward
 
     def count(self, what: str, number: int = 1) -> None:
         """Adds to a counter of submissions."""
@@ -127,7 +127,9 @@ class OpenRequests:
             }
 
     def acquire(self) -> None:
-        """Counts one more as open, like `try_acquire`. Raises OverloadedError if no room is left."""
+        """Counts one more open request, like `try_acquire`. Raises OverloadedError if no room is
+        left.
+        """
         if not self.try_acquire():
             raise self._overloaded_error()
 
@@ -138,7 +140,9 @@ class OpenRequests:
         )
 
     def try_acquire(self) -> bool:
-        """Counts one more as open and returns True if room is left. Must be paired with `release`."""
+        """Counts one more open request and returns True, if there is room. Must be paired with
+        `release`.
+        """
         with self._lock:
             if self._open >= self._max_open:
                 return False
@@ -146,10 +150,10 @@ class OpenRequests:
             return True
 
     def release(self) -> None:
-        """Counts one less as open, and calls the next callers waiting for room."""
+        """Counts one open request less, and calls the next callers waiting for room."""
         with self._lock:
             self._open -= 1
-        self._call_next()
+        self._admit_queued_calls()
 
     def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None:
         """Calls `call` once, on any thread, when there is room for `count` requests.
@@ -177,7 +181,7 @@ class OpenRequests:
                 return
         call()
 
-    def leave(self, call: Callable[[], object]) -> None:
+    def give_up_place(self, call: Callable[[], object]) -> None:
         """Gives up the room that `call` waits for or was called for; the next caller in the queue
         can use it.
         """
@@ -185,10 +189,10 @@ class OpenRequests:
             entry = next((place for place in self._queue if place[0] is call), None)
             if entry is not None:
                 self._queue.remove(entry)
-        self._call_next()
+        self._admit_queued_calls()
 
-    def _call_next(self) -> None:
-        """Calls as many of the next callers in the queue as fit."""
+    def _admit_queued_calls(self) -> None:
+        """Calls the next callers in the queue, as many as there is room for."""
         called = False
         while not called:
             with self._lock:
@@ -227,14 +231,14 @@ class OpenRequests:
                     except OverloadedError:
                         pass
                 room = loop.create_future()
-                call = partial(loop.call_soon_threadsafe, _resolve, room)
+                call = partial(loop.call_soon_threadsafe, _resolve_if_pending, room)
                 self.wait_for_room(call, count, first=first)
                 await room
         finally:
             if call is not None:
-                self.leave(call)
+                self.give_up_place(call)
 
-    def ticket(self, rid: str) -> Ticket:
+    def ticket_by_name(self, rid: str) -> Ticket:
         """Returns the ticket of an open submission by its name.
 
         Raises:
@@ -243,10 +247,12 @@ class OpenRequests:
         with self._lock:
             ticket = self._tickets.get(rid) if isinstance(rid, str) else None
         if ticket is None:
-            raise ParameterError("rid", f"{shown(rid)} is no request that is waiting or running.")
+            raise ParameterError(
+                "rid", f"{short_repr(rid)} is no request that is waiting or running."
+            )
         return ticket
 
 
-def _resolve(future: asyncio.Future[None]) -> None:
+def _resolve_if_pending(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)

@@ -39,7 +39,7 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(eq=False, slots=True)
 class _Pinned:
-    """Slots of the host that are pinned.
+    """Pinned slots of the host tier.
 
     Attributes:
         key: key of `PageNames` when they were pinned.
@@ -74,7 +74,9 @@ class PrefixFiles:
         self._host = store.tiers.host
         self._inbox = inbox
 
-    def write(self, tokens: Ints, namespace: str, path: str, secret: str | None) -> int:
+    def export_prefix_file(
+        self, tokens: Ints, namespace: str, path: str, secret: str | None
+    ) -> int:
         """Writes the cached part of a prefix; see `Engine.export_prefix`."""
         with self._hold_pinned(partial(self._copy_and_pin, tokens, namespace)) as pinned:
             if not len(pinned.slots):
@@ -98,15 +100,15 @@ class PrefixFiles:
                 ) from error
         return len(kept)
 
-    def read(self, path: str, namespace: str, secret: str | None) -> int:
+    def import_prefix_file(self, path: str, namespace: str, secret: str | None) -> int:
         """Reads a file into the host tier, and starts fetching it to the device; see
         `Engine.import_prefix`.
         """
         page_size = self._tiers.names.page_size
         try:
             with open_pages(path, secret) as file:
-                tokens = self._tokens(file, path)
-                names = self._names(tokens, namespace)
+                tokens = self._read_tokens(file, path)
+                names = self._page_names_of(tokens, namespace)
                 with (
                     self._hold_pinned(partial(self._reserve_slots, file.pages)) as pinned,
                     ThreadPoolExecutor(THREADS) as threads,
@@ -115,8 +117,10 @@ class PrefixFiles:
                     done = 0
                     for count in file.read_with_threads(threads, self._host.memory.rows, slots):
                         if count == len(slots) or count - done >= file.pages / _STEPS:
-                            self._inbox.call(partial(self._adopt_slots, names[done:count], pinned))
-                            self._inbox.call(
+                            self._inbox.call_and_wait(
+                                partial(self._adopt_slots, names[done:count], pinned)
+                            )
+                            self._inbox.call_and_wait(
                                 partial(
                                     self._fetch_to_device, tokens[: count * page_size], namespace
                                 )
@@ -130,7 +134,7 @@ class PrefixFiles:
             ) from error
         return len(slots) * page_size
 
-    def _tokens(self, file: PageFile, path: str) -> Ints:
+    def _read_tokens(self, file: PageFile, path: str) -> Ints:
         """Returns the tokens of a file, int32. Raises if its pages don't match this engine."""
         names = self._tiers.names
         try:
@@ -155,12 +159,12 @@ class PrefixFiles:
 
     @contextmanager
     def _hold_pinned(self, pin: Callable[[], _Pinned]) -> Iterator[_Pinned]:
-        """Pins slots of the host, and waits for the copies launched before. Unpins them at the end,
-        unless they have been adopted.
+        """Pins slots of the host, and waits for the copies launched before. On exit, unpins the
+        slots that have not been adopted.
         """
-        pinned = self._inbox.call(pin)
+        pinned = self._inbox.call_and_wait(pin)
         try:
-            while self._inbox.call(self._host.memory.completed) < pinned.copy:
+            while self._inbox.call_and_wait(self._host.memory.count_completed) < pinned.copy:
                 time.sleep(_WAIT_S)
             yield pinned
         finally:
@@ -169,15 +173,15 @@ class PrefixFiles:
     # ------------------------------------------------------------------------- on the loop's thread
 
     def _copy_and_pin(self, tokens: Ints, namespace: str) -> _Pinned:
-        """Copies the device's pages of a prefix to the host, and pins the run of first pages that
-        the host then has.
+        """Copies the pages of a prefix from the device to the host, and pins those that the host
+        then has, up to the first one it lacks.
         """
         host = self._host
-        match = self._store.tree.match(tokens, namespace)
-        names = self._names(tokens, namespace)
-        host.save(names[: len(match.pages)], match.pages)
-        slots = host.slots(list(takewhile(host.__contains__, names)))
-        host.pin(slots)
+        match = self._store.tree.match_prefix(tokens, namespace)
+        names = self._page_names_of(tokens, namespace)
+        host.save_pages(names[: len(match.pages)], match.pages)
+        slots = host.use_slots(list(takewhile(host.__contains__, names)))
+        host.pin_slots(slots)
         return _Pinned(self._tiers.names.key, slots, host.memory.launched)
 
     def _reserve_slots(self, pages: int) -> _Pinned:
@@ -197,11 +201,13 @@ class PrefixFiles:
     def _fetch_to_device(self, tokens: Ints, namespace: str) -> None:
         """Starts copying the host's pages of a prefix to the device's free pages."""
         store = self._store
-        match = store.tree.match(tokens, namespace)
+        match = store.tree.match_prefix(tokens, namespace)
         if len(tokens) // store.page_size - len(match.pages) <= store.pool.free:
             prompt = np.append(tokens, np.int32(0))  # the last token of a prompt is always computed
-            self._tiers.fetch(prompt, match, PrefixSpace(namespace), 0.0, None)
+            self._tiers.fetch_after_match(prompt, match, PrefixSpace(namespace), 0.0, None)
 
-    def _names(self, tokens: Ints, namespace: str) -> list[bytes]:
+    def _page_names_of(self, tokens: Ints, namespace: str) -> list[bytes]:
         names = self._tiers.names
-        return list(names.after(names.root(namespace.encode("utf-8", "surrogatepass")), tokens))
+        return list(
+            names.names_after(names.root_name(namespace.encode("utf-8", "surrogatepass")), tokens)
+        )

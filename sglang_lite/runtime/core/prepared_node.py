@@ -67,7 +67,7 @@ EngineBranch: TypeAlias = ProgramBranch[TokenText, PreparedNode]
 EngineAsk: TypeAlias = Ask[TokenText, PreparedNode]
 
 
-def prepared(node: Node, context: EngineContext) -> PreparedNode:
+def prepare_node(node: Node, context: EngineContext) -> PreparedNode:
     """Prepares a node: starts compiling its grammar, and resolves its parameters or stores their
     error.
     """
@@ -75,7 +75,7 @@ def prepared(node: Node, context: EngineContext) -> PreparedNode:
         node = _prepare_image(node, context)
     entry = PreparedNode(node)
     if isinstance(node, Gen | GrammarBegin) and node.constraint is not None:
-        entry.grammar = context.compiler.request(node.constraint)
+        entry.grammar = context.compiler.compile_in_background(node.constraint)
     if isinstance(node, Gen | Select):
         try:
             entry.params = context.builder.resolve_node_params(node)
@@ -85,7 +85,9 @@ def prepared(node: Node, context: EngineContext) -> PreparedNode:
             for stop in entry.params.stop:  # slow for a new byte: done here, off the loop's thread
                 context.tokenizer.tokens_containing(stop.encode("utf-8", "surrogatepass")[-1])
     elif isinstance(node, Fork):
-        entry.branches = [[prepared(each, context) for each in nodes] for nodes in node.branches]
+        entry.branches = [
+            [prepare_node(each, context) for each in nodes] for nodes in node.branches
+        ]
     branches = tuple(
         sum((each.expected for each in entries), NOTHING_EXPECTED) for entries in entry.branches
     )
@@ -102,7 +104,7 @@ def _prepare_image(node: ImagePart, context: EngineContext) -> PreparedImage:
     try:
         if context.builder.media is None:
             raise CapabilityError("the model takes no images.")
-        spans = context.builder.media.spans(node.image)
+        spans = context.builder.media.medium_spans(node.image)
     except SglError as found:
         found.where = node.where
         error = found
@@ -130,11 +132,11 @@ def prepare_following(ask: EngineAsk, context: EngineContext) -> PreparedNode | 
     entry, spans = found
     if spans:
         entry.text = spans
-        entry.ids = context.constants.ids(spans)
+        entry.ids = context.constants.encode_constant(spans)
     in_grammar = ask.branch.text is None or ask.branch.text.grammar is not None
     # otherwise the matcher has to advance over text not known yet
     if entry.grammar is not None and not in_grammar:
-        entry.matcher = _matcher(entry.grammar, entry.params, context)
+        entry.matcher = _start_matcher(entry.grammar, entry.params, context)
     return entry
 
 
@@ -159,7 +161,7 @@ def _next_generation(ask: EngineAsk) -> tuple[PreparedNode, list[Span]] | None:
     return None
 
 
-def _matcher(
+def _start_matcher(
     grammar: Future[CompiledGrammar],
     params: ResolvedParams | ParameterError | None,
     context: EngineContext,
@@ -179,11 +181,11 @@ def _matcher(
         except Exception as error:  # raised by a library; must not end the loop
             made.set_exception(ConstraintError(f"no mask can be made: {error!r}"))
 
-    def compiled(_: object) -> None:
+    def submit_make(_: object) -> None:
         try:
             context.encoder.submit(make)
         except RuntimeError:
             made.set_exception(EngineClosedError("the engine is closed."))
 
-    grammar.add_done_callback(compiled)
+    grammar.add_done_callback(submit_make)
     return made

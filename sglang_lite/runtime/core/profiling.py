@@ -54,7 +54,7 @@ class Profiler:
     def stop(self) -> None:
         self._profiler.stop()
 
-    def write(self) -> str:
+    def write_trace(self) -> str:
         """Writes the trace, on any thread, and returns its path."""
         self._profiler.export_chrome_trace(str(self._path))
         return str(self._path)

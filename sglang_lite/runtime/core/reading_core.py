@@ -63,7 +63,7 @@ class ReadingLoop(ABC):
             raise
         finally:
             self.stepping_since = None
-            inbox.end()
+            inbox.reject_commands()
             inbox.run()
             self._fail_all(EngineClosedError("the engine was closed before the request finished."))
 
@@ -108,12 +108,12 @@ class ReadingCore:
         self._inbox = inbox
 
     def submit(self, *_: object) -> NoReturn:
-        """Raises CapabilityError, because the model generates no text; so does `open_program`."""
+        """Raises CapabilityError, like `open_program`, because the model generates no text."""
         raise not_a_generator_error(self.model_name, encoder_only=self._reads_media)
 
     open_program = submit
 
-    def ask(self, call: EngineCall[R]) -> Future[R]:
+    def submit_call(self, call: EngineCall[R]) -> Future[R]:
         """Returns a future of the answer to a call.
 
         Raises:
@@ -134,14 +134,14 @@ class ReadingCore:
         process.
         """
         self.gate.reason = CLOSED
-        if self.gate.is_copy:
+        if self.gate.is_forked_copy:
             return
         self._inbox.close()
         if threading.current_thread() is not self.thread:
             self.thread.join()
 
 
-def fail(answer: Future[Any], error: BaseException) -> None:  # to any question
+def fail_future(answer: Future[Any], error: BaseException) -> None:  # to any question
     """Fails a future unless it is already done or cancelled; a request of several parts may fail
     more than once.
     """

@@ -41,7 +41,7 @@ class Recount:
         self._due = time.monotonic() + EVERY_S
 
     @property
-    def due_s(self) -> float:
+    def seconds_until_recount(self) -> float:
         """Seconds the loop may wait for a command before it should recount."""
         return (
             QUIET_S if self.when_quiet is not None else max(self._due - time.monotonic(), QUIET_S)

@@ -20,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.constraints.json_schema.repeats import repeat_rules
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.program.nodes import Fork, Gen, Node, Select
 from sglang_lite.protocol import Media, ParameterError, Prompt, RecordName, SamplingParams, Span
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.media.placeholders import NAMES, MediaFormat, no_media_error, prompt_spans
 from sglang_lite.runtime.requests.output_builder import DrawnBy, LoadedWeights, OutputBuilder, Sink
-from sglang_lite.runtime.requests.random_uniforms import seed_of_sample
+from sglang_lite.runtime.requests.random_uniforms import derive_sample_seed
 from sglang_lite.runtime.requests.request import Request, Times
 from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams, resolve_params
@@ -114,7 +114,7 @@ class RequestBuilder:
         """
         ids: Sequence[int]
         if isinstance(prompt, str | Prompt):
-            log = self.log(prompt)
+            log = self.start_log(prompt)
             if log.media:
                 raise ParameterError(
                     "prompt", "has images, which only generations, selections and programs read."
@@ -132,11 +132,11 @@ class RequestBuilder:
     def prompt_with_images(
         self, request: GenerateRequest
     ) -> tuple[Sequence[int], tuple[MediaItem, ...]]:
-        """Returns the token ids of a request's prompt, and the images of the virtual ids. Raises
-        ParameterError like `start_log`.
+        """Returns the token ids of a request's prompt, and the images that its virtual ids stand
+        for. Raises ParameterError like `start_log`.
         """
         if isinstance(request.prompt, Prompt) and request.prompt.images:
-            log = self.log(request.prompt)
+            log = self.start_log(request.prompt)
             return log.ids(), log.media
         return self.prompt_ids(request.prompt), request.media
 
@@ -144,12 +144,17 @@ class RequestBuilder:
         """Returns the request with its prompt as token ids and images. Raises ParameterError if it
         could not run.
         """
-        (ids, media), params = self.prompt_with_images(request), self.resolved(request.params)
+        (ids, media), params = (
+            self.prompt_with_images(request),
+            self.resolve_with_defaults(request.params),
+        )
         repeat_rules(request.constraint, params.repeats)
-        self.output(request.output_ids, len(self.tokens(ids, params, media)), params)
+        self.check_output_ids(
+            request.output_ids, len(self.check_prompt_tokens(ids, params, media)), params
+        )
         return replace(request, prompt=ids, media=media)
 
-    def log(self, prompt: Prompt | str) -> TokenLog:
+    def start_log(self, prompt: Prompt | str) -> TokenLog:
         """Creates the token log of a prompt, to which more can be appended.
 
         Raises:
@@ -170,7 +175,7 @@ class RequestBuilder:
                     raise no_media_error(kind, self._model_name)
             _check_media_counts(prompt.images, self.media)
 
-    def build(
+    def build_requests(
         self,
         ids: Sequence[int],
         params: ResolvedParams,
@@ -192,7 +197,7 @@ class RequestBuilder:
             stream: whether to send deltas.
             namespace: namespace in the radix tree.
             score_from: first prompt position to score; None to follow `params`.
-            output_ids: ids that the output begins with; if any, `Request.resume` must be called
+            output_ids: ids that the output begins with; if any, `Request.replay_given_output` must be called
                 before submission.
             media: images of the virtual ids in the prompt, possibly followed by others.
             adapted: whether to set their adapter, which may have to be read; if not, it must be set
@@ -202,10 +207,10 @@ class RequestBuilder:
             ParameterError: the prompt or the given ids are not valid; see `check_prompt_tokens` and
                 `check_output_ids`.
         """
-        tokens = self.tokens(ids, params, media)
-        output = self.output(output_ids, len(tokens), params)
-        space = PrefixSpace.of(
-            namespace, self.adapter(params) if adapted else None
+        tokens = self.check_prompt_tokens(ids, params, media)
+        output = self.check_output_ids(output_ids, len(tokens), params)
+        space = PrefixSpace.in_namespace(
+            namespace, self.find_params_adapter(params) if adapted else None
         ).start_at_invocation(tokens)
         start = params.logprob_start_len if params.return_logprob else -1
         scored = score_from if score_from is not None else start if start >= 0 else None
@@ -218,13 +223,13 @@ class RequestBuilder:
                 f"{scored:,} is before an image, whose tokens have no probability.",
                 hint="Begin behind the last image.",
             )
-        seen = RequestMedia.of(media, tokens, self._vocab_size) if media else None
+        seen = RequestMedia.from_tokens(media, tokens, self._vocab_size) if media else None
         if seen is not None:
             _check_media_counts([item.medium for item in seen.items], self.media)
         requests = []
         for index in range(params.n):
             request = self._build_without_prompt(params, space, sink, stream=stream)
-            self._give_prompt(request, tokens, index)
+            self._set_prompt(request, tokens, index)
             if len(output):
                 request.tokens = np.concatenate((tokens, output))
                 request.replayed_count = len(output)
@@ -233,21 +238,26 @@ class RequestBuilder:
             requests.append(request)
         return requests
 
-    def ahead(self, params: ResolvedParams, sink: Sink, *, stream: bool, namespace: str) -> Request:
+    def build_ahead(
+        self, params: ResolvedParams, sink: Sink, *, stream: bool, namespace: str
+    ) -> Request:
         """Builds a request of one sample without a prompt; `set_prompt_and_begin` supplies it.
 
         Raises:
             ParameterError: its adapter is missing.
         """
         return self._build_without_prompt(
-            params, PrefixSpace.of(namespace, self.adapter(params)), sink, stream=stream
+            params,
+            PrefixSpace.in_namespace(namespace, self.find_params_adapter(params)),
+            sink,
+            stream=stream,
         )
 
-    def at_hand(self, params: ResolvedParams) -> bool:
+    def has_adapter_at_hand(self, params: ResolvedParams) -> bool:
         """Returns whether requests with these parameters can be built without reading an adapter."""
         return self.adapter_at_hand is None or self.adapter_at_hand(_adapter_name(params))
 
-    def adapter(self, params: ResolvedParams) -> Adapter | None:
+    def find_params_adapter(self, params: ResolvedParams) -> Adapter | None:
         """Returns the adapter of requests with these parameters, or None.
 
         May read it, so must not be called on the loop's thread unless the adapter is at hand.
@@ -257,13 +267,13 @@ class RequestBuilder:
         """
         return None if self.adapters is None else self.adapters(_adapter_name(params))
 
-    def begin(self, request: Request, tokens: Ints) -> bool:
+    def set_prompt_and_begin(self, request: Request, tokens: Ints) -> bool:
         """Sets the prompt of a request built by `build_ahead`. Returns False if that leaves no room
         for an answer.
         """
         if len(tokens) >= self._longest:
             return False
-        self._give_prompt(request, tokens, 0)
+        self._set_prompt(request, tokens, 0)
         request.times, request.space = Times(), request.space.start_at_invocation(tokens)
         return True
 
@@ -284,7 +294,7 @@ class RequestBuilder:
             drawn_by=DrawnBy(self.weights),
         )
         output.thoughts = (
-            self._thoughts(params.reasoning_format) if params.limits_thoughts else None
+            self._thoughts(params.reasoning_format) if params.has_thought_limit else None
         )
         return Request(
             id=number,
@@ -298,7 +308,7 @@ class RequestBuilder:
             paced=stream and self._paced,
         )
 
-    def _give_prompt(self, request: Request, tokens: Ints, sample: int) -> None:
+    def _set_prompt(self, request: Request, tokens: Ints, sample: int) -> None:
         params = request.params
         count = len(tokens)
         request.tokens = tokens
@@ -308,14 +318,14 @@ class RequestBuilder:
             count + 1 if params.scores_next_token else min(count + params.max_tokens, self._longest)
         )
 
-    def resolved(self, params: SamplingParams) -> ResolvedParams:
+    def resolve_with_defaults(self, params: SamplingParams) -> ResolvedParams:
         """Resolves parameters with the engine's defaults. Raises ParameterError if a value is
         invalid.
         """
         resolved = resolve_params(params, self._vocab_size)
-        if self.adapters is not None and self.at_hand(resolved):
-            self.adapter(resolved)  # raises now if it is missing
-        if resolved.limits_thoughts:
+        if self.adapters is not None and self.has_adapter_at_hand(resolved):
+            self.find_params_adapter(resolved)  # raises now if it is missing
+        if resolved.has_thought_limit:
             self._thoughts(resolved.reasoning_format)  # raises now if the template has no thoughts
         for name in resolved.recorded:
             if name not in self._recorded:
@@ -327,11 +337,11 @@ class RequestBuilder:
         """Resolves the parameters of a generation, or of a selection, which only has an adapter.
         Raises ParameterError like `resolve_with_defaults`.
         """
-        return self.resolved(
+        return self.resolve_with_defaults(
             node.params if isinstance(node, Gen) else SamplingParams(lora_path=node.lora_path)
         )
 
-    def refused(self, nodes: Sequence[Node]) -> dict[int, ParameterError]:
+    def invalid_node_errors(self, nodes: Sequence[Node]) -> dict[int, ParameterError]:
         """Returns the errors of generations with invalid parameters and of selections with missing
         adapters, by node index; for a fork, the first error in its branches.
         """
@@ -344,11 +354,11 @@ class RequestBuilder:
                     errors[i] = error
             elif isinstance(node, Fork):
                 for branch in node.branches:
-                    if inside := self.refused(branch):
+                    if inside := self.invalid_node_errors(branch):
                         errors.setdefault(i, next(iter(inside.values())))
         return errors
 
-    def tokens(
+    def check_prompt_tokens(
         self, ids: Sequence[int], params: ResolvedParams, media: Sequence[MediaItem] = ()
     ) -> Ints:
         """Returns the token ids of a prompt as an int32 array, checked against the vocabulary and
@@ -386,7 +396,9 @@ class RequestBuilder:
             )
         return tokens
 
-    def output(self, output_ids: Sequence[int], prompt_len: int, params: ResolvedParams) -> Ints:
+    def check_output_ids(
+        self, output_ids: Sequence[int], prompt_len: int, params: ResolvedParams
+    ) -> Ints:
         """Checks the ids that an output begins with, and returns them as an int32 array.
 
         Args:
@@ -422,12 +434,14 @@ class RequestBuilder:
         # negative ones are large
         if tokens is None or int(tokens.view(f"u{tokens.itemsize}").max()) >= vocab_size:
             bad = next((i for i in ids if type(i) is not int or not 0 <= i < vocab_size), ids)
-            raise ParameterError(name, f"{shown(bad)} is no token id (0 to {vocab_size - 1:,}).")
+            raise ParameterError(
+                name, f"{short_repr(bad)} is no token id (0 to {vocab_size - 1:,})."
+            )
         return tokens.astype(np.int32, copy=False)
 
     def _seed_of_sample(self, params: ResolvedParams, index: int) -> int:
         if params.seed is not None:
-            return seed_of_sample(params.seed, index)
+            return derive_sample_seed(params.seed, index)
         if self._first_seed is None:
             return self._fresh.getrandbits(64)
         return (self._first_seed << 32) + next(self._draws)
@@ -436,10 +450,11 @@ class RequestBuilder:
 def _make_thought_limiter(
     model_type: tuple[str, ...], builder: RequestBuilder, tokenizer: Tokenizer, vocab_size: int
 ) -> ThoughtLimiter:
-    """Creates the limiter of thoughts for a model type, which may be empty. Raises ParameterError
-    like `ThoughtFormat.of`.
+    """Creates the thought limiter for the configured model type or, if `model_type` is empty, for
+    the one detected in the chat template. Raises ParameterError like
+    `ThoughtFormat.for_model_type`.
     """
-    form = ThoughtFormat.of(model_type[0] if model_type else None, tokenizer)
+    form = ThoughtFormat.for_model_type(model_type[0] if model_type else None, tokenizer)
     return ThoughtLimiter(form, FreeText(vocab_size), lambda: builder.now())
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sglang_lite.program.choosing import METHODS, decide
+from sglang_lite.program.choosing import METHODS, decide_choice
 from sglang_lite.program.nodes import Select
 from sglang_lite.protocol import Generation, Selection, SglError, Span
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
@@ -38,7 +38,7 @@ class SelectionJob:
         self._scoring = ChoiceScoring(program.context, self._finish_selection)
         self._following: PreparedNode | None = None  # next generation, once prepared
 
-    def look_ahead(self) -> None:
+    def prepare_next_generation(self) -> None:
         """Starts preparing the next generation."""
         if self._following is None:
             self._following = prepare_following(self._ask, self._program.context)
@@ -55,7 +55,7 @@ class SelectionJob:
                 partial(self._prepare, node, text.log, text.pop_new_spans(), text.copy_grammar())
             )
         else:
-            self._program.failed(self._ask, no_choices_error())
+            self._program.fail_node(self._ask, no_choices_error())
 
     def _prepare(
         self, node: Select, log: TokenLog, new: Sequence[Span], within: OpenGrammar | None
@@ -80,11 +80,11 @@ class SelectionJob:
             return partial(self._finish_selection, error)
         return _nothing
 
-    def partials(self) -> list[Generation]:
-        """Returns the scoring's result without text, with its usage; nothing before its start and
-        after its end.
+    def unfinished_results(self) -> list[Generation]:
+        """Returns one result without text that reports the scoring's usage, or none if the scoring
+        has not started or has ended.
         """
-        partial = self._scoring.partial()
+        partial = self._scoring.partial_result()
         return [] if partial is None else [partial]
 
     def abort(self) -> None:
@@ -100,7 +100,7 @@ class SelectionJob:
         spans: Sequence[Span] | None = None
         if isinstance(outcome, Selection) and node.method is not None:
             try:
-                picked = decide(
+                picked = decide_choice(
                     outcome, node.choices, METHODS[node.method], node.temperature, node.seed
                 ).decision
                 outcome = msgspec.structs.replace(outcome, picked=picked)
@@ -108,10 +108,10 @@ class SelectionJob:
             except SglError as error:
                 outcome = error
         if isinstance(outcome, SglError):
-            self._program.failed(ask, outcome)
+            self._program.fail_node(ask, outcome)
         else:
-            self._program.tell(ask, outcome)
-            self._program.answered(ask, spans)
+            self._program.send_event(ask, outcome)
+            self._program.finish_node(ask, spans)
 
 
 def _nothing() -> None:

@@ -24,7 +24,7 @@ class StepClock:
         self.now: Callable[[], float] = time.perf_counter
         self._seconds = deque[float](maxlen=_STEPS)
 
-    def record(self, seconds: float) -> None:
+    def record_step_time(self, seconds: float) -> None:
         """Records how long a step took."""
         self._seconds.append(seconds)
 
@@ -53,7 +53,7 @@ class DeviceTime:
         self._began = math.inf
         self._tokens = 0
 
-    def settle(self, batch: Batch, began: float, *, read: bool) -> None:
+    def record_settled_step(self, batch: Batch, began: float, *, read: bool) -> None:
         """Records that a step has been settled.
 
         Args:

@@ -21,6 +21,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
+from sglang_lite.process.service_threads import this_thread
 from sglang_lite.protocol import EngineClosedError, RequestAbortedError, SglError
 from sglang_lite.runtime.core.encoding import Encoding
 from sglang_lite.runtime.core.flushes import Flushes
@@ -39,7 +40,6 @@ from sglang_lite.runtime.requests.request import Request, State
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.scheduler import ISOLATED_TOKENS, Scheduler
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
-from sglang_lite.service_threads import this_thread
 
 logger = logging.getLogger("sglang_lite")
 
@@ -138,11 +138,11 @@ class StepLoop:
         # start of the running step on the monotonic clock; None between steps
         self.stepping_since: float | None = None
         # marks parts of a step in a profile
-        self.span: Callable[[str], AbstractContextManager[object]] = no_span
+        self.span: Callable[[str], AbstractContextManager[object]] = span_without_profiler
         self.holds: dict[str, SglError | None] = {}
         self.postponed = Postponed()
         self.inbox = inbox = Inbox(filler.interrupt, self.postponed.run_all)
-        self.flushes = Flushes(self.inbox.gate.on_own_thread)
+        self.flushes = Flushes(self.inbox.gate.is_on_own_thread)
         self.recount = Recount(scheduler)
         self.runner = runner
         self._writer = StepWriter(scheduler.store.table, scheduler.store.windows, file)
@@ -166,12 +166,12 @@ class StepLoop:
         self._launched = deque[_Launched](maxlen=stages)
         for each in (encoding, shared):
             if each is not None:
-                each.wake = partial(inbox.post_if_open, _wake_only)
+                each.wake = partial(inbox.post_if_open, _no_op_command)
         self.masks = StepMasks(scheduler, filler, words, lambda: not inbox.empty)
 
     # ----------------------------------------------------------------------------------- any thread
 
-    def submit(self, request: Request) -> None:
+    def submit_request(self, request: Request) -> None:
         self.inbox.post(partial(self.receive_request, request))
 
     def abort(self, request: Request) -> None:
@@ -181,20 +181,20 @@ class StepLoop:
         self.inbox.post_if_open(lambda: self._abort_now(request))
 
     def wind_down(self, requests: Sequence[Request]) -> None:
-        """Ends requests at the first place where a limit may cut them; see `TokenReader.wind_down`.
-        Requests not received yet may still be compiling their constraint.
+        """Ends requests as soon as a limit could cut their output; see `TokenReader.wind_down`.
+        Requests whose constraint is still being compiled wind down when they start.
         """
 
-        def begin() -> None:
+        def mark_winding_down() -> None:
             for request in requests:
                 request.times.winds_down = True
             self.wind_down_now(
                 [request for request in requests if request.state is not State.COMPILING]
             )
 
-        self.inbox.post_if_open(begin)
+        self.inbox.post_if_open(mark_winding_down)
 
-    def fail(self, request: Request, error: SglError) -> None:
+    def fail_prepared(self, request: Request, error: SglError) -> None:
         """Ends a request whose preparation has failed."""
         try:
             self.inbox.post(lambda: self._fail_now(request, error))
@@ -214,24 +214,26 @@ class StepLoop:
             busy = self.busy
             while True:
                 if not busy:
-                    if not self.inbox.wait(self.recount.due_s):
+                    if not self.inbox.wait(self.recount.seconds_until_recount):
                         self.recount.run()
                         busy = self.busy
                         continue
-                    self.inbox.gather(_BURST_PAUSE_S, _BURST_S)
-                    if not (self.busy or self._unsettled or self.inbox.closing):
-                        self.flushes.flush()  # for what the commands have sent
+                    self.inbox.run_until_quiet(_BURST_PAUSE_S, _BURST_S)
+                    if not (self.busy or self._may_step_when_idle or self.inbox.closing):
+                        self.flushes.call_flush_callbacks()  # for what the commands have sent
                         continue
-                elif self.scheduler.waits and not self._computes and not self._joins:
+                elif (
+                    self.scheduler.waits and not self._has_unread_step and not self._must_join_step
+                ):
                     self.inbox.wait(_COPY_PAUSE_S if self.scheduler.awaits_copies else _PAUSE_S)
                 self.inbox.run()
                 if self.inbox.closing:
                     break
                 self.stepping_since = time.monotonic()
                 with self.span("step"):
-                    self.step()
+                    self.run_step()
                 self.stepping_since = None
-                self.flushes.flush()
+                self.flushes.call_flush_callbacks()
                 busy = self.busy
             error = EngineClosedError("the engine was closed before the request finished.")
         except BaseException as crash:  # any exception: every waiting caller must be notified
@@ -242,8 +244,8 @@ class StepLoop:
         self._launched.clear()
         self.postponed.close()
         self.masks.close()
-        self.inbox.end()
-        self.flushes.flush()
+        self.inbox.reject_commands()
+        self.flushes.call_flush_callbacks()
         for request in [
             each for each in (*self.scheduler.queues, *(self.encoding or ())) if not each.ended
         ]:
@@ -256,31 +258,33 @@ class StepLoop:
     @property
     def busy(self) -> bool:
         """Whether the loop has work to do before the next command."""
-        if self._in_flight is not None or self._launched or self.postponed or self._joins:
+        if self._in_flight is not None or self._launched or self.postponed or self._must_join_step:
             return True
-        if not self.scheduler.idle and not self._held:
+        if not self.scheduler.idle and not self._is_planning_held:
             return True
         return self.encoding is not None and self.encoding.due and not self.holds
 
     @property
-    def _unsettled(self) -> bool:
+    def _may_step_when_idle(self) -> bool:
         """Whether a step may have an effect although the loop is not busy."""
         return self.encoding is not None or self.scheduler.unsettled
 
     @property
-    def _computes(self) -> bool:
+    def _has_unread_step(self) -> bool:
         """Whether the tokens of a launched step have not been read yet."""
         return self._in_flight is not None or bool(self._launched)
 
     @property
-    def _joins(self) -> bool:
+    def _must_join_step(self) -> bool:
         """Whether other replicas wait for this one in a step."""
         return self._shared is not None and self._shared.due
 
     @property
-    def _held(self) -> bool:
+    def _is_planning_held(self) -> bool:
         """Whether no step may be planned now."""
-        return bool(self.holds) or (self.encoding is not None and self.encoding.renewing)
+        return bool(self.holds) or (
+            self.encoding is not None and self.encoding.has_missing_features
+        )
 
     def receive_request(self, request: Request) -> None:
         """Starts a request like `submit`, but on the loop's own thread."""
@@ -294,12 +298,12 @@ class StepLoop:
             self._reader.prepare(request)
             if request.media is not None:
                 assert self.encoding is not None, "only a model with an encoder takes images"
-                self.encoding.add(request)
+                self.encoding.queue_request(request)
                 return
         except SglError as error:
             self._fail_now(request, error)
         else:
-            self.scheduler.add(request)
+            self.scheduler.accept_request(request)
 
     def wind_down_now(self, requests: Sequence[Request]) -> None:
         """Does the work of `wind_down` on the loop's own thread, for requests whose constraints are
@@ -309,37 +313,37 @@ class StepLoop:
             if not request.ended:
                 self._reader.wind_down(request)
 
-    def step(self) -> None:
+    def run_step(self) -> None:
         """Runs one step. If it runs out of memory, its requests are retracted and tried one by one."""
         if self.encoding is not None and not self.holds:
-            for request in self.encoding.step(self._fail_now):
-                self.scheduler.add(request)
+            for request in self.encoding.encode_next(self._fail_now):
+                self.scheduler.accept_request(request)
         began = self.clock.now()
         batch = self._plan_batch()
         shortage = None
         try:
             self._run_batch(batch)
         except Exception as error:  # kinds of shortage are recognised by their message
-            if not memory_shortage.is_shortage(error):
+            if not memory_shortage.is_out_of_memory(error):
                 raise
             shortage = str(error).partition("\n")[0]
         # outside the except block, where the memory held by the error is free
         if shortage is not None:
             self._recover_from_shortage(shortage)
         elif batch is not None:
-            self.clock.record(self.clock.now() - began)
+            self.clock.record_step_time(self.clock.now() - began)
 
     def renew_features(self) -> None:
         """Re-encodes the images that requests need, because their features are lost or belong to
         other weights. No step is planned until then.
         """
         if self.encoding is not None:
-            self.encoding.renew()
+            self.encoding.requeue_lost_features()
 
     def _plan_batch(self) -> Batch | None:
         self._planned = time.perf_counter()
-        batch = None if self._held else self.scheduler.plan()
-        stuck = batch is None and not self._computes and not self._held
+        batch = None if self._is_planning_held else self.scheduler.plan_batch()
+        stuck = batch is None and not self._has_unread_step and not self._is_planning_held
         if stuck and not self.scheduler.queues.idle and not self.scheduler.waits:
             raise AssertionError("requests are waiting, nothing runs, and nothing can be admitted")
         return batch
@@ -354,16 +358,16 @@ class StepLoop:
             self._launched.append(self._launch_batch(batch))
             if self.scheduler.drafts is not None:
                 self.scheduler.drafts.record_outcomes()
-        elif self._shared is not None and self._joins:
-            self._shared.join()
+        elif self._shared is not None and self._must_join_step:
+            self._shared.join_without_rows()
         self._read_step_in_flight()
         if self._launched and (batch is None or len(self._launched) == self._launched.maxlen):
             step = self._draw_next()
             self.scheduler.record_duration(step.batch, time.perf_counter() - began)
-            if not self._overlap or step.batch.drafts or self.scheduler.reads_first:
-                self.settle()
+            if not self._overlap or step.batch.drafts or self.scheduler.must_read_before_planning:
+                self.settle_launched_steps()
 
-    def settle(self) -> None:
+    def settle_launched_steps(self) -> None:
         """Draws and reads the tokens of all launched steps."""
         self._read_step_in_flight()
         while self._launched:
@@ -378,12 +382,12 @@ class StepLoop:
         try:
             self._read_step_in_flight()
         except Exception as error:  # as in `step`
-            if not memory_shortage.is_shortage(error):
+            if not memory_shortage.is_out_of_memory(error):
                 raise
         memory_shortage.release_cached()
         self._writer.invalidate()
         # its launched work runs before any later step
-        self.scheduler.store.settle(self.scheduler.store.step)
+        self.scheduler.store.complete_steps(self.scheduler.store.step)
         if not self.scheduler.isolated:
             logger.warning("%s The rows of the step are tried one by one.", shortage)
             self.scheduler.isolate_running()
@@ -394,10 +398,10 @@ class StepLoop:
     def _launch_batch(self, batch: Batch) -> _Launched:
         self.steps += 1
         for request in batch.started:
-            self._watch.begin(request)
+            self._watch.watch_request(request)
         began = time.perf_counter()
         with self.span(_span_name(batch)):
-            forward = self.runner.forward(self._writer.write(batch))
+            forward = self.runner.forward(self._writer.write_record(batch))
         took = time.perf_counter() - began
         patience = max(
             min(took, self.scheduler.remaining_step_s(batch, took), _MAX_PATIENCE), _PATIENCE
@@ -415,10 +419,10 @@ class StepLoop:
             self._settle_step(before)
 
     def _draw_next(self) -> _Launched:
-        """Launches the draws of the first step without any, and returns it."""
+        """Launches the draws of the oldest step that has none yet, and returns the step."""
         step = self._launched.popleft()
         with self.span("masks"):
-            masked = self.masks.make(step.batch, step.patience)
+            masked = self.masks.make_masks(step.batch, step.patience)
         batch = step.batch
         table = self.scheduler.store.table
         pending = self.runner.sample(step.forward, build_draws(batch, masked, table, self._eos_ids))
@@ -435,35 +439,39 @@ class StepLoop:
         step = before.step
         rows = before.masked.rows
         batch = step.batch
-        sampled = before.pending.read()
-        self._device_time.settle(batch, step.began, read=before.pending is not sampled)
+        sampled = before.pending.wait_for_tokens()
+        self._device_time.record_settled_step(batch, step.began, read=before.pending is not sampled)
         on_cpu = before.pending is sampled  # there it waits only for masks
-        self.masks.record(before.masked, before.masked.filling if on_cpu else sampled.waited)
-        scheduler.store.settle(batch.step)
-        live = scheduler.live_rows(batch)
+        self.masks.record_mask_times(
+            before.masked, before.masked.filling if on_cpu else sampled.waited
+        )
+        scheduler.store.complete_steps(batch.step)
+        live = scheduler.mask_unchanged_rows(batch)
         for row, scored in step.forward.scored.items():
             if live[row]:
                 try:
-                    batch.requests[row].score(scored.first, scored.read())
+                    batch.requests[row].add_prompt_logprobs(
+                        scored.first, scored.wait_for_logprobs()
+                    )
                 except SglError as error:
                     self._fail_now(batch.requests[row], error)
         for i, why in sampled.errors.items():
             # after a draft, the error may come from a wrong guess
             if live[rows[i]] and not before.masked.offsets[i]:
                 self._fail_now(batch.requests[rows[i]], why)
-        live = scheduler.live_rows(batch)
+        live = scheduler.mask_unchanged_rows(batch)
         now = time.perf_counter()
         for row in step.completed_rows:
             if live[row]:
                 request = batch.requests[row]
                 request.times.first_token = request.times.first_token or now
                 if request.ending is not None:
-                    self._ends.finish(request, request.ending)
-        for request, end in self._reader.read(batch, before.masked, live, sampled):
+                    self._ends.end_with_result(request, request.ending)
+        for request, end in self._reader.read_draws(batch, before.masked, live, sampled):
             if isinstance(end, SglError):
                 self._fail_now(request, end)
             else:
-                self._ends.finish(request, end)
+                self._ends.end_with_result(request, end)
         if scheduler.drafts is not None:
             scheduler.drafts.record_step(batch, before.masked.offsets, step.planned)
         if before.pending is sampled:  # on a CPU, which computes nothing meanwhile
@@ -473,26 +481,26 @@ class StepLoop:
         if request.ended:
             return
         self._ends.read_records(request)
-        self.scheduler.finish(request, State.ABORTED)
+        self.scheduler.retire_request(request, State.ABORTED)
         error = RequestAbortedError("the request was aborted.")
-        error.partial = request.generation(Finish("abort", None))
+        error.partial = request.build_generation(Finish("abort", None))
         request.output.send(error)
 
     def _fail_now(self, request: Request, error: SglError) -> None:
         if request.ended:
             return
-        self.scheduler.finish(request, State.FAILED)
+        self.scheduler.retire_request(request, State.FAILED)
         request.output.send(error)
 
 
 _NOTHING = nullcontext()
 
 
-def _wake_only() -> None:
-    """Command that only makes the loop run."""
+def _no_op_command() -> None:
+    """Does nothing: posting this command wakes the loop."""
 
 
-def no_span(_: str) -> AbstractContextManager[object]:
+def span_without_profiler(_: str) -> AbstractContextManager[object]:
     """Stands in for `Profiler.span` and marks nothing."""
     return _NOTHING
 
@@ -505,7 +513,9 @@ def _span_name(batch: Batch) -> str:
 
 
 def _close_scheduler(scheduler: Scheduler) -> None:
-    """Shuts down a scheduler's adapters and cache tiers, and what waits for them."""
+    """Releases callers that wait for adapters to be removed, and shuts down a scheduler's cache
+    tiers.
+    """
     if scheduler.adapters is not None:
         scheduler.adapters.pool.close()
     if scheduler.store.tiers is not None:
@@ -529,21 +539,21 @@ class RequestEnds:
         self._reader = reader
         self._fail = fail
 
-    def finish(self, request: Request, finish: Finish) -> None:
+    def end_with_result(self, request: Request, finish: Finish) -> None:
         """Ends a request with its result, or starts the next request of its program in its slot."""
         if self._scheduler.drafts is not None:
             self._scheduler.drafts.learn_from_request(request)
         self.read_records(request)
         if request.follow is None:
-            self._scheduler.finish(request, State.FINISHED)
-            request.output.send(request.generation(finish))
+            self._scheduler.retire_request(request, State.FINISHED)
+            request.output.send(request.build_generation(finish))
             return
         table = self._scheduler.store.table
         slot = request.slot
         request.tokens = table.tokens[slot, : table.known[slot]].copy()
         report = partial(self._send_and_continue, request, finish)
-        begun = request.follow.begin(
-            request.tokens, finish, partial(self._loop.postponed.add, report)
+        begun = request.follow.begin_next(
+            request.tokens, finish, partial(self._loop.postponed.postpone_call, report)
         )
         if begun is not None:
             self._claim_image_features(begun)
@@ -551,14 +561,14 @@ class RequestEnds:
             return
         following = report()
         if following is None or not self._claim_image_features(following):
-            self._scheduler.finish(request, State.FINISHED)
+            self._scheduler.retire_request(request, State.FINISHED)
             if following is not None:
                 self._loop.receive_request(following)
             return
         try:
             self._reader.prepare(following)
         except SglError as error:
-            self._scheduler.finish(request, State.FINISHED)
+            self._scheduler.retire_request(request, State.FINISHED)
             self._fail(following, error)
         else:
             self._scheduler.continue_in_slot(request, following)
@@ -571,7 +581,7 @@ class RequestEnds:
             slot = request.slot
             count = min(int(table.computed[slot]), int(table.known[slot]) - 1)
             request.output.recorded = self._loop.runner.read_recorded(
-                table.token_slots(slot, 0, count), names
+                table.slots_of_positions(slot, 0, count), names
             )
 
     def _claim_image_features(self, request: Request) -> bool:
@@ -579,7 +589,7 @@ class RequestEnds:
         missing.
         """
         return request.media is None or (
-            self._loop.encoding is not None and self._loop.encoding.keep(request)
+            self._loop.encoding is not None and self._loop.encoding.claim_ready(request)
         )
 
     def _send_and_continue(self, request: Request, finish: Finish) -> Request | None:
@@ -587,7 +597,7 @@ class RequestEnds:
         follows in its slot, unless that has already begun.
         """
         assert request.follow is not None
-        generation = request.generation(finish)
+        generation = request.build_generation(finish)
         request.output.send(generation)
         return request.follow.continue_program(generation)
 
@@ -605,23 +615,23 @@ class Postponed:
     def __bool__(self) -> bool:
         return bool(self._calls)
 
-    def add(self, call: Callable[[], object]) -> Callable[[], None]:
+    def postpone_call(self, call: Callable[[], object]) -> Callable[[], None]:
         """Queues a call. Returns a function that runs it immediately if it has not run yet."""
         number = next(self._numbers)
         self._calls[number] = call
-        return partial(self._run, number)
+        return partial(self._run_numbered, number)
 
     def run(self, goes_on: Callable[[], bool]) -> None:
         """Runs the first calls: a share of all, and more while `goes_on` returns True."""
         due = -(-len(self._calls) // _SHARE)
         while self._calls and (due > 0 or goes_on()):
             due -= 1
-            self._run(next(iter(self._calls)))
+            self._run_numbered(next(iter(self._calls)))
 
     def run_all(self) -> None:
         """Runs all calls, including those added meanwhile."""
         while self._calls:
-            self._run(next(iter(self._calls)))
+            self._run_numbered(next(iter(self._calls)))
 
     def close(self) -> None:
         """Runs all calls as the loop ends, and logs their exceptions."""
@@ -631,7 +641,7 @@ class Postponed:
             except Exception:  # may have ended the loop; the other callers must still be notified
                 logger.exception("what a step has led to could not be told")
 
-    def _run(self, number: int) -> None:
+    def _run_numbered(self, number: int) -> None:
         call = self._calls.pop(number, None)
         if call is not None:
             call()

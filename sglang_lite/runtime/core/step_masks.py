@@ -60,7 +60,7 @@ class _SharedMasks:
         # place by id of a mask; kept here, so the id stays valid
         self._known: dict[int, tuple[int, Mask]] = {}
 
-    def put(self, row: int, mask: Mask) -> None:
+    def share_mask(self, row: int, mask: Mask) -> None:
         """Sets the mask of a row."""
         place, _ = self._known.setdefault(id(mask), (len(self._known), mask))
         if place == self._count:
@@ -68,7 +68,7 @@ class _SharedMasks:
             self._count += 1
         self.places[row] = place
 
-    def empty(self, first: int) -> list[int]:
+    def rows_allowing_nothing(self, first: int) -> list[int]:
         """Returns the rows from `first` on whose mask allows no token, because its grammar engine
         has failed.
         """
@@ -116,17 +116,17 @@ class StepMasks:
         self.times = Durations()
         self.waits = Durations()
 
-    def make(self, batch: Batch, patience: float) -> MaskedRows:
+    def make_masks(self, batch: Batch, patience: float) -> MaskedRows:
         """Makes the masks of the tokens that a step draws.
 
         Rows whose masks are late are left out, and their last token is computed again in the next
-        step. A late draw after a draft is left out without that.
+        step. A draw after drafted tokens is simply left out if its mask is late.
 
         Args:
             batch: rows of the step.
             patience: maximum time to wait for masks, in seconds.
         """
-        rows = (batch.draws & self._scheduler.live_rows(batch)).nonzero()[0]
+        rows = (batch.draws & self._scheduler.mask_unchanged_rows(batch)).nonzero()[0]
         watched = (
             (self._scheduler.store.table.watched[batch.slots[rows]] >= GRAMMAR)
             .nonzero()[0]
@@ -164,7 +164,7 @@ class StepMasks:
         shared = _SharedMasks(self._words, len(matchers))
         late = self._filler.fill(
             matchers,
-            shared.put,
+            shared.share_mask,
             patience=patience,
             has_unmasked_rows=own < len(batch.slots),  # a chunk of a prompt is computed as well
             has_other_work=self._has_other_work,
@@ -173,12 +173,12 @@ class StepMasks:
         which = np.full(len(rows), -1, dtype=np.int32)
         which[masked] = shared.places
         if len(matchers) > own:
-            late += shared.empty(own)
+            late += shared.rows_allowing_nothing(own)
         if late:
             missing = np.array(masked)[late]
             again = missing[missing < undrafted]
             self.late += len(again)
-            self._scheduler.recompute_last(batch.slots[rows[again]])
+            self._scheduler.schedule_last_token_recompute(batch.slots[rows[again]])
             for row in rows[again].tolist():
                 if (matcher := batch.requests[row].output.matcher) is not None:
                     matcher.busy = True
@@ -187,14 +187,14 @@ class StepMasks:
             which = np.delete(which, missing)
         return MaskedRows(rows, offsets, Masks(shared.written, which), filling)
 
-    def record(self, drawn: MaskedRows, waited: float | None) -> None:
-        """Records how long a step's masks took and how long the device waited for them; None if
-        that was not measured.
+    def record_mask_times(self, drawn: MaskedRows, waited: float | None) -> None:
+        """Records how long a step's masks took to make, and how long the device waited for them.
+        `waited` is None if that was not measured.
         """
         if drawn.filling:
-            self.times.add(drawn.filling)
+            self.times.add_duration(drawn.filling)
             if waited is not None:
-                self.waits.add(waited)
+                self.waits.add_duration(waited)
 
     def close(self) -> None:
         """Ends the threads, and releases the memory of the masks, which is pinned on a GPU."""
@@ -203,8 +203,8 @@ class StepMasks:
 
 
 def _append_draft_draws(batch: Batch, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Ints]:
-    """Returns rows with a draw, repeated at the end for each draw after their drafts, and the
-    number of drafted tokens before each draw.
+    """Returns the row of each draw, and the number of drafted tokens before it. The draws of `rows`
+    without drafted tokens before them come first, then those after drafted tokens.
     """
     ahead = [
         (row, offset)
@@ -218,7 +218,7 @@ def _append_draft_draws(batch: Batch, rows: NDArray[np.int64]) -> tuple[NDArray[
 
 
 def _draft_matchers(draft: Draft) -> Sequence[Matcher | None]:
-    """Returns the matcher of each draw after a draft, if any."""
+    """Returns the matchers of the draws after a draft, or None for each if the draft has none."""
     return draft.matchers or [None] * len(draft.drawn)
 
 

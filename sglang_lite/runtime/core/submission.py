@@ -10,7 +10,7 @@ from typing import TypeAlias, get_args
 
 import msgspec
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.program.nodes import BaseNode, Fork, Node, Path, Pause, Program, Verdict
 from sglang_lite.protocol import (
     Constraint,
@@ -47,10 +47,10 @@ class GenerateRequest:
     # images of virtual ids, if the prompt is ids from `RequestBuilder`
     media: tuple[MediaItem, ...] = ()
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         """Raises ParameterError if the constraint, priority or namespace has the wrong type."""
         if not isinstance(self.constraint, _CONSTRAINTS_OR_NONE):
-            raise ParameterError("constraint", f"{shown(self.constraint)} is no constraint.")
+            raise ParameterError("constraint", f"{short_repr(self.constraint)} is no constraint.")
         check_kind("priority", self.priority, int)
         check_kind("namespace", self.namespace, str)
         check_kind("timeout", self.timeout, int, float, type(None))
@@ -70,7 +70,7 @@ class SelectRequest(msgspec.Struct, frozen=True, array_like=True, tag="select"):
     namespace: str = ""
     lora_path: str | None = None
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         """Raises ParameterError if no choices are given, or a field has the wrong type."""
         check_kind("prompt", self.prompt, str, Prompt)
         check_kind("namespace", self.namespace, str)
@@ -78,7 +78,7 @@ class SelectRequest(msgspec.Struct, frozen=True, array_like=True, tag="select"):
         if not isinstance(self.lora_path, str | None):
             raise ParameterError(
                 "lora_path",
-                f"{shown(self.lora_path)} is no name of an adapter.",
+                f"{short_repr(self.lora_path)} is no name of an adapter.",
                 hint="Give one name.",
             )
         for choice in self.choices:
@@ -96,7 +96,7 @@ class ProgramRequest(msgspec.Struct, frozen=True, array_like=True, tag="play"):
     namespace: str = ""
     priority: int = 0
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         """Checks the types of the fields, and the size of the program.
 
         Raises:
@@ -109,7 +109,7 @@ class ProgramRequest(msgspec.Struct, frozen=True, array_like=True, tag="play"):
         check_kind("program", self.program.nodes, list, tuple)
         check_nodes(self.program.nodes)
         check_without_pauses(self.program.nodes)
-        if node_count(self.program.nodes) > MAX_QUEUED:
+        if count_nodes(self.program.nodes) > MAX_QUEUED:
             raise too_many_nodes_error()
 
 
@@ -123,7 +123,7 @@ class OpenRequest(msgspec.Struct, frozen=True, array_like=True, tag="open"):
     namespace: str = ""
     priority: int = 0
 
-    def check(self, policy: str) -> None:
+    def check_for_policy(self, policy: str) -> None:
         """Raises ParameterError if a field has the wrong type, or the engine's policy has no
         priorities.
         """
@@ -140,7 +140,7 @@ def check_nodes(nodes: Sequence[Node], path: Path = ()) -> None:
         check_kind("path", index, int)
     for node in nodes:
         if not isinstance(node, BaseNode):
-            raise ParameterError("nodes", f"{shown(node)} is no node of a program.")
+            raise ParameterError("nodes", f"{short_repr(node)} is no node of a program.")
 
 
 def check_without_pauses(nodes: Sequence[Node]) -> None:
@@ -156,7 +156,7 @@ def check_without_pauses(nodes: Sequence[Node]) -> None:
             check_without_pauses(branch)
 
 
-def node_count(nodes: Iterable[Node]) -> int:
+def count_nodes(nodes: Iterable[Node]) -> int:
     """Counts nodes recursively. Each branch of a fork counts as one more, because it takes as much
     memory as a node.
     """
@@ -182,7 +182,7 @@ def check_kind(name: str, value: object, *kinds: type) -> None:
     """Raises ParameterError if a value has none of the given types."""
     if not isinstance(value, kinds):
         raise ParameterError(
-            name, f"{shown(value)} is no {' or '.join(kind.__name__ for kind in kinds)}."
+            name, f"{short_repr(value)} is no {' or '.join(kind.__name__ for kind in kinds)}."
         )
 
 

@@ -1,5 +1,5 @@
-"""Reads drawn tokens: which ones the host inspects, what they end, and which draws after drafts
-count.
+"""Reads drawn tokens: selects those the host inspects, ends requests, and accepts drafts that the
+draws confirm.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class TokenReader:
         """
         if request.times.winds_down:
             self.wind_down(request)
-        if request.replayed_count:  # `Request.resume` has applied the grammar
+        if request.replayed_count:  # `Request.replay_given_output` has applied the grammar
             request.output.send_replayed_text()
         elif self._jump and request.output.matcher is not None:
-            tokens, request.ending = request.jump(
+            tokens, request.ending = request.append_forced_tokens(
                 request.limit - request.prompt_len, masked=request.watched is WatchedTokens.GRAMMAR
             )
             if tokens:
@@ -61,10 +61,10 @@ class TokenReader:
             request.ending = Finish("length", None)
 
     def wind_down(self, request: Request) -> None:
-        """Makes a request end at the first place where a limit may cut it: text at its next token,
-        JSON where brackets close it.
+        """Makes a request end as soon as a limit could cut its output: text at its next token, JSON
+        where adding brackets completes it.
 
-        What can't be closed runs to its own end.
+        Output that can't be completed runs to its normal end.
 
         Args:
             request: request that has not ended, and whose constraint is compiled.
@@ -81,7 +81,7 @@ class TokenReader:
         request.limit = min(request.limit, soonest)
         table.limit[slot] = min(int(table.limit[slot]), soonest)
 
-    def read(
+    def read_draws(
         self, batch: Batch, drawn: MaskedRows, live: NDArray[np.bool_], sampled: Sampled
     ) -> Iterator[tuple[Request, Finish | SglError]]:
         """Appends drawn tokens, and processes those the host must inspect. Yields the requests that
@@ -98,7 +98,7 @@ class TokenReader:
         )
         which = (live[drawn.rows] & (drawn.offsets == 0)).nonzero()[0]
         if verification is not None:
-            which = verification.skip(which, drawn.rows)
+            which = verification.skip_confirmed(which, drawn.rows)
         while len(which):
             yield from self._read_one_draw(batch, drawn.rows, which, sampled)
             which = _NO_DRAWS if verification is None else verification.next_draws()
@@ -129,16 +129,16 @@ class TokenReader:
         ):
             request = batch.requests[row]
             try:
-                if kind >= GRAMMAR and request.refuses(token):
-                    self._scheduler.draw_again(request)
+                if kind >= GRAMMAR and request.must_redraw(token):
+                    self._scheduler.discard_last_draw(request)
                     continue
                 if sampled.scores is not None and table.scored[request.slot]:
-                    request.output.score(*sampled.scores[:, i].tolist())
-                finish = self._process(request, kind, token, sampled.logprobs.get(i))
+                    request.output.record_score(*sampled.scores[:, i].tolist())
+                finish = self._process_token(request, kind, token, sampled.logprobs.get(i))
                 if finish is None and not at_end and request.times.deadline is not None:
                     at_end = self._must_cut_now(request, request.times.deadline)
                 if finish is None and not at_end and request.times.winds_down:
-                    at_end = self._would_close(request)
+                    at_end = self._would_be_value_if_cut(request)
                 if (
                     finish is None
                     and not at_end
@@ -154,29 +154,31 @@ class TokenReader:
             if finish is not None:
                 yield request, finish
 
-    def _process(
+    def _process_token(
         self, request: Request, kind: int, token: int, logprob: TokenLogprob | None
     ) -> Finish | None:
         if kind == GRAMMAR:
             return request.output.advance_grammar(token)
         if kind >= TEXT:
-            return request.output.process((token,), logprob)
+            return request.output.process_tokens((token,), logprob)
         table = self._scheduler.store.table
         if kind == STOPS or table.paced[request.slot]:
             known = table.tokens[request.slot, : table.known[request.slot]]
-            return request.output.process(request.undecoded_tokens(known), None)
+            return request.output.process_tokens(request.undecoded_tokens(known), None)
         return Finish("stop", token) if token in request.output.ends else None
 
     def _must_cut_now(self, request: Request, deadline: float) -> bool:
-        """Returns whether a request's time is nearly up and its output would be a value if it were
-        cut now.
+        """Returns whether a request's time is nearly up and its output could be closed into a
+        complete value now.
         """
         if request.output.cut is None or self._clock.steps_until(deadline) > _SPARE_STEPS:
             return False
-        return self._would_close(request)
+        return self._would_be_value_if_cut(request)
 
-    def _would_close(self, request: Request) -> bool:
-        """Returns whether a request's output would be a value if it were cut now."""
+    def _would_be_value_if_cut(self, request: Request) -> bool:
+        """Returns whether a request's output could be closed into a complete value if it were cut
+        now.
+        """
         table = self._scheduler.store.table
         slot = request.slot
         return request.output.would_close_if_cut(
@@ -184,15 +186,15 @@ class TokenReader:
         )
 
     def _jump_forward(self, request: Request, *, masked: bool) -> tuple[Finish | None, bool]:
-        """Appends the tokens that the request's grammar forces, like `Request.jump`. Returns the
+        """Appends the tokens that the request's grammar forces, like `Request.append_forced_tokens`. Returns the
         reason for the end, if any, and whether the request has reached its maximum length.
         """
         table = self._scheduler.store.table
         slot = request.slot
         room = int(table.limit[slot] - table.known[slot])
-        tokens, finish = request.jump(room, masked=masked)
+        tokens, finish = request.append_forced_tokens(room, masked=masked)
         if tokens:
-            self._scheduler.append(request, tokens)
+            self._scheduler.append_tokens(request, tokens)
         return finish, len(tokens) >= room
 
 
@@ -230,12 +232,14 @@ class Verification:
         self._last = {row: 0 for row in batch.drafts if live[row] and (row, 0) in self._draws}
         self._drafted = {row: batch.drafts[row].tokens.tolist() for row in self._last}
         for row in self._last:
-            self._drafts.check(batch.requests[row], batch.drafts[row])
+            self._drafts.count_check(batch.requests[row], batch.drafts[row])
         self._limits: dict[int, int] = dict(
             zip(self._last, self._table.limit[batch.slots[[*self._last]]].tolist())
         )
 
-    def skip(self, which: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def skip_confirmed(
+        self, which: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         """Records confirmed drafts in rows whose tokens need no individual inspection and don't end
         the row.
 
@@ -268,14 +272,14 @@ class Verification:
                 draw = behind
                 came = place
                 count = count + 1
-            if count and self._drafts.skip(request, draft, count):
+            if count and self._drafts.accept_skipped(request, draft, count):
                 found[at] = draw
                 self._last[row] = came
         return found
 
     def next_draws(self) -> NDArray[np.int64]:
-        """Returns the draws to read next: the one after the last token of each row, if it counts.
-        Settles the other drafts.
+        """Returns the next draw to read of each row: the one after its last token, if its tokens so
+        far match its draft. Settles the drafts of the other rows.
         """
         found: list[int] = []
         rows = [*self._last]
@@ -299,15 +303,15 @@ class Verification:
                 draw = self._draws.get((row, count))
             if draw is None:
                 del self._last[row]
-                self._drafts.settle(request, batch.drafts[row], int(batch.ends[row]))
+                self._drafts.settle_draft(request, batch.drafts[row], int(batch.ends[row]))
             else:
-                self._drafts.accept(request)
+                self._drafts.accept_draws(request)
                 found.append(draw)
         return np.array(found, dtype=np.int64)
 
     def _matches_draft(self, row: int, count: int, newest: int) -> bool:
-        """Returns whether the tokens of a row since its last draw, `count` in all, are the drafted
-        ones.
+        """Returns whether the tokens that a row has gained since its last draw match its draft.
+        `count` is the number of its tokens since the start of the draft.
         """
         last = self._last[row]
         drafted = self._drafted[row]

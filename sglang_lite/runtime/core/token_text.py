@@ -12,7 +12,7 @@ from sglang_lite.program.nodes import Content, ImagePart, Text
 from sglang_lite.program.play.branch import BranchText
 from sglang_lite.protocol import Constraint, ConstraintError, SglError, Span
 from sglang_lite.runtime.structured_output.base import CompiledGrammar
-from sglang_lite.runtime.structured_output.prefixed import matcher_after
+from sglang_lite.runtime.structured_output.prefixed import start_matcher_after_text
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 
@@ -46,13 +46,15 @@ class OpenGrammar:
             )
         return found
 
-    def end(self, ended: Callable[[SglError | None], None]) -> Callable[[], None]:
+    def check_grammar_complete(
+        self, ended: Callable[[SglError | None], None]
+    ) -> Callable[[], None]:
         """Checks whether the text completes the grammar. Returns a callable that passes the error,
         or None if complete, to `ended`.
         """
         error: SglError | None = None
         try:
-            if not matcher_after(self.grammar, self.text).complete:
+            if not start_matcher_after_text(self.grammar, self.text).complete:
                 error = ConstraintError(
                     f"the grammar is not complete at its end, after {self.text[-80:]!r}."
                 )
@@ -62,7 +64,7 @@ class OpenGrammar:
 
     def _can_begin_with(self, text: str) -> bool:
         try:
-            matcher_after(self.grammar, text)
+            start_matcher_after_text(self.grammar, text)
         except ConstraintError:
             return False
         return True
@@ -102,13 +104,13 @@ class TokenText(BranchText[Span]):
             SglError: the image can't be read, or the model reads none.
         """
         if isinstance(node, Text):
-            self.write((Span(node.text, node.ids, node.special),))
+            self.append_pieces((Span(node.text, node.ids, node.special),))
         elif isinstance(node, PreparedImage):
             if node.error is not None:
                 raise node.error
-            self.write(node.spans)
+            self.append_pieces(node.spans)
 
-    def write(self, pieces: Sequence[Span]) -> None:
+    def append_pieces(self, pieces: Sequence[Span]) -> None:
         """Appends spans; text without ids is tokenised when ids are needed."""
         for span in pieces:
             if not self.new and span.ids is not None and self.log.ready:

@@ -44,7 +44,7 @@ class TokenWatch:
         self._stream_interval_s = stream_interval_s
         self._streams_told = 0.0  # time of the last look at streams, monotonic clock
 
-    def begin(self, request: Request) -> None:
+    def watch_request(self, request: Request) -> None:
         """Sets up the watch for a request that has just been given a slot."""
         if self._table.watched[request.slot] == STOPS:
             stop_tokens = request.output.stop_tokens()

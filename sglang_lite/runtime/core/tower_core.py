@@ -27,11 +27,11 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.encoder_step import (
     NUMBERS_TOGETHER,
     encode,
+    input_shapes,
     select_batch,
-    shapes_of,
 )
 from sglang_lite.runtime.core.gate import CLOSED
-from sglang_lite.runtime.core.reading_core import ReadingCore, ReadingLoop, fail
+from sglang_lite.runtime.core.reading_core import ReadingCore, ReadingLoop, fail_future
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.loading.load_model import LoadedTower
 from sglang_lite.runtime.media.prepare import Pixels
@@ -85,7 +85,7 @@ class TowerLoop(ReadingLoop):
         self._ended = False
         self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()  # in the host's memory
 
-    def submit(self, media: Sequence[Media]) -> Future[bytes]:
+    def submit_media(self, media: Sequence[Media]) -> Future[bytes]:
         """Returns a future of the answer to `EncodeMedia`. Can be called on any thread.
 
         Raises:
@@ -100,14 +100,14 @@ class TowerLoop(ReadingLoop):
             try:
                 self._pool.submit(self._decode_medium, asked, each)
             except RuntimeError:  # the executor has been shut down
-                fail(asked.answer, EngineClosedError(CLOSED))
+                fail_future(asked.answer, EngineClosedError(CLOSED))
         return asked.answer
 
     @property
     def kept(self) -> int:
         return len(self._kept)
 
-    def drop_kept(self) -> None:
+    def drop_kept_features(self) -> None:
         """Drops all kept features. Called on the loop's thread."""
         self._kept.clear()
 
@@ -117,7 +117,7 @@ class TowerLoop(ReadingLoop):
             self._ended = True
             self._room.notify_all()
         for each in list(self._asked):
-            fail(each.answer, error)
+            fail_future(each.answer, error)
 
     def _decode_medium(self, asked: _Asked, medium: Media) -> None:
         """Decodes a medium, unless its features are kept, on a thread of the pool."""
@@ -126,8 +126,8 @@ class TowerLoop(ReadingLoop):
         if asked.answer.done():  # another medium has failed, or nobody waits
             return
         try:
-            item = self._loaded.media.item(medium)
-            if self.inbox.call(partial(self._add_kept_features, asked, item)):
+            item = self._loaded.media.media_item(medium)
+            if self.inbox.call_and_wait(partial(self._add_kept_features, asked, item)):
                 return
             pixels = self._loaded.preparer.prepare(item)
             size = sum(each.nbytes for each in pixels.values())
@@ -135,9 +135,11 @@ class TowerLoop(ReadingLoop):
                 self._decoded += size
             self.inbox.post(partial(self._receive, _Waiting(asked, item, pixels, size)))
         except SglError as error:
-            fail(asked.answer, error)
+            fail_future(asked.answer, error)
         except Exception as error:  # transformers' code can raise anything
-            fail(asked.answer, BackendError(f"the {medium.kind} can't be prepared: {error!r}"))
+            fail_future(
+                asked.answer, BackendError(f"the {medium.kind} can't be prepared: {error!r}")
+            )
 
     def _receive(self, waiting: _Waiting) -> None:
         self._waiting.append(waiting)
@@ -164,7 +166,7 @@ class TowerLoop(ReadingLoop):
         ]
         if self._waiting:
             together = select_batch(
-                [shapes_of(each.pixels) for each in self._waiting], self._together
+                [input_shapes(each.pixels) for each in self._waiting], self._together
             )
             batch = [self._waiting[i] for i in together]
             self._encode_media(batch)
@@ -182,7 +184,7 @@ class TowerLoop(ReadingLoop):
         self.steps += 1
         for each, features in zip(batch, found, strict=True):
             if isinstance(features, SglError):
-                fail(each.of.answer, features)
+                fail_future(each.of.answer, features)
                 continue
             self.runs += 1
             self._kept[each.item.key] = features
@@ -200,7 +202,7 @@ def _answer_with_features(asked: _Asked) -> None:
     size = sum(each.nbytes for each in asked.found.values())
     if size > _MAX_BYTES:
         problem = f"have {size:,} bytes of features; the limit is {_MAX_BYTES:,}."
-        fail(
+        fail_future(
             asked.answer,
             ParameterError("media", problem, hint="Ask for fewer at once, or for smaller ones."),
         )
@@ -245,7 +247,7 @@ class TowerCore(ReadingCore):
     def _encode(self, call: EncodeMedia) -> Future[bytes]:
         self.open_requests.acquire()
         try:
-            found = self.loop.submit(call.media)
+            found = self.loop.submit_media(call.media)
         except BaseException:
             self.open_requests.release()
             raise
@@ -254,12 +256,12 @@ class TowerCore(ReadingCore):
         return found
 
     def _flush_cache(self, _: FlushCache) -> Future[int]:
-        self.loop.inbox.post(self.loop.drop_kept)
-        return self.loop.inbox.ask(int)  # no tokens to count
+        self.loop.inbox.post(self.loop.drop_kept_features)
+        return self.loop.inbox.post_for_result(int)  # no tokens to count
 
     def _stats(self, _: Stats) -> Future[dict[str, Any]]:
         loop = self.loop
-        return loop.inbox.ask(
+        return loop.inbox.post_for_result(
             lambda: {
                 "waiting": loop.waiting,
                 "running": 0,

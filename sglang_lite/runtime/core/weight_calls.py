@@ -87,7 +87,7 @@ class Sleep:
         self._graphs_follow = False  # whether graphs are restored without being named
 
     @torch.inference_mode()
-    def release(self, tags: Sequence[str], *, keep: bool) -> None:
+    def release_tags(self, tags: Sequence[str], *, keep: bool) -> None:
         """Releases memory. Requests wait; running ones are computed again afterwards.
 
         Args:
@@ -122,10 +122,12 @@ class Sleep:
             )
         if keep and "weights" in chosen and model.weight_memory is not None:
             model.weight_memory.allocate_copies()
-        loop.settle()
+        loop.settle_launched_steps()
         loop.scheduler.retraction.retract_all()
         # Cached pages stay valid only for the same weights.
-        loop.scheduler.flush(keep="kv_cache" in chosen and (keep or "weights" not in chosen))
+        loop.scheduler.end_pauses_and_flush(
+            keep="kv_cache" in chosen and (keep or "weights" not in chosen)
+        )
         if on_device:
             torch.cuda.synchronize(model.device)  # copies to the host have ended
         error = OverloadedError("the engine is asleep.", hint="Wake it, or try again later.")
@@ -137,12 +139,12 @@ class Sleep:
         if "weights" in chosen:
             self._kept = keep
             if model.weight_memory is not None:
-                model.weight_memory.release(keep=keep)
+                model.weight_memory.release_memory(keep=keep)
             elif not keep:
                 self._drop_cpu_tensors(model)
             self._updates.absent = True
         if "kv_cache" in chosen:
-            runner.cache_memory.release()
+            runner.cache_memory.release_memory()
         if on_device:
             torch.cuda.empty_cache()
 
@@ -154,7 +156,7 @@ class Sleep:
         features = () if model.features is None else (model.features,)
         self._dropped = DroppedTensors((*model.encoder_weights.values(), *features))
         if self._adapters is not None:
-            self._adapters.drop()
+            self._adapters.drop_cpu_tensors()
 
     def stats(self) -> dict[str, int]:
         """Returns counts for `Engine.stats`: bytes of the device used by the encoder and the
@@ -172,7 +174,7 @@ class Sleep:
         return found
 
     @torch.inference_mode()
-    def restore(self, tags: Sequence[str]) -> None:
+    def restore_tags(self, tags: Sequence[str]) -> None:
         """Allocates released memory again. The engine continues once all is restored.
 
         Raises:
@@ -195,7 +197,7 @@ class Sleep:
         try:
             self._restore_parts(chosen)
         except Exception as error:  # kinds of shortage are recognised by their message
-            if not memory_shortage.is_shortage(error):
+            if not memory_shortage.is_out_of_memory(error):
                 raise
             raise OverloadedError(
                 f"not enough memory to wake: {str(error).partition(chr(10))[0]}",
@@ -212,7 +214,7 @@ class Sleep:
         if "weights" in chosen:
             self._restore_weights(model)
         if "kv_cache" in chosen:
-            runner.cache_memory.restore()
+            runner.cache_memory.restore_memory()
             self.released.discard("kv_cache")
         if "cuda_graph" in chosen:
             runner.capture_graphs()
@@ -221,19 +223,19 @@ class Sleep:
     def _restore_weights(self, model: Decoder) -> None:
         # false if only reading them failed before
         if model.weight_memory is not None and self._updates.absent:
-            model.weight_memory.restore(kept=self._kept)
+            model.weight_memory.restore_memory(kept=self._kept)
             if self._loop.scheduler.adapters is not None:
-                self._loop.scheduler.adapters.pool.write_again()
+                self._loop.scheduler.adapters.pool.rewrite_all_slots()
             if self._kept:
                 self._loop.renew_features()
         if self._dropped is not None:
             if self._adapters is not None:
-                self._adapters.restore()
-            self._dropped.restore()
+                self._adapters.restore_pinned()
+            self._dropped.allocate_zeros()
             self._dropped = None
         self._updates.absent = False
         if not self._kept:
-            self._updates.lose()
+            self._updates.reject_until_rewritten()
             if not self._updates.given:
                 self._reload()  # if this fails, they remain to be restored
         self.released.discard("weights")
@@ -250,7 +252,7 @@ def _join_tags(tags: set[str]) -> str:
 
 
 class WeightCalls:
-    """Answers the calls of its tables, and `UpdateWeights`.
+    """Answers the calls listed in `in_groups` and `on_loop`, and `UpdateWeights`.
 
     Args:
         loop: loop of the engine.
@@ -297,7 +299,9 @@ class WeightCalls:
         self._offered: dict[str, int] = {}  # by group, the number of updates before
         self.groups = UpdateGroups(loop.runner.model.device, config.dist_timeout or DIST_TIMEOUT_S)
 
-    def ask(self, call: EngineCall[Any]) -> Future[Any]:  # each has its own type of answer
+    def answer_weight_call(
+        self, call: EngineCall[Any]
+    ) -> Future[Any]:  # each has its own type of answer
         """Returns a future of the answer to a call."""
         if isinstance(call, UpdateWeights):
             now = self._config.load_format
@@ -312,25 +316,27 @@ class WeightCalls:
             changes["model_checksum"] = None  # it described the files loaded before
             config = EngineConfig.make(**{**asdict(self._config), **changes})
             return self._calls.submit(
-                lambda: self._loop.inbox.call(
+                lambda: self._loop.inbox.call_and_wait(
                     partial(self._update_from_disk, config, resolve(call.path, None))
                 )
             )
         if answer := self.in_groups.get(type(call)):
-            return self.groups.ask(partial(answer, self, call))
-        return self._loop.inbox.ask(partial(self.on_loop[type(call)], self, call))
+            return self.groups.run_in_thread(partial(answer, self, call))
+        return self._loop.inbox.post_for_result(partial(self.on_loop[type(call)], self, call))
 
     def _update_from_disk(self, config: EngineConfig, location: Path) -> str:
         opener = checkpoint_opener(config, location, self._updates.model)
-        self._updates.write(opener, whole=True)
+        self._updates.write_weights(opener, whole=True)
         self._apply_settings(config, location)
         return config.model
 
     def _update_tensors(self, call: UpdateTensors | WriteTensors) -> str:
         tensors = call.tensors if isinstance(call, WriteTensors) else Path(call.file)
         opener = tensors_opener(tensors, self._updates.model, self._path)
-        self._updates.write(opener, whole=False, last=call.last)
-        return self._name(self._config.weight_version if call.version is None else call.version)
+        self._updates.write_weights(opener, whole=False, last=call.last)
+        return self._rename_version(
+            self._config.weight_version if call.version is None else call.version
+        )
 
     def _open_tensors(self, call: OpenTensors) -> str:
         tensors = tensors_by_name(
@@ -338,7 +344,7 @@ class WeightCalls:
         )
         return self._update_tensors(WriteTensors(tensors, call.last, call.version))
 
-    def _name(self, version: str) -> str:
+    def _rename_version(self, version: str) -> str:
         self._apply_settings(replace(self._config, weight_version=version), None)
         return version
 
@@ -346,18 +352,20 @@ class WeightCalls:
         """Receives tensors on this thread, while requests continue, and writes them on the loop's."""
         forms = tensor_forms(call.names, call.dtypes, call.shapes)
         without = {each.name: each.empty for each in forms}
-        self._loop.inbox.call(lambda: check_forms(without, self._updates.model, self._path))
+        self._loop.inbox.call_and_wait(
+            lambda: check_forms(without, self._updates.model, self._path)
+        )
         begun = INCOMPLETE in self._loop.holds
         received = self.groups.receive(call.group, forms, flattened=call.flattened, begun=begun)
         write = WriteTensors(received, call.last, call.version)
-        return self._loop.inbox.call(partial(self._update_tensors, write))
+        return self._loop.inbox.call_and_wait(partial(self._update_tensors, write))
 
     def _offer_weights(self, call: OfferWeights) -> dict[str, Any]:  # JSON
         """Creates a group in which another engine can receive these weights, and returns their
-        forms.
+        names, dtypes and shapes.
         """
-        forms, updates = self._loop.inbox.call(self._updates.list_tensor_forms)
-        port = self.groups.host(call.address, call.port, call.group, call.backend)
+        forms, updates = self._loop.inbox.call_and_wait(self._updates.list_tensor_forms)
+        port = self.groups.host_group(call.address, call.port, call.group, call.backend)
         self._offered[call.group] = updates
         return {
             "names": [each.name for each in forms],
@@ -368,7 +376,9 @@ class WeightCalls:
         }
 
     def _send_tensors(self, call: SendWeights) -> str:
-        """Sends tensors as one, while requests continue. Ends the group if there are no names."""
+        """Sends the named tensors as one, concatenated, while requests continue. Ends the group if
+        no names are given.
+        """
         if call.group not in self._offered:
             raise ParameterError(
                 "group_name", f"there is no group {call.group!r} of another engine."
@@ -377,9 +387,11 @@ class WeightCalls:
         try:
             if not call.names:
                 del self._offered[call.group]
-                self.groups.leave(call.group)
+                self.groups.leave_update_group(call.group)
                 return self._config.weight_version
-            data, updates = self._loop.inbox.call(lambda: self._updates.data(call.names))
+            data, updates = self._loop.inbox.call_and_wait(
+                lambda: self._updates.concatenate_bytes(call.names)
+            )
             if updates != before:
                 raise ModelError(
                     "the weights have changed since they were offered.", hint="Start again."
@@ -398,7 +410,7 @@ class WeightCalls:
     def _reread_checkpoint(self) -> None:
         """Reads the weights again from their checkpoint."""
         location = resolve(self._config.model, self._config.revision)
-        self._updates.write(
+        self._updates.write_weights(
             checkpoint_opener(self._config, location, self._updates.model), whole=True
         )
 
@@ -407,7 +419,7 @@ class WeightCalls:
         JoinGroup: lambda self, call: self.groups.join(
             call.address, call.port, call.rank, call.size, call.name, call.backend
         ),
-        LeaveGroup: lambda self, call: self.groups.leave(call.name),
+        LeaveGroup: lambda self, call: self.groups.leave_update_group(call.name),
         ReceiveWeights: _receive_and_write,
         OfferWeights: _offer_weights,
         SendWeights: _send_tensors,
@@ -417,14 +429,16 @@ class WeightCalls:
         UpdateTensors: _update_tensors,
         WriteTensors: _update_tensors,
         OpenTensors: _open_tensors,
-        ReadWeights: lambda self, call: self._updates.read(call.name, call.rows),
-        CheckWeights: lambda self, call: self._updates.check(call.action),
-        NameWeights: lambda self, call: self._name(call.version),
-        PauseGeneration: lambda self, call: self._updates.pause(call.mode),
-        ContinueGeneration: lambda self, _: self._updates.resume(),
-        ReleaseMemory: lambda self, call: self.sleep.release(call.tags, keep=call.keep),
-        ResumeMemory: lambda self, call: self.sleep.restore(call.tags),
-        RecordExperts: lambda self, call: self._experts.take(call.action, self._loop.runner.model),
+        ReadWeights: lambda self, call: self._updates.read_tensor_rows(call.name, call.rows),
+        CheckWeights: lambda self, call: self._updates.checksum_tensors(call.action),
+        NameWeights: lambda self, call: self._rename_version(call.version),
+        PauseGeneration: lambda self, call: self._updates.pause_planning(call.mode),
+        ContinueGeneration: lambda self, _: self._updates.resume_planning(),
+        ReleaseMemory: lambda self, call: self.sleep.release_tags(call.tags, keep=call.keep),
+        ResumeMemory: lambda self, call: self.sleep.restore_tags(call.tags),
+        RecordExperts: lambda self, call: self._experts.record_counts(
+            call.action, self._loop.runner.model
+        ),
     }
 
 

@@ -83,7 +83,7 @@ class WeightUpdates:
     # -------------------------------------------------------------------------------------- updates
 
     @torch.inference_mode()
-    def write(
+    def write_weights(
         self, open_source: Callable[[], WeightSource], *, whole: bool, last: bool = True
     ) -> None:
         """Replaces weights with those of a source.
@@ -100,30 +100,30 @@ class WeightUpdates:
         staged = StagedWeights(model, open_source, whole=whole)
         self._begin_update()
         try:
-            staged.write()
+            staged.write_to_model()
             if model.kv_scales is not None:
                 self._write_scales(model, staged.kv_scales)
         except BaseException:
-            self.lose()
+            self.reject_until_rewritten()
             raise
         self._missing = set() if whole else self._missing - staged.names
         if not self._missing:
-            model.plan_small_batches()
+            model.choose_small_batch_step()
         self.given = not whole
         if whole or (last and PAUSED not in self._loop.holds):
-            self.complete()
+            self.complete_update()
         else:
             self._reject_new_requests()
 
-    def lose(self) -> None:
+    def reject_until_rewritten(self) -> None:
         """Rejects requests until all tensors have been written again, because their values are
         undefined.
         """
         self._missing = set(WeightParts(self.model).names())
-        self.model.forget_small_batches()
+        self.model.release_small_batch_step()
         self._reject_new_requests()
 
-    def complete(self) -> None:
+    def complete_update(self) -> None:
         """Ends an update of several calls. Does nothing while a failed write has left tensors
         undefined.
         """
@@ -132,16 +132,16 @@ class WeightUpdates:
             self._loop.renew_features()
 
     def _begin_update(self) -> None:
-        """Lets requests continue with the new weights. Nothing computed with the old ones is
-        reused, except by rows paused in place.
+        """Prepares requests to continue with new weights. Nothing computed with the old ones is
+        reused, except by requests that were paused in place.
         """
         loop = self._loop
         scheduler = self._loop.scheduler
-        loop.settle()
+        loop.settle_launched_steps()
         self._count += 1
         if not self._in_place:
             scheduler.retraction.retract_all()
-        scheduler.flush()
+        scheduler.end_pauses_and_flush()
         if self._in_place:
             self._retire_cached_pages()
         known = scheduler.store.table.known
@@ -155,7 +155,7 @@ class WeightUpdates:
         can match them.
         """
         suffix = f" {secrets.token_hex(16)}"
-        self._loop.scheduler.store.tree.retire(suffix)
+        self._loop.scheduler.store.tree.rename_namespaces(suffix)
         for request in self._loop.scheduler.queues.running():
             assert request.handle is not None
             request.space = replace(request.space, namespace=request.space.namespace + suffix)
@@ -170,8 +170,8 @@ class WeightUpdates:
             )
 
     def _write_scales(self, model: Decoder, stored: Scales) -> None:
-        """Computes the scales of the KV cache for new weights, and writes them where graphs read
-        them.
+        """Computes the scales of the KV cache for new weights, and writes them in place, where
+        captured graphs read them.
         """
         if self._scales_file is not None:
             stored = stored | read_kv_scales(Path(self._scales_file), model.kv_layout)
@@ -183,7 +183,7 @@ class WeightUpdates:
 
     # --------------------------------------------------------------------------------------- pauses
 
-    def pause(self, mode: str) -> int:
+    def pause_planning(self, mode: str) -> int:
         """Plans no further steps until `resume_planning`. Returns the number of requests that ran
         or waited.
 
@@ -198,7 +198,7 @@ class WeightUpdates:
             raise ParameterError("mode", f"{mode!r} is none of {', '.join(_MODES)}.")
         loop = self._loop
         scheduler = self._loop.scheduler
-        loop.settle()
+        loop.settle_launched_steps()
         loop.holds[PAUSED] = None
         requests = [each for each in (*scheduler.queues, *(loop.encoding or ())) if not each.ended]
         self._in_place = mode == "in_place"
@@ -209,7 +209,7 @@ class WeightUpdates:
             scheduler.retraction.retract_all()
         return len(requests)
 
-    def resume(self) -> None:
+    def resume_planning(self) -> None:
         """Ends a pause and any update made during it. Does nothing if there is none.
 
         Raises:
@@ -218,7 +218,7 @@ class WeightUpdates:
         """
         self._loop.holds.pop(PAUSED, None)
         self._in_place = False
-        self.complete()
+        self.complete_update()
         if self._missing:
             self._reject_new_requests()
             error = self._loop.holds[INCOMPLETE]
@@ -228,31 +228,35 @@ class WeightUpdates:
     # ------------------------------------------------------------------------------------ questions
 
     @torch.inference_mode()
-    def read(self, name: str, rows: int) -> list[Any]:  # numbers, or lists of them
+    def read_tensor_rows(self, name: str, rows: int) -> list[Any]:  # numbers, or lists of them
         """Returns the first rows of a tensor, as nested lists. Raises ModelError if the tensor is
         missing or can't be read back.
         """
-        found: list[Any] = WeightParts(self.model).read(name)[:rows].float().cpu().tolist()
+        found: list[Any] = (
+            WeightParts(self.model).read_held_tensor(name)[:rows].float().cpu().tolist()
+        )
         return found
 
     @torch.inference_mode()
     def list_tensor_forms(self) -> tuple[list[TensorForm], int]:
-        """Returns the forms of all tensors, and the number of updates so far. Raises ModelError if
-        one can't be read back.
+        """Returns the names, dtypes and shapes of all tensors, and the number of updates so far.
+        Raises ModelError if one can't be read back.
         """
         parts = WeightParts(self._whole)
-        values = ((name, parts.read(name)) for name in parts.names())
+        values = ((name, parts.read_held_tensor(name)) for name in parts.names())
         return [
             TensorForm(name, each.dtype, tuple(each.shape)) for name, each in values
         ], self._count
 
     @torch.inference_mode()
-    def data(self, names: Sequence[str]) -> tuple[torch.Tensor, int]:
+    def concatenate_bytes(self, names: Sequence[str]) -> tuple[torch.Tensor, int]:
         """Returns the bytes of tensors, concatenated on the model's device, and the number of
         updates so far.
         """
         parts = WeightParts(self._whole)
-        found = [parts.read(name).contiguous().view(-1).view(torch.uint8) for name in names]
+        found = [
+            parts.read_held_tensor(name).contiguous().view(-1).view(torch.uint8) for name in names
+        ]
         return torch.cat(found), self._count
 
     @property
@@ -263,7 +267,7 @@ class WeightUpdates:
         return self.model
 
     @torch.inference_mode()
-    def check(self, action: str) -> dict[str, Any]:  # JSON
+    def checksum_tensors(self, action: str) -> dict[str, Any]:  # JSON
         """Returns the checksums of all tensors. "snapshot" also stores them, and "compare" also
         compares them with the stored ones.
 
@@ -281,7 +285,7 @@ class WeightUpdates:
         unreadable = list[str]()
         for name in parts.names():
             try:
-                data = parts.read(name).cpu().contiguous().view(torch.uint8).numpy()
+                data = parts.read_held_tensor(name).cpu().contiguous().view(torch.uint8).numpy()
             except ModelError:
                 unreadable.append(name)
             else:

@@ -17,7 +17,8 @@ _WEIGHTS = _MAX_WEIGHT + 1
 
 
 class ContextTable:
-    """Next token by kind of text and preceding tokens: the one that came most often recently.
+    """Next token by kind of text and preceding tokens: the one that has followed them most often
+    recently.
 
     The older half of a table is dropped when the newer is full, which bounds its memory.
 
@@ -61,7 +62,7 @@ class ContextTable:
     def __len__(self) -> int:
         return len(self._newer) + len(self._older)
 
-    def following(self, kind: int, context: Sequence[int]) -> tuple[int, int]:
+    def likely_next(self, kind: int, context: Sequence[int]) -> tuple[int, int]:
         """Returns the token that follows some tokens, and its weight, which is 0 if there is none."""
         key = hash((self._salt, kind, *context))
         return divmod(self._newer.get(key) or self._older.get(key, 0), _WEIGHTS)
@@ -85,7 +86,7 @@ class ContextDrafter:
         self._lengths = [length for length in _LENGTHS if length <= config.draft_context]
         self._table = ContextTable(config.draft_capacity * len(self._lengths), self._lengths)
 
-    def drafts(self, request: Request) -> bool:
+    def can_draft(self, request: Request) -> bool:
         return True
 
     def make_guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
@@ -100,7 +101,7 @@ class ContextDrafter:
         for i, length in enumerate(self._lengths):
             if length > len(text):
                 continue
-            token, weight = self._table.following(kind, text[-length:])
+            token, weight = self._table.likely_next(kind, text[-length:])
             evidence = i * _WEIGHTS + weight
             if weight and chance(evidence) > likeliest:
                 best = Guess(token, evidence)
@@ -117,7 +118,7 @@ class ContextDrafter:
         return kinds[self.name]
 
 
-def again(config: EngineConfig) -> ContextDrafter:
+def make_again_drafter(config: EngineConfig) -> ContextDrafter:
     """Creates the drafter from earlier answers to the same prompt: of a repeated or redrawn
     request, and of other samples.
     """
@@ -126,7 +127,7 @@ def again(config: EngineConfig) -> ContextDrafter:
     )
 
 
-def node(config: EngineConfig) -> ContextDrafter:
+def make_node_drafter(config: EngineConfig) -> ContextDrafter:
     """Creates the drafter from answers of the same program node, or under the same constraint,
     including other branches.
     """

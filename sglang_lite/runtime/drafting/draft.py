@@ -52,7 +52,7 @@ class Draft:
     drawn: tuple[int, ...]
     matchers: tuple[Matcher, ...] = ()
 
-    def cut(self, count: int) -> Draft:
+    def cut_to_tokens(self, count: int) -> Draft:
         """Returns the draft of the first `count` tokens."""
         if count >= len(self.tokens):
             return self
@@ -60,16 +60,16 @@ class Draft:
         guesses = tuple(guess for guess in self.guesses if guess.place < count)
         return Draft(self.tokens[:count], guesses, drawn, self.matchers[: len(drawn)])
 
-    def matched(self, came: Sequence[int]) -> int:
+    def count_matching_tokens(self, came: Sequence[int]) -> int:
         """Counts its first tokens that equal a text, which may be longer."""
         tokens = self.tokens.tolist()
         return next(
             (i for i, (a, b) in enumerate(zip(tokens, came)) if a != b), min(len(tokens), len(came))
         )
 
-    def first(self, count: int) -> Draft:
+    def cut_to_guesses(self, count: int) -> Draft:
         """Returns the draft of the first `count` guesses, including the text forced after them."""
-        return self.cut(self.guesses[count].place) if count < len(self.guesses) else self
+        return self.cut_to_tokens(self.guesses[count].place) if count < len(self.guesses) else self
 
 
 class DraftWriter:
@@ -99,7 +99,7 @@ class DraftWriter:
         """State of the row's grammar after the tokens so far, or None."""
         return None if self._matcher is None else self._matcher.state_key
 
-    def append(self, token: int) -> list[int]:
+    def append_with_forced(self, token: int) -> list[int]:
         """Appends a token, and the text the grammar forces after it, and returns them. Returns none
         if the grammar forbids one of them or fails, or its matcher can't be copied.
         """
@@ -128,7 +128,7 @@ class DraftWriter:
             matcher = before.copy() if _is_allowed_by_mask(before, token) else None
             if matcher is None or not matcher.accept(token):
                 return None
-            forced = matcher.forced() if self._jump and not matcher.finished else []
+            forced = matcher.find_forced_tokens() if self._jump and not matcher.finished else []
             if len(forced) < 2:
                 return matcher, []
             return (matcher, forced) if matcher.accept_all(forced) else None
@@ -136,7 +136,7 @@ class DraftWriter:
         except Exception:
             return None
 
-    def draft(self, guesses: tuple[DraftedGuess, ...]) -> Draft:
+    def build_draft(self, guesses: tuple[DraftedGuess, ...]) -> Draft:
         """Builds the written draft from these guesses."""
         tokens = np.array(self.tokens[: self._room], dtype=np.int32)
         return Draft(tokens, guesses, tuple(self._drawn), tuple(self._matchers))

@@ -60,9 +60,9 @@ class _AskedRow(NamedTuple):
     candidates: Iterator[DraftedGuess]
     guesses: list[DraftedGuess]
 
-    def draft(self, count: int) -> Draft:
+    def draft_of_guesses(self, count: int) -> Draft:
         """Builds the draft of the first `count` guesses."""
-        return self.writer.draft(tuple(self.guesses)).first(count)
+        return self.writer.build_draft(tuple(self.guesses)).cut_to_guesses(count)
 
 
 class OpenRow(NamedTuple):
@@ -116,24 +116,24 @@ class Drafting:
         # tokens, and the index of the first new one
         self._unlearned: list[tuple[Request, list[int], int]] = []
         self._chances = {
-            drafter.name: partial(self.chance_of, drafter.name) for drafter in drafters
+            drafter.name: partial(self.share_of_right_guesses, drafter.name) for drafter in drafters
         }
 
-    def drafts(self, request: Request) -> bool:
+    def may_draft(self, request: Request) -> bool:
         """Returns False if no drafter has guesses for any text of the request."""
         # fast path: runs for each row in each step
         if self._of_grammars and request.output.matcher is None:
             return False
-        return any(drafter.drafts(request) for drafter in self._drafters)
+        return any(drafter.can_draft(request) for drafter in self._drafters)
 
-    def write(
+    def write_drafts(
         self, rows: Sequence[OpenRow], drawn: int, tokens: int, budget: int
     ) -> dict[int, Draft]:
         """Writes the drafts expected to make a step yield the most tokens per second, by id of
         their request.
 
-        They grow by one guess at a time, across all rows the one most likely to be right together
-        with those before it, as long as more of them may pay.
+        They grow one guess at a time, as long as more guesses may pay. The next guess is always the
+        one, of all rows, that is most likely to be right together with those before it.
 
         Args:
             rows: rows that may have a draft.
@@ -141,8 +141,10 @@ class Drafting:
             tokens: number of tokens of the step without drafts.
             budget: maximum number of drafted tokens.
         """
-        likeliest = self.best_share()
-        bounds = [min(likeliest * _relative_luck(row.request.output.draft), 1.0) for row in rows]
+        likeliest = self.largest_right_share()
+        bounds = [
+            min(likeliest * _hit_ratio_to_expected(row.request.output.draft), 1.0) for row in rows
+        ]
         heap: list[tuple[float, int, DraftedGuess | None]] = [
             (-bound, i, None) for i, bound in enumerate(bounds)
         ]
@@ -150,13 +152,13 @@ class Drafting:
         asked: dict[int, _AskedRow] = {}
         order: list[int] = []  # row of each guess
         expected = float(drawn)
-        best = drawn / self.cost.seconds(tokens)
+        best = drawn / self.cost.estimate_seconds(tokens)
         taken = 0
         most = tokens
         while heap and budget >= 0:
             _, i, guess = heap[0]
             if guess is None:  # computed only once no other can be likelier
-                row = asked.get(i) or asked.setdefault(i, self._asked(rows[i]))
+                row = asked.get(i) or asked.setdefault(i, self._request_guesses(rows[i]))
                 guess = next(row.candidates, None)
                 if guess is None:
                     heappop(heap)
@@ -168,7 +170,7 @@ class Drafting:
                 if not most:
                     break
             row = asked[i]
-            size = len(row.writer.append(guess.token))
+            size = len(row.writer.append_with_forced(guess.token))
             heapreplace(heap, (-guess.likely * bounds[i], i, None))
             if not size:
                 continue  # its grammar forbids it
@@ -177,7 +179,7 @@ class Drafting:
             tokens = tokens + size
             budget = budget - size
             expected = expected + guess.likely
-            if budget >= 0 and (rate := expected / self.cost.seconds(tokens)) >= best:
+            if budget >= 0 and (rate := expected / self.cost.estimate_seconds(tokens)) >= best:
                 best = rate
                 taken = len(order)
         counts = Counter(order[:taken])
@@ -186,9 +188,9 @@ class Drafting:
             left_out = row.guesses[counts[i]] if counts[i] < len(row.guesses) else unwritten.get(i)
             if left_out is not None:
                 self._decay_evidence(left_out)
-        return {rows[i].request.id: asked[i].draft(count) for i, count in counts.items()}
+        return {rows[i].request.id: asked[i].draft_of_guesses(count) for i, count in counts.items()}
 
-    def _asked(self, row: OpenRow) -> _AskedRow:
+    def _request_guesses(self, row: OpenRow) -> _AskedRow:
         params = row.request.params
         matcher = row.request.output.matcher
         # by a thread that makes its mask; drafters would use it too
@@ -199,16 +201,16 @@ class Drafting:
         return _AskedRow(writer, self._candidate_guesses(row, writer), [])
 
     def _candidate_guesses(self, row: OpenRow, writer: DraftWriter) -> Iterator[DraftedGuess]:
-        """Yields guesses of a row, the likeliest first. Once one is written, the next is for the
-        following place; otherwise for the same place.
+        """Yields guesses for a row, the likeliest first. Once one has been written, the next
+        guesses are for the following position; until then, they are for the same one.
         """
         self.observe_tokens(row.request, row.known)
         if not writer.is_open:
             return
         output = row.request.output
         text = row.known[-TAIL:].tolist()
-        guessers = self._guessers(row.request, row.known)
-        luck = _relative_luck(output.draft)
+        guessers = self._make_guessers(row.request, row.known)
+        luck = _hit_ratio_to_expected(output.draft)
         likely = 1.0
         for _ in range(self.most):
             place = len(writer.tokens)
@@ -240,15 +242,17 @@ class Drafting:
         record.right = record.right * _KEPT_UNTRIED
         record.tried = record.tried * _KEPT_UNTRIED
 
-    def chance_of(self, drafter: str, evidence: int) -> float:
+    def share_of_right_guesses(self, drafter: str, evidence: int) -> float:
         """Returns the share of a drafter's guesses with the same evidence that were right."""
         return _smoothed_share(self._records[drafter, evidence])
 
-    def best_share(self) -> float:
+    def largest_right_share(self) -> float:
         """Returns the largest share of right guesses among all kinds of evidence."""
         return max((_UNKNOWN, *map(_smoothed_share, self._records.values())))
 
-    def record(self, draft: Draft, matched: int, came: int, progress: DraftProgress) -> None:
+    def record_outcome(
+        self, draft: Draft, matched: int, came: int, progress: DraftProgress
+    ) -> None:
         """Records the outcome of a draft, and updates the progress of its request.
 
         Args:
@@ -299,11 +303,11 @@ class Drafting:
                     self._turn_off(drafter)
         self._unlearned = []
 
-    def _guessers(self, request: Request, known: Ints) -> list[tuple[Drafter, Guesser]]:
+    def _make_guessers(self, request: Request, known: Ints) -> list[tuple[Drafter, Guesser]]:
         found: list[tuple[Drafter, Guesser]] = []
         for drafter in self._drafters:
             try:
-                if drafter.drafts(request):
+                if drafter.can_draft(request):
                     found.append(
                         (drafter, drafter.make_guesser(request, known, self._chances[drafter.name]))
                     )
@@ -325,7 +329,9 @@ class Drafting:
                 self._turn_off(drafter)
                 continue
             if guess is not None:
-                found.append((self.chance_of(drafter.name, guess.evidence), drafter.name, guess))
+                found.append(
+                    (self.share_of_right_guesses(drafter.name, guess.evidence), drafter.name, guess)
+                )
         if len(found) > 1:
             found.sort(key=itemgetter(0), reverse=True)
         return found
@@ -344,7 +350,7 @@ def _smoothed_share(record: _Record) -> float:
 _UNKNOWN = _smoothed_share(_Record())
 
 
-def _relative_luck(progress: DraftProgress) -> float:
+def _hit_ratio_to_expected(progress: DraftProgress) -> float:
     """Returns the ratio of a row's recent right guesses to the expected number."""
     return (progress.right + 8) / (progress.hoped + 8)
 
@@ -377,7 +383,7 @@ class StepCost:
         self._most = counts[-1]
         self._step = self._token = 0.0
 
-    def record(self, tokens: int, seconds: float) -> None:
+    def record_step_cost(self, tokens: int, seconds: float) -> None:
         """Records the duration of a step."""
         if tokens > self._most:
             return
@@ -395,14 +401,14 @@ class StepCost:
             self._step = 1.0
             self._token = _SLOPE
 
-    def seconds(self, tokens: int) -> float:
+    def estimate_seconds(self, tokens: int) -> float:
         """Estimates the seconds of a step."""
         measured = self._measured[min(tokens, self._most)] if self._measured else 0.0
         return max(measured + self._step + self._token * tokens, 1e-9)
 
     def next_worthwhile_size(self, tokens: int, expected: float, likely: float, best: float) -> int:
-        """Returns the next number of tokens up to which a step takes hardly longer than with one
-        more.
+        """Returns the next larger number of tokens to consider: up to that size, a step takes
+        hardly longer than with one more token.
 
         Returns 0 if no larger step can yield as many tokens per second as a known one.
 
@@ -414,6 +420,7 @@ class StepCost:
         """
         sizes = self._sizes[bisect(self._sizes, tokens) :] or [tokens + 1]
         pays = any(
-            (expected + likely * (size - tokens)) / self.seconds(size) >= best for size in sizes
+            (expected + likely * (size - tokens)) / self.estimate_seconds(size) >= best
+            for size in sizes
         )
         return sizes[0] if pays else 0

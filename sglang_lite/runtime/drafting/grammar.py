@@ -24,7 +24,7 @@ class GrammarDrafter:
 
     name = "grammar"
 
-    def drafts(self, request: Request) -> bool:
+    def can_draft(self, request: Request) -> bool:
         matcher = request.output.matcher
         return matcher is not None and (request.params.scores_tokens or bool(matcher.sources))
 
@@ -36,9 +36,9 @@ class GrammarDrafter:
 
 
 class _Following:
-    """Guesses forced text, then text that follows in a source after the longest part with which the
-    text ends, the first of equally long ones. The evidence is its length, and whether the part
-    occurs only once from there on.
+    """Guesses the tokens that the grammar forces, then those that follow the text's longest suffix
+    at its first occurrence in a source. The evidence for the latter is the suffix's length, and
+    whether it occurs only once from there on.
     """
 
     def __init__(self, request: Request) -> None:
@@ -46,7 +46,9 @@ class _Following:
         assert matcher is not None
         self._output = request.output
         self._sources = matcher.sources
-        self._next = matcher.forced() if request.params.scores_tokens else []  # tokens that follow
+        self._next = (
+            matcher.find_forced_tokens() if request.params.scores_tokens else []
+        )  # tokens that follow
         self._seen: int | None = None  # number of tokens of the text before them, once known
         self._evidence = _FORCED
 
@@ -62,7 +64,9 @@ class _Following:
         return Guess(self._next[0], self._evidence) if self._next else None
 
     def _copy_from_source(self, text: str) -> list[int]:
-        """Returns the tokens of the text that follows in a source, and sets the evidence for it."""
+        """Returns the tokens that follow the text's longest suffix in a source, and sets the
+        evidence for them.
+        """
         length, at, source = max(
             (_longest_suffix_in(source, text) for source in self._sources), default=(0, 0, "")
         )
@@ -75,8 +79,8 @@ class _Following:
 
 
 def _longest_suffix_in(source: str, text: str) -> tuple[int, int, str]:
-    """Returns the length of the longest end of a text found in a source, up to a limit, the index
-    of its first occurrence, and the source.
+    """Returns the length of the longest suffix of a text that occurs in a source, up to a limit,
+    the index of its first occurrence, and the source.
     """
     length = at = 0
     while length < min(len(text), _LONGEST):

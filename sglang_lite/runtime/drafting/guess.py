@@ -34,13 +34,13 @@ class Drafter(Protocol):
     @property
     def name(self) -> str: ...
 
-    def drafts(self, request: Request) -> bool:
+    def can_draft(self, request: Request) -> bool:
         """Returns False if it has no guesses for any text of the request."""
         ...
 
     def make_guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
         """Creates the function that guesses the next tokens of a request's text one by one, each
-        after those before.
+        from those before it.
 
         Args:
             request: request of the row.

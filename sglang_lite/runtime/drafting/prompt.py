@@ -32,7 +32,7 @@ class PromptDrafter:
     def __init__(self, config: EngineConfig) -> None:
         self._most = config.draft_context
 
-    def drafts(self, request: Request) -> bool:
+    def can_draft(self, request: Request) -> bool:
         return True
 
     def make_guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:

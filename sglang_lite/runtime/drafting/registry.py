@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.drafting.contexts import again, node
+from sglang_lite.runtime.drafting.contexts import make_again_drafter, make_node_drafter
 from sglang_lite.runtime.drafting.drafting import Drafting
 from sglang_lite.runtime.drafting.grammar import GrammarDrafter
 from sglang_lite.runtime.drafting.guess import Drafter
@@ -13,8 +13,8 @@ from sglang_lite.runtime.drafting.prompt import PromptDrafter
 from sglang_lite.runtime.drafting.states import StateDrafter
 
 DRAFTERS: dict[str, Callable[[EngineConfig], Drafter]] = {
-    "again": again,
-    "node": node,
+    "again": make_again_drafter,
+    "node": make_node_drafter,
     "state": StateDrafter,
     "prompt": PromptDrafter,
 }

@@ -1,5 +1,5 @@
-"""Drafter of constrained texts: guesses the token that came in the same state of the grammar,
-whatever was written before.
+"""Drafter of constrained texts: guesses the token that was written in the same state of the grammar
+before, whatever text led there.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class StateDrafter:
     def __init__(self, config: EngineConfig) -> None:
         self._table = ContextTable(config.draft_capacity)
 
-    def drafts(self, request: Request) -> bool:
+    def can_draft(self, request: Request) -> bool:
         return request.output.matcher is not None
 
     def make_guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
         return partial(self._guess_in_state, request.space.namespace)
 
     def _guess_in_state(self, namespace: str, text: Sequence[int], state: Hashable) -> Guess | None:
-        token, weight = self._table.following(hash((namespace, state)), ())
+        token, weight = self._table.likely_next(hash((namespace, state)), ())
         return Guess(token, weight) if weight else None
 
     def learn_tokens(self, request: Request, text: Sequence[int], start: int) -> None:

@@ -30,7 +30,7 @@ class Turns:
         self._steps = -1  # of this turn; the first began in the turn before
         self._plain = self._seconds = 0.0
 
-    def record(self, plain: float, seconds: float) -> None:
+    def record_timing(self, plain: float, seconds: float) -> None:
         """Records a step, and starts the next turn when this one is over.
 
         Args:

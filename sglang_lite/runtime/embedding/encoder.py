@@ -100,15 +100,17 @@ class Encoder:
 
 
 def _make_head(weights: Weights, classifier: Classifier, hidden: int) -> Linear:
-    outer = weights.linear([classifier.outer], len(classifier.labels), hidden, bias=classifier.bias)
+    outer = weights.make_linear(
+        [classifier.outer], len(classifier.labels), hidden, bias=classifier.bias
+    )
     if not classifier.inner:
         return outer
-    inner = weights.linear([classifier.inner], hidden, hidden)
+    inner = weights.make_linear([classifier.inner], hidden, hidden)
     return lambda x: outer(torch.tanh(inner(x)))
 
 
 def _make_dense(weights: Weights, layer: DenseLayer) -> Linear:
-    product = weights.linear(["linear"], layer.outputs, layer.inputs, bias=layer.bias)
+    product = weights.make_linear(["linear"], layer.outputs, layer.inputs, bias=layer.bias)
     activation: torch.nn.Module = getattr(torch.nn, layer.activation)()
     weights.source.check_all_used()
     return lambda x: activation(product(x))

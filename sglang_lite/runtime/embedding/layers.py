@@ -18,7 +18,7 @@ from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, Extend
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.models.decoder import Decoder
-from sglang_lite.runtime.models.layers.linear import Linear, stacked
+from sglang_lite.runtime.models.layers.linear import Linear, stack_weights
 from sglang_lite.runtime.models.lora.cpu_step import CpuLoraStep
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import ModelSpec
@@ -27,7 +27,7 @@ from sglang_lite.runtime.models.weights.source import EncodedMatrix, WeightSourc
 _ROWS = 4096  # number of rows for which oneDNN's weight layout is chosen
 
 
-def positions(lengths: list[int]) -> NDArray[np.int64]:
+def positions_in_texts(lengths: list[int]) -> NDArray[np.int64]:
     """Returns the position of each token in its text, int64 [T]."""
     return np.concatenate([np.arange(length) for length in lengths])
 
@@ -54,12 +54,14 @@ class Weights:
         self._device = device
         self._prefix = prefix
 
-    def take(self, name: str, *shape: int) -> torch.Tensor:
-        found = self.source.take(self._prefix + name, shape)
-        tensor = stacked([found], torch.float32) if isinstance(found, EncodedMatrix) else found
+    def take_tensor(self, name: str, *shape: int) -> torch.Tensor:
+        found = self.source.take_tensor(self._prefix + name, shape)
+        tensor = (
+            stack_weights([found], torch.float32) if isinstance(found, EncodedMatrix) else found
+        )
         return tensor.to(self._device, self._dtype)
 
-    def linear(
+    def make_linear(
         self,
         names: Sequence[str],
         outputs: int,
@@ -78,22 +80,26 @@ class Weights:
                 no activation.
             bias: whether the modules have biases.
         """
-        weight = torch.cat([self.take(f"{name}.weight", outputs, inputs) for name in names])
-        offset = torch.cat([self.take(f"{name}.bias", outputs) for name in names]) if bias else None
+        weight = torch.cat([self.take_tensor(f"{name}.weight", outputs, inputs) for name in names])
+        offset = (
+            torch.cat([self.take_tensor(f"{name}.bias", outputs) for name in names])
+            if bias
+            else None
+        )
         if self._device.type == "cpu" and self._dtype == torch.float32:
             return _make_packed_linear(weight, offset, gelu)
         if gelu is None:
             return lambda x: F.linear(x, weight, offset)
         return lambda x: F.gelu(F.linear(x, weight, offset), approximate=gelu)
 
-    def norm(self, name: str, size: int, eps: float) -> Linear:
+    def make_norm(self, name: str, size: int, eps: float) -> Linear:
         """Returns a layer norm. Old checkpoints name its parts gamma and beta."""
         names = (
             ("gamma", "beta")
-            if self.source.has(f"{self._prefix}{name}.gamma")
+            if self.source.has_tensor(f"{self._prefix}{name}.gamma")
             else ("weight", "bias")
         )
-        weight, bias = (self.take(f"{name}.{part}", size) for part in names)
+        weight, bias = (self.take_tensor(f"{name}.{part}", size) for part in names)
         return lambda x: F.layer_norm(x, (size,), weight, bias, eps)
 
 
@@ -132,24 +138,28 @@ class Bert:
         self._spec = spec
         self._device = device
         prefix = (
-            spec.prefix if source.has(f"{spec.prefix}embeddings.word_embeddings.weight") else ""
+            spec.prefix
+            if source.has_tensor(f"{spec.prefix}embeddings.word_embeddings.weight")
+            else ""
         )
         weights = Weights(source, dtype, device, prefix)
         hidden = spec.hidden_size
-        self._words = weights.take("embeddings.word_embeddings.weight", spec.vocab_size, hidden)
-        self._positions = weights.take(
+        self._words = weights.take_tensor(
+            "embeddings.word_embeddings.weight", spec.vocab_size, hidden
+        )
+        self._positions = weights.take_tensor(
             "embeddings.position_embeddings.weight", spec.max_positions, hidden
         )
-        self._types = weights.take(
+        self._types = weights.take_tensor(
             "embeddings.token_type_embeddings.weight", spec.type_vocab_size, hidden
         )
-        self._norm = weights.norm("embeddings.LayerNorm", hidden, spec.norm_eps)
+        self._norm = weights.make_norm("embeddings.LayerNorm", hidden, spec.norm_eps)
         self._layers = [
-            _BertLayer.read(weights, f"encoder.layer.{i}.", spec)
+            _BertLayer.read_layer(weights, f"encoder.layer.{i}.", spec)
             for i in progress(range(spec.num_layers))
         ]
         for part in ("weight", "bias"):  # used only by a classifier, which has already taken it
-            source.ignore(f"{prefix}pooler.dense.{part}")
+            source.ignore_tensor(f"{prefix}pooler.dense.{part}")
         source.check_all_used()
 
     def __call__(
@@ -168,7 +178,7 @@ class Bert:
             lora: None, as these layers take no adapters.
         """
         assert lora is None, "refused with the settings"
-        places = positions(lengths) + self._spec.first_position
+        places = positions_in_texts(lengths) + self._spec.first_position
         at, kinds, where = (
             torch.from_numpy(a.astype(np.int64)).to(self._device) for a in (ids, types, places)
         )
@@ -212,21 +222,21 @@ class _BertLayer:
     norm: Linear
 
     @classmethod
-    def read(cls, weights: Weights, name: str, spec: BertSpec) -> _BertLayer:
+    def read_layer(cls, weights: Weights, name: str, spec: BertSpec) -> _BertLayer:
         hidden = spec.hidden_size
         inner = spec.intermediate_size
         eps = spec.norm_eps
         return cls(
-            qkv=weights.linear(
+            qkv=weights.make_linear(
                 [f"{name}attention.self.{part}" for part in ("query", "key", "value")],
                 hidden,
                 hidden,
             ),
-            output=weights.linear([f"{name}attention.output.dense"], hidden, hidden),
-            attention_norm=weights.norm(f"{name}attention.output.LayerNorm", hidden, eps),
-            up=weights.linear([f"{name}intermediate.dense"], inner, hidden, gelu=spec.gelu),
-            down=weights.linear([f"{name}output.dense"], hidden, inner),
-            norm=weights.norm(f"{name}output.LayerNorm", hidden, eps),
+            output=weights.make_linear([f"{name}attention.output.dense"], hidden, hidden),
+            attention_norm=weights.make_norm(f"{name}attention.output.LayerNorm", hidden, eps),
+            up=weights.make_linear([f"{name}intermediate.dense"], inner, hidden, gelu=spec.gelu),
+            down=weights.make_linear([f"{name}output.dense"], hidden, inner),
+            norm=weights.make_norm(f"{name}output.LayerNorm", hidden, eps),
         )
 
 
@@ -271,7 +281,9 @@ class PackedDecoder:
         ends = pairwise(accumulate(lengths, initial=0))
         rows = tuple(ExtendRow(start, end, slice(start, end)) for start, end in ends)
         plan = AttentionPlan(torch.arange(len(ids)), (), rows, lora=lora)
-        at, where = (torch.from_numpy(a.astype(np.int64)) for a in (ids, positions(lengths)))
+        at, where = (
+            torch.from_numpy(a.astype(np.int64)) for a in (ids, positions_in_texts(lengths))
+        )
         return self._decoder.forward(at, where, plan, self._make_shared_cache(len(ids)))
 
     def _make_shared_cache(self, tokens: int) -> KVCache:

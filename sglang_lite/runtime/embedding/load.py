@@ -74,7 +74,7 @@ def load_encoder(
         ModelError: the model is damaged or not supported.
         ParameterError: a setting does not apply to models that read texts.
     """
-    check_no_generation(config, _MEDIA)
+    reject_generation_settings(config, _MEDIA)
     if config.model_impl == "transformers" or config.load_format == "gguf":
         name = "model_impl" if config.model_impl == "transformers" else "load_format"
         raise ParameterError(
@@ -97,7 +97,7 @@ def load_encoder(
     return LoadedEncoder(config.model, model, tokenizer)
 
 
-def check_no_generation(config: EngineConfig, also: Collection[str] = ()) -> None:
+def reject_generation_settings(config: EngineConfig, also: Collection[str] = ()) -> None:
     """Raises ParameterError if a setting is given that applies only to models that generate text,
     or one of `also`.
     """
@@ -131,5 +131,5 @@ def _sources(
     source = open_weights(
         path, config.model, config.load_format, declared.matrices, threads=config.load_threads
     )
-    declared.check(source)
+    declared.check_checkpoint(source)
     return source, [open_folder(layer.folder) for layer in spec.dense]

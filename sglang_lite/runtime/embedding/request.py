@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.runtime.calls import EngineCall
 from sglang_lite.runtime.embedding.spec import EncoderSpec
@@ -107,7 +107,7 @@ def encode_request(
     )
 
 
-def are_ids(given: object) -> bool:
+def is_token_id_list(given: object) -> bool:
     """Returns True for a non-empty list or tuple of integers, which are the token ids of one text."""
     return (
         isinstance(given, list | tuple) and bool(given) and all(type(each) is int for each in given)
@@ -115,18 +115,18 @@ def are_ids(given: object) -> bool:
 
 
 def _input_kind(given: EncoderInput) -> type:
-    return str if isinstance(given, str) else list if are_ids(given) else tuple
+    return str if isinstance(given, str) else list if is_token_id_list(given) else tuple
 
 
 def _check_input(given: EncoderInput, name: str, spec: EncoderSpec) -> None:
-    if are_ids(given):
+    if is_token_id_list(given):
         for each in given:
             if not 0 <= int(each) < spec.vocab_size:
                 raise ParameterError(name, f"{each} is no token id (0 to {spec.vocab_size - 1:,}).")
         return
     for text in given if isinstance(given, tuple) else (given,):
         if not isinstance(text, str):
-            raise ParameterError(name, f"{shown(text)} is no text, and no list of token ids.")
+            raise ParameterError(name, f"{short_repr(text)} is no text, and no list of token ids.")
         if not text.strip():
             raise ParameterError(name, "is an empty text.")
 

@@ -13,10 +13,10 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import (
     Field,
     Json,
+    abbreviate,
     check,
     read_any_json,
     read_json,
-    shown,
 )
 
 Pooling: TypeAlias = Literal["mean", "cls", "last"]
@@ -179,10 +179,10 @@ def read_prompts(path: Path) -> Prompts:
     config: Mapping[str, Json] = read_json(file) if file.exists() else {}
     named = config.get("prompts") or {}
     if not isinstance(named, dict) or not all(isinstance(text, str) for text in named.values()):
-        raise ModelError(f"{file}: `prompts`: {shown(named)} is no object of texts.")
+        raise ModelError(f"{file}: `prompts`: {abbreviate(named)} is no object of texts.")
     name = config.get("default_prompt_name")
     if name is not None and named.get(name) is None:
         raise ModelError(
-            f"{file}: default_prompt_name is {shown(name)}, and prompts has no text of that name."
+            f"{file}: default_prompt_name is {abbreviate(name)}, and prompts has no text of that name."
         )
     return Prompts(named, "" if name is None else named[name])

@@ -18,7 +18,7 @@ from sglang_lite.runtime.embedding.sentence_transformers import (
     read_modules,
     read_prompts,
 )
-from sglang_lite.runtime.models.config_fields import Field, Json, check, read_json, shown
+from sglang_lite.runtime.models.config_fields import Field, Json, abbreviate, check, read_json
 from sglang_lite.runtime.models.families import ARCHITECTURES
 from sglang_lite.runtime.models.folder_config import read_config
 from sglang_lite.runtime.models.read_config import is_bidirectional, spec_from_config
@@ -273,7 +273,9 @@ def _read_classifier(config: Mapping[str, Json], layers: tuple[str, str], file: 
     }
     labels = [names.get(str(i)) for i in range(len(names))]
     if not labels or not all(isinstance(label, str) for label in labels):
-        raise ModelError(f"{file}: id2label is {shown(names)}: no text for each number from 0 on.")
+        raise ModelError(
+            f"{file}: id2label is {abbreviate(names)}: no text for each number from 0 on."
+        )
     kind = config.get("problem_type")
     ours = config.get("sentence_transformers") or {}
     function = (

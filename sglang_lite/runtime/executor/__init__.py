@@ -17,7 +17,7 @@ from sglang_lite.runtime.executor.cpu_runner import CpuRunner
 from sglang_lite.runtime.executor.expert_balance import ExpertBalance
 from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
 from sglang_lite.runtime.executor.model_runner import ModelRunner
-from sglang_lite.runtime.executor.ranks import CpuLeadRunner, GpuLeadRunner, RankLinks, begin
+from sglang_lite.runtime.executor.ranks import CpuLeadRunner, GpuLeadRunner, RankLinks, start_ranks
 from sglang_lite.runtime.executor.step_record import SlotPages
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.layer_watch import folder_of_process
@@ -68,7 +68,7 @@ def make_runner(
             else False
         )
         if links is not None:
-            begin(links, capacity)
+            start_ranks(links, capacity)
         runner = CpuRunner(
             model,
             slot_pages,
@@ -92,7 +92,7 @@ def make_runner(
         graph_sizes(sizes.max_running) if config.cuda_graphs and model.device.type == "cuda" else ()
     )
     if links is not None:
-        begin(links, capacity)
+        start_ranks(links, capacity)
     gpu_runner = GpuRunner(
         model,
         slot_pages,

@@ -34,7 +34,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
 from sglang_lite.runtime.executor.gpu_runner import GpuRunner
 from sglang_lite.runtime.executor.step_record import SlotPages
-from sglang_lite.runtime.kernels.all_reduce import Peers, memory_shape
+from sglang_lite.runtime.kernels.all_reduce import Peers, rank_memory_shape
 from sglang_lite.runtime.kernels.cache import prepare_cache
 from sglang_lite.runtime.kernels.compile_process import MARKS, CompileProcess, marker_path
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
@@ -137,7 +137,7 @@ def collect_variants(
         unsupported,
     ):
         row_bytes = spec.hidden_size * runner.precision.compute.itemsize
-        ranks = _ranks_without_memory(runner.parallel, row_bytes, nowhere)
+        ranks = _stand_in_collectives(runner.parallel, row_bytes, nowhere)
         source = DummySource(nowhere, Matrices(format=runner.stored))
         model = GpuDecoder(spec, source, runner.precision, nowhere, runner.longest, ranks=ranks)
         if runner.precision.cache.itemsize == 1:
@@ -161,23 +161,27 @@ def collect_variants(
         made.warm_up()
 
 
-def _ranks_without_memory(parallel: Parallel, row_bytes: int, nowhere: torch.device) -> Collectives:
-    """Returns the collectives of a rank whose kernels can be determined but not launched."""
+def _stand_in_collectives(parallel: Parallel, row_bytes: int, nowhere: torch.device) -> Collectives:
+    """Returns collectives on tensors without memory: the kernels that they need can be determined,
+    but not launched.
+    """
     if parallel.ranks == 1:
         return ONE_PROCESS
-    memory = torch.empty(memory_shape(parallel.ranks, row_bytes), dtype=torch.int64, device=nowhere)
+    memory = torch.empty(
+        rank_memory_shape(parallel.ranks, row_bytes), dtype=torch.int64, device=nowhere
+    )
     in_stage = (
-        None if parallel.pp == 1 else _ranks_without_memory(parallel.in_stage, row_bytes, nowhere)
+        None if parallel.pp == 1 else _stand_in_collectives(parallel.in_stage, row_bytes, nowhere)
     )
     place = parallel.rank, (0,) * parallel.ranks
     return GpuRanks(
-        parallel, Peers.of(*place, memory), None, in_stage, PartPeers.of(*place, memory)
+        parallel, Peers.for_rank(*place, memory), None, in_stage, PartPeers.for_rank(*place, memory)
     )
 
 
 class _ShapeOnlyProducts(TorchFunctionMode):
-    """Computes only the shape of matrix products of tensors without memory. Torch itself would
-    first import a library for symbolic shapes (1.6 s).
+    """Computes only the shapes of matmuls whose tensors have no memory. Torch itself would first
+    import a library for symbolic shapes (1.6 s).
     """
 
     def __torch_function__(
@@ -214,7 +218,7 @@ class BackgroundCompilation:
         early: CompileProcess | None = None,
     ) -> None:
         folder = prepare_cache()
-        self._done = folder / MARKS / _name(runner, properties)
+        self._done = folder / MARKS / _digest_of_requirements(runner, properties)
         self._model_mark = marker_path(model)
         self._process: CompileProcess | None = None
         cores = len(os.sched_getaffinity(0))
@@ -243,7 +247,7 @@ class BackgroundCompilation:
                 with waiting_for_variants(self._process.wait_for):
                     yield
         finally:
-            self.end()
+            self.end_process()
         try:
             self._done.parent.mkdir(exist_ok=True)
             self._done.touch()
@@ -255,10 +259,10 @@ class BackgroundCompilation:
                 error,
             )
 
-    def end(self) -> None:
+    def end_process(self) -> None:
         """Ends the process."""
         if self._process is not None:
-            self._process.end()
+            self._process.kill()
 
 
 def start_compiling(
@@ -283,12 +287,12 @@ def start_compiling(
         parallel: layout of the ranks, and this rank's place in it.
         stored: same as in `RunnerShape`.
     """
-    sizes = config.sizes_in_force(gpu=True, longest=longest)
+    sizes = config.resolve_sizes(gpu=True, longest=longest)
     adapters = None
     own = [] if adapter_base(config.model) is None else [config.model]
     if config.enable_lora or own:
         folders = [*own, *(read_lora_path(each).path for each in config.lora_paths)]
-        adapters = PoolSize.of(
+        adapters = PoolSize.for_adapters(
             config.max_loras_per_batch, largest_rank(config.max_lora_rank, folders)
         )
     runner = RunnerShape(
@@ -309,7 +313,7 @@ def start_compiling(
     )
 
 
-def _name(runner: RunnerShape, properties: DeviceProperties) -> str:
+def _digest_of_requirements(runner: RunnerShape, properties: DeviceProperties) -> str:
     """Returns a digest of everything that decides which kernels a runner needs: runner, GPU, kernel
     sources and versions.
     """
@@ -328,7 +332,7 @@ def main(descriptor: int) -> None:
         descriptor: file descriptor of the process's end of the socket.
     """
     line = socket.socket(fileno=descriptor)
-    _forked(compile_driver)  # first, as the engine's process needs it first
+    _run_in_fork(compile_driver)  # first, as the engine's process needs it first
     triton_key()  # computed once for all forks, as it reads Triton's sources
     for name in _IMPORTED_LATE:
         with contextlib.suppress(ImportError):  # older versions of Triton lack some of them
@@ -355,7 +359,7 @@ def compile_all(variants: list[KernelVariant], count: int, line: socket.socket) 
     """
     tasks: list[Callable[[], None]] = []
     launchers: set[str] = set()
-    for variant in sorted(variants, key=_compilation_rank):
+    for variant in sorted(variants, key=_compilation_order_key):
         tasks.append(
             partial(_compile, variant, line, with_launcher=variant.launcher not in launchers)
         )
@@ -364,7 +368,7 @@ def compile_all(variants: list[KernelVariant], count: int, line: socket.socket) 
     failed = 0
     while tasks or running:
         if tasks and len(running) < count:
-            running.add(_forked(tasks.pop(0)))
+            running.add(_run_in_fork(tasks.pop(0)))
             continue
         process, status = os.wait()
         running.discard(process)
@@ -372,15 +376,15 @@ def compile_all(variants: list[KernelVariant], count: int, line: socket.socket) 
     return failed
 
 
-def _compilation_rank(variant: KernelVariant) -> int:
-    """Returns a variant's rank in the order of compilation. The kernels that take longest come
+def _compilation_order_key(variant: KernelVariant) -> int:
+    """Returns a variant's position in the order of compilation. The kernels that take longest come
     first.
     """
     name = variant.name.rpartition(".")[2]
     return _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
 
 
-def _forked(task: Callable[[], None]) -> int:
+def _run_in_fork(task: Callable[[], None]) -> int:
     """Starts a fork that runs a task and then exits. Returns the fork's process id."""
     process = os.fork()
     if process:

@@ -68,7 +68,7 @@ def build_cpu_inputs(
             plan, windowed=_plan_attention(record, table, table.windows, one_by_one=one_by_one)
         )
     if adapters is not None and record.lora:
-        plan = replace(plan, lora=adapters.step(record.token_slots))
+        plan = replace(plan, lora=adapters.cpu_lora_step(record.token_slots))
     return CpuInputs(
         ids=torch.from_numpy(ids.astype(np.int64)),
         positions=torch.from_numpy(
@@ -125,7 +125,7 @@ def _plan_attention(
         separate = list(range(len(record.ids)))
         extends = []
     else:
-        short_rows = {} if len(record.slots) == 1 else _short_rows(extends)
+        short_rows = {} if len(record.slots) == 1 else _find_short_rows(extends)
         extends = [row for row in extends if row.start not in short_rows]
         at = np.concatenate(
             [
@@ -135,7 +135,8 @@ def _plan_attention(
         )
         separate, decode_groups = _group_by_length(at, lengths[at])
     extends += [
-        _one_token(read, t, slots[t], lengths[t], lengths[t] - positions[t] - 1) for t in separate
+        _one_token_row(read, t, slots[t], lengths[t], lengths[t] - positions[t] - 1)
+        for t in separate
     ]
     extends += [row for group in groups for row in group.rows]
     return AttentionPlan(
@@ -149,15 +150,15 @@ def _plan_attention(
     )
 
 
-def _one_token(read: SlotPages, token: int, slot: int, length: int, behind: int) -> ExtendRow:
-    """Returns the row of one token of the record. Of the `length` positions that it attends to,
-    `behind` come after it.
+def _one_token_row(read: SlotPages, token: int, slot: int, length: int, behind: int) -> ExtendRow:
+    """Returns a row for one token of the record, which attends to `length` positions. The last
+    `behind` of them come after the token.
     """
     limits = torch.tensor([length]) if behind else None
     return ExtendRow(token, token + 1, _token_slots_of(read, slot, length), limits, int(behind))
 
 
-def _short_rows(extends: list[ExtendRow]) -> dict[int, int]:
+def _find_short_rows(extends: list[ExtendRow]) -> dict[int, int]:
     """Returns the rows that read few tokens, as a map from first token to end. Their tokens are
     computed as decoding rows. Keys and values are stored before any are read, so a token sees the
     others of its step.
@@ -181,7 +182,7 @@ def _group_by_prefix(
     True for the rows in a group.
 
     Args:
-        record, table, read: as for `_plan`.
+        record, table, read: as for `_plan_attention`.
         first, last: index of each row's first and last token in the record.
         may: rows that may be in a group.
     """
@@ -199,7 +200,7 @@ def _group_by_prefix(
                 continue
             grouped[rows] = True
             groups.append(
-                ExtendGroup.of(
+                ExtendGroup.from_rows(
                     tuple(
                         ExtendRow(
                             int(first[i]),
@@ -289,7 +290,7 @@ def _group_by_length(
 def _decode_group(
     table: SlotPages, tokens: slice | NDArray[np.int64], in_slots: Ints, lengths: NDArray[np.int64]
 ) -> DecodeGroup:
-    """Returns the group of tokens that are computed together.
+    """Returns a `DecodeGroup` of tokens that are computed together.
 
     Args:
         tokens: indices of the tokens in the record.

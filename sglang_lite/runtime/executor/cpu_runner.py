@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sglang_lite.protocol import RecordName, TokenArray
 from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs, fill_in_drawn_ids
 from sglang_lite.runtime.executor.page_memory import CpuPageMemory
-from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs, score
+from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs, score_prompts
 from sglang_lite.runtime.executor.sampler import Draws, Sampled, SamplingTable, sample
 from sglang_lite.runtime.executor.step_record import SlotPages, StepRecord
 from sglang_lite.runtime.executor.token_records import read_records
@@ -27,7 +27,7 @@ from sglang_lite.runtime.models.model import Model
 
 @dataclass(frozen=True, slots=True)
 class CpuForward:
-    """Forward that has been computed.
+    """Completed forward of a step.
 
     Attributes:
         record: step that was run.
@@ -94,8 +94,8 @@ class CpuRunner:
     def read_recorded(
         self, token_slots: Ints, names: Iterable[RecordName]
     ) -> dict[str, TokenArray]:
-        """Returns what the cache has recorded for the tokens in slots, int32 [N], as arrays by
-        name.
+        """Returns what the cache has recorded for the tokens in `token_slots`, int32 [N], as one
+        array for each name.
         """
         return read_records(self._cache, token_slots, names)
 
@@ -119,8 +119,8 @@ class CpuRunner:
 
     def forward(self, record: StepRecord) -> CpuForward:
         """Computes the forward of a step."""
-        self._pages.update(record)
-        self._sampling.set(record.started, record.sampling)
+        self._pages.apply_record(record)
+        self._sampling.set_parameters(record.started, record.sampling)
         if self._adapters is not None:
             self._adapters.change(record.adapted, record.adapters)
         with torch.inference_mode(), self._thread_team(record):
@@ -131,7 +131,7 @@ class CpuRunner:
             hidden = self._model.forward(inputs.ids, inputs.positions, inputs.plan, self._cache)
             if isinstance(self._cache, KVCache):  # models in tests have other caches
                 self._cache.record_hidden(inputs.plan.store_at, hidden)
-            scored = score(self._model, record, inputs.last.numpy(), hidden)
+            scored = score_prompts(self._model, record, inputs.last.numpy(), hidden)
         return CpuForward(record, hidden, inputs.last, scored)
 
     def _copy_token_slots(self, record: StepRecord) -> None:
@@ -183,8 +183,10 @@ class CpuRunner:
         with torch.inference_mode():
             return self._model.logits(forward.hidden[last])
 
-    def with_drawn(self, record: StepRecord) -> StepRecord:
-        """Returns the record with the ids of the tokens last drawn filled in."""
+    def with_drawn_ids(self, record: StepRecord) -> StepRecord:
+        """Returns the record with each id of -1 replaced by the token that was last drawn in its
+        slot.
+        """
         return replace(record, ids=fill_in_drawn_ids(record, self._last_tokens))
 
     def _thread_team(self, record: StepRecord) -> AbstractContextManager[None]:

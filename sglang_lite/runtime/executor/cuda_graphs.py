@@ -20,7 +20,7 @@ from sglang_lite.runtime.executor.prefix_groups import MAX_CHUNKS, SharedPrefixA
 from sglang_lite.runtime.executor.staging import Staging, make_event, round_up_to_16_bytes
 from sglang_lite.runtime.executor.step_record import StepRecord
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
-from sglang_lite.runtime.kernels.lora_own import pays_off
+from sglang_lite.runtime.kernels.lora_own import is_own_lora_faster
 from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kv_cache.pages import Ints
 
@@ -77,7 +77,7 @@ class CudaGraphs:
         self.captured: dict[tuple[int, bool, bool, int], CapturedGraph] = {}
         self._pool: Any = None
 
-    def clear(self) -> None:
+    def drop_decode_graphs(self) -> None:
         """Drops all graphs, because the model or the cache that they use has changed."""
         self.captured.clear()
 
@@ -87,7 +87,7 @@ class CudaGraphs:
         """Captures the graphs of all sizes.
 
         Args:
-            compute: function to capture, as for `find`.
+            compute: function to capture, as for `find_or_capture`.
             sharing: variants to capture: False for rows without shared prefixes, True for rows with
                 them.
             adapters: variants to capture: None for rows without adapters, the slots' adapters for
@@ -100,14 +100,14 @@ class CudaGraphs:
             if self.sizes
         ]
         for (size, several, can_share), lora in itertools.product(sizes, adapters):
-            if lora is not None and lora.own and not pays_off(size, size):
+            if lora is not None and lora.own and not is_own_lora_faster(size, size):
                 continue
             for shared in sharing if can_share else (False,):
                 self._graph_for_key(compute, size, several, shared, lora)
 
     def measure_steps(self) -> dict[int, float]:
-        """Measures the captured steps on tokens of the dummy slot. Returns their seconds by number
-        of tokens.
+        """Measures the captured steps, using the dummy slot. Returns each step's duration in
+        seconds, by number of tokens.
         """
         found: dict[int, float] = {}
         for (tokens, _, shared, adapted), each in sorted(
@@ -129,7 +129,7 @@ class CudaGraphs:
         """Launches a graph of `size` padding tokens. `compute` is the same as for
         `find_or_capture`.
         """
-        self.find(compute, NO_TOKENS, size, shared=False).run(NO_TOKENS, None)
+        self.find_or_capture(compute, NO_TOKENS, size, shared=False).run(NO_TOKENS, None)
 
     def padded_rows(self, rows: int) -> int:
         """Returns the number of rows of the smallest graph that fits `rows` rows, or `rows` if no
@@ -146,7 +146,7 @@ class CudaGraphs:
         alone = record.scores or record.limits.size or record.features
         return not alone and self.padded_rows(len(record.slots)) in self.sizes
 
-    def size_of(self, inputs: GpuInputs) -> int:
+    def smallest_graph_size(self, inputs: GpuInputs) -> int:
         """Returns the number of tokens of the smallest graph for a step that `can_run`, or 0 if not
         all its tokens are decoded.
         """
@@ -160,7 +160,7 @@ class CudaGraphs:
             else self._token_sizes[bisect_left(self._token_sizes, tokens)]
         )
 
-    def find(
+    def find_or_capture(
         self,
         compute: Compute,
         inputs: GpuInputs,
@@ -197,8 +197,8 @@ class CudaGraphs:
 
     @cached_property
     def _token_sizes(self) -> list[int]:
-        """Numbers of tokens that are worth a graph of rows with several tokens. Padding is cheap
-        for appended text, and less so for drafts, which come at every step.
+        """Numbers of tokens worth a separate graph if rows have several tokens. Drafts come at
+        every step, so their padding costs more than that of appended text.
         """
         few = (
             (8, 16, 24, *range(32, 128, 16), 128, 160, 192, 224)
@@ -267,15 +267,15 @@ class CudaGraphs:
             self._logits = torch.empty(shape, dtype=self._dtype, device=device)
         out = self._logits[:rows]
 
-        def step() -> torch.Tensor:
+        def compute_static() -> torch.Tensor:
             return compute(plan, static[3, :rows] if last_only else None, out)
 
-        graph, logits = self.record(step)
+        graph, logits = self.capture_function(compute_static)
         return CapturedGraph(
             graph, plan, memory, static, logits, self._staging, slots.dummy, last_only
         )
 
-    def record(
+    def capture_function(
         self, compute: Callable[[], torch.Tensor]
     ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         """Captures what a function launches. Returns the graph and the tensor that it computes at

@@ -1,5 +1,5 @@
-"""Rebalances experts between ranks: rank 0 counts which are chosen and moves them if the load is
-uneven.
+"""Rebalances experts between ranks: rank 0 counts how often each expert is chosen, and moves
+experts if the load is uneven.
 """
 
 from __future__ import annotations

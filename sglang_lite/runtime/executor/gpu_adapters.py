@@ -19,9 +19,9 @@ from sglang_lite.runtime.models.spec import ModelSpec
 
 
 class GpuAdapters:
-    """Adapters by number; an `AdapterMemory`. Their matrices are in one tensor [pages, elements of
-    a page]. A page holds RANKS ranks of each product of each layer, so an adapter is written in one
-    copy per page.
+    """LoRA adapters by number; an `AdapterMemory`. Their matrices are in one tensor [pages,
+    elements of a page]. A page holds RANKS ranks of every adapted linear layer of the model, so
+    writing an adapter takes one copy per page.
 
     Args:
         spec: the model.
@@ -61,30 +61,30 @@ class GpuAdapters:
         """Bytes of the pages of all adapters."""
         return self._memory.nbytes
 
-    def step(self, of_slot: torch.Tensor) -> LoraStep:
-        """Returns the adapters in the form that plans need, given each slot's adapter number. They
-        change as adapters are written.
+    def build_lora_step(self, of_slot: torch.Tensor) -> LoraStep:
+        """Returns the `LoraStep` that plans take, given each slot's adapter number. It refers to
+        the adapters' memory, so it always reflects the adapters written so far.
         """
         return LoraStep(
             of_slot, self._pages, self._ranks, _view_matrices(self._memory, self._shapes)
         )
 
-    def room(self, rank: int) -> AdapterRoom:
-        """Allocates pages for an adapter of a rank, in pinned memory, and returns them with views
-        of them. Any thread may call this.
+    def allocate_room(self, rank: int) -> AdapterRoom:
+        """Allocates pinned pages for an adapter of the given rank, and returns them with views of
+        its matrices. Any thread may call this.
         """
         shape = (rank // RANKS, self._memory.shape[1])
         pages = torch.zeros(shape, dtype=self._memory.dtype, pin_memory=self._stream is not None)
         return pages, _view_matrices(pages, self._shapes)
 
-    def write(self, slot: int, pages: Sequence[int], adapter: Adapter) -> None:
+    def write_adapter_slot(self, slot: int, pages: Sequence[int], adapter: Adapter) -> None:
         """Stores an adapter under a number while steps keep running. The first step that uses it
         waits.
 
         Args:
             slot: the number, which no running request uses.
             pages: pages for the adapter, which no running request uses either.
-            adapter: adapter that was read into `room`.
+            adapter: adapter that was read into memory from `allocate_room`.
         """
         assert adapter.pages is not None, "not in pages"
         table = torch.tensor(
@@ -100,7 +100,7 @@ class GpuAdapters:
         if self._stream is not None:
             self._written[slot] = self._stream.record_event()
 
-    def clear(self, slot: int) -> None:
+    def clear_adapter_slot(self, slot: int) -> None:
         """Does nothing, since a number that no slot has is never read."""
 
     def wait_for(self, slots: Ints) -> None:
@@ -122,12 +122,16 @@ def _page_elements(shapes: _Shapes) -> int:
 
 
 def _elements_per_rank(shape: ProductShape) -> int:
-    """Returns the number of elements that a product has per rank."""
+    """Returns how many elements each LoRA rank takes for a linear layer of this shape, in A and B
+    together.
+    """
     return len(shape.outputs) * shape.inputs + sum(shape.outputs)
 
 
 def _view_matrices(pages: torch.Tensor, shapes: _Shapes) -> tuple[Mapping[str, LoraWeights], ...]:
-    """Returns the matrices of each layer by product, as views of pages [pages, elements of a page]."""
+    """Returns the adapters' matrices for each layer, by linear layer, as views of pages [pages,
+    elements of a page].
+    """
     at = 0
     layers = []
     for layer in shapes:

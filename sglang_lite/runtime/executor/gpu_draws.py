@@ -69,7 +69,7 @@ class GpuPendingTokens:
     def ready(self) -> bool:
         return self.done is None or bool(self.done.query())  # type: ignore[no-untyped-call] # torch leaves it untyped
 
-    def read(self) -> Sampled:
+    def wait_for_tokens(self) -> Sampled:
         """Waits for the draws and returns the tokens."""
         if self.done is not None:
             self.done.synchronize()
@@ -111,8 +111,9 @@ class GpuDraws:
         alike: whether to draw from float32 logits in every step, not only with adjustments, so that
             a draw does not depend on the other rows' options.
         parts: how ranks share the logits; None if there is one rank. All ranks draw the same
-            tokens, in their parts or from gathered logits if a row has a filter or is scored. Rank
-            0 draws rows with adjustments.
+            tokens. Each searches only its part of the vocabulary, unless `alike` is set or a row
+            has a filter or adjustments or is scored: then the logits are gathered first. Rank 0
+            draws rows with adjustments.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class GpuDraws:
         return self._masks.words
 
     @torch.inference_mode()
-    def capture(self, graph: CapturedGraph, softcap: float | None) -> None:
+    def capture_draws(self, graph: CapturedGraph, softcap: float | None) -> None:
         """Captures the draws of a graph with few rows, since their kernels could take longer to
         launch than to run.
         """
@@ -159,13 +160,13 @@ class GpuDraws:
             return
 
         def draw_rows(masked: bool) -> torch.Tensor:
-            masks = self._masks.of(rows) if masked else None
+            masks = self._masks.for_rows(rows) if masked else None
             if parts is not None and not self._alike:
                 at = plan.slots[:rows], plan.positions[:rows]
                 self._draw_parts(parts, graph.logits, *at, self._tokens[:rows], masks, softcap)
                 return self._tokens
-            whole = graph.logits if parts is None else parts.whole(graph.logits)
-            logits, cap = _adjustable(whole, softcap) if self._alike else (whole, softcap)
+            whole = graph.logits if parts is None else parts.gather_logits(graph.logits)
+            logits, cap = _copy_with_softcap(whole, softcap) if self._alike else (whole, softcap)
             draw(
                 logits,
                 plan.slots[:rows],
@@ -179,13 +180,13 @@ class GpuDraws:
             return self._tokens
 
         graph.draws = (
-            self._graphs.record(partial(draw_rows, False))[0],
-            self._graphs.record(partial(draw_rows, True))[0],
+            self._graphs.capture_function(partial(draw_rows, False))[0],
+            self._graphs.capture_function(partial(draw_rows, True))[0],
         )
 
     def can_replay(self, graph: CapturedGraph, slots: Ints) -> bool:
-        """Returns True if the draws of all rows of the graph, which belong to these slots, are
-        captured.
+        """Returns True if `replay` can draw this graph's rows: their draws have been captured and,
+        if ranks share the logits, no filter applies to these slots.
         """
         captured = graph.plan.separate and graph.draws is not None
         return captured and (self._parts is None or not self._slots.any_filtered(slots))
@@ -210,7 +211,7 @@ class GpuDraws:
         scores = None
         if scored:
             logits = graph.logits[:rows]
-            whole = logits if self._parts is None else self._parts.whole(logits)
+            whole = logits if self._parts is None else self._parts.gather_logits(logits)
             scores = self._score_tokens(whole, tokens, masks, softcap)
         done = self._staging.record_event()
         return GpuPendingTokens(tokens, done, positions, {}, masks, {}, {}, waiting, scores)
@@ -244,12 +245,12 @@ class GpuDraws:
         if parts is not None and (
             adjustments or self._alike or scored or self._slots.any_filtered(slots)
         ):
-            logits = parts.whole(logits)
+            logits = parts.gather_logits(logits)
             parts = None
         raw = logits
         raw_softcap = softcap
         if adjustments or self._alike:
-            logits, softcap = _adjustable(logits, softcap)
+            logits, softcap = _copy_with_softcap(logits, softcap)
             if self._original_logprobs:
                 logprobs = {i: log_softmax(logits[i]) for i in reported}
             errors = adjust_logits(logits, adjustments)
@@ -258,7 +259,7 @@ class GpuDraws:
         device_masks = None
         if masks is not None:
             self._masks.send(masks, len(slots))
-            device_masks = self._masks.of(len(slots))
+            device_masks = self._masks.for_rows(len(slots))
         if not self._original_logprobs:
             for i in reported:
                 if masks is not None and device_masks is not None and masks.rows[i] >= 0:
@@ -285,16 +286,16 @@ class GpuDraws:
             tokens, done, positions, adjustments, masks, logprobs, errors, waiting, scores
         )
 
-    def draw_as_rank_0(self, logits: torch.Tensor, slots: Ints) -> Sampled:
-        """Takes part in a draw by rank 0 with adjustments that other ranks don't know. Its tokens
-        stay on the device.
+    def join_draw_of_rank_0(self, logits: torch.Tensor, slots: Ints) -> Sampled:
+        """Takes another rank's part in a draw by rank 0, which alone knows the row's adjustments.
+        The tokens stay on the device.
 
         Args:
             logits: logits [R, tokens] of this rank's part of the vocabulary.
             slots: slot of each row.
         """
         assert self._parts is not None
-        self._parts.whole(logits)
+        self._parts.gather_logits(logits)
         self._adopt_tokens_of_rank_0(self._parts, self._staging.send(slots).long())
         return Sampled((), {})
 
@@ -339,7 +340,7 @@ class GpuDraws:
         """
         rows = len(tokens)
         scores = self._staging.host_buffer(2 * rows).view(torch.float32).view(2, rows)
-        device_masks = None if masks is None else self._masks.of(rows)
+        device_masks = None if masks is None else self._masks.for_rows(rows)
         token_scores(logits, tokens, scores, masks=device_masks, softcap=softcap)
         return scores
 
@@ -360,7 +361,7 @@ class GpuDraws:
             for mask in (None, TokenMasks(ones, torch.zeros_like(tokens))):
                 self._draw_parts(parts, logits, slots, positions, tokens, mask, softcap)
             for rows in (4, 2, 1):  # separate kernels exchange the parts of each number of rows
-                whole = parts.whole(logits.expand(rows, -1))
+                whole = parts.gather_logits(logits.expand(rows, -1))
             logits = whole
         masks = torch.full(
             (1, -(-logits.shape[1] // 32)), -1, dtype=torch.int32, device=self._device
@@ -383,8 +384,10 @@ class GpuDraws:
                     token_scores(one, tokens, scores, masks=mask, softcap=cap)
 
 
-def _adjustable(logits: torch.Tensor, softcap: float | None) -> tuple[torch.Tensor, None]:
-    """Returns a float32 copy of logits with the softcap applied, and no softcap."""
+def _copy_with_softcap(logits: torch.Tensor, softcap: float | None) -> tuple[torch.Tensor, None]:
+    """Returns a float32 copy of the logits with the softcap applied, and None as the softcap that
+    remains to be applied.
+    """
     logits = logits.to(torch.float32, copy=True)
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap, None
 
@@ -427,8 +430,8 @@ class DeviceMasks:
         self.words: Ints = self._host.numpy()
         self._which: Ints = self._host_rows.numpy()
 
-    def of(self, rows: int) -> TokenMasks:
-        """Returns all masks, for a step of `rows` rows."""
+    def for_rows(self, rows: int) -> TokenMasks:
+        """Returns all masks, in the memory from which a step of `rows` rows reads them."""
         if rows <= _MAX_ROWS_READ_FROM_HOST:
             return TokenMasks(self._host, self._host_rows[:rows])
         return TokenMasks(self._masks, self._rows[:rows])

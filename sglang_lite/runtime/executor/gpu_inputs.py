@@ -112,9 +112,10 @@ def build_gpu_inputs(
 
 
 def _token_reads(record: StepRecord, queries_per_read: int) -> int:
-    """Returns the number of token reads if rows with several tokens are decoded. Each token reads
-    its row's new tokens up to itself and all tokens before these; a row with more than
-    MAX_DECODED_ROW_TOKENS tokens reads the latter once per `queries_per_read` tokens.
+    """Returns the number of token reads if rows with several tokens are decoded. Each new token
+    reads its row's new tokens up to itself, and all tokens before the new ones. A row with more
+    than MAX_DECODED_ROW_TOKENS new tokens reads the latter only once per `queries_per_read` of
+    them.
     """
     starts = record.starts[record.singles :].astype(np.int64)
     ends = record.ends[record.singles :]

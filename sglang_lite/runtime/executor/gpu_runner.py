@@ -43,7 +43,7 @@ from sglang_lite.runtime.executor.prompt_logprobs import (
     FIRST_ROWS,
     PromptLogprobs,
     TokensToScore,
-    score,
+    score_prompts,
     score_rows,
 )
 from sglang_lite.runtime.executor.sampler import Draws, Masks, Sampled
@@ -53,9 +53,12 @@ from sglang_lite.runtime.executor.token_records import read_records
 from sglang_lite.runtime.kernels.arena import Arena
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
 from sglang_lite.runtime.kernels.device_properties import properties_of
-from sglang_lite.runtime.kernels.invariant_attention import piece_borders, wide_queries
+from sglang_lite.runtime.kernels.invariant_attention import (
+    piece_borders,
+    queries_per_prompt_program,
+)
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
-from sglang_lite.runtime.kernels.lora_own import pays_off
+from sglang_lite.runtime.kernels.lora_own import is_own_lora_faster
 from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefix_attention import block_queries, hopper_prefix_module
@@ -165,9 +168,9 @@ class GpuRunner:
         )
         self.adapters, self._lora = (
             adapters,
-            None if adapters is None else adapters.step(self._slots.adapters),
+            None if adapters is None else adapters.build_lora_step(self._slots.adapters),
         )
-        self._own = _step_of_own_matrices(self._lora, adapters)
+        self._own = _mark_own_matrices(self._lora, adapters)
         # first token slots of the dummy pages
         self._dummy_tokens = pages * page_size, window_pages * page_size
         self._events = MaskEvents(device)
@@ -206,7 +209,7 @@ class GpuRunner:
         alone = not self._staged and model.steps is UNSHARED
         max_captured = max_captured_tokens(model, step_tokens) if self.graphs.sizes and alone else 0
         self.prompts = PrefillGraphs(
-            max_captured, self._slots, self._staging, page_size, self.graphs.record
+            max_captured, self._slots, self._staging, page_size, self.graphs.capture_function
         )
         model.steps.set_replay(
             partial(self.graphs.run_idle, self._compute), min(self.graphs.sizes, default=0)
@@ -239,8 +242,8 @@ class GpuRunner:
 
     def drop_graphs(self) -> None:
         """Frees the captured graphs."""
-        self.graphs.clear()
-        self.prompts.clear()
+        self.graphs.drop_decode_graphs()
+        self.prompts.drop_prefill_graphs()
 
     def capture_graphs(self) -> None:
         """Captures the graphs of decoding again. Those of prompts are captured when needed."""
@@ -287,7 +290,7 @@ class GpuRunner:
                 # Each in a separate tensor: the kernel is compiled for addresses that are multiples
                 # of 16.
                 copy(*(torch.from_numpy(at.astype(np.int64)).to(self._device) for at in slots))
-        self._slots.update(record)
+        self._slots.apply_record_on_device(record)
         lora = self._lora if record.lora else None
         if self.adapters is not None:
             self.adapters.wait_for(record.adapters)
@@ -295,21 +298,25 @@ class GpuRunner:
         shared = (
             None
             if prefixes is None or inputs.decoding > self._max_decoded_tokens
-            else prefixes.find(record, self.graphs.padded_rows, multi_token_rows=multi_token_rows)
+            else prefixes.find_prefixes(
+                record, self.graphs.padded_rows, multi_token_rows=multi_token_rows
+            )
         )
-        decoded = self._own if pays_off(record.lora, len(inputs.ids)) else lora
-        with self._model.steps.begin(
-            len(inputs.ids), self.graphs.size_of(inputs) if captured else 0
+        decoded = self._own if is_own_lora_faster(record.lora, len(inputs.ids)) else lora
+        with self._model.steps.enter_step(
+            len(inputs.ids), self.graphs.smallest_graph_size(inputs) if captured else 0
         ) as size:
             if size:
                 if size > self._max_decoded_tokens:  # because another replica has this many
                     shared = None
-                graph = self.graphs.find(self._compute, inputs, size, shared is not None, decoded)
+                graph = self.graphs.find_or_capture(
+                    self._compute, inputs, size, shared is not None, decoded
+                )
                 logits, last = graph.run(inputs, shared, rows)
                 if self._staged:
-                    return self._forward_of_stage(record, logits, last, graph.plan)
+                    return self._build_stage_forward(record, logits, last, graph.plan)
                 if graph.draws is None:
-                    self._draws.capture(graph, self._model.logit_softcap)
+                    self._draws.capture_draws(graph, self._model.logit_softcap)
                 return GpuForward(
                     record,
                     logits[:0],
@@ -321,30 +328,32 @@ class GpuRunner:
                 )
             if self._staged:
                 plan = replace(self._plan(inputs, shared), rows=rows)
-                return self._forward_of_stage(record, self._run(plan), inputs.last, plan)
-            prefilled = self.prompts.run(self._run, inputs, lora) if shared is None else None
+                return self._build_stage_forward(record, self._run_model(plan), inputs.last, plan)
+            prefilled = self.prompts.run(self._run_model, inputs, lora) if shared is None else None
             hidden, last = prefilled or (
-                self._run(replace(self._plan(inputs, shared), lora=lora, features=record.features)),
+                self._run_model(
+                    replace(self._plan(inputs, shared), lora=lora, features=record.features)
+                ),
                 inputs.last,
             )
-        scored = score(self._model, record, last, hidden, self._staging.fetch)
+        scored = score_prompts(self._model, record, last, hidden, self._staging.fetch)
         return GpuForward(
             record, hidden, None, last, scored, None, self._events.record_after_forward(record)
         )
 
-    def _forward_of_stage(
+    def _build_stage_forward(
         self, record: StepRecord, rows: torch.Tensor, last: Ints, plan: DevicePlan
     ) -> GpuForward:
-        """Returns the forward of one stage."""
+        """Returns a `GpuForward` with the rows that one stage has computed."""
         at = None if self._cache.hidden is None else plan.token_slots[: len(record.ids)]
         return GpuForward(
             record, rows, None, last, {}, None, self._events.record_after_forward(record), at
         )
 
     @torch.inference_mode()
-    def end(self, forward: GpuForward, rows: torch.Tensor) -> None:
-        """Records and scores the tokens of a step that has passed all stages, as far as needed. All
-        ranks do this at the same time.
+    def finish_forward(self, forward: GpuForward, rows: torch.Tensor) -> None:
+        """Records hidden states and scores prompt tokens of a step that has passed all stages, if
+        it requires either. All ranks call this at the same time.
 
         Args:
             forward: forward of the step.
@@ -353,8 +362,10 @@ class GpuRunner:
         """
         record = forward.record
         if forward.token_slots is not None:
-            self._cache.record_hidden(forward.token_slots, self._model.ended(rows))
-        forward.scored.update(score(self._model, record, forward.last, rows, self._staging.fetch))
+            self._cache.record_hidden(forward.token_slots, self._model.finish_hidden(rows))
+        forward.scored.update(
+            score_prompts(self._model, record, forward.last, rows, self._staging.fetch)
+        )
 
     @torch.inference_mode()
     def sample(self, forward: GpuForward, draws: Draws) -> GpuPendingTokens | Sampled:
@@ -367,21 +378,25 @@ class GpuRunner:
         record = forward.record
         graph = forward.graph
         waiting = (
-            None if masks is None or forward.done is None else (forward.done, self._events.record())
+            None
+            if masks is None or forward.done is None
+            else (forward.done, self._events.record_mask_event())
         )
         softcap = self._model.logit_softcap
         back = np.int32(0) if draws.behind is None else draws.behind
         positions = record.ends[rows] - back
         last = forward.last[rows] - back
         if adjustments is None:
-            return self._draws.draw_as_rank_0(self._logits_of(forward, last), record.slots[rows])
+            return self._draws.join_draw_of_rank_0(
+                self._select_logits(forward, last), record.slots[rows]
+            )
         alike = len(rows) == len(record.slots) and not adjustments
         if graph is not None and alike and self._draws.can_replay(graph, record.slots):
             return self._draws.replay(
                 graph, positions, masks, softcap, waiting, scored=draws.reports
             )
         return self._draws.draw(
-            self._logits_of(forward, last),
+            self._select_logits(forward, last),
             record.slots[rows],
             positions,
             adjustments,
@@ -391,7 +406,7 @@ class GpuRunner:
             scored=draws.reports,
         )
 
-    def _logits_of(self, forward: GpuForward, at: Ints) -> torch.Tensor:
+    def _select_logits(self, forward: GpuForward, at: Ints) -> torch.Tensor:
         """Returns the logits at some indices: a view if a graph computed them and the indices are
         the first ones, else a new tensor.
         """
@@ -408,10 +423,10 @@ class GpuRunner:
         """Allocates pinned int32 [rows, words] for the token masks of a step; see `DeviceMasks`."""
         memory = self._draws.allocate_masks(rows, words)
         for graph in () if self._staged else self.graphs.captured.values():
-            self._draws.capture(graph, self._model.logit_softcap)
+            self._draws.capture_draws(graph, self._model.logit_softcap)
         return memory
 
-    def _run(self, plan: DevicePlan) -> torch.Tensor:
+    def _run_model(self, plan: DevicePlan) -> torch.Tensor:
         hidden = self._model.run(plan, self._cache, self._attention.plan_step(plan))
         if self._cache.hidden is not None and not self._staged:
             self._cache.record_hidden(plan.token_slots, hidden)
@@ -421,7 +436,7 @@ class GpuRunner:
         self, plan: DevicePlan, last: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
         self._model.steps.set_rows_of_all(len(plan.ids))
-        hidden = self._run(plan)
+        hidden = self._run_model(plan)
         return (
             hidden
             if self._staged
@@ -472,15 +487,17 @@ class GpuRunner:
         masks.words.fill(-1)  # masks that allow every token
         for start in (0, count - 1):
             forward = self.forward(_one_row(slots, start, count))
-            self.sample(forward, Draws(row)).read()
-            self.sample(forward, Draws(row, adjustments, masks, np.ones(1, dtype=bool))).read()
+            self.sample(forward, Draws(row)).wait_for_tokens()
+            self.sample(
+                forward, Draws(row, adjustments, masks, np.ones(1, dtype=bool))
+            ).wait_for_tokens()
         prompt = _one_row(slots, 0, count)
         inputs = build_gpu_inputs(
             prompt, self._max_decoded_tokens, max_token_reads=0, queries_per_read=1
         )
-        with self._model.steps.begin(count):
-            rows = [TokensToScore(1, tokens, self._run(self._plan(inputs, None)))]
-        score_rows(self._model, rows, 2, (0,), self._staging.fetch)[0].read()
+        with self._model.steps.enter_step(count):
+            rows = [TokensToScore(1, tokens, self._run_model(self._plan(inputs, None)))]
+        score_rows(self._model, rows, 2, (0,), self._staging.fetch)[0].wait_for_logprobs()
 
     @torch.inference_mode()
     def _warm_up_step(
@@ -520,19 +537,19 @@ class GpuRunner:
             block_size=block_size,
             shared=shared,
         )
-        with self._model.steps.begin(count):
+        with self._model.steps.enter_step(count):
             if decoding and not shares:
                 # as in graphs whose rows have one token each
-                self._run(replace(plan, separate=True))
+                self._run_model(replace(plan, separate=True))
             if self._lora is not None:
-                self._run(replace(plan, lora=self._lora))
-            if self._own is not None and pays_off(count, count):
-                self._run(replace(plan, lora=self._own))
+                self._run_model(replace(plan, lora=self._lora))
+            if self._own is not None and is_own_lora_faster(count, count):
+                self._run_model(replace(plan, lora=self._own))
             if blocks and self._model.both_ways:
-                self._run(replace(plan, limits=plan.positions + 1))
+                self._run_model(replace(plan, limits=plan.positions + 1))
             if blocks:
-                self._run(replace(plan, longest_uncached=self._longest + 1))
-            hidden = self._run(plan)
+                self._run_model(replace(plan, longest_uncached=self._longest + 1))
+            hidden = self._run_model(plan)
         for rows in _powers_of_two_up_to(min(count, self._slots.dummy)):
             logits = self._model.raw_logits(hidden[:rows])
         self._draws.warm_up(logits[:1], slots[:1], plan.positions[:1], self._model.logit_softcap)
@@ -615,7 +632,7 @@ def _make_attention(
 def _make_prefix_groups(
     model: DeviceModel, slot_pages: SlotPages, target_chunks: int
 ) -> PrefixGroups:
-    """Returns prefix groups of the size that the kernel for shared prefixes reads at once."""
+    """Returns a `PrefixGroups` with the sizes that the kernel for shared prefixes needs."""
     heads = model.attentions[0]
     precision = model.precision
     group = heads.heads // heads.kv_heads
@@ -623,7 +640,7 @@ def _make_prefix_groups(
     if isinstance(heads, LatentSpec):
         return PrefixGroups(slot_pages, target_chunks, queries // group, LATENT_SAVING_FACTOR)
     if precision.batch_invariant:
-        rows = wide_queries(heads.key_size) // group
+        rows = queries_per_prompt_program(heads.key_size) // group
         return PrefixGroups(
             slot_pages, target_chunks, rows, borders=piece_borders(slot_pages.longest)
         )
@@ -668,10 +685,10 @@ def _powers_of_two_up_to(limit: int) -> list[int]:
     return [*(1 << i for i in range((limit - 1).bit_length())), limit]
 
 
-def _step_of_own_matrices(step: LoraStep | None, adapters: GpuAdapters | None) -> LoraStep | None:
-    """Returns the LoRA step for rows that mostly have different adapters, or None if there are
-    never enough adapters for it to pay.
+def _mark_own_matrices(step: LoraStep | None, adapters: GpuAdapters | None) -> LoraStep | None:
+    """Returns the LoRA step for batches in which most rows have adapters of their own. Returns None
+    if there can never be enough adapters for that to be faster.
     """
-    if step is None or adapters is None or not pays_off(adapters.most, 1):
+    if step is None or adapters is None or not is_own_lora_faster(adapters.most, 1):
         return None
     return replace(step, own=True)

@@ -84,8 +84,8 @@ class GpuSlots:
         block_size: int,
         shared: SharedPrefixes | None = None,
     ) -> DevicePlan:
-        """Returns the plan of a step's tokens. Takes the arguments of DevicePlan, except for
-        `rotary`, the positions [3, T] that are used if the model has `axes`.
+        """Returns the plan of a step's tokens. Takes the arguments of DevicePlan, except that
+        `rotary` holds positions [3, T], which are ignored unless the model has `axes`.
         """
         return DevicePlan(
             ids=ids,
@@ -106,19 +106,21 @@ class GpuSlots:
 
     def any_filtered(self, slots: Ints) -> bool:
         """Returns True if a filter applies to the draws of any of these slots."""
-        return bool((self._sampling.has_filter(slots) & self._sampling.drawn(slots)).any())
+        return bool(
+            (self._sampling.has_filter(slots) & self._sampling.mask_of_sampled_slots(slots)).any()
+        )
 
-    def update(self, record: StepRecord) -> None:
+    def apply_record_on_device(self, record: StepRecord) -> None:
         """Applies the changes of a record, on the host and on the device."""
         if len(record.started) or len(record.adapted):
-            self._sampling.set(record.started, record.sampling)
+            self._sampling.set_parameters(record.started, record.sampling)
             self._adapters[record.adapted] = np.where(
                 record.adapters < 0, self._no_adapter, record.adapters
             )
             self._staging.send(
                 np.concatenate((_pack_parameters(self._sampling), self._adapters)), self._parameters
             )
-        self._pages.update(record)
+        self._pages.apply_record(record)
         if len(record.pages):
             update_pages(
                 self.page_table, *self._staging.send_all(record.page_indices, record.pages)

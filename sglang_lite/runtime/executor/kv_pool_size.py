@@ -1,4 +1,4 @@
-"""Size of a GPU's KV pool: the memory that the weights and the largest step leave."""
+"""Size of a GPU's KV pool: the memory that remains next to the weights and the largest step."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def pool_bytes(model: Model, pages: int, own_pages: int, page_size: int) -> int:
     return tokens * (model.token_bytes - model.window_bytes) + own * model.window_bytes
 
 
-def taken_bytes(device: torch.device) -> int:
+def gpu_bytes_in_use(device: torch.device) -> int:
     """Returns the bytes of a GPU that are in use, by this process and others."""
     torch.cuda.empty_cache()  # returns memory of closed engines to the GPU
     free, total = torch.cuda.mem_get_info(device)
     return int(total - free)
 
 
-def own_bytes(model: DeviceModel) -> int:
+def estimate_process_bytes(model: DeviceModel) -> int:
     """Returns approximately how many bytes of a GPU this process uses."""
     torch.cuda.empty_cache()
     moved = model.weight_memory if isinstance(model, Decoder) else None
@@ -114,7 +114,9 @@ def pool_tokens(
 
     device = model.device
     item = model.precision.compute.itemsize
-    taken = max(taken_bytes(device), taken) if processes == 1 else own_bytes(model)
+    taken = (
+        max(gpu_bytes_in_use(device), taken) if processes == 1 else estimate_process_bytes(model)
+    )
     total = torch.cuda.mem_get_info(device)[1] // processes
     # captured prefill graphs keep separate memory
     captured = max_captured_tokens(model, sizes.step_tokens)
@@ -167,11 +169,11 @@ def tokens_with_window_pages(
     `tokens`, which fit without separate pages, and at most four times as many.
     """
 
-    def fits(pages: int) -> bool:
+    def fits_in_memory(pages: int) -> bool:
         own = count_window_pages(window, pages, sizes, min(context_length, pages * sizes.page_size))
         return pool_bytes(model, pages, own, sizes.page_size) <= available
 
     least = tokens // sizes.page_size
     most = min(4 * least, MAX_SLOTS // sizes.page_size - 1)
-    more = bisect_left(range(least, most + 1), True, key=lambda pages: not fits(pages))
+    more = bisect_left(range(least, most + 1), True, key=lambda pages: not fits_in_memory(pages))
     return max(least, least + more - 1) * sizes.page_size

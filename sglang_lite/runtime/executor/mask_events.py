@@ -16,7 +16,7 @@ _MEASURE_EVERY = 8
 
 
 class MaskEvents:
-    """Events of a runner's steps. Has none if the device is not a GPU."""
+    """Timed events for a runner's steps. There are none if the device is not a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._ring = cycle(
@@ -27,16 +27,17 @@ class MaskEvents:
         self._masked_steps = 0
 
     def record_after_forward(self, record: StepRecord) -> torch.cuda.Event | None:
-        """Records an event after the forward in some of the steps that may wait for masks, because
-        the host must check a row's new tokens. Returns None in all other steps.
+        """Records an event after the forward of every `_MEASURE_EVERY`-th step whose draws may wait
+        for masks because the host must inspect a row's new tokens. Returns None for all other
+        steps.
         """
         if not self._on_gpu or not record.watched:
             return None
         self._masked_steps += 1
-        return self.record() if self._masked_steps % _MEASURE_EVERY == 1 else None
+        return self.record_mask_event() if self._masked_steps % _MEASURE_EVERY == 1 else None
 
-    def record(self) -> torch.cuda.Event:
-        """Records an event after what has been launched."""
+    def record_mask_event(self) -> torch.cuda.Event:
+        """Records an event after everything launched so far."""
         mark = next(self._ring)
         mark.record()
         return mark

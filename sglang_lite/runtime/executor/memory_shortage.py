@@ -9,7 +9,7 @@ import torch
 from sglang_lite.protocol import ModelError, OverloadedError
 
 
-def is_shortage(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Returns True if the error means that memory ran out, judging by its type or by the message of
     a library below torch.
     """
@@ -27,7 +27,7 @@ def startup_error(error: BaseException) -> BaseException:
     """Returns the error to raise if an engine can't start: a ModelError with advice if memory ran
     out, else `error` itself.
     """
-    if not is_shortage(error):
+    if not is_out_of_memory(error):
         return error
     return ModelError(
         f"not enough memory to start: {str(error).partition(chr(10))[0]}",
@@ -37,8 +37,8 @@ def startup_error(error: BaseException) -> BaseException:
 
 
 def request_error(shortage: str, pieces: int) -> OverloadedError:
-    """Returns the error for a request that lacks memory even when it runs by itself in pieces of
-    `pieces` tokens.
+    """Returns the error for a request that runs out of memory even when it runs by itself, `pieces`
+    tokens at a time.
     """
     return OverloadedError(
         f"not enough memory for the request, alone and in pieces of {pieces} tokens: {shortage}",

@@ -39,7 +39,7 @@ class PendingTokens(Protocol):
     @property
     def ready(self) -> bool: ...
 
-    def read(self) -> Sampled:
+    def wait_for_tokens(self) -> Sampled:
         """Waits for the draws and returns the tokens."""
         ...
 

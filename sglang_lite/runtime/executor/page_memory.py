@@ -1,4 +1,4 @@
-"""Host memory for pages of the KV cache, and the copy of pages to it and back, in which all planes
+"""Host memory for pages of the KV cache, and copies of pages to it and back. All planes of a page
 are copied together.
 """
 
@@ -50,11 +50,11 @@ class CpuPageMemory:
         self.page_s = 0.0
         self._copy = BlockCopy(planes, torch.from_numpy(memory), page_size)
 
-    def completed(self) -> int:
+    def count_completed(self) -> int:
         """Returns the number of completed copies, which is all of them."""
         return self.launched
 
-    def read(self, pages: Ints, slots: Ints) -> None:
+    def copy_to_host(self, pages: Ints, slots: Ints) -> None:
         """Copies pages, int32 [N], to slots of this memory."""
         self.launched += 1
         self._copy(torch.from_numpy(pages), torch.from_numpy(slots), to_host=True)
@@ -62,7 +62,7 @@ class CpuPageMemory:
     def close(self) -> None:
         """Does nothing: the memory is freed with this object."""
 
-    def write(self, slots: Ints, pages: Ints) -> None:
+    def copy_to_device(self, slots: Ints, pages: Ints) -> None:
         """Copies slots of this memory, int32 [N], to pages."""
         began = time.perf_counter()
         self.launched += 1
@@ -74,8 +74,9 @@ class GpuPageMemory:
     """Pinned memory for the pages of a model on a GPU; a `PageMemory`. Copies run on a separate
     stream, after everything launched before them on the current one.
 
-    The end of each prompt and answer requests a copy to the host. These copies are gathered until
-    the number of completed ones is queried, as each plan does, and then launched as one.
+    A copy to the host is requested at the end of each prompt and each answer. Requests are
+    gathered until `count_completed` is called, as every plan of a step does, and are then launched
+    as one copy.
 
     Args:
         planes, page_size, slots: same as for `CpuPageMemory`.
@@ -121,7 +122,7 @@ class GpuPageMemory:
                 self._copy(place, place, to_host=to_host)
             cuda.synchronize(device)
 
-    def completed(self) -> int:
+    def count_completed(self) -> int:
         """Launches the gathered copies, and returns the number of copies that have completed."""
         self._launch_gathered()
         while self._running and self._running[0][1].query():
@@ -130,12 +131,12 @@ class GpuPageMemory:
                 self.page_s = _moving_average(self.page_s, began.elapsed_time(ended) / 1000 / pages)
         return self.launched if self._stream is None else self._completed
 
-    def read(self, pages: Ints, slots: Ints) -> None:
+    def copy_to_host(self, pages: Ints, slots: Ints) -> None:
         """Gathers copies of pages, int32 [N], to slots of this memory."""
         self.launched += 1
         self._gathered.update(zip(slots.tolist(), pages.tolist()))
 
-    def write(self, slots: Ints, pages: Ints) -> None:
+    def copy_to_device(self, slots: Ints, pages: Ints) -> None:
         """Starts copying slots of this memory, int32 [N], to pages."""
         self._launch_gathered()
         self.launched += 1
@@ -153,7 +154,7 @@ class GpuPageMemory:
             self._launch(pages, slots, to_host=True)
 
     def _launch(self, pages: Ints, slots: Ints, *, to_host: bool) -> None:
-        """Launches a copy, numbered like the last requested one."""
+        """Launches a copy under the number of the most recently requested one."""
         count = len(pages)
         both = np.zeros((2, -(-count // _ALIGNED) * _ALIGNED), dtype=np.int32)
         both[:, :count] = pages, slots

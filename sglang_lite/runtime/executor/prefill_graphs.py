@@ -70,7 +70,7 @@ class PrefillGraphs:
         self._rows = 3 if slots.axes is None else 6  # arrays by token among a graph's inputs
         self.captured: dict[tuple[int, int, bool], _Captured] = {}
 
-    def clear(self) -> None:
+    def drop_prefill_graphs(self) -> None:
         """Drops all graphs, because the model or the cache that they use has changed."""
         self.captured.clear()
 
@@ -98,7 +98,7 @@ class PrefillGraphs:
         prefilled = len(inputs.ids) - inputs.decoding
         size = min(_padded_rows(decoding), self._slots.dummy), _padded_tokens(prefilled)
         padding = self._padding_blocks(*size, prefilled)
-        if len(inputs.blocks) + len(padding) > _blocks(size[1]):
+        if len(inputs.blocks) + len(padding) > _max_blocks(size[1]):
             return None
         key = *size, lora is not None
         if key not in self.captured:
@@ -120,7 +120,7 @@ class PrefillGraphs:
         return graph.hidden, np.where(inputs.last < decoding, inputs.last, inputs.last + shift)
 
     @property
-    def _reach(self) -> int:
+    def _max_padding_per_block(self) -> int:
         """Maximum number of padding tokens in a block. All are in the dummy slot, whose pages hold
         this many positions.
         """
@@ -135,8 +135,10 @@ class PrefillGraphs:
             tokens: prefilled tokens of the graph.
             prefilled: prefilled tokens of the step.
         """
-        starts = np.arange(decoding + prefilled, decoding + tokens, self._reach, dtype=np.int32)
-        counts = np.minimum(decoding + tokens - starts, self._reach)
+        starts = np.arange(
+            decoding + prefilled, decoding + tokens, self._max_padding_per_block, dtype=np.int32
+        )
+        counts = np.minimum(decoding + tokens - starts, self._max_padding_per_block)
         return np.stack(
             (starts, counts, np.full_like(starts, self._slots.dummy), np.zeros_like(starts)), 1
         )
@@ -152,7 +154,7 @@ class PrefillGraphs:
         count = decoding + tokens
         device = slots.page_table.device
         static = torch.zeros(
-            self._rows * round_up_to_16_bytes(count) + 4 * _blocks(tokens),
+            self._rows * round_up_to_16_bytes(count) + 4 * _max_blocks(tokens),
             dtype=torch.int32,
             device=device,
         )
@@ -213,6 +215,6 @@ def _padded_tokens(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
-def _blocks(tokens: int) -> int:
+def _max_blocks(tokens: int) -> int:
     """Returns the number of blocks of a graph with this many prefilled tokens."""
     return tokens // _BLOCK + _ROWS

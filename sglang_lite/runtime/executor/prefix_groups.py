@@ -111,10 +111,12 @@ def split_shared_prefixes(
             no restriction.
     """
     groups = [
-        g for g in find_groups(pages, shareable_pages) if _pays(g, page_size, min_saving_factor)
+        g
+        for g in find_groups(pages, shareable_pages)
+        if _saves_enough_tokens(g, page_size, min_saving_factor)
     ]
     return _split_groups(
-        GroupArrays.of(groups),
+        GroupArrays.from_groups(groups),
         slots,
         page_size,
         rows_per_block=rows_per_block,
@@ -124,7 +126,7 @@ def split_shared_prefixes(
     )
 
 
-def _pays(group: Group, page_size: int, min_saving_factor: int) -> bool:
+def _saves_enough_tokens(group: Group, page_size: int, min_saving_factor: int) -> bool:
     return (len(group.rows) - 1) * group.pages * page_size >= min_saving_factor * MIN_SAVED_TOKENS
 
 
@@ -143,7 +145,7 @@ class GroupArrays:
     pages: NDArray[np.int64]
 
     @classmethod
-    def of(cls, groups: Sequence[Group]) -> GroupArrays:
+    def from_groups(cls, groups: Sequence[Group]) -> GroupArrays:
         rows = (
             np.concatenate([group.rows for group in groups]).astype(np.int32)
             if groups
@@ -232,8 +234,8 @@ def _split_groups(
 
 
 def _number_items(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Numbers the items that `counts` counts: returns each item's index into `counts`, and its
-    number among the items with that index.
+    """Expands `counts` to one entry per item. Returns the index into `counts` that each item
+    belongs to, and its number among the items of that index.
     """
     of = np.repeat(np.arange(len(counts)), counts)
     return of, np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -264,14 +266,14 @@ class PrefixGroups:
         self._min_saving_factor = min_saving_factor
         self._borders = borders
         self._key: bytes = b""  # identifies the rows of the previous step
-        self._groups = GroupArrays.of([])
+        self._groups = GroupArrays.from_groups([])
         self._prefixes: SharedPrefixArrays | None = None
 
-    def find(
+    def find_prefixes(
         self, record: StepRecord, padded_rows: Callable[[int], int], *, multi_token_rows: bool
     ) -> SharedPrefixArrays | None:
-        """Returns the work on prefixes that a step's decoding rows share, or None. Groups are
-        searched again only if the decoding rows have changed.
+        """Returns the shared prefixes of a step's decoding rows, or None if none are worth sharing.
+        Groups are searched again only if the decoding rows have changed.
 
         Args:
             record: the step.
@@ -285,7 +287,7 @@ class PrefixGroups:
         key = slots.tobytes() + record.epochs[:count].tobytes()
         if key != self._key:
             self._key = key
-            self._groups = GroupArrays.of(
+            self._groups = GroupArrays.from_groups(
                 self._find_groups(slots, record.starts[:count]) if count > 1 else []
             )
             self._prefixes = self._split(self._groups, slots, padded_rows(count))
@@ -317,7 +319,11 @@ class PrefixGroups:
         if len(np.unique(first)) == len(first):  # usual if rows change at every step
             return []
         groups = find_groups(table.pages[slots, : int(shareable_pages.max())], shareable_pages)
-        return [group for group in groups if _pays(group, table.page_size, self._min_saving_factor)]
+        return [
+            group
+            for group in groups
+            if _saves_enough_tokens(group, table.page_size, self._min_saving_factor)
+        ]
 
     def _groups_of_rows(self, record: StepRecord) -> GroupArrays | None:
         """Returns the tokens of each row with several tokens as a group, or None if that is not

@@ -53,7 +53,7 @@ class PromptLogprobs:
     tops: torch.Tensor
     done: torch.cuda.Event | None
 
-    def read(self) -> list[TokenLogprob]:
+    def wait_for_logprobs(self) -> list[TokenLogprob]:
         """Waits for the log-probabilities and returns them."""
         if self.done is not None:
             self.done.synchronize()
@@ -71,7 +71,7 @@ class PromptLogprobs:
         ]
 
 
-def score(
+def score_prompts(
     model: HasLogits,
     record: StepRecord,
     last: Ints,

@@ -98,7 +98,7 @@ _decoder = msgspec.msgpack.Decoder(RankMessage, dec_hook=array_from_data)
 
 
 def read_message(content: bytes | memoryview) -> RankMessage:
-    """Decodes a message of rank 0. Raises msgspec.MsgspecError if the content is not a message."""
+    """Decodes a message from rank 0. Raises msgspec.MsgspecError if the content is not a message."""
     message: RankMessage = _decoder.decode(content)
     return message
 
@@ -117,7 +117,7 @@ class RankLinks(Protocol):
         """Returns the rank and process id of every rank, for `Engine.stats`."""
         ...
 
-    def wait_loaded(self) -> int:
+    def wait_until_loaded(self) -> int:
         """Waits until the other ranks have loaded their parts of the model. Returns the most bytes
         in use on any of their GPUs at that point, by any process; 0 on CPUs.
 
@@ -130,7 +130,7 @@ class RankLinks(Protocol):
         """Sends a message to all other ranks."""
         ...
 
-    def fail(self, error: BaseException) -> NoReturn:
+    def end_ranks_and_raise(self, error: BaseException) -> NoReturn:
         """Ends all other ranks after an exception on rank 0, which may have been caused by a rank
         that ended.
 
@@ -171,14 +171,14 @@ class LeadRunner(Generic[_Runner]):
         return {"ranks": self._links.states(), **moved}
 
     def compute_with_ranks(self, message: RankMessage, compute: Callable[[], _T]) -> _T:
-        """Sends a message to the other ranks, computes rank 0's part meanwhile, and returns its
-        result.
+        """Sends a message to the other ranks, computes rank 0's part while they compute theirs, and
+        returns its result.
         """
         try:
             self._links.send(_encoder.encode(message))
             return compute()
         except Exception as error:  # any error, as the ranks are no longer in step
-            self._links.fail(error)
+            self._links.end_ranks_and_raise(error)
 
     def forward_on_ranks(self, record: StepRecord, compute: Callable[[StepRecord], _T]) -> _T:
         """Runs a forward on all ranks, after any move of experts that is due."""
@@ -198,10 +198,10 @@ class LeadRunner(Generic[_Runner]):
         raise AssertionError("pages of several ranks have no copies in the host's memory")
 
     def drop_graphs(self) -> None:
-        """Does nothing."""
+        """Does nothing, as an engine with several ranks never sleeps."""
 
     def capture_graphs(self) -> None:
-        """Does nothing."""
+        """Does nothing, as no graphs are ever dropped."""
 
     def close(self) -> None:
         self._links.close()
@@ -212,14 +212,14 @@ class CpuLeadRunner(LeadRunner[CpuRunner]):
     """Runner of rank 0 on a CPU."""
 
     def forward(self, record: StepRecord) -> CpuForward:
-        return self.forward_on_ranks(self._runner.with_drawn(record), self._runner.forward)
+        return self.forward_on_ranks(self._runner.with_drawn_ids(record), self._runner.forward)
 
     def sample(self, forward: CpuForward, draws: Draws) -> Sampled:
         draw = partial(self._runner.sample, forward, draws)
         if not len(draws.rows):
             return draw()
         return self.compute_with_ranks(
-            Draw(draws.rows.astype(np.int32), _as_int32(draws.behind)), draw
+            Draw(draws.rows.astype(np.int32), _int32_or_none(draws.behind)), draw
         )
 
     def allocate_masks(self, rows: int, words: int) -> Ints:
@@ -234,7 +234,7 @@ class GpuLeadRunner(LeadRunner["GpuRunner"]):
         self._stages = _make_stages(runner)
 
     def forward(self, record: StepRecord) -> GpuForward:
-        forward = self.forward_on_ranks(record, self._stages.begin)
+        forward = self.forward_on_ranks(record, self._stages.begin_step)
         assert forward is not None, "rank 0 is of the first stage"
         return forward
 
@@ -243,14 +243,14 @@ class GpuLeadRunner(LeadRunner["GpuRunner"]):
         step = forward.record.step
 
         def draw() -> GpuPendingTokens | Sampled:
-            return self._runner.sample(self._stages.ended(step), draws)
+            return self._runner.sample(self._stages.finish_step(step), draws)
 
         if not len(draws.rows) and not forward.record.scores:
             return self._runner.sample(forward, draws)
         message = DrawParts(
             step,
             draws.rows.astype(np.int32),
-            _as_int32(draws.behind),
+            _int32_or_none(draws.behind),
             bool(draws.adjustments),
             draws.reports,
             None if masks is None else masks.words,
@@ -264,20 +264,20 @@ class GpuLeadRunner(LeadRunner["GpuRunner"]):
         )
 
 
-def _as_int32(behind: Ints | None) -> Ints | None:
+def _int32_or_none(behind: Ints | None) -> Ints | None:
     return None if behind is None else behind.astype(np.int32)
 
 
-def begin(links: RankLinks, capacity: Capacity) -> None:
+def start_ranks(links: RankLinks, capacity: Capacity) -> None:
     """Makes the other ranks create their runners once they have loaded their parts. Raises the same
-    errors as `RankLinks.wait_loaded`.
+    errors as `RankLinks.wait_until_loaded`.
     """
-    links.wait_loaded()
+    links.wait_until_loaded()
     links.send(_encoder.encode(Begin(capacity)))
 
 
 def follow_rank_0(messages: Iterable[RankMessage], make: Callable[[Capacity], ModelRunner]) -> None:
-    """Computes a rank's part of the work that rank 0 sends, until no more messages come.
+    """Computes a rank's part of the work that rank 0 sends, until there are no more messages.
 
     Args:
         messages: messages of rank 0.
@@ -299,7 +299,7 @@ def follow_rank_0(messages: Iterable[RankMessage], make: Callable[[Capacity], Mo
                     else _make_stages(cast("GpuRunner", runner))
                 )
             case Forward() if stages is not None:
-                stages.begin(message.record)
+                stages.begin_step(message.record)
             case Forward() if runner is not None:
                 forward = runner.forward(message.record)
             case Draw() if isinstance(runner, CpuRunner):
@@ -312,12 +312,16 @@ def follow_rank_0(messages: Iterable[RankMessage], make: Callable[[Capacity], Mo
                 words = runner.allocate_masks(message.rows, message.words)
             case DrawParts() if stages is not None:
                 pending = _draw_like_rank_0(
-                    cast("GpuRunner", runner), stages.ended(message.step), message, words, pending
+                    cast("GpuRunner", runner),
+                    stages.finish_step(message.step),
+                    message,
+                    words,
+                    pending,
                 )
 
 
 def _make_stages(runner: GpuRunner) -> Stages:
-    """Returns the steps of a rank's runner."""
+    """Returns the `Stages` that steps of a rank's runner pass through."""
     from sglang_lite.runtime.executor.stages import Stages  # imports Triton
 
     parts = runner.model.parts
@@ -339,8 +343,8 @@ def _draw_like_rank_0(
     words: Ints,
     masked: GpuPendingTokens | None,
 ) -> GpuPendingTokens | None:
-    """Draws like rank 0. Returns the last draws with masks; no new masks may be written before
-    these end.
+    """Draws the same tokens as rank 0. Returns the latest draws that used masks, which must finish
+    before new masks are written.
 
     Args:
         runner, forward: runner of this rank, and the forward to draw from.
@@ -352,7 +356,7 @@ def _draw_like_rank_0(
     masks = None
     if message.words is not None and message.mask_rows is not None:
         if masked is not None:
-            masked.read()
+            masked.wait_for_tokens()
         words[: len(message.words)] = message.words
         masks = Masks(words[: len(message.words)], message.mask_rows)
     scored = np.ones(len(rows), dtype=bool) if message.scored else None

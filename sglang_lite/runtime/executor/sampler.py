@@ -40,11 +40,11 @@ class SamplingTable:
         self.rows: NDArray[np.void] = np.zeros(slots, dtype=SAMPLING)
         self.rows["top_p"] = 1
 
-    def set(self, slots: Ints, rows: NDArray[np.void]) -> None:
+    def set_parameters(self, slots: Ints, rows: NDArray[np.void]) -> None:
         """Sets the parameters, SAMPLING [S], of slots [S]."""
         self.rows[slots] = rows
 
-    def drawn(self, slots: Ints) -> NDArray[np.bool_]:
+    def mask_of_sampled_slots(self, slots: Ints) -> NDArray[np.bool_]:
         """Returns bool [S], True for slots whose tokens are sampled, not chosen greedily."""
         return np.asarray(self.rows["temperature"][slots] > 0)
 
@@ -69,7 +69,7 @@ class Masks:
     words: NDArray[np.int32]
     rows: Ints
 
-    def allowed(self, row: int, vocab_size: int) -> NDArray[np.bool_]:
+    def allowed_tokens(self, row: int, vocab_size: int) -> NDArray[np.bool_]:
         """Returns the allowed tokens, bool [vocab_size], of a row that has a mask."""
         bits = np.unpackbits(
             self.words[self.rows[row]].view(np.uint8), count=vocab_size, bitorder="little"
@@ -127,7 +127,7 @@ class Sampled:
     def ready(self) -> bool:
         return True
 
-    def read(self) -> Sampled:
+    def wait_for_tokens(self) -> Sampled:
         """Returns `self`, since tokens drawn on the CPU are available immediately."""
         return self
 
@@ -167,7 +167,7 @@ def sample(
     forbidden = np.zeros(len(slots), dtype=np.int32)
     if masks is not None:
         for i in masked:
-            others = ~masks.allowed(i, logits.shape[1])
+            others = ~masks.allowed_tokens(i, logits.shape[1])
             forbidden[i] = np.count_nonzero(others)
             logits[i].masked_fill_(torch.from_numpy(others), float("-inf"))
     logprobs = logprobs or {i: draw_logprobs(logits[i], adjustments[i].params) for i in reported}
@@ -181,7 +181,7 @@ def sample(
                 i,
                 ModelError(f"no token can follow at position {positions[i]}: all logits are -inf."),
             )
-    drawn = table.drawn(slots)
+    drawn = table.mask_of_sampled_slots(slots)
     if drawn.any():
         rows = torch.from_numpy(drawn)
         picked[rows] = _draw(logits[rows], table, slots[drawn], positions[drawn], forbidden[drawn])
@@ -190,7 +190,7 @@ def sample(
         tokens,
         {i: token_logprob(logprobs[i], tokens[i], adjustments[i].params) for i in reported},
         errors,
-        scores=None if scores is None else scores.of(picked),
+        scores=None if scores is None else scores.scores_of(picked),
     )
 
 
@@ -220,22 +220,22 @@ class _Scores:
             torch.softmax(logits[i], -1, out=found)
             self._totals[i] = float(logits[i].amax()) - np.log(probs.max())
             if masks is not None and masks.rows[i] >= 0:
-                allowed = masks.allowed(i, len(probs))
+                allowed = masks.allowed_tokens(i, len(probs))
                 # faster than selecting the allowed ones
                 mass = np.dot(probs, allowed.astype(np.float32))
                 self._allowed[i] = (
-                    np.log(min(mass, 1)) if mass > _TINY else self._log_of_tiny(i, allowed)
+                    np.log(min(mass, 1)) if mass > _TINY else self._log_of_tiny_mass(i, allowed)
                 )
 
-    def _log_of_tiny(self, row: int, allowed: NDArray[np.bool_]) -> float:
-        """Returns the log-probability of a row's allowed tokens, bool [V], whose exponentials may
-        be too small for float32.
+    def _log_of_tiny_mass(self, row: int, allowed: NDArray[np.bool_]) -> float:
+        """Returns the log-probability of all tokens that a row's mask `allowed`, bool [V], permits.
+        Their exponentials may be too small for float32.
         """
         return float(self._logits[row, torch.from_numpy(allowed)].logsumexp(0)) - float(
             self._totals[row]
         )
 
-    def of(self, tokens: torch.Tensor) -> NDArray[np.float32]:
+    def scores_of(self, tokens: torch.Tensor) -> NDArray[np.float32]:
         """Returns the scores of drawn tokens [R], as in `Sampled`."""
         own: NDArray[np.float32] = self._logits.gather(1, tokens.unsqueeze(1)).squeeze(1).numpy()
         for i, logits in self._copies.items():
@@ -331,7 +331,7 @@ def _filter_probabilities(probs: NDArray[np.float32], row: np.void) -> None:
             )
         ]
     elif top_p < 1:
-        kept = _top_p(probs, top_p)
+        kept = _keep_top_p(probs, top_p)
     else:
         kept = probs[:0]
     if len(kept):
@@ -341,7 +341,7 @@ def _filter_probabilities(probs: NDArray[np.float32], row: np.void) -> None:
     probs *= probs >= lowest
 
 
-def _top_p(probs: NDArray[np.float32], top_p: np.float32) -> NDArray[np.float32]:
+def _keep_top_p(probs: NDArray[np.float32], top_p: np.float32) -> NDArray[np.float32]:
     """Returns the probabilities that top-p keeps, in descending order.
 
     Sorts the few largest first, and more only if the sum of those is less than `top_p`.

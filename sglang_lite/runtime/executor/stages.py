@@ -45,7 +45,7 @@ class Stages:
         self._own = ranks.parallel.stage
         self._steps: list[_Step | None] = [None] * ranks.parallel.pp  # by stage
 
-    def begin(self, record: StepRecord) -> GpuForward | None:
+    def begin_step(self, record: StepRecord) -> GpuForward | None:
         """Begins a step. Returns its forward on ranks of the first stage."""
         step = _Step(record)
         self._advance_steps(
@@ -53,7 +53,7 @@ class Stages:
         )
         return step.forward
 
-    def ended(self, number: int) -> GpuForward:
+    def finish_step(self, number: int) -> GpuForward:
         """Moves a step to the last stage if it is not there yet. Returns its forward, which must be
         drawn from before the next call.
         """
@@ -84,7 +84,7 @@ class Stages:
         if ending is not None and end == last > 0:
             assert ending.forward is not None
             if ending.record.scores or ending.forward.token_slots is not None:
-                self._runner.end(ending.forward, self._rows_after_stage(ending, last))
+                self._runner.finish_forward(ending.forward, self._rows_after_stage(ending, last))
 
     def _rows_after_stage(self, step: _Step, stage: int) -> torch.Tensor:
         """Returns the rows [T, hidden_size] of a step after a stage if that is this rank's, else

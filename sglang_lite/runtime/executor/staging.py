@@ -52,8 +52,8 @@ class Staging:
         return target
 
     def send_all(self, *arrays: Ints) -> list[torch.Tensor]:
-        """Sends several arrays [N_i] in one copy, each aligned to 16 bytes so that Triton compiles
-        only one version of the kernels that read them.
+        """Sends several arrays [N_i] in one copy. Each is aligned to 16 bytes, so that Triton
+        compiles only one version of the kernels that read them.
         """
         starts = np.cumsum([0, *(round_up_to_16_bytes(len(array)) for array in arrays)])
         whole = np.zeros(int(starts[-1]), dtype=np.int32)

@@ -185,7 +185,7 @@ class SlotPages:
         self.pages: Ints = np.zeros((slots, -(-(longest + 1) // page_size)), dtype=np.int32)
         self.windows = SlotPages(slots, longest, page_size) if windows else None
 
-    def update(self, record: StepRecord) -> None:
+    def apply_record(self, record: StepRecord) -> None:
         """Applies the changes of a record."""
         self.pages.reshape(-1)[record.page_indices] = record.pages
         if self.windows is not None:
@@ -208,8 +208,8 @@ class StepWriter:
     Args:
         table: slot table that batches refer to.
         windows: pages of the layers with a window, if they have separate pages.
-        file: file that each record is appended to, so that its last one is that of a step that
-            failed; None for no file.
+        file: file to which each record is appended when it is written. If a step fails, its record
+            is the last one. None for no file.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class StepWriter:
         if self._windows_written is not None:
             self._windows_written.fill(-1)
 
-    def write(self, batch: Batch) -> StepRecord:
+    def write_record(self, batch: Batch) -> StepRecord:
         """Returns the record of a batch."""
         table = self._table
         slots = batch.slots

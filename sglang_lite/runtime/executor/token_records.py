@@ -1,5 +1,6 @@
-"""Experts and hidden states of tokens, recorded next to their keys and values in the KV cache. They
-live as long as its pages, for every request that reads the tokens from the cache.
+"""Records the experts and hidden states of tokens next to their keys and values in the KV cache.
+The records live as long as the cache pages, and serve every request that reads those tokens from
+the cache.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def enable_recording(model: Model, config: EngineConfig) -> None:
 def read_records(
     cache: KVCache, token_slots: Ints, names: Iterable[RecordName]
 ) -> dict[str, TokenArray]:
-    """Returns what a cache has recorded for the tokens in slots, int32 [N], as arrays by name."""
+    """Returns what a cache has recorded for the tokens in `token_slots`, int32 [N], as one array
+    for each name.
+    """
     planes = {"routed_experts": cache.experts, "hidden_states": cache.hidden}
     found: dict[str, TokenArray] = {}
     for name in names:

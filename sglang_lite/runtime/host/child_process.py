@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
-from sglang_lite.import_paths import import_paths
+from sglang_lite.process.import_paths import import_paths
 
 KEPT_LINES: Final = 20  # number of a process's last printed lines, shown if it fails
 _LONGEST_LINE = 10_000  # bytes; the rest of a longer line counts as the next line
@@ -96,14 +96,14 @@ def _make_socket_pair() -> tuple[socket.socket, socket.socket]:
     """
     first, second = socket.socketpair()
     try:
-        return _waiting(first), _waiting(second)
+        return _make_blocking(first), _make_blocking(second)
     except OSError:
         first.close()
         second.close()
         raise
 
 
-def _waiting(end: socket.socket) -> socket.socket:
+def _make_blocking(end: socket.socket) -> socket.socket:
     import fcntl  # not on Windows
 
     if end.fileno() < _FIRST:

@@ -34,7 +34,7 @@ _TIMEOUT_S = 60
 
 
 @functools.cache
-def cpu_library(
+def load_cpu_library(
     source: Path, folder: Path, kind: type[ctypes.CDLL] = ctypes.CDLL
 ) -> ctypes.CDLL | None:
     """Returns the library of a C++ file, compiled at first use on this machine by `CXX` or the
@@ -85,7 +85,7 @@ def cpu_library(
 
 @functools.cache
 def warn_without_compiler() -> None:
-    """Warns once that no compiler is installed; it is needed for each of several libraries."""
+    """Warns once that no compiler is installed, although several libraries need one."""
     logger.warning(
         "no C++ compiler was found: decoding on a CPU and files of the KV cache take longer. Install g++ or clang++, "
         "or set CXX to a compiler."

@@ -11,7 +11,7 @@ from pathlib import Path
 _DEVICES = Path("/sys/bus/pci/devices")
 
 
-def bind_near(address: str, devices: Path = _DEVICES) -> None:
+def bind_to_cores_near(address: str, devices: Path = _DEVICES) -> None:
     """Restricts this thread, and those it starts, to the cores near a device.
 
     Does nothing if Linux doesn't report any such core that the thread may use.

@@ -14,14 +14,14 @@ import threading
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from sglang_lite.kernel import in_kernel, progress_bar
+from sglang_lite.notebook.output import in_kernel, progress_bar
 
 logger = logging.getLogger("sglang_lite")
 _T = TypeVar("_T")
 _suggested = threading.Lock()  # taken by the first suggestion, and never released
 
 
-def set_level(level: str | None) -> None:
+def set_up_logging(level: str | None) -> None:
     """Sets the level of this package's logger, and adds a handler for standard error if the caller
     has set up no logging.
     """
@@ -36,7 +36,7 @@ def set_level(level: str | None) -> None:
         logger.addHandler(handler)
 
 
-def progress(parts: Iterable[_T], level: str | None) -> Iterable[_T]:
+def show_loading_progress(parts: Iterable[_T], level: str | None) -> Iterable[_T]:
     """Wraps the parts of a model to load in a progress bar."""
     bar: Iterable[_T] = _make_progress_bar(level, iterable=parts)
     return bar
@@ -66,7 +66,7 @@ def _make_progress_bar(level: str | None, **options: Any) -> Any:  # a tqdm bar
     )
 
 
-def announce(line: str, level: str | None) -> None:
+def announce_line(line: str, level: str | None) -> None:
     """Logs one line about the engine at level "info", or prints it to standard error (in a
     notebook, to standard output) if that level is not logged.
     """

@@ -82,36 +82,38 @@ def _activate(
         tl.store(out + row * size + at, value.to(out.dtype.element_ty), mask=inside)
 
 
-def gated(gate_up: torch.Tensor, activation: str, scales: Scales | None = None) -> torch.Tensor:
+def apply_gated(
+    gate_up: torch.Tensor, activation: str, scales: Scales | None = None
+) -> torch.Tensor:
     """Returns act(gate) * up of gate_up [T, 2 I], gates first. Moves 3 T I elements.
 
     Args:
         gate_up: [T, 2 I].
         activation: "silu", "gelu" or "gelu_tanh".
-        scales: scales of gate_up if it is an 8-bit product, or None.
+        scales: scales still to be applied to gate_up after an 8-bit matmul, or None.
     """
     return _launch(gate_up, gate_up.shape[1] // 2, activation, scales)
 
 
-def gated_eight(
+def apply_gated_eight(
     gate_up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype
 ) -> EightBitRows:
     """Returns act(gate) * up of gate_up [T, 2 I] in an 8-bit type. A program computes a whole row."""
     return _launch_eight(gate_up, gate_up.shape[1] // 2, activation, scales, kind)
 
 
-def ungated(up: torch.Tensor, activation: str, scales: Scales | None = None) -> torch.Tensor:
+def apply_ungated(up: torch.Tensor, activation: str, scales: Scales | None = None) -> torch.Tensor:
     """Returns act(up) of up [T, I]. Moves 2 T I elements.
 
     Args:
         up: [T, I].
         activation: as for `apply_gated`, or "relu2".
-        scales: scales of up if it is an 8-bit product, or None.
+        scales: scales still to be applied to up after an 8-bit matmul, or None.
     """
     return _launch(up, up.shape[1], activation, scales)
 
 
-def ungated_eight(
+def apply_ungated_eight(
     up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype
 ) -> EightBitRows:
     """Returns act(up) of up [T, I] in an 8-bit type. A program computes a whole row."""
@@ -143,7 +145,7 @@ def _launch(x: torch.Tensor, size: int, activation: str, scales: Scales | None) 
 def _launch_eight(
     x: torch.Tensor, size: int, activation: str, scales: Scales | None, kind: torch.dtype
 ) -> EightBitRows:
-    eight = EightBitRows.empty(x, size, kind)
+    eight = EightBitRows.allocate_eight_bit(x, size, kind)
     block = power_of_2(size)
     _activate[(len(x), 1)](
         x,

@@ -53,7 +53,7 @@ class Peers:
     memories: tuple[torch.Tensor, ...]
 
     @staticmethod
-    def of(rank: int, addresses: Sequence[int], *memories: torch.Tensor) -> Peers:
+    def for_rank(rank: int, addresses: Sequence[int], *memories: torch.Tensor) -> Peers:
         """Creates a rank's record before its first exchange.
 
         Args:
@@ -81,14 +81,14 @@ class Peers:
         return rows <= CHANNELS and row_bytes <= 4 * self.words and row_bytes % 4 == 0
 
 
-def memory_shape(ranks: int, row_bytes: int) -> tuple[int, int, int, int]:
+def rank_memory_shape(ranks: int, row_bytes: int) -> tuple[int, int, int, int]:
     """Returns the shape of a rank's memory for rows of this size."""
     return 2, ranks, CHANNELS, max(_CHUNK, power_of_2(cdiv(row_bytes, 4)))
 
 
-def chunk_of(words: int) -> int:
-    """Returns the number of words per program of `sum_ranks` and `gather_ranks`: few, since each
-    program waits for its own part only.
+def words_per_program(words: int) -> int:
+    """Returns the number of words per program of `sum_ranks` and `gather_ranks`. It is small, since
+    each program waits only for its own words.
     """
     return power_of_2(max(_CHUNK, cdiv(words, CHANNELS)))
 
@@ -291,7 +291,7 @@ def sum_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
     """
     out = torch.empty_like(x)
     per_word = 4 // x.element_size()
-    chunk = chunk_of(x.numel() // per_word)
+    chunk = words_per_program(x.numel() // per_word)
     _sum_ranks[(cdiv(x.numel(), chunk * per_word),)](
         x,
         out,
@@ -313,7 +313,7 @@ def gather_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
     """Returns all ranks' x, as [ranks, ...]; arguments as for `sum_ranks`."""
     bits = x.view(-1).view(torch.int32)
     out = bits.new_empty((peers.count, len(bits)))
-    chunk = chunk_of(len(bits))
+    chunk = words_per_program(len(bits))
     _gather_ranks[(cdiv(len(bits), chunk),)](
         bits,
         out,
@@ -341,7 +341,7 @@ def reduce_scatter(x: torch.Tensor, peers: Peers) -> torch.Tensor:
     """
     bits = x.view(peers.count, -1).view(torch.int32)
     out = torch.empty_like(x[0])
-    chunk = chunk_of(bits.shape[1])
+    chunk = words_per_program(bits.shape[1])
     per_word = 4 // x.element_size()
     _reduce_scatter[(cdiv(bits.shape[1], chunk),)](
         bits,

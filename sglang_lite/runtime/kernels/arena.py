@@ -30,11 +30,11 @@ class Arena(Protocol):
         """Returns a tensor of zeros in newly allocated memory."""
         ...
 
-    def release(self) -> None:
+    def release_memory(self) -> None:
         """Releases the memory. The tensors must not be used until it is restored."""
         ...
 
-    def restore(self) -> None:
+    def restore_memory(self) -> None:
         """Allocates the memory again. The tensors' values are undefined on a GPU, and zeros on a
         CPU.
         """
@@ -53,11 +53,11 @@ class HostArena:
         data = np.frombuffer(made, dtype=np.uint8)[: math.prod(shape) * dtype.itemsize]
         return torch.from_numpy(data).view(dtype).view(*shape)
 
-    def release(self) -> None:
+    def release_memory(self) -> None:
         for each in self._maps:
             each.madvise(MADV_DONTNEED)
 
-    def restore(self) -> None:
+    def restore_memory(self) -> None:
         """Does nothing: pages come back when they are touched."""
 
 
@@ -127,7 +127,8 @@ class DeviceArena:
         device: the GPU.
 
     Raises:
-        torch.OutOfMemoryError: the GPU has too little memory; also from `zeros` and `restore`.
+        torch.OutOfMemoryError: the GPU has too little memory. Also raised by `zeros` and
+            `restore_memory`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -146,7 +147,7 @@ class DeviceArena:
         self._granularity = size.value
         self._regions: list[_Region] = []
 
-    def empty(self, size: int) -> torch.Tensor:
+    def allocate_bytes(self, size: int) -> torch.Tensor:
         """Returns `size` bytes with undefined values."""
         whole = -(-size // self._granularity) * self._granularity
         address = ctypes.c_uint64()
@@ -164,14 +165,16 @@ class DeviceArena:
         return torch.as_tensor(region, device=self._device)[:size]
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return self.empty(math.prod(shape) * dtype.itemsize).zero_().view(dtype).view(*shape)
+        return (
+            self.allocate_bytes(math.prod(shape) * dtype.itemsize).zero_().view(dtype).view(*shape)
+        )
 
-    def release(self) -> None:
+    def release_memory(self) -> None:
         torch.cuda.synchronize(self._device)
         for region in self._regions:
             region.unmap()
 
-    def restore(self) -> None:
+    def restore_memory(self) -> None:
         for region in self._regions:
             if region.handle is None:
                 self._map(region)

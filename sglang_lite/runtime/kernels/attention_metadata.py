@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.runtime.kernels.kv_cache import gather
+from sglang_lite.runtime.kernels.kv_cache import gather_slots
 from sglang_lite.runtime.kernels.lora_weights import LoraStep
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Decoding rows of similar length, with their places in the batch.
+    """Decoding rows of similar length, and the indices of their tokens in the batch.
 
     Attributes:
         tokens: indices of the tokens in the batch: int64 [rows], or a slice if contiguous.
@@ -263,7 +263,7 @@ class ExtendRow:
             return torch.arange(self.read_at.start + first, self.read_at.stop)
         return self.read_at[first:].long()
 
-    def read(
+    def read_positions(
         self, cache: torch.Tensor, first: int, dtype: torch.dtype, end: int | None = None
     ) -> torch.Tensor:
         """Returns the keys or values [kv_heads, positions, head_dim] of positions `first` to `end`
@@ -272,7 +272,7 @@ class ExtendRow:
         end = self.length if end is None else end
         if isinstance(self.read_at, slice):
             return cache[:, self.read_at.start + first : self.read_at.start + end].to(dtype)
-        return gather(cache, self.read_at[first:end], dtype)
+        return gather_slots(cache, self.read_at[first:end], dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +301,7 @@ class ExtendGroup:
     masked: torch.Tensor
 
     @classmethod
-    def of(cls, rows: tuple[ExtendRow, ...], length: int) -> ExtendGroup:
+    def from_rows(cls, rows: tuple[ExtendRow, ...], length: int) -> ExtendGroup:
         """Builds the group of rows that share their first `length` tokens."""
         counts = torch.tensor([row.end - row.start for row in rows])
         lengths = torch.tensor([row.length - length for row in rows])

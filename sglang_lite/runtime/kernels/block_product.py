@@ -1,5 +1,5 @@
-"""CPU products with matrices quantised in a checkpoint's own blocks, compiled from
-`block_product.cpp`. The reference is torch's product with the decoded matrix.
+"""CPU matmuls with matrices that stay in a checkpoint's own quantised blocks, compiled from
+`block_product.cpp`. The reference is torch's matmul with the decoded matrix.
 
 Activations are rounded to 16-bit integers with a scale for each 32 of a row, which loses a
 hundredth of what bfloat16 loses. The result of a row doesn't depend on the other rows.
@@ -28,7 +28,7 @@ def is_supported() -> bool:
     return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
-def fits(outputs: int, inputs: int) -> bool:
+def supports_shape(outputs: int, inputs: int) -> bool:
     """Returns whether matrices [outputs, inputs] can be multiplied: outputs must be a multiple of
     16, inputs of 32.
     """
@@ -51,7 +51,7 @@ KIND_BYTES = {"4": 20, "8": 34, "8_minimum": 36, "8_halves": 36}
 
 @dataclass(frozen=True, slots=True)
 class PackedBlocks:
-    """Matrix [outputs, inputs] in the layout that products read.
+    """Matrix [outputs, inputs] in the layout that the compiled matmuls read.
 
     Attributes:
         kind: "4" for 4-bit numbers with a minimum; "8" for 8-bit ones without, "8_minimum" with a
@@ -65,7 +65,7 @@ class PackedBlocks:
     inputs: int
 
     @classmethod
-    def empty(cls, kind: str, outputs: int, inputs: int) -> PackedBlocks:
+    def allocate_packed(cls, kind: str, outputs: int, inputs: int) -> PackedBlocks:
         """Returns a matrix whose blocks are still to be written."""
         size = outputs * inputs // BLOCK * KIND_BYTES[kind]
         return cls(kind, empty_bytes(size), outputs, inputs)
@@ -74,7 +74,7 @@ class PackedBlocks:
 def pack_blocks(
     library: ctypes.CDLL, q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor | None
 ) -> PackedBlocks:
-    """Packs a quantised matrix for products.
+    """Packs a quantised matrix for the compiled matmuls.
 
     Args:
         library: compiled `block_product.cpp`.
@@ -91,16 +91,22 @@ def pack_blocks(
         kind = "8_minimum"
     else:
         kind = "8" if scale.shape[1] * BLOCK == inputs else "8_halves"
-    packed = PackedBlocks.empty(kind, outputs, inputs)
+    packed = PackedBlocks.allocate_packed(kind, outputs, inputs)
     halves = [None if x is None else x.half().contiguous() for x in (scale, minimum)]
     run = library[f"pack_{kind}"]
     run.argtypes = [*[_POINTER] * 3, _LONG, _INT, _POINTER]
-    run(q.contiguous().data_ptr(), *map(_address, halves), outputs, inputs, packed.data.data_ptr())
+    run(
+        q.contiguous().data_ptr(),
+        *map(_address_or_none, halves),
+        outputs,
+        inputs,
+        packed.data.data_ptr(),
+    )
     return packed
 
 
 class BlockProduct:
-    """Product with a quantised matrix [N, K]: maps activations [rows, K] to [rows, N].
+    """Linear layer with a quantised matrix [N, K]: maps activations [rows, K] to [rows, N].
 
     Args:
         library: compiled `block_product.cpp`.
@@ -125,7 +131,7 @@ class BlockProduct:
                 _function(library, f"round_{name}"),
                 _function(library, f"multiply_{packed.kind}_{name}"),
                 packed.data.data_ptr(),
-                _address(bias),
+                _address_or_none(bias),
                 packed.outputs,
                 packed.inputs,
             )
@@ -146,7 +152,7 @@ class BlockProduct:
         return out
 
 
-def decode(
+def decode_blocks(
     library: ctypes.CDLL,
     q: torch.Tensor,
     scale: torch.Tensor,
@@ -168,7 +174,7 @@ def decode(
     run(
         q.data_ptr(),
         scale.data_ptr(),
-        _address(minimum),
+        _address_or_none(minimum),
         scale.numel(),
         q.numel() // scale.numel(),
         out.data_ptr(),
@@ -179,5 +185,5 @@ def _function(library: ctypes.CDLL, name: str) -> int | None:
     return ctypes.cast(library[name], _POINTER).value
 
 
-def _address(x: torch.Tensor | None) -> int | None:
+def _address_or_none(x: torch.Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()

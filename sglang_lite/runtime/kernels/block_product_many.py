@@ -1,6 +1,6 @@
-"""CPU products of many bfloat16 rows with matrices quantised in a checkpoint's own blocks, compiled
-from `block_product_many.cpp` for AVX512_BF16. The reference is torch's product with the decoded
-matrix.
+"""CPU matmuls of many bfloat16 rows with matrices that stay in a checkpoint's own quantised blocks,
+compiled from `block_product_many.cpp` for AVX512_BF16. The reference is torch's matmul with the
+decoded matrix.
 
 Weights are rounded to bfloat16, and sums are float32. The result of a row doesn't depend on the
 other rows.
@@ -36,7 +36,7 @@ class _Product(ctypes.Structure):
 
 
 class ManyRowsProduct:
-    """Product with a quantised matrix [N, K] for many rows.
+    """Multiplies many rows by a quantised matrix [N, K].
 
     Args:
         library: compiled `block_product_many.cpp`, for which `has_products` returns True.
@@ -53,7 +53,7 @@ class ManyRowsProduct:
         self._run.argtypes = [ctypes.POINTER(_Product), _INT]
 
     def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Writes the product to `out`.
+        """Writes x times the matrix to `out`.
 
         Args:
             x: bfloat16 [rows, K], contiguous.

@@ -50,7 +50,7 @@ def prepare_cache() -> Path:
         )
         for entry in _find_damaged(own):
             entry.unlink() if entry.is_symlink() else shutil.rmtree(entry)
-        _link(set(_entries(folder)) - set(damaged), own)
+        _link_kernels(set(_entries(folder)) - set(damaged), own)
         os.environ["TRITON_CACHE_DIR"] = os.fspath(own)
         return own
 
@@ -69,7 +69,7 @@ def _users_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{folder.name}-"))
 
 
-def _link(entries: set[Path], own: Path) -> None:
+def _link_kernels(entries: set[Path], own: Path) -> None:
     """Links the entries into `own`, and removes dangling links of an earlier start."""
     for link in list(own.iterdir()):
         if link.is_symlink() and not link.exists():

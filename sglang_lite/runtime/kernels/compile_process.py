@@ -67,21 +67,21 @@ class CompileProcess:
                 *digests, self._rest = (self._rest + data).split(b"\n")
                 self._compiled.update(digests)
                 if not data:
-                    self._ended()
+                    self._check_exit_status()
 
-    def _ended(self) -> None:
+    def _check_exit_status(self) -> None:
         try:
             status = self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self._give_up("does not end")
             return
-        self.end() if not status else self._give_up(f"ended with status {status}")
+        self.kill() if not status else self._give_up(f"ended with status {status}")
 
     def _give_up(self, reason: str) -> None:
         logger.warning("a process that compiles kernels %s: the engine compiles the rest.", reason)
-        self.end()
+        self.kill()
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """Kills the process and its children if they are still running."""
         if self._line is None:
             return

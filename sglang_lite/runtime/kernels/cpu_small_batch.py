@@ -1,6 +1,6 @@
 """CPU operators for few tokens, each a single call of `cpu_small_batch.cpp`. A call of a torch
-operator takes some microseconds, and a layer has twenty: as long in total as the products of a
-small model. The references are torch's operators in `Decoder`.
+operator takes some microseconds, and a layer has twenty: as long in total as the matmuls of a small
+model. The references are torch's operators in `Decoder`.
 
 Tensors are [T, …], contiguous and in the data type of activations, unless noted.
 """
@@ -54,7 +54,7 @@ class ReadSlots:
     slots: tuple[torch.Tensor, ...]
 
     @classmethod
-    def of(cls, plan: AttentionPlan) -> ReadSlots:
+    def from_plan(cls, plan: AttentionPlan) -> ReadSlots:
         """Collects the reads of a plan, which must have no groups of rows that share a prefix."""
         count = len(plan.store_at)
         addresses = [0] * count

@@ -31,7 +31,7 @@ _FLOAT = ctypes.c_float
 
 
 class StepLayer(ctypes.Structure):
-    """C structure of a layer: its products, norms and attention."""
+    """C structure of a layer: its linear layers, norms and attention settings."""
 
     _fields_ = [
         *((name, Matrix * PARTS) for name in ("qkv", "output", "gate_up", "down")),
@@ -42,7 +42,7 @@ class StepLayer(ctypes.Structure):
     ]
 
     @classmethod
-    def of(
+    def from_products(
         cls,
         products: Iterable[Sequence[BlockProduct]],
         norms: Iterable[torch.Tensor | None],
@@ -80,8 +80,9 @@ PRODUCTS = ("qkv", "output", "gate_up", "down")  # that adapters may change
 
 
 class AdapterDelta(ctypes.Structure):
-    """C structure of an adapter's part in a product: A [parts, rank, inputs] and B [rank, outputs],
-    contiguous, in the data type of activations. All fields are zero if it has none.
+    """C structure of the matrices with which an adapter changes a linear layer: A [parts, rank,
+    inputs] and B [rank, outputs], contiguous, in the data type of activations. All fields are zero
+    if the adapter doesn't change the layer.
     """
 
     _fields_ = [("a", _POINTER), ("b", _POINTER), ("rank", _LONG)]

@@ -321,7 +321,7 @@ def store_or_merge(
         )
 
 
-def merge_options(launch: Launch, group: int, dim: int) -> dict[str, int]:
+def merge_kernel_options(launch: Launch, group: int, dim: int) -> dict[str, int]:
     """Returns keyword arguments for kernels that call `store_or_merge`, including the number of
     parts merged together, which is limited by registers.
 
@@ -545,6 +545,6 @@ def decode_attention(
         BLOCK_G=launch.queries,
         BLOCK_D=padded_head_size(dim),
         **launch.options,
-        **merge_options(launch, group, dim),
+        **merge_kernel_options(launch, group, dim),
         **pdl_options(q.device),
     )

@@ -1,4 +1,4 @@
-"""Rows and scales of matrix products in 8 bits, for GPU and CPU kernels."""
+"""Rows and scales of 8-bit matmuls, for GPU and CPU kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EightBitRows:
     unquantised: torch.Tensor | None = None
 
     @staticmethod
-    def empty(
+    def allocate_eight_bit(
         x: torch.Tensor, columns: int, kind: torch.dtype, *, unquantised: bool = False
     ) -> EightBitRows:
         """Returns uninitialised rows of an 8-bit type, as many as x has; with `unquantised`, also
@@ -44,8 +44,8 @@ class EightBitRows:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Factors that an 8-bit product [M, N] must still be multiplied by, in the kernel that reads
-    it.
+    """Factors by which the kernel that reads the result [M, N] of an 8-bit matmul must still
+    multiply it.
 
     Attributes:
         rows: float32 [M].

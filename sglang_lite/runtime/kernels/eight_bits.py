@@ -40,7 +40,7 @@ def store_eight(value, row, at, size, out, scales):
 
 def quantise_rows(x: torch.Tensor, kind: torch.dtype) -> EightBitRows:
     """Returns x [M, K] quantised to an 8-bit type. Moves 1.5 M K elements."""
-    eight = EightBitRows.empty(x, x.shape[1], kind)
+    eight = EightBitRows.allocate_eight_bit(x, x.shape[1], kind)
     block = power_of_2(x.shape[1])
     _quantise[(len(x),)](
         x,

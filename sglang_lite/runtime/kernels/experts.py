@@ -40,7 +40,7 @@ class ExpertMatrices:
 
     Attributes:
         gate_up: [E, 2 I, H], gates first; in 4 bits [E * 2 I, H].
-        down: [E, H, I]; in 4 bits, as gate_up then is, too, [E * H, I].
+        down: [E, H, I]; in 4 bits, like gate_up, [E * H, I].
         gate_up_bias: [E, 2 I] or None.
         down_bias: [E, H] or None.
         gate_up_scales: float32 [E, 2 I / 128, H / 128] for 8-bit weights (e4m3), else None.
@@ -151,8 +151,9 @@ def apply_experts(
 def _combine_parts(
     y: torch.Tensor, own: ExpertMatrices, base: torch.Tensor | None, *, parts: bool
 ) -> torch.Tensor:
-    """Returns the output of the experts' parts [top, T, H], summed unless `parts`. Adds the base to
-    a rank's parts, which lack it because the rank may not hold a token's first expert.
+    """Returns the output of the layer's experts, given as parts [top, T, H]: the parts themselves
+    if `parts` is True, else their sum. If other ranks hold experts, adds the base here, because a
+    token's first expert, whose output would include it, may be on another rank.
     """
     if own.partial and base is not None:
         y[0] += base

@@ -1,5 +1,5 @@
-"""Products of a few tokens with the matrices of their experts, pair by pair, bound by reading the
-weights.
+"""Multiplies a few tokens by the matrices of their experts, one pair of a token and an expert at a
+time; bound by reading the weights.
 
     hidden[t, j] = act(gate[e] x[t]) * (up[e] x[t])         e = ids[t, j], the token's j-th expert
     out[t] = base[t] + sum over j of weights[t, j] * (down[e] hidden[t, j])

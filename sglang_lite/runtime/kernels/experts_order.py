@@ -1,5 +1,4 @@
-"""Sorting of tokens by expert, so that each expert's products have contiguous rows. Nothing waits
-for the host.
+"""Sorts tokens by expert, so that each expert multiplies contiguous rows. Never waits for the host.
 
 A pair is a token and one of its experts: token * top + index among the token's experts. The pairs
 of an expert, in order, fill blocks of rows that contain no other expert; the rest of its last block
@@ -37,7 +36,7 @@ class ExpertBlocks:
     size: int
 
     @staticmethod
-    def empty(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
+    def allocate_expert_blocks(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
         """Returns uninitialised blocks with room for the pairs of `ids`, whatever their experts
         are.
         """
@@ -112,8 +111,8 @@ def _order(
 
 
 def experts_order(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
-    """Returns the blocks of the pairs in `ids`. Reads T top integers for each expert, from the
-    cache.
+    """Sorts the pairs in `ids` by expert, and returns them in blocks. Reads T top integers for each
+    expert, from the cache.
 
     Args:
         ids: int32 [T, top], contiguous. Pairs of the expert `experts`, which another rank has, are
@@ -121,7 +120,7 @@ def experts_order(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
         experts: number of experts of the layer, or of those that a rank has.
         size: rows of a block, a power of two.
     """
-    blocks = ExpertBlocks.empty(ids, experts, size)
+    blocks = ExpertBlocks.allocate_expert_blocks(ids, experts, size)
     count = ids.numel()
     bins = power_of_2(experts + 1)
     chunk = min(_CHUNK, max(128, power_of_2(count)))

@@ -1,10 +1,10 @@
-"""Products of tokens with the 4-bit matrices of their experts, which are decoded in registers.
+"""Multiplies tokens by the 4-bit matrices of their experts, which are decoded in registers.
 
     hidden[r] = act(gate[e] x[t]) * (up[e] x[t])        e = expert of row r's block, t = its token
     out[j, t] = weights[t, j] * (down[e] hidden[r])     j = index of e among the token's experts
 
 The rows of a block are those of `experts_order`. A block's programs read the expert's matrix once,
-N * K / 2 bytes and its scales; what they decode are operands of the tensor cores where they lie
+N * K / 2 bytes and its scales. The tensor cores use the decoded numbers directly from the registers
 (packed_products.py).
 """
 
@@ -22,9 +22,9 @@ from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.packed_products import (
     SCRATCH,
-    blocks_of,
-    constants_of,
+    count_column_blocks,
     packed_sums,
+    weight_kernel_constants,
 )
 from sglang_lite.runtime.kernels.packed_weight import SLICES, PackedWeight
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
@@ -209,7 +209,7 @@ def packed_gate_up(
 
     Args:
         x: [T, K], contiguous.
-        weight: [E * 2 N, K], of each expert the gates first.
+        weight: [E * 2 N, K], each expert's gates before its ups.
         experts: number of experts, E.
         blocks: pairs of the tokens, by expert, in blocks of at most MAX_BLOCK.
         top: experts of a token.
@@ -235,7 +235,7 @@ def packed_gate_up(
         count,
         len(x) * top,
         len(weight.words),
-        blocks_of(weight),
+        count_column_blocks(weight),
         alpha,
         limit,
         TOP=top,
@@ -293,7 +293,7 @@ def packed_down(
         count,
         weights.numel(),
         len(weight.words),
-        blocks_of(weight),
+        count_column_blocks(weight),
         TOP=weights.shape[1],
         K=weight.inputs,
         N=outputs,
@@ -313,7 +313,7 @@ def _launch_options(
     # bytes of words, and of inputs
     stage = weight.slice * (rows * 2 + SLICES * blocks.size * x.element_size())
     return {
-        **constants_of(weight),
+        **weight_kernel_constants(weight),
         "TOGETHER": math.gcd(weight.group // weight.slice, SLICES),
         "WHOLE": weight.inputs % (SLICES * weight.slice) == 0,
         "BLOCK_M": blocks.size,
@@ -325,8 +325,8 @@ def _launch_options(
 
 
 def _rows_per_program(x: torch.Tensor, blocks: ExpertBlocks) -> int:
-    """Returns the number of matrix rows that a program multiplies. With 128, products of many
-    tokens overflow the registers. Before Hopper, where registers also hold the operands, all
-    products do.
+    """Returns the number of matrix rows that a program multiplies: 128 or 64. With 128, the
+    registers would overflow for blocks of many tokens, and before Hopper, where they also hold the
+    operands, for any block.
     """
     return 128 if blocks.size <= 16 and properties_of(x.device).has_tma else 64

@@ -1,11 +1,12 @@
-"""Products of a few tokens with the 4-bit matrices of their experts, pair by pair, bound by reading
-the weights.
+"""Multiplies a few tokens by the 4-bit matrices of their experts, one pair of a token and an expert
+at a time; bound by reading the weights.
 
     hidden[t, j] = act(gate[e] x[t]) * (up[e] x[t])         e = ids[t, j], the token's j-th expert
     out[t] = base[t] + sum over j of weights[t, j] * (down[e] hidden[t, j])
 
-Numbers are multiplied as for a single row (packed_row.py), with the quads of words of a token's
-experts one after the other. Moves N K / 2 bytes of each chosen matrix [N, K], and its scales.
+Numbers are decoded and multiplied in the same way as for a single row (packed_row.py), with the
+quads of words of a token's experts one after the other. Moves N K / 2 bytes of each chosen matrix
+[N, K], and its scales.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.activation import gated_pair
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.packed_products import blocks_of, constants_of
-from sglang_lite.runtime.kernels.packed_row import quads_of, row_inputs, row_sums
+from sglang_lite.runtime.kernels.packed_products import count_column_blocks, weight_kernel_constants
+from sglang_lite.runtime.kernels.packed_row import count_word_quads, row_inputs, row_sums
 from sglang_lite.runtime.kernels.packed_weight import SLICES, PackedWeight
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
@@ -171,7 +172,7 @@ def packed_gate_up_few(
 
     Args:
         x: [T, K], contiguous.
-        weight: [E * 2 N, K], of each expert the gates first; without a table.
+        weight: [E * 2 N, K], each expert's gates before its ups; without a table.
         experts: number of experts, E.
         ids: int32 [T, top], contiguous.
         activation: "silu", "gelu", "gelu_tanh" or "clamped".
@@ -183,7 +184,7 @@ def packed_gate_up_few(
     """
     pairs = ids.numel()
     outputs = len(weight.words) // (2 * experts)
-    quads = quads_of(weight)
+    quads = count_word_quads(weight)
     out = x.new_empty((pairs, outputs))
     # gates and ups of a program; of nine launches the fastest with the sizes of `_down_launch`
     rows = 8
@@ -235,7 +236,11 @@ def packed_down_few(
     Returns:
         [T, N].
     """
-    (tokens, top), outputs, quads = ids.shape, len(weight.words) // experts, quads_of(weight)
+    (tokens, top), outputs, quads = (
+        ids.shape,
+        len(weight.words) // experts,
+        count_word_quads(weight),
+    )
     out = hidden.new_empty((tokens, outputs))
     tops = power_of_2(top)
     rows, warps = _down_launch(tops * quads)
@@ -273,10 +278,10 @@ def _down_launch(quads: int) -> tuple[int, int]:
 
 
 def _constants(weight: PackedWeight) -> dict[str, object]:
-    """Returns the constants of both kernels that depend on the matrix."""
+    """Returns the matrix-dependent constants, which are the same for both kernels."""
     assert weight.table is None
     return {
-        **constants_of(weight),
+        **weight_kernel_constants(weight),
         "TOGETHER": math.gcd(weight.group // weight.slice, SLICES),
-        "WORDS": blocks_of(weight) * weight.slice // 2,
+        "WORDS": count_column_blocks(weight) * weight.slice // 2,
     }

@@ -1,5 +1,5 @@
-"""Products of experts with tokens in blocks (`experts_order`), where the copy engine loads tiles of
-weights (TMA).
+"""Multiplies blocks of tokens (`experts_order`) by their experts' matrices, whose tiles the copy
+engine loads (TMA).
 
     hidden[row] = act(gate[e] x[t]) * (up[e] x[t])    e: the row's expert, t: token of its pair
     y[j, t] = weights[pair] * (down[e] hidden[row])   j: index of the expert among the token's;
@@ -7,9 +7,9 @@ weights (TMA).
     out[t] = sum over j of y[j, t]
 
 An expert's matrix is read once for each of its blocks, by neighbouring programs. The grid covers
-the maximum number of blocks; programs of unused blocks return immediately. Products are transposed,
-with rows as columns, so that even a few fill the tensor cores' tiles of 64 (weights) by 8. Products
-are summed in float32 and stored in the data type of x; `out` is summed in the order of j.
+the maximum number of blocks; programs of unused blocks return immediately. Matmuls are transposed,
+with rows as columns, so that even a few fill the tensor cores' tiles of 64 (weights) by 8. Sums are
+in float32 and stored in the data type of x; `out` is summed in the order of j.
 
 Weights may be in 8 bits (e4m3) with a scale for each block of 128 by 128. Tokens are then in 8
 bits, too, with one scale each.
@@ -232,7 +232,7 @@ def experts_gate_up(
     _, both, inputs = weight.shape
     outputs = both // 2
     count = len(blocks.experts)
-    rows, values, row_scales, dtype = _parts(x)
+    rows, values, row_scales, dtype = _unpack_input_rows(x)
     out = torch.empty((len(blocks.pairs), outputs), dtype=dtype, device=values.device)
     block_n, block_k, warps, stages = gate_up_launch(
         properties_of(out.device), blocks.size, values.element_size()
@@ -297,7 +297,7 @@ def experts_down(
     _, outputs, inputs = weight.shape
     pairs = weights.numel()
     count = len(blocks.experts)
-    _, values, row_scales, dtype = _parts(hidden)
+    _, values, row_scales, dtype = _unpack_input_rows(hidden)
     make = torch.zeros if partial else torch.empty
     out = make((weights.shape[1], len(weights), outputs), dtype=dtype, device=values.device)
     block_n, block_k, warps, stages = down_launch(
@@ -345,10 +345,12 @@ def experts_sum(y: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _parts(
+def _unpack_input_rows(
     x: torch.Tensor | EightBitRows,
 ) -> tuple[int, torch.Tensor, torch.Tensor | None, torch.dtype]:
-    """Returns the number of rows, their values and scales, and the data type of products."""
+    """Returns the number of rows of x, their values, their scales if x is in 8 bits, and the data
+    type of the matmul's result.
+    """
     if isinstance(x, EightBitRows):
         return x.rows, x.values, x.scales, torch.bfloat16
     return len(x), x, None, x.dtype

@@ -1,5 +1,5 @@
-"""Attention of the few queries of one token, one block of tokens at a time: `softmax` with
-transposed products.
+"""Attention of the few queries of one token, one block of tokens at a time: like `softmax`, but
+with transposed matmuls.
 
 Matrix units need at least sixteen rows, but only eight columns. So queries are columns here, which
 halves the work and the registers of a group of up to eight heads: a multiprocessor fits more
@@ -17,8 +17,8 @@ _MIN_COLUMNS = 8
 
 
 def columns(group: int) -> int:
-    """Returns the number of queries of a program for `group` real ones: a power of two of at least
-    8.
+    """Returns the number of columns that a program needs for `group` queries: a power of two of at
+    least 8.
     """
     return max(_MIN_COLUMNS, power_of_2(group))
 

@@ -1,4 +1,4 @@
-"""Products of few rows with a weight matrix [N, K], bound by reading the weights.
+"""Multiplies a few rows by a weight matrix [N, K]; bound by reading the weights.
 
 Weights are read once, at 80 to 103 % of an H200's copy rate for one row (cuBLAS: 65 to 90 %). For a
 single row the neighbouring operations are fused in: they read little, and a separate kernel costs
@@ -270,9 +270,9 @@ class _Launch:
 def _gemv_launch(
     outputs: int, inputs: int, element_size: int, *, without_norm: bool, gated: bool
 ) -> _Launch:
-    """Returns the launch parameters for a matrix. Measured on an H200 in whole steps of Llama-8B's
-    and Qwen3-0.6B's shape, for 8 bits of Qwen3-30B-A3B's, and in graphs of products (1,024 to
-    51,200 outputs of 1,024 to 25,600 inputs).
+    """Returns the launch parameters for a matrix. Measured on an H200: in whole steps with the
+    shapes of Llama-8B and Qwen3-0.6B, and of Qwen3-30B-A3B for 8 bits, and in graphs of matmuls
+    (1,024 to 51,200 outputs of 1,024 to 25,600 inputs).
 
     Args:
         outputs: rows of the matrix; with `gated`, of both halves.
@@ -285,7 +285,9 @@ def _gemv_launch(
     if outputs * inputs <= SMALL:
         # With a fused norm, 8 bits count as 16: larger matrices were not measured.
         early = outputs * inputs * (element_size if without_norm else 2) <= _TINY
-        rows, columns, warps = _small(outputs, inputs, element_size, without_norm=without_norm)
+        rows, columns, warps = _small_matrix_launch(
+            outputs, inputs, element_size, without_norm=without_norm
+        )
         return _Launch(rows // 2 if gated else rows, columns, warps, prefetch=True, early=early)
     if outputs >= HEAD:
         return _Launch(2, whole, 4) if whole <= 4096 else _Launch(4, 1024, 2)
@@ -311,11 +313,11 @@ def _gemv_launch(
     )
 
 
-def _small(
+def _small_matrix_launch(
     outputs: int, inputs: int, element_size: int, *, without_norm: bool
 ) -> tuple[int, int, int]:
-    """Returns outputs, inputs and warps of a program for a small matrix; a whole row is prefetched
-    if it fits.
+    """Returns the outputs, inputs and warps of a program for a small matrix. A whole row is
+    prefetched if it fits.
     """
     whole = max(1024, power_of_2(inputs))
     if element_size == 1 and without_norm and 4096 <= whole <= 8192:
@@ -328,8 +330,8 @@ def _small(
 
 
 class SmallBatchLinear:
-    """Products of 2 to MAX_ROWS rows. Holds a buffer for partial sums that all products on one
-    stream share.
+    """Multiplies 2 to MAX_ROWS rows by a weight matrix. Holds a buffer for partial sums that all
+    calls on one stream share.
 
     Args:
         device: device of the tensors.

@@ -45,7 +45,7 @@ def pack_gguf(
         inputs: columns of each.
     """
     (kind,) = {PACKED_KINDS[gguf_type] for gguf_type, _ in matrices}
-    packed = PackedBlocks.empty(kind, sum(len(data) for _, data in matrices), inputs)
+    packed = PackedBlocks.allocate_packed(kind, sum(len(data) for _, data in matrices), inputs)
     at = packed.data.data_ptr()
     for gguf_type, data in matrices:
         run = library[f"pack_{gguf_type}"]

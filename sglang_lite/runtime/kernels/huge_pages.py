@@ -18,7 +18,7 @@ _HUGE = 2 << 20
 
 
 def empty_bytes(size: int) -> torch.Tensor:
-    """Returns an uninitialised uint8 [size] tensor in huge pages, as far as whole ones fit.
+    """Returns an uninitialised uint8 [size] tensor, in as many huge pages as it fills completely.
 
     The rest is in ordinary pages, so that the tensor takes no more memory than its size.
     """

@@ -1,5 +1,5 @@
-"""Products of rows and a weight matrix that are both 8-bit integers, with a scale for each row and
-each output.
+"""Multiplies rows by a weight matrix, both of 8-bit integers, with a scale for each row and each
+output.
 
     y[m, n] = row_scales[m] * scales[n] * (x[m, :] . w[n, :]) + bias[n]
 
@@ -105,16 +105,16 @@ def int8_parts(
     Args:
         x: up to MAX_SPLIT_ROWS rows.
         weight, scales: as for `int8_linear`.
-        parts: number of parts, more than one, as returned by `int8_parts_of`.
+        parts: number of parts, more than one, as returned by `int8_reduction_splits`.
     """
     y = torch.empty((parts, x.rows, len(weight)), dtype=torch.float32, device=weight.device)
     _launch(x, weight, scales, None, y, parts=parts)
     return y
 
 
-def int8_parts_of(weight: torch.Tensor) -> int:
-    """Returns the number of parts to split the sums of few rows with a matrix into: as many as
-    there are idle multiprocessors for, at most four.
+def int8_reduction_splits(weight: torch.Tensor) -> int:
+    """Returns how many parts to split the reduction into when few rows are multiplied by this
+    matrix: as many as idle multiprocessors allow, at most four.
     """
     outputs, inputs = weight.shape
     most = properties_of(weight.device).multiprocessors // cdiv(outputs, 64)
@@ -132,7 +132,9 @@ def _launch(
 ) -> None:
     outputs, inputs = weight.shape
     properties = properties_of(weight.device)
-    block_m, block_n, block_k, warps = _tile(x.rows, outputs, inputs // parts, properties)
+    block_m, block_n, block_k, warps = _int8_tile_shape(
+        x.rows, outputs, inputs // parts, properties
+    )
     programs = cdiv(outputs, block_n) * cdiv(x.rows, block_m)
     _product[(programs, parts)](
         tensor_descriptor(x.values, inputs, (block_m, block_k)),
@@ -156,7 +158,7 @@ def _launch(
     )
 
 
-def _tile(
+def _int8_tile_shape(
     rows: int, outputs: int, inputs: int, properties: DeviceProperties
 ) -> tuple[int, int, int, int]:
     """Returns the rows, outputs and inputs of a tile, and the warps of a program. Few rows, whose

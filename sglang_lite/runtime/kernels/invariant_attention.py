@@ -487,9 +487,9 @@ def plan_pieces(plan: DevicePlan, work: InvariantWork) -> None:
     )
 
 
-def wide_queries(dim: int) -> int:
-    """Returns the number of queries of a program for prompts and shared prefixes, over all tokens
-    and query heads.
+def queries_per_prompt_program(dim: int) -> int:
+    """Returns the number of queries per program for prompts and shared prefixes, counted over all
+    tokens and query heads.
     """
     return 64 if dim <= 128 else 32
 
@@ -522,7 +522,7 @@ def invariant_attention(
     values = cache.v[layer]
     scales = cache.scales
     kv_heads = len(keys)
-    wide = wide_queries(dim)
+    wide = queries_per_prompt_program(dim)
     group = heads // kv_heads
     shared = plan.shared
 

@@ -1,11 +1,12 @@
-"""Products of any number of rows with a weight matrix in which a row's bits do not depend on the
-other rows (batch-invariant; He et al., "Defeating Nondeterminism in LLM Inference", 2025).
+"""Multiplies any number of rows by a weight matrix so that a row's bits do not depend on the other
+rows (batch-invariant; He et al., "Defeating Nondeterminism in LLM Inference", 2025).
 
-K is split into parts by the shape of the matrix alone. Programs of few rows compute a part each,
-those of many rows all parts one after the other, and both add them up in the same order. Tiles are
-chosen for speed: a Hopper GPU adds up the inputs of a product in one order for every tile, order of
-operands, number of warps and kind of matrix instruction (measured on an H200 with 13 tiles).
-Weights are the left operand, as few rows fill the right one better.
+How K is split into parts depends only on the shape of the matrix. For few rows, each program
+computes one part; for many rows, a program computes all parts one after the other. Both add the
+parts up in the same order. Tiles are chosen for speed: a Hopper GPU adds up the inputs of a matmul
+in one order for every tile, order of operands, number of warps and kind of matrix instruction
+(measured on an H200 with 13 tiles). Weights are the left operand, as few rows fill the right one
+better.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def invariant_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Returns `invariant_linear` of x and weight without a bias, or partial sums float32 [parts, M,
     N] that the caller must add up in order, if that is faster.
     """
-    parts = _parts_of(weight)
+    parts = _invariant_reduction_splits(weight)
     if parts == 1 or len(x) > _MAX_SPLIT_ROWS:
         return invariant_linear(x, weight, None)
     y = torch.empty((parts, len(x), len(weight)), dtype=torch.float32, device=x.device)
@@ -159,8 +160,8 @@ def invariant_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def _parts_of(weight: torch.Tensor) -> int:
-    """Returns the number of parts that the sums of a product with this matrix have."""
+def _invariant_reduction_splits(weight: torch.Tensor) -> int:
+    """Returns the number of parts that the reduction is split into for this matrix."""
     outputs, inputs = weight.shape
     most = _PROGRAMS // cdiv(outputs, _OUTPUTS)
     return next((n for n in (8, 4, 2) if n <= most and inputs % (n * _BLOCK_K) == 0), 1)
@@ -175,9 +176,13 @@ def _launch(
     *,
     split: bool,
 ) -> None:
-    (rows, inputs), outputs, parts = x.shape, y.shape[-1], 1 if gate else _parts_of(weight)
+    (rows, inputs), outputs, parts = (
+        x.shape,
+        y.shape[-1],
+        1 if gate else _invariant_reduction_splits(weight),
+    )
     properties = properties_of(x.device)
-    block_m, block_n, block_k, warps = _tile(rows, split=split)
+    block_m, block_n, block_k, warps = _invariant_tile_shape(rows, split=split)
     programs = cdiv(outputs, block_n) * cdiv(rows, block_m)
     stages = tile_stages(properties, block_m, (2 if gate else 1) * block_n, block_k, 2, 6)
     _product[(programs, parts if split else 1)](
@@ -202,7 +207,7 @@ def _launch(
     )
 
 
-def _tile(rows: int, *, split: bool) -> tuple[int, int, int, int]:
+def _invariant_tile_shape(rows: int, *, split: bool) -> tuple[int, int, int, int]:
     """Returns the rows, outputs and inputs of a tile, and the warps of a program. None of them
     changes any bit of the result.
     """

@@ -61,8 +61,8 @@ class KVCache:
     hidden: torch.Tensor | None = None
 
     def of_kind(self, *, windowed: bool) -> KVCache:
-        """Returns the cache of the layers with or without a window, which share token slots,
-        without scales. Recorded tensors are included unless `windowed`.
+        """Returns a cache of only the layers with a window, or only those without: layers of one
+        kind share token slots. It has no scales. Recorded tensors are included unless `windowed`.
         """
         kinds = self.windowed or (False,) * len(self.k)
         layers = [i for i, kind in enumerate(kinds) if kind is windowed]
@@ -162,14 +162,14 @@ def apply_latent_scales(x: torch.Tensor, scales: torch.Tensor, rank: int) -> tor
     return (x * latent_scales(scales, rank, x.shape[-1] - rank)).to(x.dtype)
 
 
-def gather(cache: torch.Tensor, at: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def gather_slots(cache: torch.Tensor, at: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Returns the keys or values in token slots `at`, converted to `dtype`."""
     if cache.dtype == dtype:
         return cache.index_select(1, at)
-    return indexable(cache).index_select(1, at).view(cache.dtype).to(dtype)
+    return view_as_indexable(cache).index_select(1, at).view(cache.dtype).to(dtype)
 
 
-def indexable(x: torch.Tensor) -> torch.Tensor:
+def view_as_indexable(x: torch.Tensor) -> torch.Tensor:
     """Returns a view of the memory in a data type that torch can index by a tensor: uint8 for 8-bit
     formats.
     """

@@ -62,7 +62,7 @@ class SoundPrefix(NamedTuple):
     tokens: int
 
     @classmethod
-    def of(cls, frames: int) -> SoundPrefix:
+    def from_frames(cls, frames: int) -> SoundPrefix:
         return cls(frames, -(-frames // _WHOLE_PAGES) * _WHOLE_PAGES)
 
     @property

@@ -525,8 +525,8 @@ def _prefill(
     )
 
 
-def head_block(heads: int) -> int:
-    """Returns the number of heads of a row that a decoding program computes."""
+def heads_per_program(heads: int) -> int:
+    """Returns the number of query heads of a row that one decoding program computes."""
     return 16 if heads <= 16 else 32 if heads <= 32 else 64
 
 
@@ -580,7 +580,7 @@ def latent_decode(
     if hopper is not None:
         hopper.latent_decode_hopper(q, cache, layer, plan, work, out, rank=rank, scale=scale)
         return
-    launch = _launch(q, head_block(heads))
+    launch = _launch(q, heads_per_program(heads))
     partials = work.partials
     shared = plan.shared
     block = launch.queries

@@ -1,4 +1,4 @@
-"""`latent_attention` with features of Hopper GPUs: bulk copies (TMA) and asynchronous products of
+"""`latent_attention` with features of Hopper GPUs: bulk copies (TMA) and asynchronous matmuls of
 warp groups.
 
 A program has 64 queries of a row: heads (some models have fewer), or pairs of a new token and a

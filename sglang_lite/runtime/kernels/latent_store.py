@@ -1,5 +1,5 @@
-"""Norm of latents, rotary embedding and cache store: the step between the first product of latent
-attention and its cache.
+"""Norm of latents, rotary embedding and cache store, fused: the step between the first linear layer
+of latent attention and its cache.
 
     plane[slot] = norm(latent), rotated key     of each token
     out = rotated query                         of each head

@@ -205,7 +205,7 @@ def _registers(launch: Launch) -> int:
 def tile_stages(
     properties: DeviceProperties, rows: int, outputs: int, inputs: int, item: int, max_stages: int
 ) -> int:
-    """Returns the number of tiles that a program of a matrix product can load ahead, at least one.
+    """Returns the number of tiles that a program of a matmul can load ahead, at least one.
 
     Args:
         properties: properties of the GPU that the kernel runs on.
@@ -220,7 +220,7 @@ def tile_stages(
 
 @dataclass(frozen=True, slots=True)
 class ProductTile:
-    """Tile of a product of few rows with a large matrix.
+    """Tile of the matmul of a few rows with a large matrix.
 
     Attributes:
         outputs: rows of the matrix.
@@ -244,15 +244,15 @@ def product_tile(
 ) -> ProductTile:
     """Returns the tile of a program of `kernels.tiled`.
 
-    A multiprocessor that has one program at a time is idle while a program ends and the next one
-    begins. So where more programs than multiprocessors are needed, two or three share one.
+    A multiprocessor that runs one program at a time is idle while a program ends and the next one
+    begins. So if there are more programs than multiprocessors, two or three share each of these.
 
     Args:
         properties: properties of the GPU that the kernel runs on.
         rows: activation rows of a tile.
         shape: shape of the weight; with `gated`, of both matrices together.
         gated: whether a program multiplies both matrices of a gated pair.
-        beside: whether products of adapters are added, whose tiles take part of the same memory.
+        beside: whether adapters' matmuls are added, whose tiles take part of the same memory.
     """
     outputs = product_outputs(shape[0] * shape[1])
     matrices, max_stages = (2, 4) if gated else (1, 6)

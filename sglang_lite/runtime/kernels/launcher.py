@@ -97,8 +97,8 @@ class KernelLauncher:
         if not isinstance(current, int):  # stand-in for an absent GPU: nothing is launched
             return
         for parameter, argument in zip(self.function.params, arguments, strict=False):
-            memory = _memory_of(argument)
-            if memory is None or _memory_place(memory) in (current, _PINNED, _EMPTY):
+            memory = _argument_memory(argument)
+            if memory is None or _memory_device_code(memory) in (current, _PINNED, _EMPTY):
                 continue
             raise SglError(
                 f"{self.function.__name__}: the kernel runs on device {_device_name(current)}, and its argument "
@@ -134,7 +134,7 @@ def variant_key(arguments: tuple[Any, ...], device: Any) -> tuple[tuple[Any, ...
                 return (), []
             kind: Any = (argument.dtype, address % 16) if address % 16 else argument.dtype
             if argument.get_device() != device:
-                kind = kind, _memory_place(argument)
+                kind = kind, _memory_device_code(argument)
             values.append(address)
         else:
             if argument is None:
@@ -143,15 +143,15 @@ def variant_key(arguments: tuple[Any, ...], device: Any) -> tuple[tuple[Any, ...
                 kind = _number_key(argument)
             else:
                 kind = _specialized(BaseBackend, argument, False, True, True)
-                memory = _memory_of(argument)
+                memory = _argument_memory(argument)
                 if memory is not None and memory.get_device() != device:
-                    kind = kind, _memory_place(memory)
+                    kind = kind, _memory_device_code(memory)
             values.append(argument)
         found.append(kind)
     return tuple(found), values
 
 
-def _memory_of(argument: Any) -> Any:
+def _argument_memory(argument: Any) -> Any:
     """Returns the tensor, or its stand-in, whose memory an argument or its descriptor points to;
     None for numbers.
     """
@@ -159,7 +159,7 @@ def _memory_of(argument: Any) -> Any:
     return memory if hasattr(memory, "data_ptr") else None
 
 
-def _memory_place(memory: Any) -> Any:  # of a tensor or a descriptor
+def _memory_device_code(memory: Any) -> Any:  # of a tensor or a descriptor
     """Returns torch's number of the device whose memory this is (-1: the host), `_PINNED` or
     `_EMPTY`.
     """

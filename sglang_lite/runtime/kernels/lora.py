@@ -1,14 +1,14 @@
-"""Products with the matrices of LoRA adapters, added to the products of a batch whose tokens have
-different adapters.
+"""Multiplies tokens by the LoRA matrices of their adapters, and adds the results to the outputs of
+the model's own linear layers. The tokens of a batch may have different adapters.
 
-    hidden[t, p] = A[adapter of t, p] x[t]                 shrink: for each part p of the product
+    hidden[t, p] = A[adapter of t, p] x[t]                 shrink: for each part p of the outputs
     out[t, n] += B[adapter of t, n] hidden[t, part of n]   expand
 
 Tokens are sorted by adapter once per step (`experts_order`), so a program reads an adapter's matrix
 for a whole block of its tokens. Few tokens have few blocks, so their sums over inputs are split
-among programs; the readers add the parts up, always in the same order. Only the device knows how
-many blocks there are. So as many programs as can run concurrently share the work, with consecutive
-items each, and load the weights of the next item before they compute one.
+among programs; the readers add the partial sums up, always in the same order. Only the device knows
+how many blocks there are. So the work is divided among as many programs as can run concurrently.
+Each processes consecutive items, and loads the weights of the next item before it computes one.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _describe(
 
 def lora_rows(step: LoraStep, slots: torch.Tensor) -> LoraRows:
     """Returns the tokens of a step sorted by adapter. Must come before the step's first kernel that
-    overlaps with others, so that products may read the result before previous kernels have
+    overlaps with others, so that the LoRA kernels may read the result before previous kernels have
     finished.
 
     Args:
@@ -427,7 +427,7 @@ def _expand_gated(
 def lora_add(
     x: torch.Tensor, weights: LoraWeights, rows: LoraRows, out: torch.Tensor
 ) -> torch.Tensor:
-    """Adds the adapters' products of x to `out`, and returns it.
+    """Adds the adapters' contributions for x to `out`, and returns `out`.
 
     Args:
         x: [T, inputs], contiguous.
@@ -459,10 +459,11 @@ def lora_add(
     return out
 
 
-def lora_gated(
+def lora_add_and_gate(
     x: torch.Tensor, weights: LoraWeights, rows: LoraRows, product: torch.Tensor, activation: str
 ) -> torch.Tensor:
-    """Returns act(gate) * up [T, N] of a product after adding the adapters' products to it.
+    """Adds the adapters' contributions for x to the output of a linear layer, and returns act(gate)
+    * up [T, N] of the sum.
 
     Args:
         x: [T, inputs], contiguous.

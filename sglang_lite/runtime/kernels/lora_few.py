@@ -1,5 +1,4 @@
-"""Products with the matrices of LoRA adapters for few tokens, with the ranks of all their adapters
-side by side.
+"""LoRA matmuls for few tokens, with the ranks of all their adapters side by side.
 
     shrink, for each part p:    hidden[p, t, r] = A[r, p] x[t]  if rank r is of t's adapter, else 0
     expand:                     out[t, n] += sum over r of hidden[part of n, t, r] B[r, n]
@@ -7,9 +6,9 @@ side by side.
 Every matrix is read once, R (parts * K + N) elements for R ranks in total. All tokens are
 multiplied by all ranks, as they wait for memory anyway, so tokens need not be sorted.
 
-The layer's own product reads the same inputs. `shrink` lets the next kernel start as soon as they
-are there: a kernel that only waits at its end, like those of `tiled`, runs concurrently and expands
-when its own sums are done.
+The model's own linear layer reads the same inputs. `shrink` lets the next kernel start as soon as
+the inputs are available. A kernel that only waits at its end, like those of `tiled`, runs
+concurrently with it, and expands when its own sums are done.
 """
 
 from __future__ import annotations
@@ -121,9 +120,9 @@ def _join(
         tl.store(counters + at + token, 0, mask=at + token < COUNTERS)
 
 
-def joined_ranks(step: LoraStep, slots: torch.Tensor) -> JoinedRanks:
+def join_ranks(step: LoraStep, slots: torch.Tensor) -> JoinedRanks:
     """Returns the ranks of a step's adapters. Must come before the step's first kernel that
-    overlaps with others, so that products may read the result before previous kernels have
+    overlaps with others, so that the LoRA kernels may read the result before previous kernels have
     finished.
 
     Args:
@@ -237,8 +236,8 @@ def _shrink(
 
 
 def shrink(x: torch.Tensor, weights: LoraWeights, ranks: JoinedRanks) -> Shrunk:
-    """Multiplies inputs by A. The kernel after it may start before this one has finished, but not
-    before x is there.
+    """Multiplies inputs by A. The next kernel may start before this one has finished, but not
+    before x is available.
 
     Args:
         x: [T, inputs], contiguous.
@@ -501,7 +500,7 @@ def _expand(
 
 
 def expand(shrunk: Shrunk, out: torch.Tensor) -> torch.Tensor:
-    """Adds shrunk inputs times B to `out` in place, and returns it.
+    """Multiplies shrunk inputs by B, adds the result to `out` in place, and returns `out`.
 
     Args:
         shrunk: shrunk inputs of a product.
@@ -512,8 +511,9 @@ def expand(shrunk: Shrunk, out: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def expand_gated(shrunk: Shrunk, product: torch.Tensor, activation: str) -> torch.Tensor:
-    """Returns act(gate) * up [T, N] of a product after adding shrunk inputs times B to it.
+def expand_and_gate(shrunk: Shrunk, product: torch.Tensor, activation: str) -> torch.Tensor:
+    """Adds shrunk inputs times B to the output of a linear layer, and returns act(gate) * up [T, N]
+    of the sum.
 
     Args:
         shrunk: shrunk inputs of gates and ups.

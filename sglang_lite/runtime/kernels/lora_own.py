@@ -1,14 +1,15 @@
-"""Products with the matrices of LoRA adapters for few tokens with many adapters: each token with
-the matrices of its own.
+"""LoRA matmuls for few tokens with many adapters: each token is multiplied by its own adapter's
+matrices.
 
     own_shrink: hidden[s, t, p, r] = sum over k in split s of A[adapter of t][p, r, k] x[t, k]
     own_expand: out[t, n] += sum over r, s of B[adapter of t][r, n] hidden[s, t, part of n, r]
 
-A token of rank R reads R (parts * K + N) elements of 2 bytes, and shares none with another. This is
-for steps in which most tokens have adapters of their own, where tiles of all adapters' ranks by all
-tokens (lora_few.py) are mostly zeros. It uses no matrix units, as each matrix meets one row. Both
-kernels load their first matrices before they wait for earlier kernels. `own_shrink` lets the
-model's own product begin when x is there, and `own_expand` applies the activation of a gated pair.
+A token whose adapter has rank R reads R (parts * K + N) elements of 2 bytes, and shares none with
+another token. This is for steps in which most tokens have adapters of their own: tiles of all
+adapters' ranks by all tokens (lora_few.py) would be mostly zeros. Matrix units are not used, as
+each matrix is multiplied by one row. Both kernels load their first matrices before they wait for
+earlier kernels. `own_shrink` lets the model's own matmul begin as soon as x is available, and
+`own_expand` applies the activation of a gated pair.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ class OwnShrunk:
     ranks: OwnRanks
 
 
-def pays_off(adapters: int, tokens: int) -> bool:
-    """Returns whether these kernels are faster than the others for this many different adapters and
-    tokens.
+def is_own_lora_faster(adapters: int, tokens: int) -> bool:
+    """Returns whether these kernels are faster than those of `lora` and `lora_few` for this many
+    different adapters and tokens.
     """
     return adapters >= MIN_ADAPTERS and tokens <= _MAX_TOKENS
 
@@ -168,8 +169,8 @@ def _own_shrink(
 
 
 def own_shrink(x: torch.Tensor, weights: LoraWeights, ranks: OwnRanks) -> OwnShrunk:
-    """Multiplies each token's inputs by its adapter's A. The kernel after it may start before this
-    one has finished, but not before x is there.
+    """Multiplies each token's inputs by its adapter's A. The next kernel may start before this one
+    has finished, but not before x is available.
 
     Args:
         x: [T, inputs], contiguous.
@@ -292,8 +293,9 @@ def _own_expand(
 
 
 def own_expand(shrunk: OwnShrunk, product: torch.Tensor, activation: str = "") -> torch.Tensor:
-    """Adds shrunk inputs times B to a product [T, outputs] in place, and returns it. With an
-    activation, returns act(gate) * up [T, N] of a product [T, 2 N], gates first.
+    """Adds shrunk inputs times B to the output [T, outputs] of a linear layer in place, and returns
+    it. With an activation, the output is [T, 2 N], gates first, and act(gate) * up [T, N] of the
+    sum is returned.
 
     Args:
         shrunk: shrunk inputs of the product.

@@ -22,7 +22,7 @@ RANKS = 8  # ranks in a page
 
 @dataclass(frozen=True, slots=True)
 class LoraWeights:
-    """Adapters' matrices for one product of one layer, in the model's data type.
+    """Adapters' matrices for one linear layer of the model, in the model's data type.
 
     Attributes:
         a: [pages, parts, RANKS, inputs], each page contiguous.
@@ -54,7 +54,7 @@ class LoraStep:
         ranks: int32 [adapters], rank of each adapter; 0 if the number is unused.
         layers: matrices of each layer by product (`models/lora/adapter.py`), without products that
             no adapter changes.
-        own: whether most tokens have adapters of their own, as `lora_own.py` multiplies them.
+        own: whether most tokens have adapters of their own, so that `lora_own.py` is used.
     """
 
     of_slot: torch.Tensor

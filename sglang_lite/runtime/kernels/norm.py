@@ -113,7 +113,7 @@ def norm(
         x: [T, H].
         weight: [H] for an RMS norm, [2, H] for a layer norm.
         eps: epsilon of the norm.
-        scales: scales of x if it is an 8-bit product, or None.
+        scales: scales still to be applied to x after an 8-bit matmul, or None.
         ranks: ranks whose x are added up first, in the weight's type; x must satisfy
             `Peers.takes_rows`.
     """
@@ -147,7 +147,7 @@ def norm_eight(
     x: torch.Tensor, weight: torch.Tensor, eps: float, kind: torch.dtype
 ) -> EightBitRows:
     """Returns the norm of x in an 8-bit type."""
-    eight = EightBitRows.empty(x, x.shape[1], kind)
+    eight = EightBitRows.allocate_eight_bit(x, x.shape[1], kind)
     _launch(x, None, weight, eps, None, None, eight=eight)
     return eight
 
@@ -170,7 +170,9 @@ def add_norm_eight(
         kind: the type.
         unquantised: whether to return the rows before quantisation, too.
     """
-    eight = EightBitRows.empty(residual, residual.shape[1], kind, unquantised=unquantised)
+    eight = EightBitRows.allocate_eight_bit(
+        residual, residual.shape[1], kind, unquantised=unquantised
+    )
     _launch(x, residual, weight, eps, scales, ranks, out=eight.unquantised, eight=eight)
     return eight
 

@@ -1,9 +1,9 @@
-"""Products of rows with matrices of 4-bit numbers, which are read once and decoded in registers.
+"""Multiplies rows by matrices of 4-bit numbers, which are read once and decoded in registers.
 
-A matrix [N, K] in groups of G columns moves N * K / 2 + N * K / G * 4 bytes. Two numbers are
-decoded by one instruction each of a shift, a mask and a subtraction, and are an operand of the
-tensor cores where they lie; a group's sums are multiplied by its scales. The twin decodes the
-matrix and multiplies (reference/packed_products.py).
+A matrix [N, K] in groups of G columns moves N * K / 2 + N * K / G * 4 bytes. A shift, a mask and a
+subtraction decode two numbers at a time, and the tensor cores use them directly from the registers.
+A group's sums are multiplied by its scales. The torch reference decodes the matrix and multiplies
+(reference/packed_products.py).
 """
 
 from __future__ import annotations
@@ -359,8 +359,8 @@ def packed_rows(
         rows,
         outputs,
         inputs,
-        blocks_of(weight),
-        **constants_of(weight),
+        count_column_blocks(weight),
+        **weight_kernel_constants(weight),
         TOGETHER=math.gcd(weight.group // weight.slice, SLICES),
         SPAN=span,
         SCALED=many,
@@ -378,7 +378,7 @@ def packed_rows(
 
 
 def add_parts(parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns the sum [M, N] of parts [P, M, N] of a product, in a dtype."""
+    """Adds up the partial sums [P, M, N] of a matmul. Returns [M, N] in the given dtype."""
     y = parts.new_empty(parts.shape[1:], dtype=dtype)
     _add_parts[(cdiv(y.numel(), 1024),)](
         parts, y, y.numel(), PARTS=len(parts), BLOCK=1024, num_warps=4, **pdl_options(y.device)
@@ -387,8 +387,9 @@ def add_parts(parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def max_rows(device: torch.device, dtype: torch.dtype) -> int:
-    """Returns the maximum number of rows for which `packed_rows` is faster than decoding the
-    matrix. Scales are rounded to the dtype of many rows, and float16 lacks their range.
+    """Returns the maximum number of rows for which `packed_rows` is faster than decoding the matrix
+    first. The limit is lower for float16: the kernel for many rows rounds scales to the dtype of
+    the rows, and float16 lacks their range.
     """
     properties = properties_of(device)
     # which the interpreter can't compute in
@@ -405,8 +406,8 @@ def hopper_packed_module(weight: PackedWeight, rows: int, dtype: torch.dtype) ->
 
 
 def parts_of(weight: PackedWeight, rows: int, dtype: torch.dtype) -> int:
-    """Returns the number of parts to split the sums of a product into, so that its programs keep a
-    GPU busy.
+    """Returns how many parts to split the reduction into, so that there are enough programs to keep
+    a GPU busy.
     """
     if (hopper := hopper_packed_module(weight, rows, dtype)) is not None:
         parts: int = hopper.parts_of(weight, rows)
@@ -418,16 +419,18 @@ def parts_of(weight: PackedWeight, rows: int, dtype: torch.dtype) -> int:
         wanted = 1
     most = wanted * properties_of(weight.words.device).multiprocessors // programs
     return next(
-        parts for parts in (8, 4, 2, 1) if parts <= max(1, min(most, blocks_of(weight) // 2))
+        parts
+        for parts in (8, 4, 2, 1)
+        if parts <= max(1, min(most, count_column_blocks(weight) // 2))
     )
 
 
-def decoded(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
+def decode_weight(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     """Returns the values [N, K] of a packed matrix, rounded to a dtype. Moves 2.5 N K bytes in 16
     bits.
     """
     outputs, inputs = weight.shape
-    blocks = blocks_of(weight)
+    blocks = count_column_blocks(weight)
     out = torch.empty((outputs, inputs), dtype=dtype, device=weight.words.device)
     _decode_packed[(cdiv(outputs, 32), blocks)](
         weight.words,
@@ -437,7 +440,7 @@ def decoded(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
         outputs,
         inputs,
         blocks,
-        **constants_of(weight),
+        **weight_kernel_constants(weight),
         BLOCK_N=32,
         num_warps=4,
         **pdl_options(out.device),
@@ -445,13 +448,13 @@ def decoded(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     return out
 
 
-def blocks_of(weight: PackedWeight) -> int:
+def count_column_blocks(weight: PackedWeight) -> int:
     """Returns the number of blocks of columns of a matrix."""
     return weight.words.shape[1] // (SLICES * weight.slice // NUMBERS)
 
 
-def constants_of(weight: PackedWeight) -> dict[str, object]:
-    """Returns the constants of the kernels that depend on the matrix."""
+def weight_kernel_constants(weight: PackedWeight) -> dict[str, object]:
+    """Returns the kernel constants that depend on the matrix."""
     own = weight.half is not None
     return {
         "KIND": weight.kind,

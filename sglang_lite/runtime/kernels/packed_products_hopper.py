@@ -1,9 +1,9 @@
-"""Products of rows with matrices of 4-bit integers on Hopper GPUs: one warp copies words and rows
-ahead in bulk (TMA), and two warp groups decode 64 rows of the matrix each, in registers, where they
-are operands of asynchronous products.
+"""Multiplies rows by matrices of 4-bit integers on Hopper GPUs. One warp copies words and rows
+ahead in bulk (TMA). Two warp groups decode 64 rows of the matrix each, and use the decoded numbers
+directly from registers in asynchronous matmuls.
 
 While a slice of columns is multiplied, the next one is decoded. A matrix is decoded once for up to
-256 rows, and the first words are copied before the kernels ahead have finished. Moves N * K / 2
+256 rows, and the first words are copied before the preceding kernels have finished. Moves N * K / 2
 bytes and the scales.
 """
 
@@ -27,7 +27,12 @@ from sglang_lite.runtime.kernels.activation import apply_activation
 from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.packed_products import blocks_of, constants_of, scales_of, zeros_of
+from sglang_lite.runtime.kernels.packed_products import (
+    count_column_blocks,
+    scales_of,
+    weight_kernel_constants,
+    zeros_of,
+)
 from sglang_lite.runtime.kernels.packed_weight import SLICES, PackedWeight
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.prefill_attention_hopper import sync
@@ -357,15 +362,19 @@ def supports(weight: PackedWeight, rows: int, dtype: torch.dtype) -> bool:
 
 
 def parts_of(weight: PackedWeight, rows: int) -> int:
-    """Returns the number of parts to split sums into, like the function of the same name in
+    """Returns how many parts to split the reduction into, like the function of the same name in
     `packed_products`.
     """
     programs = cdiv(weight.shape[0], 2 * _OUTPUTS.value)
     most = (
-        _launch_of(rows).programs * properties_of(weight.words.device).multiprocessors // programs
+        _hopper_launch_for_rows(rows).programs
+        * properties_of(weight.words.device).multiprocessors
+        // programs
     )
     return next(
-        parts for parts in (8, 4, 2, 1) if parts <= max(1, min(most, blocks_of(weight) // 2))
+        parts
+        for parts in (8, 4, 2, 1)
+        if parts <= max(1, min(most, count_column_blocks(weight) // 2))
     )
 
 
@@ -375,10 +384,10 @@ class _Launch:
 
     Attributes:
         words: blocks whose words are copied ahead.
-        rows: copies of x that are ahead.
+        rows: blocks of x that are copied ahead.
         together: slices of columns, 1 or 2, that are copied, decoded and multiplied together.
         registers: registers of a multiplying thread.
-        limit: registers of a thread before warps get their own; None for as many as there are.
+        limit: maximum registers of a thread at launch, before warps get their own; or None.
         programs: programs that a multiprocessor has room for.
     """
 
@@ -390,7 +399,7 @@ class _Launch:
     programs: int = 1
 
 
-def _launch_of(rows: int) -> _Launch:
+def _hopper_launch_for_rows(rows: int) -> _Launch:
     """Returns the launch parameters for this many rows. Measured on an H200."""
     if rows <= 32:
         return _Launch(words=4, rows=4, together=2, registers=104, limit=80, programs=2)
@@ -419,7 +428,7 @@ def packed_rows_hopper(
         if parts == 1
         else x.new_empty((parts, rows, outputs), dtype=torch.float32)
     )
-    launch = _launch_of(rows)
+    launch = _hopper_launch_for_rows(rows)
     tile = max(8, power_of_2(rows))
     size = weight.slice
     of_words, of_rows = (
@@ -437,8 +446,10 @@ def packed_rows_hopper(
         y,
         rows,
         outputs,
-        blocks_of(weight),
-        **{name: value for name, value in constants_of(weight).items() if name != "KIND"},
+        count_column_blocks(weight),
+        **{
+            name: value for name, value in weight_kernel_constants(weight).items() if name != "KIND"
+        },
         BIAS=bias is not None,
         GATE=gate,
         EARLY=math.prod(grid) <= launch.programs * properties_of(x.device).multiprocessors,

@@ -1,10 +1,10 @@
-"""Products of a single row with matrices of 4-bit numbers, bound by reading the weights.
+"""Multiplies a single row by matrices of 4-bit numbers; bound by reading the weights.
 
 As in gemv.py, the neighbouring operations are fused in, and the first weights are loaded before the
 preceding kernels have finished. A program keeps its inputs in registers and iterates over tiles of
-outputs. One mask turns a 4-bit number into a float that is too small (3.55 instructions per weight
-in total), for which the inputs compensate. A zero is subtracted from a group's sum, times the sum
-of its inputs.
+outputs. A single mask turns a 4-bit number into a float that is too small by a constant factor, for
+which the inputs are scaled up (3.55 instructions per weight in total). The zero of a group, times
+the sum of its inputs, is subtracted from the group's sum.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.activation import apply_activation
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.packed_products import blocks_of, constants_of, scales_of, zeros_of
+from sglang_lite.runtime.kernels.packed_products import (
+    count_column_blocks,
+    scales_of,
+    weight_kernel_constants,
+    zeros_of,
+)
 from sglang_lite.runtime.kernels.packed_weight import SLICES, PackedWeight
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
@@ -270,7 +275,7 @@ def packed_row(
     """
     assert weight.table is None
     rows, inputs = weight.shape
-    quads = quads_of(weight)
+    quads = count_word_quads(weight)
     warps = min(_WARPS, quads // 32)
     # as many as a thread has registers for
     together = max(2, _OUTPUTS * _WARPS * 32 // max(quads, _WARPS * 32))
@@ -290,9 +295,9 @@ def packed_row(
         outputs,
         inputs,
         eps,
-        **constants_of(weight),
+        **weight_kernel_constants(weight),
         TOGETHER=math.gcd(weight.group // weight.slice, SLICES),
-        BLOCKS=blocks_of(weight),
+        BLOCKS=count_column_blocks(weight),
         ADD=residual is not None,
         NORM=norm is not None,
         BIAS=bias is not None,
@@ -306,6 +311,6 @@ def packed_row(
     return y, total
 
 
-def quads_of(weight: PackedWeight) -> int:
+def count_word_quads(weight: PackedWeight) -> int:
     """Returns the number of quads of words in a matrix's row, rounded up to a power of two."""
     return max(32, power_of_2(weight.words.shape[1] // 4))

@@ -18,17 +18,17 @@ Kind = Literal["integers", "e2m1", "table"]
 class PackedWeight:
     """Matrix [N, K] of 4-bit numbers in groups of G columns: value = scale * (number - zero).
 
-    Columns are cut into slices of S, of which four make up a block; the last block is filled up
-    with zeros.
+    Columns are cut into slices of S, of which four make up a block. The last block is padded with
+    zeros.
 
     Attributes:
         inputs: columns, K.
         words: int32 [N, blocks * S / 2]. In a block, bits 4 j … 4 j + 3 of word i are the number of
-            column 2 i of slice j, and 16 bits above them is that of column 2 i + 1: a shift and a
-            mask leave a pair, each in 16 bits.
-        scales: [groups, N], groups up to the end of the last block: float32; or int32 if each group
-            has its own zero: that, in float16, above the 16 bits of a scale.
-        half: dtype of such a scale; None if scales are float32.
+            column 2 i of slice j, and the number of column 2 i + 1 is 16 bits above them: a shift
+            and a mask leave a pair, each in 16 bits.
+        scales: [groups, N], with groups up to the end of the last block. float32, or int32 if each
+            group has its own zero: the zero, in float16, in the upper 16 bits, the scale below it.
+        half: dtype of such a 16-bit scale; None if scales are float32.
         zero: number that stands for 0 if scales are float32.
         kind: what numbers stand for: "integers" for themselves, "e2m1" for floating point with a
             sign, two bits of exponent and one of mantissa, "table" for an entry of `table`.

@@ -32,8 +32,8 @@ def start_next(PDL: tl.constexpr):
 
 
 def pdl_options(device: torch.device) -> dict[str, Any]:  # Triton's launch options
-    """Returns keyword arguments for an overlapped launch. GPUs before Hopper don't support overlap,
-    so launches there have none.
+    """Returns keyword arguments for a launch that may overlap with others. GPUs before Hopper don't
+    support this, so there the arguments disable it.
     """
     return _OVERLAPPED if properties_of(device).has_pdl else _PLAIN
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sglang_lite.runtime.kernels.all_reduce import Peers, memory_shape
+from sglang_lite.runtime.kernels.all_reduce import Peers, rank_memory_shape
 from sglang_lite.runtime.kernels.driver import call_driver
 from sglang_lite.runtime.kernels.two_shot import PartPeers, memory_bytes
 
@@ -69,13 +69,13 @@ def share_memory(
     Returns:
         Memory for exchanges of few numbers, and for sums of many.
     """
-    shape = memory_shape(count, row_bytes)
+    shape = rank_memory_shape(count, row_bytes)
     with torch.cuda.device(device):
         torch.zeros(1, device=device)  # makes the context
         addresses, memory = _allocate_shared(rank, 8 * math.prod(shape), device, swap)
-        peers = Peers.of(rank, addresses, memory.view(torch.int64).view(shape))
+        peers = Peers.for_rank(rank, addresses, memory.view(torch.int64).view(shape))
         addresses, memory = _allocate_shared(rank, memory_bytes(count), device, swap)
-        return peers, PartPeers.of(rank, addresses, memory)
+        return peers, PartPeers.for_rank(rank, addresses, memory)
 
 
 def _allocate_shared(
@@ -88,11 +88,12 @@ def _allocate_shared(
     memory = torch.as_tensor(own, device=device).zero_()
     torch.cuda.synchronize(device)  # others may write from now on
     return [
-        own.address if i == rank else _opened(handle) for i, handle in enumerate(swap(own.handle))
+        own.address if i == rank else _open_handle(handle)
+        for i, handle in enumerate(swap(own.handle))
     ], memory
 
 
-def _opened(handle: bytes) -> int:
+def _open_handle(handle: bytes) -> int:
     """Opens memory that another process has allocated, and returns its address."""
     address = ctypes.c_uint64()
     call_driver(

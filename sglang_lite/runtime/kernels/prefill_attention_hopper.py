@@ -1,10 +1,10 @@
-"""`prefill_attention` with features of Hopper GPUs: bulk copies (TMA) and asynchronous products of
+"""`prefill_attention` with features of Hopper GPUs: bulk copies (TMA) and asynchronous matmuls of
 warp groups.
 
 Written in Gluon, Triton's language for layouts and barriers, as Triton itself can't copy pages in
 bulk. The design is FlashAttention-3's (Shah et al., arXiv:2407.08608): one warp copies, and two
-warp groups compute, each for its own queries; the products of a block overlap with the softmax of
-the next, and those of one group with the softmax of the other.
+warp groups compute, each for its own queries. The matmuls of a block overlap with the softmax of
+the next block, and those of one group with the softmax of the other group.
 
 Keys may end with a rotary part that all heads share, if they are expanded from latents.
 """

@@ -43,8 +43,8 @@ def hopper_prefix_module(
     page_size: int,
     softcap: float | None,
 ) -> ModuleType | None:
-    """Returns the module of the Hopper kernel if that one runs instead, else None. Its items have
-    more queries.
+    """Returns the module of the Hopper kernel if it replaces this one, else None. The Hopper kernel
+    takes items with more queries.
 
     Args:
         properties: properties of the GPU that the kernel runs on.

@@ -1,9 +1,10 @@
-"""`rope_store` and `decode_attention` in one kernel: from the QKV product of decoding rows to the
-result of attention.
+"""`rope_store` and `decode_attention` in one kernel: from the QKV projection of decoding rows to
+the result of attention.
 
-Everything except the product is available since the step's first kernel, so work items, pages and
-the first keys and values are loaded while the product is computed. The program with a row's last
-tokens adds the new token and stores its key and value; no other program reads them.
+Everything except the QKV projection's output is available since the step's first kernel, so work
+items, pages and the first keys and values are loaded while that output is computed. The program
+with a row's last tokens adds the new token and stores its key and value; no other program reads
+them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DecodeWork, DevicePlan
-from sglang_lite.runtime.kernels.decode_attention import merge_options, store_or_merge
+from sglang_lite.runtime.kernels.decode_attention import merge_kernel_options, store_or_merge
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.eight_bit_rows import Scales
 from sglang_lite.runtime.kernels.few_queries import (
@@ -426,6 +427,6 @@ def rope_attention(
         BLOCK_G=launch.queries,
         BLOCK_D=padded_head_size(dim),
         **launch.options,
-        **merge_options(launch, group, dim),
+        **merge_kernel_options(launch, group, dim),
         **pdl_options(qkv.device),
     )

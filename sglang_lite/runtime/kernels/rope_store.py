@@ -1,5 +1,5 @@
-"""Norms of queries and keys, rotary embedding and KV store, fused: the step between the QKV product
-and attention.
+"""Norms of queries and keys, rotary embedding and KV store, fused: the step between the QKV
+projection and attention.
 
 If the cache has scales, keys and values are divided by them, and queries multiplied by the scales
 of their keys.
@@ -180,7 +180,7 @@ def rope_store(
         plan: plan of the step.
         cache: KV cache (written).
         layer: index of the layer.
-        scales: scales of qkv if it is an 8-bit product, or None.
+        scales: scales still to be applied to qkv after an 8-bit matmul, or None.
 
     Returns:
         The queries for attention, a view [T, heads, head_dim] of qkv. Moves 2 T (heads + 2

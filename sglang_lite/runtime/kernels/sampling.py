@@ -44,7 +44,7 @@ class DeviceSampling:
         temperature: float32, 0 for greedy.
         top_p, min_p: float32; 1 and 0 disable the filters.
         top_k: int32, 0 disables the filter.
-        sequential: int32, 1 if top-p counts in the mass that top-k has left, 0 if in that of all
+        sequential: int32, 1 if top-p is applied to what top-k has kept, 0 if it is applied to all
             tokens.
         seed: int64.
     """
@@ -58,13 +58,13 @@ class DeviceSampling:
 
     @staticmethod
     def allocate(slots: int, device: torch.device) -> DeviceSampling:
-        def floats(value: float) -> torch.Tensor:
+        def filled_tensor(value: float) -> torch.Tensor:
             return torch.full((slots,), value, device=device)
 
         return DeviceSampling(
-            floats(0.0),
-            floats(1.0),
-            floats(0.0),
+            filled_tensor(0.0),
+            filled_tensor(1.0),
+            filled_tensor(0.0),
             torch.zeros(slots, dtype=torch.int32, device=device),
             torch.zeros(slots, dtype=torch.int32, device=device),
             torch.zeros(slots, dtype=torch.int64, device=device),
@@ -496,7 +496,7 @@ def draw(
         words.stride(0) if masks else 0,
         size,
         softcap or 0.0,
-        *_columns(found),
+        *_unpack_draw_part(found),
         blocks,
         blocks,
         0,
@@ -551,7 +551,7 @@ def draw_part(
         words.stride(0) if masks else 0,
         size,
         softcap or 0.0,
-        *_columns(found),
+        *_unpack_draw_part(found),
         blocks,
         first,
         SOFTCAP=softcap is not None,
@@ -571,7 +571,7 @@ def pick_winner(
     last_tokens: torch.Tensor,
     tokens: torch.Tensor,
 ) -> None:
-    """Draws the tokens that `draw` would draw from whole logits, for rows without filters.
+    """Draws the same tokens as `draw` would from all logits together, for rows without filters.
 
     Args:
         parts: float32 [parts, 4, N], results of `draw_part` for each part.
@@ -595,7 +595,7 @@ def pick_winner(
         0,
         0,
         0.0,
-        *_columns(parts[0]),
+        *_unpack_draw_part(parts[0]),
         all_blocks,
         blocks,
         parts.stride(0),
@@ -611,7 +611,7 @@ def pick_winner(
     )
 
 
-def _columns(found: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _unpack_draw_part(found: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Returns the scores, tokens, highest logits and non-finite flags in the result of `draw_part`."""
     best, at, highest, bad = found.unbind(0)
     return best, at.view(torch.int32), highest, bad.view(torch.int32)

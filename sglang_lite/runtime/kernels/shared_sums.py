@@ -59,7 +59,7 @@ class SharedSums:
         self._timeout_s = timeout_s
         self._epoch = 0
 
-    def takes(self, x: torch.Tensor) -> bool:
+    def can_sum(self, x: torch.Tensor) -> bool:
         """Returns whether numbers of this type can be summed."""
         return x.dtype in self._sums
 
@@ -70,7 +70,9 @@ class SharedSums:
         add = self._sums[x.dtype]
         add(self._address, self._count, SLOT, epoch, x.numel(), x.data_ptr())
 
-    def gather(self, x: torch.Tensor, shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
+    def gather_from_ranks(
+        self, x: torch.Tensor, shapes: list[tuple[int, ...]]
+    ) -> list[torch.Tensor]:
         """Returns all ranks' x, as views that stay valid until the exchange after the next one.
 
         Args:

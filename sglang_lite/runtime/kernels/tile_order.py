@@ -1,4 +1,4 @@
-"""Order in which the programs of a product process its tiles."""
+"""Order in which the programs of a matmul process its tiles."""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
     out = x_0 + … + x_(n-1)     in this order on every rank, in float32: all have the same bits
 
-Each rank gets its part of every x, sums it, and sends the sum to all. So a rank sends 2 (n - 1) / n
-of x, where one shot (`kernels.all_reduce`) sends 2 (n - 1) of it, as half of each of its words is
-the epoch. But two trips follow each other, and each ends with a flag after a fence.
+Each rank receives its part of every x, sums it, and sends the sum to all. So a rank sends
+2 (n - 1) / n times the size of x. One shot (`kernels.all_reduce`) sends 2 (n - 1) times its size,
+as half of each word is the epoch. But two shots take two trips, one after the other, and each trip
+ends with a flag after a fence.
 
 Memory of a rank, bytes: flags, int64 [2 trips, ranks, programs], each the last exchange of which a
 rank's program has sent everything; then [2 trips, 2, ranks, part], the data of even-numbered and of
@@ -51,11 +52,11 @@ class PartPeers:
     memories: tuple[torch.Tensor, ...]
 
     @staticmethod
-    def of(
+    def for_rank(
         rank: int, addresses: Sequence[int], *memories: torch.Tensor, programs: int = PROGRAMS
     ) -> PartPeers:
         """Creates a rank's record before its first exchange. `programs` is the number of programs
-        per sum; other arguments as for `Peers.of`.
+        per sum; other arguments as for `Peers.for_rank`.
         """
         device = memories[0].device
         return PartPeers(
@@ -66,7 +67,7 @@ class PartPeers:
             memories,
         )
 
-    def takes(self, x: torch.Tensor) -> bool:
+    def can_sum(self, x: torch.Tensor) -> bool:
         """Returns whether tensors of this size can be summed."""
         return x.nbytes <= MAX_BYTES and x.nbytes % (self.count * _LINE) == 0
 

@@ -65,7 +65,7 @@ def find_miss(
     at = cached
     before = _NONE
     end = len(match.pages) * tree.page_size
-    tokens = space.ids(prompt[:usable])
+    tokens = space.tree_ids(prompt[:usable])
     rest = tokens[end:]
     other = match.tail.node if match.tail is not None else match.node.newest
     reason: MissReason = "never_seen"
@@ -74,7 +74,7 @@ def find_miss(
     elif reveal_others and _is_cached_elsewhere(tree, tokens, end, space.namespace):
         reason = "other_namespace"
     elif other is not None and (end or match.tail is not None):
-        has = other.following(_SHOWN + (match.tail.count if match.tail else 0))
+        has = other.leading_tokens(_SHOWN + (match.tail.count if match.tail else 0))
         length = min(len(has), len(rest))
         differ = np.flatnonzero(has[:length] != rest[:length])
         if len(differ):
@@ -92,8 +92,10 @@ def find_miss(
     return Miss(reason, at, uncached, now, before if reveal_others else _NONE)
 
 
-def continued(prompt: Ints, cached: int) -> Miss:
-    """Returns the reason for a prompt that continues in the slot of another request."""
+def continued_slot_miss(prompt: Ints, cached: int) -> Miss:
+    """Returns the reason why tokens are not cached for a prompt that continues in the slot of
+    another request.
+    """
     now = prompt[max(cached - _AROUND, 0) : cached + _SHOWN].copy()
     return Miss("continued", cached, prompt[cached:].copy(), now, _NONE)
 

@@ -32,7 +32,7 @@ def check_cache(
     table = store.table
     size = store.page_size
     fetching = [] if store.tiers is None else store.tiers.fetching
-    nodes = list(store.tree.nodes())
+    nodes = list(store.tree.iterate_nodes())
 
     owners = _count_owners(store, handles)
     assert (owners <= 1).all(), f"pages with two owners: {np.flatnonzero(owners > 1)}"
@@ -67,7 +67,7 @@ def check_cache(
         _check_node(node, size)
 
     if store.tiers is not None:
-        store.tiers.host.check()
+        store.tiers.host.check_slots()
     if store.windows is not None:
         _check_windows(store, store.windows, handles, nodes)
 
@@ -88,7 +88,7 @@ def check_cache(
         assert len(pages) == h.owned_from, "locks another prefix than it reads"
         if prefix:
             tokens = np.concatenate([node.tokens for node in prefix])
-            own = h.space.ids(table.tokens[h.slot, : len(tokens)])
+            own = h.space.tree_ids(table.tokens[h.slot, : len(tokens)])
             assert np.array_equal(tokens, own), "reads a prefix of other tokens"
 
 
@@ -112,7 +112,7 @@ def _count_owners(store: PrefixCache, handles: Iterable[SlotHandle]) -> NDArray[
     table = store.table
     owned = [
         store.pool.free_pages(),
-        *(node.pages for node in store.tree.nodes()),
+        *(node.pages for node in store.tree.iterate_nodes()),
         *(fetch.pages for fetch in ([] if store.tiers is None else store.tiers.fetching)),
         *(table.pages[h.slot, h.owned_from : table.page_count[h.slot]] for h in handles),
     ]
@@ -139,13 +139,15 @@ def _check_windows(
         assert not windows.has_any_window_page(table.pages[h.slot, h.owned_from : first]), (
             "own pages behind the window"
         )
-    assert all(windows.has(page) for page in readers), "pages in a window without a window page"
+    assert all(windows.has_window_page(page) for page in readers), (
+        "pages in a window without a window page"
+    )
     counted = {
         page: int(windows.readers[page]) for page in np.flatnonzero(windows.readers).tolist()
     }
     assert counted == dict(readers), "miscounted readers"
     in_tree = np.concatenate([np.empty(0, np.int32), *(node.pages for node in nodes)])
-    idle = sum(windows.has(page) and page not in readers for page in in_tree.tolist())
+    idle = sum(windows.has_window_page(page) and page not in readers for page in in_tree.tolist())
     assert windows.idle == idle == windows.count_idle(), "miscounted idle pages"
 
 

@@ -46,11 +46,11 @@ class DiskTier:
         self.known: dict[bytes, None] = {}
         self._lock = threading.Lock()  # of `known`
 
-    def find(self, names: Sequence[bytes]) -> Future[int]:
+    def count_existing(self, names: Sequence[bytes]) -> Future[int]:
         """Counts how many of these files exist, up to the first that doesn't."""
         return self.executor.submit(self._count_existing_now, names)
 
-    def read(self, name: bytes, rows: Rows, slots: Ints, skip: int) -> Future[bool]:
+    def start_read(self, name: bytes, rows: Rows, slots: Ints, skip: int) -> Future[bool]:
         """Reads a file.
 
         Args:
@@ -62,7 +62,7 @@ class DiskTier:
         """
         return self.executor.submit(self._read_file, name, rows, slots, skip)
 
-    def write(self, name: bytes, rows: Rows, slots: Ints) -> Future[None]:
+    def start_write(self, name: bytes, rows: Rows, slots: Ints) -> Future[None]:
         """Writes a file, unless it exists."""
         return self.writer.submit(self._write_file, name, rows, slots)
 
@@ -93,7 +93,7 @@ class DiskTier:
         return found
 
     def _exists_in_store(self, name: bytes) -> bool:
-        return self._set_known(name, there=self._store.has(name))
+        return self._set_known(name, there=self._store.has_file(name))
 
     def _set_known(self, name: bytes, *, there: bool) -> bool:
         with self._lock:
@@ -113,7 +113,7 @@ class DiskTier:
                     or file.pages < skip + len(slots)
                 ):
                     raise DamagedFileError("it has other pages than its name says")
-                file.read(rows, slots, skip)
+                file.read_into(rows, slots, skip)
             return True
         except DamagedFileError as error:
             what = "removed" if self._store.remove(name) else "not read any more"
@@ -129,7 +129,7 @@ class DiskTier:
     def _write_file(self, name: bytes, rows: Rows, slots: Ints) -> None:
         try:
             if not self.off and not self._exists_in_store(name):
-                self._store.write(name, rows, slots)
+                self._store.store_pages(name, rows, slots)
                 self._set_known(name, there=True)
         except Exception as error:  # of anybody's store
             self.stop(error)

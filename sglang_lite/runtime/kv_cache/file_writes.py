@@ -41,13 +41,13 @@ class FileWrites:
     def __len__(self) -> int:
         return len(self._files)
 
-    def add(self, names: Sequence[bytes]) -> None:
+    def queue_file(self, names: Sequence[bytes]) -> None:
         """Adds a file of these pages if all are in the host tier or being copied there."""
         if all(name in self._host for name in names) and all(
             names[-1] != other.name for other in self._files
         ):
-            slots = self._host.slots(names)
-            self._host.pin(slots)
+            slots = self._host.use_slots(names)
+            self._host.pin_slots(slots)
             self._files.append(_Write(names[-1], slots, self._host.memory.launched))
 
     @property
@@ -63,7 +63,7 @@ class FileWrites:
         left = []
         for file in self._files:
             if file.written is None and file.copy <= completed:
-                file.written = disk.write(file.name, self._host.memory.rows, file.slots)
+                file.written = disk.start_write(file.name, self._host.memory.rows, file.slots)
             if file.written is not None and file.written.done():
                 file.written.result()
                 self._host.unpin_slots(file.slots)

@@ -31,15 +31,15 @@ class PageMemory(Protocol):
     launched: int
     page_s: float
 
-    def completed(self) -> int:
+    def count_completed(self) -> int:
         """Returns the number of copies that have completed."""
         ...
 
-    def read(self, pages: Ints, slots: Ints) -> None:
+    def copy_to_host(self, pages: Ints, slots: Ints) -> None:
         """Copies pages of the device, int32 [N], to slots of this memory."""
         ...
 
-    def write(self, slots: Ints, pages: Ints) -> None:
+    def copy_to_device(self, slots: Ints, pages: Ints) -> None:
         """Starts copying slots of this memory, int32 [N], to pages of the device."""
         ...
 
@@ -68,43 +68,43 @@ class HostTier:
     def __contains__(self, name: bytes) -> bool:
         return name in self._slots
 
-    def slots(self, names: Sequence[bytes]) -> Ints:
-        """Returns the slots of stored pages, int32 [N], and marks them as used most recently, the
-        first page last.
+    def use_slots(self, names: Sequence[bytes]) -> Ints:
+        """Returns the slots of stored pages, int32 [N], and marks them as just used, the first page
+        most recently.
         """
         for name in reversed(names):
             self._slots[name] = self._slots.pop(name)
         return np.array([self._slots[name] for name in names], dtype=np.int32)
 
-    def save(self, names: Sequence[bytes], pages: Ints) -> None:
+    def save_pages(self, names: Sequence[bytes], pages: Ints) -> None:
         """Copies the device's pages that are not stored yet to the host, as many as fit.
 
         Args:
             names: names of the pages, in the order of their sequence.
             pages: int32 [N], the pages.
         """
-        self.slots([name for name in names if name in self._slots])
+        self.use_slots([name for name in names if name in self._slots])
         new = [i for i, name in enumerate(names) if name not in self._slots]
-        slots = self.add([names[i] for i in new])
+        slots = self.allocate_slots([names[i] for i in new])
         if len(slots):
-            self.memory.read(pages[new[: len(slots)]], slots)
+            self.memory.copy_to_host(pages[new[: len(slots)]], slots)
 
-    def add(self, names: Sequence[bytes]) -> Ints:
-        """Allocates slots for pages that are not stored, and whose contents the caller copies:
-        int32 [M], for the first M of them, as many as fit.
+    def allocate_slots(self, names: Sequence[bytes]) -> Ints:
+        """Allocates slots, int32 [M], for the first M of these pages, as many as fit. The pages
+        must not be stored yet, and the caller copies their contents.
         """
         taken = self._allocate(len(names))
         for name, slot in reversed(list(zip(names, taken))):
             self._slots[name] = slot
         return np.array(taken, dtype=np.int32)
 
-    def pin(self, slots: Ints) -> None:
+    def pin_slots(self, slots: Ints) -> None:
         """Keeps the contents of slots until `unpin_slots`, while the host reads them."""
         for slot in slots.tolist():
             self._pinned[slot] = self._pinned.get(slot, 0) + 1
 
     def unpin_slots(self, slots: Ints) -> None:
-        """Ends a `pin_slots` of slots. Frees those without a page."""
+        """Undoes one `pin_slots` of these slots. Frees those without a page."""
         for slot in slots.tolist():
             self._pinned[slot] -= 1
             if not self._pinned[slot]:
@@ -114,8 +114,8 @@ class HostTier:
                     self._free.append(slot)
 
     def reserve_pinned(self, count: int) -> Ints:
-        """Pins up to `count` slots without a page, which the host may write when all copies so far
-        have completed.
+        """Allocates and pins up to `count` slots without a page. The host may write to them once
+        all copies launched so far have completed.
         """
         slots = self._allocate(count)
         self._nameless.update(slots)
@@ -123,14 +123,16 @@ class HostTier:
         return np.array(slots, dtype=np.int32)
 
     def name_reserved(self, names: Sequence[bytes], slots: Ints) -> None:
-        """Names the first of some reserved slots, which the host has written, and unpins all."""
+        """Assigns page names to the first of some reserved slots, which the host has written, and
+        unpins all of them.
+        """
         for name, slot in zip(names, slots.tolist()):
             if name not in self._slots:
                 self._slots[name] = slot
                 self._nameless.remove(slot)
         self.unpin_slots(slots)
 
-    def clear(self) -> None:
+    def forget_pages(self) -> None:
         """Forgets all pages."""
         for slot in self._slots.values():
             if slot in self._pinned:
@@ -139,7 +141,7 @@ class HostTier:
                 self._free.append(slot)
         self._slots.clear()
 
-    def check(self) -> None:
+    def check_slots(self) -> None:
         """Recounts the slots, for the invariant checks."""
         slots = [*self._free, *self._slots.values(), *self._nameless]
         assert sorted(slots) == list(range(len(self.memory.rows))), (

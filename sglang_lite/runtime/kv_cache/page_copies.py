@@ -25,7 +25,7 @@ class PageCopy:
     count: int
 
 
-def token_slots(copies: list[PageCopy], page_size: int, pages: Ints | None = None) -> Ints:
+def token_slots_to_copy(copies: list[PageCopy], page_size: int, pages: Ints | None = None) -> Ints:
     """Returns the token slots to copy from and to, int32 [2, N].
 
     Args:

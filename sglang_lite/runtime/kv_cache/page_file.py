@@ -67,7 +67,7 @@ class PageFile:
     _checks: NDArray[Any]  # checksum or code of each page
     _key: bytes | None  # of the codes
 
-    def read(self, rows: Rows, slots: Ints, skip: int = 0) -> None:
+    def read_into(self, rows: Rows, slots: Ints, skip: int = 0) -> None:
         """Reads pages into rows of a memory.
 
         Args:
@@ -97,7 +97,7 @@ class PageFile:
         most = max(PART_BYTES // self.page_bytes, 1)
         starts = range(0, len(slots), most)
         for start, _ in zip(
-            starts, threads.map(lambda at: self.read(rows, slots[at : at + most], at), starts)
+            starts, threads.map(lambda at: self.read_into(rows, slots[at : at + most], at), starts)
         ):
             yield min(start + most, len(slots))
 
@@ -115,7 +115,7 @@ def open_pages(path: str | os.PathLike[str], secret: str | None = None) -> Itera
             not written with the given secret, or with one when none is given.
     """
     with open(path, "rb", buffering=0) as raw:
-        yield _opened(raw.fileno(), os.fstat(raw.fileno()).st_size, secret)
+        yield _read_header(raw.fileno(), os.fstat(raw.fileno()).st_size, secret)
 
 
 def open_pages_in_memory(data: bytes) -> PageFile:
@@ -124,10 +124,10 @@ def open_pages_in_memory(data: bytes) -> PageFile:
     Raises:
         DamagedFileError: as for `open_pages`.
     """
-    return _opened(data, len(data), None)
+    return _read_header(data, len(data), None)
 
 
-def _opened(source: _Source, size: int, secret: str | None) -> PageFile:
+def _read_header(source: _Source, size: int, secret: str | None) -> PageFile:
     """Reads and checks the header of a file of `size` bytes, and returns its pages."""
 
     def read(count: int, at: int) -> bytes:
@@ -161,7 +161,7 @@ def _opened(source: _Source, size: int, secret: str | None) -> PageFile:
 
 
 def _fill_from(view: memoryview, source: _Source, at: int) -> None:
-    """Fills memory from a place in a file."""
+    """Fills a buffer with the bytes at an offset in a file."""
     if isinstance(source, int):
         count = os.preadv(source, [view], at)
     else:
@@ -171,7 +171,7 @@ def _fill_from(view: memoryview, source: _Source, at: int) -> None:
         raise DamagedFileError(ENDS_EARLY)
 
 
-def packed(
+def pack_pages(
     header: bytes, rows: Rows, slots: Ints, secret: str | None = None
 ) -> list[bytes | memoryview]:
     """Returns the contents of a file of pages, in parts; see `write_pages`."""
@@ -198,7 +198,7 @@ def write_pages(
     Raises:
         OSError: it can't be written; nothing is left of it.
     """
-    parts = packed(header, rows, slots, secret)
+    parts = pack_pages(header, rows, slots, secret)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}{TEMPORARY}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -214,7 +214,7 @@ def write_pages(
 
 
 def _derive_key(secret: str, header: bytes, pages: int, page_bytes: int) -> bytes:
-    """Derives the key of a file's codes."""
+    """Derives the key of a file's authentication codes."""
     under = blake2b(secret.encode("utf-8", "surrogatepass"), digest_size=64).digest()
     return blake2b(
         struct.pack("<QQ", pages, page_bytes) + header, key=under, digest_size=64
@@ -222,8 +222,8 @@ def _derive_key(secret: str, header: bytes, pages: int, page_bytes: int) -> byte
 
 
 def _compute_checks(rows: Rows, slots: Ints, first: int, key: bytes | None) -> NDArray[Any]:
-    """Computes checksums of pages or, with a key, their codes, where `first` is the first one's
-    place in the file.
+    """Computes the checksums of pages or, with a key, their authentication codes. `first` is the
+    index of the first page in the file.
     """
     if key is None:
         return compute_page_sums(rows, slots)

@@ -31,7 +31,7 @@ class PageNames:
         self.key = blake2b(header, digest_size=32).digest()
         self.page_size = page_size
 
-    def of(self, node: Node) -> list[bytes]:
+    def names_of_node(self, node: Node) -> list[bytes]:
         """Returns the names of a node's pages, which the node caches."""
         unnamed: list[Node] = []
         current = node
@@ -39,27 +39,27 @@ class PageNames:
             assert current.parent is not None  # a root has its namespace
             unnamed.append(current)
             current = current.parent
-        last = self.last(current) if unnamed else b""
+        last = self.last_name(current) if unnamed else b""
         for each in reversed(unnamed):
-            each.names = list(self.after(last, each.tokens))
+            each.names = list(self.names_after(last, each.tokens))
             last = each.names[-1]
         assert node.names is not None
         return node.names
 
-    def last(self, node: Node) -> bytes:
-        """Returns the name of a node's last page; for a root, the name that starts those of its
-        namespace.
+    def last_name(self, node: Node) -> bytes:
+        """Returns the name of a node's last page; for a root, the name from which those of its
+        namespace are derived.
         """
-        last = self.of(node)[-1]
-        return last if node.parent is not None else self.root(last)
+        last = self.names_of_node(node)[-1]
+        return last if node.parent is not None else self.root_name(last)
 
-    def root(self, namespace: bytes) -> bytes:
-        """Returns the name that starts those of a namespace."""
+    def root_name(self, namespace: bytes) -> bytes:
+        """Returns the name from which the names of a namespace's pages are derived."""
         return blake2b(
             namespace, key=self.key, digest_size=NAME_BYTES, person=b"namespace"
         ).digest()
 
-    def after(self, name: bytes, tokens: Ints) -> Iterator[bytes]:
+    def names_after(self, name: bytes, tokens: Ints) -> Iterator[bytes]:
         """Yields the names of the whole pages of int32 `tokens` after the page called `name`."""
         size = self.page_size * tokens.itemsize
         key = self.key

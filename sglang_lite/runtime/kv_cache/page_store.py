@@ -22,7 +22,7 @@ from sglang_lite.runtime.kv_cache.page_file import (
     PageFile,
     open_pages,
     open_pages_in_memory,
-    packed,
+    pack_pages,
     write_pages,
 )
 from sglang_lite.runtime.kv_cache.page_sums import Rows
@@ -63,7 +63,7 @@ class ByteStore(Protocol):
 class PageStore(Protocol):
     """Store of files of pages, by the name of their last page."""
 
-    def has(self, name: bytes) -> bool:
+    def has_file(self, name: bytes) -> bool:
         """Returns whether the file exists."""
         ...
 
@@ -76,7 +76,7 @@ class PageStore(Protocol):
         """
         ...
 
-    def write(self, name: bytes, rows: Rows, slots: Ints) -> None:
+    def store_pages(self, name: bytes, rows: Rows, slots: Ints) -> None:
         """Writes pages."""
         ...
 
@@ -118,7 +118,7 @@ class Folder:
                 hint="Name a folder that you may write to.",
             ) from error
 
-    def has(self, name: bytes) -> bool:
+    def has_file(self, name: bytes) -> bool:
         return self._path(name).exists()
 
     @contextmanager
@@ -129,7 +129,7 @@ class Folder:
         if time.time() - path.stat().st_mtime > _FRESH_S:
             os.utime(path)
 
-    def write(self, name: bytes, rows: Rows, slots: Ints) -> None:
+    def store_pages(self, name: bytes, rows: Rows, slots: Ints) -> None:
         size = write_pages(self._path(name), name, rows, slots)
         with self._lock:
             self._size += size
@@ -155,15 +155,15 @@ class Blobs:
         self._store = store
         self._damaged: set[bytes] = set()
 
-    def has(self, name: bytes) -> bool:
+    def has_file(self, name: bytes) -> bool:
         return name not in self._damaged and self._store.has(name.hex() + _SUFFIX)
 
     @contextmanager
     def open(self, name: bytes) -> Iterator[PageFile]:
         yield open_pages_in_memory(self._store.get(name.hex() + _SUFFIX))
 
-    def write(self, name: bytes, rows: Rows, slots: Ints) -> None:
-        self._store.put(name.hex() + _SUFFIX, b"".join(packed(name, rows, slots)))
+    def store_pages(self, name: bytes, rows: Rows, slots: Ints) -> None:
+        self._store.put(name.hex() + _SUFFIX, b"".join(pack_pages(name, rows, slots)))
         self._damaged.discard(name)
 
     def remove(self, name: bytes) -> bool:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.host.cache_folder import cache_folder
-from sglang_lite.runtime.host.cpu_library import cpu_library
+from sglang_lite.runtime.host.cpu_library import load_cpu_library
 from sglang_lite.runtime.kv_cache.pages import Ints
 
 _WORDS: Final = 512  # per line
@@ -55,7 +55,7 @@ def compute_page_sums(
         OSError: the file can't be read.
         DamagedFileError: it ends before the last page.
     """
-    function = compiled()
+    function = compile_sum_pages()
     size = rows.shape[1]
     sums = np.empty(len(slots), SUM)
     if function is None:
@@ -84,11 +84,11 @@ def compute_page_sums(
 
 
 @cache
-def compiled() -> Callable[..., int] | None:
+def compile_sum_pages() -> Callable[..., int] | None:
     """Compiles and returns `sum_pages`; None without a compiler. The first call on a machine takes
     about a second.
     """
-    library = cpu_library(Path(__file__).with_suffix(".cpp"), cache_folder() / "compiled")
+    library = load_cpu_library(Path(__file__).with_suffix(".cpp"), cache_folder() / "compiled")
     if library is None:
         return None
     function: Any = library["sum_pages"]

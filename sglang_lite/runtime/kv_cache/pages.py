@@ -48,7 +48,7 @@ class PagePool:
         self._top -= count
         return self._stack[self._top : self._top + count][::-1].copy()
 
-    def release(self, pages: Ints, step: int, copy: int = 0) -> None:
+    def quarantine_pages(self, pages: Ints, step: int, copy: int = 0) -> None:
         """Frees `pages`, which steps up to `step` and copies up to `copy` may still use."""
         if len(pages):
             self._quarantine.append((step, copy, pages.copy()))
@@ -59,7 +59,7 @@ class PagePool:
         self._stack[self._top : self._top + len(pages)] = pages[::-1]
         self._top += len(pages)
 
-    def settle(self, step: int | None = None, copy: int | None = None) -> None:
+    def settle_quarantine(self, step: int | None = None, copy: int | None = None) -> None:
         """Frees the quarantined pages whose steps and copies have completed.
 
         Args:

@@ -91,15 +91,17 @@ class PrefixCache:
         """Number of pages that could be allocated now, by eviction if needed."""
         return self.pool.free + self.tree.evictable
 
-    def match(self, tokens: Ints, space: PrefixSpace) -> Match:
+    def match_usable(self, tokens: Ints, space: PrefixSpace) -> Match:
         """Finds the longest cached prefix that leaves at least one token to compute, because its
         logits are needed.
         """
         end = len(tokens) - 1 if self.reuses else 0
         while True:  # shortening for one of the two may end where the other can't use it
-            match = self.tree.match(*space.key(tokens[:end]))
-            cached = match.cached(self.page_size)
-            end = space.sure(cached if self.windows is None else self.windows.usable_tokens(match))
+            match = self.tree.match_prefix(*space.tree_key(tokens[:end]))
+            cached = match.count_cached(self.page_size)
+            end = space.trusted_cached(
+                cached if self.windows is None else self.windows.usable_tokens(match)
+            )
             if end == cached:
                 return match
 
@@ -107,10 +109,10 @@ class PrefixCache:
         """Allocates a request a slot that starts with its cached prefix. If the prefix ends inside
         a page, its cached part is copied, if a page is available.
         """
-        lock = self.tree.lock(match.node)
+        lock = self.tree.lock_node(match.node)
         if self.tiers is not None:
             self.tiers.save_if_selective(match.node)
-        slot = self.table.allocate()
+        slot = self.table.allocate_slot()
         table = self.table
         count = len(match.pages)
         table.tokens[slot, : len(tokens)] = tokens
@@ -120,12 +122,12 @@ class PrefixCache:
         table.computed[slot] = count * self.page_size
         handle = SlotHandle(slot, lock, count, space)
         if self.windows is not None:
-            self.windows.begin(slot, match.pages)
+            self.windows.begin_reading(slot, match.pages)
         if match.tail is not None:
             self._schedule_copy(handle, match.tail)
         return handle
 
-    def miss(
+    def explain_miss(
         self, prompt: Ints, usable: int, match: Match, handle: SlotHandle, *, paused: bool = False
     ) -> Miss | None:
         """Returns the reason why tokens of a newly admitted request must be computed, or None if
@@ -153,8 +155,8 @@ class PrefixCache:
             paused=paused,
             reveal_others=self._reveal_others,
         )
-        ids = handle.space.ids(prompt[:usable])
-        if self.tiers is not None and (below := self.tiers.below(match, ids)):
+        ids = handle.space.tree_ids(prompt[:usable])
+        if self.tiers is not None and (below := self.tiers.find_tier_of_next_page(match, ids)):
             return replace(found, reason=below)
         in_tree = (
             0 if self.windows is None else self.tree.cached_length(ids, handle.space.namespace)
@@ -173,18 +175,18 @@ class PrefixCache:
             return
         slot = handle.slot
         table = self.table
-        match = self.match(table.tokens[slot, : table.known[slot]], handle.space)
+        match = self.match_usable(table.tokens[slot, : table.known[slot]], handle.space)
         count = len(match.pages)
         if count * self.page_size <= table.computed[slot]:
             return
-        lock = self.tree.lock(match.node)
+        lock = self.tree.lock_node(match.node)
         self._release_pages(handle)
-        handle.lock.release()
+        handle.lock.unlock_prefix()
         handle.lock = lock
         handle.owned_from = count
         table.pages[slot, :count] = match.pages
         if self.windows is not None:
-            self.windows.begin(slot, match.pages)
+            self.windows.begin_reading(slot, match.pages)
         table.page_count[slot] = count
         table.computed[slot] = count * self.page_size
         if match.tail is not None:
@@ -196,14 +198,14 @@ class PrefixCache:
         """
         slot = handle.slot
         table = self.table
-        source = self.tree.lock(tail.node)
+        source = self.tree.lock_node(tail.node)
         if self.windows is not None:
-            self.windows.read(np.array([tail.page]))
+            self.windows.add_reader(np.array([tail.page]))
         page = self.allocate(1)
         if page is None:
-            source.release()
+            source.unlock_prefix()
             if self.windows is not None:
-                self.windows.leave(np.array([tail.page]), self.step)
+                self.windows.remove_reader(np.array([tail.page]), self.step)
             return
         table.pages[slot, table.page_count[slot]] = page[0]
         table.page_count[slot] += 1
@@ -211,8 +213,9 @@ class PrefixCache:
         self.pending_copies.append(PageCopy(slot, source, tail.page, int(page[0]), tail.count))
 
     def pop_pending_copies(self, slot: int | None = None) -> list[PageCopy]:
-        """Removes and returns the pending copies, which lock the pages they read: all to perform
-        them, or those of a slot to drop them, whose tokens are then computed.
+        """Removes and returns the pending copies, and unlocks the pages they read. Without `slot`,
+        returns all, to be performed. With one, returns those of that slot, to be dropped; their
+        tokens are then computed instead.
         """
         if not self.pending_copies:
             return []
@@ -221,9 +224,9 @@ class PrefixCache:
             copy for copy in self.pending_copies if slot not in (None, copy.slot)
         ]
         for copy in taken:
-            copy.source.release()
+            copy.source.unlock_prefix()
             if self.windows is not None:
-                self.windows.leave(np.array([copy.from_page]), self.step)
+                self.windows.remove_reader(np.array([copy.from_page]), self.step)
             if slot is not None:
                 self.table.computed[slot] -= copy.count
         return taken
@@ -244,8 +247,8 @@ class PrefixCache:
         return True
 
     def reserve_free_pages(self, slot: int, end: int) -> int:
-        """Allocates pages to positions before `end` of a slot while they are free; nothing is
-        evicted. Returns how many of its positions have one, at most `end`.
+        """Allocates pages for positions before `end` of a slot as long as any are free; evicts
+        nothing. Returns how many of its positions have pages, at most `end`.
         """
         page_count = int(self.table.page_count[slot])
         size = self.page_size
@@ -268,7 +271,7 @@ class PrefixCache:
             self._quarantine_pages(
                 self.table.pages[slot, needed:page_count], self.pool.settled_step
             )
-            self.settle(self.pool.settled_step)
+            self.complete_steps(self.pool.settled_step)
             self.table.page_count[slot] = needed
 
     def will_have_pages(self, slot: int, end: int) -> bool:
@@ -291,24 +294,24 @@ class PrefixCache:
                 # Evicts some more than needed, so a full pool does not search for leaves at every
                 # step.
                 spare = min(self.pool.total // 64, self.tree.evictable)
-                self.evict(max(short, spare))
-            self.pool.settle()
+                self.evict_pages(max(short, spare))
+            self.pool.settle_quarantine()
         if count > self.pool.free or not (
             self.windows is None or self.windows.free_idle_until(count)
         ):
             return None
         pages = self.pool.allocate(count)
         if self.windows is not None:
-            self.windows.give(pages)
+            self.windows.allocate_window_pages(pages)
         return pages
 
-    def settle(self, step: int) -> None:
+    def complete_steps(self, step: int) -> None:
         """Records that all steps up to `step` have completed, so pages they may have read can be
         reused.
         """
-        self.pool.settle(step)
+        self.pool.settle_quarantine(step)
         if self.windows is not None:
-            self.windows.pool.settle(step)
+            self.windows.pool.settle_quarantine(step)
 
     def settle_copies(self) -> int:
         """Adds the pages that lower tiers have copied to the tree. Returns the number of copies
@@ -316,8 +319,8 @@ class PrefixCache:
         """
         if self.tiers is None:
             return 0
-        completed = self.tiers.settle()
-        self.pool.settle(copy=completed)
+        completed = self.tiers.add_arrived_pages()
+        self.pool.settle_quarantine(copy=completed)
         return completed
 
     def publish_pages(self, handle: SlotHandle, *, all_but_last: bool = False) -> None:
@@ -346,46 +349,48 @@ class PrefixCache:
         space = handle.space
         # Below the pages that it has locked, without following the sequence, unless the tree may
         # have some of them.
-        if not handle.lock.grow(space.ids(tokens[own:], own), pages[handle.owned_from :]):
-            done = self.tree.insert(space.ids(tokens), pages, space.namespace)
+        if not handle.lock.extend_with(
+            space.tree_ids(tokens[own:], own), pages[handle.owned_from :]
+        ):
+            done = self.tree.insert_sequence(space.tree_ids(tokens), pages, space.namespace)
             if self.windows is not None:
-                self.windows.replace(slot, pages, done.pages)
+                self.windows.replace_own_pages(slot, pages, done.pages)
             pages[:] = done.pages
             self._quarantine_pages(done.duplicates, self.step)
-            lock = self.tree.lock(done.node)
-            handle.lock.release()
+            lock = self.tree.lock_node(done.node)
+            handle.lock.unlock_prefix()
             handle.lock = lock
         handle.owned_from = full
         if self.tiers is not None and handle.lock.node is not None:
             self.tiers.save_if_write_through(handle.lock.node)
 
-    def release(self, handle: SlotHandle) -> None:
+    def release_request(self, handle: SlotHandle) -> None:
         """Releases all resources of a request. Its computed tokens stay in the tree."""
         self.pop_pending_copies(handle.slot)
         self.publish_pages(handle)
         self._release_pages(handle)
-        handle.lock.release()
-        self.table.release(handle.slot)
+        handle.lock.unlock_prefix()
+        self.table.release_slot(handle.slot)
 
     def _release_pages(self, handle: SlotHandle) -> None:
-        """Frees the pages of a request that are not in the tree, and stops its reading of the
-        others.
+        """Frees the pages of a request that are not in the tree, and stops counting it as a reader
+        of the others.
         """
         slot = handle.slot
         owned_from = handle.owned_from
         pages = self.table.pages[slot, : self.table.page_count[slot]]
         if self.windows is not None:
-            self.windows.leave(pages[self.windows.first[slot] : owned_from], self.step)
+            self.windows.remove_reader(pages[self.windows.first[slot] : owned_from], self.step)
             self.windows.first[slot] = 0
         self._quarantine_pages(pages[owned_from:], self.step)
 
     def _quarantine_pages(self, pages: Ints, step: int, copy: int = 0) -> None:
         """Frees pages, which steps up to `step` and copies up to `copy` may still use."""
         if self.windows is not None:
-            self.windows.free(pages, step)
-        self.pool.release(pages, step, copy)
+            self.windows.release_window_pages(pages, step)
+        self.pool.quarantine_pages(pages, step, copy)
 
-    def flush(self, *, keep: bool = False) -> int:
+    def flush_prefixes(self, *, keep: bool = False) -> int:
         """Evicts every prefix that no request is using. Returns the number of pages freed.
 
         Args:
@@ -395,24 +400,24 @@ class PrefixCache:
         tiers = self.tiers
         kept = None
         if tiers is not None:
-            tiers.clear(keep=keep)
-            kept = tiers.save if keep else None
-        evicted = self.tree.evict(self.tree.pages, kept)
+            tiers.drop_pages(keep=keep)
+            kept = tiers.save_node if keep else None
+        evicted = self.tree.evict_leaves(self.tree.pages, kept)
         self._quarantine_pages(
             evicted, self.step, 0 if tiers is None else tiers.host.memory.launched
         )
         if tiers is not None:
-            tiers.host.memory.completed()  # starts the copies
-        self.settle(self.pool.settled_step)
+            tiers.host.memory.count_completed()  # starts the copies
+        self.complete_steps(self.pool.settled_step)
         return len(evicted)
 
-    def evict(self, pages: int) -> int:
+    def evict_pages(self, pages: int) -> int:
         """Evicts prefixes with at least `pages` pages in total, or all that no request is using.
         Returns the number of pages freed. They become available when the steps and copies that may
         use them have completed.
         """
         tiers = self.tiers
-        evicted = self.tree.evict(pages, None if tiers is None else tiers.save_if_write_back)
+        evicted = self.tree.evict_leaves(pages, None if tiers is None else tiers.save_if_write_back)
         self._quarantine_pages(
             evicted, self.step, 0 if tiers is None else tiers.host.memory.launched
         )

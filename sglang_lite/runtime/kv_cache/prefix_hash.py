@@ -27,8 +27,8 @@ class PrefixHash:
     hash: int
 
     @classmethod
-    def of(cls, namespace: str) -> PrefixHash:
-        """Returns the hash of no tokens, which separates namespaces."""
+    def for_namespace(cls, namespace: str) -> PrefixHash:
+        """Returns the hash of a namespace's empty prefix, which differs between namespaces."""
         name = blake2b(namespace.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         return cls(0, int.from_bytes(name, "little"))
 
@@ -39,7 +39,7 @@ class PrefixHasher:
     def __init__(self) -> None:
         self._powers = np.ones(1, dtype=np.uint64)
 
-    def extended(self, prefix: PrefixHash, tokens: Ints) -> PrefixHash:
+    def extend_hash(self, prefix: PrefixHash, tokens: Ints) -> PrefixHash:
         """Computes the hash of a prefix and the tokens after it."""
         more = np.dot(
             tokens.astype(np.uint64) + np.uint64(1), self._powers_for(prefix, len(tokens))

@@ -38,7 +38,7 @@ class PrefixSpace:
     start: int = 0
 
     @classmethod
-    def of(cls, namespace: str, adapter: Adapter | None = None) -> PrefixSpace:
+    def in_namespace(cls, namespace: str, adapter: Adapter | None = None) -> PrefixSpace:
         """Returns the space of a caller's namespace with an adapter. Distinct pairs have distinct
         namespaces here, except for late adapters.
         """
@@ -48,24 +48,26 @@ class PrefixSpace:
 
     @property
     def late(self) -> str:
-        """Digest of a late adapter; empty if there is none."""
+        """Digest of a late adapter, which applies only from its invocation on; empty if there is
+        none.
+        """
         return self.adapter.digest if self.adapter is not None and self.adapter.invocation else ""
 
     def start_at_invocation(self, prompt: Ints) -> PrefixSpace:
-        """Returns the space of a prompt. A late adapter computes it from the last occurrence of its
-        invocation on; without one, only the model does.
+        """Returns the space of a prompt. A late adapter applies from the last occurrence of its
+        invocation tokens on; if the prompt lacks them, only the base model applies.
         """
         if self.adapter is None or not self.adapter.invocation:
             return self
         start = _last_occurrence(prompt, self.adapter.invocation)
         return replace(self, adapter=None) if start is None else replace(self, start=start)
 
-    def key(self, tokens: Ints) -> tuple[Ints, str]:
+    def tree_key(self, tokens: Ints) -> tuple[Ints, str]:
         """Returns a sequence's ids and namespace in the tree."""
-        return self.ids(tokens), self.namespace
+        return self.tree_ids(tokens), self.namespace
 
-    def ids(self, tokens: Ints, first: int = 0) -> Ints:
-        """Returns the ids that tokens have in the tree.
+    def tree_ids(self, tokens: Ints, first: int = 0) -> Ints:
+        """Returns the ids under which tokens are stored in the tree.
 
         Args:
             tokens: int32 token ids.
@@ -83,9 +85,10 @@ class PrefixSpace:
         mixed[begin - first : end - first] |= _FIRST
         return mixed
 
-    def sure(self, cached: int) -> int:
-        """Returns how many cached tokens may be used: all, unless they end within the mixed ones,
-        which may equal another adapter's by chance.
+    def trusted_cached(self, cached: int) -> int:
+        """Returns how many cached tokens may be used: all, unless they end among the ids mixed with
+        a late adapter's digest. Those may equal another adapter's by chance, so only tokens before
+        them are used.
         """
         return self.start if self.late and self.start < cached < self.start + _MIXED else cached
 

@@ -58,7 +58,7 @@ class Node:
         """Child that was added last, or None without children."""
         return next(reversed(self.children.values()), None)
 
-    def following(self, count: int) -> Ints:
+    def leading_tokens(self, count: int) -> Ints:
         """Returns the first `count` tokens of the node and its descendants, following the newest
         child at each level.
         """
@@ -83,20 +83,20 @@ class EvictedPrefixes:
         self._hasher = hasher
         self._hashes = np.zeros(_REMEMBERED, dtype=np.uint64)
 
-    def add(self, parent: Node, page: Ints) -> None:
-        found = self._hasher.extended(prefix_hash_of(parent, self._hasher), page).hash
+    def remember_eviction(self, parent: Node, page: Ints) -> None:
+        found = self._hasher.extend_hash(prefix_hash_of(parent, self._hasher), page).hash
         self._hashes[found % _REMEMBERED] = found
         self._empty = False
 
-    def has(self, parent: Node, page: Ints) -> bool:
+    def remembers_eviction(self, parent: Node, page: Ints) -> bool:
         if self._empty:
             return False
-        found = self._hasher.extended(prefix_hash_of(parent, self._hasher), page).hash
+        found = self._hasher.extend_hash(prefix_hash_of(parent, self._hasher), page).hash
         return int(self._hashes[found % _REMEMBERED]) == found
 
 
 def prefix_hash_of(node: Node, hasher: PrefixHasher) -> PrefixHash:
-    """Returns the prefix up to a node's end, which the node caches."""
+    """Returns the length and hash of the tokens up to a node's end, and caches them in the node."""
     path: list[Node] = []
     current: Node | None = node
     while current is not None and current.prefix is None:
@@ -106,7 +106,7 @@ def prefix_hash_of(node: Node, hasher: PrefixHasher) -> PrefixHash:
     prefix = current.prefix
     assert prefix is not None
     for each in reversed(path):
-        prefix = each.prefix = hasher.extended(prefix, each.tokens)
+        prefix = each.prefix = hasher.extend_hash(prefix, each.tokens)
     return prefix
 
 
@@ -120,21 +120,21 @@ class PrefixLock:
         self.node: Node | None = node
         tree.count_locks(node, +1)
 
-    def release(self) -> None:
+    def unlock_prefix(self) -> None:
         if self.node is not None:
             self._tree.count_locks(self.node, -1)
             self.node = None
 
-    def shrink(self, count: int) -> int:
-        """Releases the last pages of the prefix until `count` of them can be evicted, or none is
-        locked. Returns how many pages became evictable.
+    def unlock_last_pages(self, count: int) -> int:
+        """Unlocks pages at the end of the prefix until `count` of them have become evictable or
+        none is locked. Returns how many have become evictable.
         """
         before = self._tree.locked_pages
         while self.node is not None and (left := count - before + self._tree.locked_pages) > 0:
-            self.node = self._tree.unlock_end(self.node, left)
+            self.node = self._tree.move_lock_up(self.node, left)
         return before - self._tree.locked_pages
 
-    def grow(self, tokens: Ints, pages: Ints) -> bool:
+    def extend_with(self, tokens: Ints, pages: Ints) -> bool:
         """Adds pages to the tree after the locked ones, and locks them.
 
         Returns False if the tree may already have some, or if nothing was locked.
@@ -143,7 +143,7 @@ class PrefixLock:
             tokens: int32 token ids after those of the locked pages, a multiple of the page size.
             pages: page of each; arrays are copied.
         """
-        grown = self.node and self._tree.grow(self.node, tokens, pages)
+        grown = self.node and self._tree.add_locked_child(self.node, tokens, pages)
         if grown:
             self.node = grown
         return grown is not None
@@ -152,7 +152,7 @@ class PrefixLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.release()
+        self.unlock_prefix()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +180,14 @@ class Match:
     pages: Ints
     tail: Tail | None = None
 
-    def cached(self, page_size: int) -> int:
+    def count_cached(self, page_size: int) -> int:
         """Returns the number of its tokens."""
         return len(self.pages) * page_size + (0 if self.tail is None else self.tail.count)
 
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """Result of `RadixTree.insert`.
+    """Result of `RadixTree.insert_sequence`.
 
     Attributes:
         node: node at the end of the sequence.
@@ -233,13 +233,13 @@ class RadixTree:
     def evictable(self) -> int:
         return self.pages - self.locked_pages
 
-    def retire(self, suffix: str) -> None:
+    def rename_namespaces(self, suffix: str) -> None:
         """Renames all namespaces, so cached prefixes can only be found under the new names."""
-        for node in self.nodes():
+        for node in self.iterate_nodes():
             node.prefix = None
         self._roots = {name + suffix: root for name, root in self._roots.items()}
         for name, root in self._roots.items():
-            root.prefix = PrefixHash.of(name)
+            root.prefix = PrefixHash.for_namespace(name)
         if self.changes is not None:
             self.changes.forget_all()
 
@@ -251,9 +251,11 @@ class RadixTree:
         """Returns whether the first page of `rest` was once evicted from below `node`. Old
         evictions are forgotten, and a hash collision may give a false True.
         """
-        return len(rest) >= self.page_size and self._evicted.has(node, rest[: self.page_size])
+        return len(rest) >= self.page_size and self._evicted.remembers_eviction(
+            node, rest[: self.page_size]
+        )
 
-    def match(self, tokens: Ints, namespace: str = "") -> Match:
+    def match_prefix(self, tokens: Ints, namespace: str = "") -> Match:
         """Finds the longest cached prefix of `tokens`. Splits a node if the prefix's whole pages
         end inside it.
         """
@@ -277,10 +279,10 @@ class RadixTree:
                     break
         return at - at % self.page_size
 
-    def lock(self, node: Node) -> PrefixLock:
+    def lock_node(self, node: Node) -> PrefixLock:
         return PrefixLock(self, node)
 
-    def insert(self, tokens: Ints, pages: Ints, namespace: str = "") -> Insertion:
+    def insert_sequence(self, tokens: Ints, pages: Ints, namespace: str = "") -> Insertion:
         """Adds a sequence and its pages to the tree.
 
         Args:
@@ -303,10 +305,10 @@ class RadixTree:
                 self._roots[namespace] = child.parent
         return Insertion(node, np.concatenate((known, pages[at:])), duplicates)
 
-    def grow(self, node: Node, tokens: Ints, pages: Ints) -> Node | None:
-        """Moves a lock on a node to a new one below it, with pages as in `PrefixLock.grow`. Returns
-        the new node, or None if another child begins with these tokens, or if the node is a root,
-        which may no longer be in the tree.
+    def add_locked_child(self, node: Node, tokens: Ints, pages: Ints) -> Node | None:
+        """Moves a lock on a node to a new node below it, whose tokens and pages are as in
+        `PrefixLock.extend_with`. Returns the new node. Returns None if another child begins with
+        these tokens, or if the node is a root, which may no longer be in the tree.
         """
         if node.parent is None or self._child_key(tokens) in node.children:
             return None
@@ -323,7 +325,7 @@ class RadixTree:
             above = above.parent
         return child
 
-    def evict(self, count: int, leaving: Callable[[Node], object] | None = None) -> Ints:
+    def evict_leaves(self, count: int, leaving: Callable[[Node], object] | None = None) -> Ints:
         """Removes unlocked leaves, lowest priority first, until at least `count` pages are removed
         or no such leaf is left. Returns their pages.
 
@@ -341,7 +343,7 @@ class RadixTree:
             elif not node.children and not node.locks:
                 parent = node.parent
                 assert parent is not None
-                self._evicted.add(parent, node.tokens[: self.page_size])
+                self._evicted.remember_eviction(parent, node.tokens[: self.page_size])
                 if leaving is not None:
                     leaving(node)
                 _record_change(self.changes, self._hasher, node, there=False)
@@ -381,9 +383,9 @@ class RadixTree:
         del node.parent.keys[bisect_left(node.parent.keys, key)]
 
     def _find_tail(self, node: Node, tokens: Ints) -> Tail | None:
-        """Returns the page of the child of `node` that shares the longest prefix with `tokens`, or
-        None. No child shares a whole page with them. In the order of keys, that child is next to
-        the place of `tokens`.
+        """Finds the child of `node` that shares the longest prefix with `tokens`, which is less
+        than a page, and returns that part of its first page, or None. The child is adjacent to
+        where `tokens` would be in key order.
         """
         wanted = self._child_key(tokens)
         first = wanted[: tokens.itemsize]
@@ -447,7 +449,7 @@ class RadixTree:
         self._attach(node)
         return upper
 
-    def unlock_end(self, node: Node, count: int) -> Node | None:
+    def move_lock_up(self, node: Node, count: int) -> Node | None:
         """Moves a lock on a node up, by at most `count` pages. Returns the node it is then on, or
         None if it has reached the root.
         """
@@ -472,7 +474,7 @@ class RadixTree:
         if change < 0:
             self._queue_leaf(node)
 
-    def nodes(self) -> Iterator[Node]:
+    def iterate_nodes(self) -> Iterator[Node]:
         """Yields the nodes of all namespaces, without the roots."""
         stack = list(self._roots.values())
         while stack:
@@ -485,7 +487,7 @@ class RadixTree:
 def _new_root(namespace: str) -> Node:
     """Creates the root of a namespace without pages, which `insert_sequence` registers."""
     root = Node(_NO_PAGES, _NO_PAGES, None, 0)
-    root.prefix = PrefixHash.of(namespace)
+    root.prefix = PrefixHash.for_namespace(namespace)
     root.names = [namespace.encode("utf-8", "surrogatepass")]
     return root
 
@@ -495,7 +497,7 @@ def _record_change(
 ) -> None:
     """Records the prefixes that a tree gains or loses with a node."""
     if changes is not None and node.parent is not None:
-        changes.add(
+        changes.record_digests(
             hasher.compute_digests(prefix_hash_of(node.parent, hasher), node.tokens, changes.every),
             there=there,
         )

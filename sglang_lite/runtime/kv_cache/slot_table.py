@@ -64,16 +64,16 @@ class SlotTable:
     def free(self) -> int:
         return len(self._free)
 
-    def allocate(self) -> int:
+    def allocate_slot(self) -> int:
         return self._free.pop()
 
-    def release(self, slot: int) -> None:
+    def release_slot(self, slot: int) -> None:
         self.length[slot] = self.known[slot] = self.computed[slot] = self.page_count[slot] = 0
         self.streamed[slot] = False
         self.epoch[slot] += 1
         self._free.append(slot)
 
-    def token_slots(self, slot: int, start: int, end: int) -> Ints:
+    def slots_of_positions(self, slot: int, start: int, end: int) -> Ints:
         """Returns the token slots of positions start … end-1 in the KV cache."""
         positions = np.arange(start, end, dtype=np.int32)
         slots: Ints = (

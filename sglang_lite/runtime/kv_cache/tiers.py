@@ -1,10 +1,10 @@
 """Tiers of the KV cache below the device: which pages are copied down, and which are fetched again.
 
 Pages below the device are identified by name (page_names.py), so the radix tree only covers the
-device. A fetched page belongs to its `Fetch` until it is in the tree. One that is copied down stays
-where it is and, after an eviction, in quarantine until the copy has ended. Copies run in order, so
-another one may use a slot of the host immediately. Threads that read and write files pin the slots,
-and begin when earlier copies have completed.
+device. A fetched page belongs to its `Fetch` until it is in the tree. A page that is being copied
+down stays in place; if it is evicted meanwhile, it is in quarantine until the copy has ended.
+Copies run in order, so another one may use a slot of the host immediately. Threads that read and
+write files pin the slots, and begin when earlier copies have completed.
 """
 
 from __future__ import annotations
@@ -170,9 +170,9 @@ class Tiers:
             "disk_tokens_read": self.read_pages * size,
         }
 
-    def room_below(self, token_s: float) -> int:
-        """Returns how many pages programs may have beyond the device's, because the host keeps and
-        restores them faster than they are computed.
+    def extra_pages_on_host(self, token_s: float) -> int:
+        """Returns how many pages programs may use beyond those of the device, because the host can
+        keep them and restore them faster than they are computed.
 
         Args:
             token_s: seconds to compute a token; 0 if unknown.
@@ -196,14 +196,18 @@ class Tiers:
         self._computed += 1
         return self._computed % _AGAIN > 0
 
-    def below(self, match: Match, tokens: Ints) -> Literal["on_host", "on_disk"] | None:
+    def find_tier_of_next_page(
+        self, match: Match, tokens: Ints
+    ) -> Literal["on_host", "on_disk"] | None:
         """Returns the tier that has the page after a match: the host, or the disk if its file is
         known; None if neither has it.
         """
         size = self._store.page_size
         at = len(match.pages)
         end = (at // self._run + 1) * self._run  # of its file
-        behind = list(self.names.after(self.names.last(match.node), tokens[at * size : end * size]))
+        behind = list(
+            self.names.names_after(self.names.last_name(match.node), tokens[at * size : end * size])
+        )
         if behind and behind[0] in self.host:
             return "on_host"
         known = self.disk is not None and len(behind) == end - at and behind[-1] in self.disk.known
@@ -214,36 +218,36 @@ class Tiers:
     def save_if_write_through(self, node: Node) -> None:
         """Saves a node whose pages are now in the tree, under "write_through"."""
         if self._policy == "write_through":
-            self.save(node)
+            self.save_node(node)
 
     def save_if_selective(self, node: Node) -> None:
         """Saves the path to a node that a request begins with, under "write_through_selective"."""
         if self._policy == "write_through_selective":
             while node.parent is not None:
-                self.save(node)
+                self.save_node(node)
                 node = node.parent
 
     def save_if_write_back(self, node: Node) -> None:
         """Saves a node whose pages leave the device, under "write_back"."""
         if self._policy == "write_back":
-            self.save(node)
+            self.save_node(node)
 
-    def save(self, node: Node) -> None:
-        """Copies the pages of a node down, as far as there is room."""
-        self.host.save(self.names.of(node), node.pages)
+    def save_node(self, node: Node) -> None:
+        """Copies the pages of a node to the tiers below, as far as there is room."""
+        self.host.save_pages(self.names.names_of_node(node), node.pages)
         if self.disk is not None and not self.disk.off:
             self._save_files(self.disk, node)
 
     def _save_files(self, disk: DiskTier, node: Node) -> None:
-        """Queues writing the files that end in a node. Their pages before the node are also in the
-        tree.
+        """Queues the files whose last page is in a node to be written. Their pages before the node
+        are also in the tree.
         """
         start = 0
         above = node.parent
         while above is not None:
             start = start + len(above.pages)
             above = above.parent
-        names = self.names.of(node)
+        names = self.names.names_of_node(node)
         pages = node.pages
         first = start
         for end in range(
@@ -252,18 +256,18 @@ class Tiers:
             while end - self._run < first:
                 assert node.parent is not None
                 node = node.parent
-                names = [*self.names.of(node), *names]
+                names = [*self.names.names_of_node(node), *names]
                 pages = np.concatenate((node.pages, pages))
                 first -= len(node.pages)
             part = slice(end - self._run - first, end - first)
             if names[part][-1] not in disk.known and not self._writes.full:
-                self.host.save(names[part], pages[part])
-                self._writes.add(names[part])
+                self.host.save_pages(names[part], pages[part])
+                self._writes.queue_file(names[part])
         self._move_files()
 
     # ------------------------------------------------------------------------------------------- up
 
-    def fetch(
+    def fetch_after_match(
         self,
         tokens: Ints,
         match: Match,
@@ -289,13 +293,15 @@ class Tiers:
         store = self._store
         size = self._store.page_size
         at = len(match.pages)
-        tokens = space.ids(tokens)
+        tokens = space.tree_ids(tokens)
         behind = list(
-            self.names.after(self.names.last(match.node), tokens[at * size : len(tokens) - 1])
+            self.names.names_after(
+                self.names.last_name(match.node), tokens[at * size : len(tokens) - 1]
+            )
         )
         found = list(takewhile(self.host.__contains__, behind))
         if self.disk is not None and not self.disk.off and not isinstance(before, DiskRead):
-            before = self._look_for_files(at, behind, len(found), token_s)
+            before = self._start_file_lookup(at, behind, len(found), token_s)
             if before is not None and not before.done:
                 return before
             found = list(takewhile(self.host.__contains__, behind))
@@ -306,21 +312,21 @@ class Tiers:
         for other in self.fetching:
             if other.first == found[0]:
                 return other
-        lock = store.tree.lock(match.node)
+        lock = store.tree.lock_node(match.node)
         if len(found) > store.available + store.pool.quarantined:
-            lock.release()
+            lock.unlock_prefix()
             return None
         # marks them as recently used, so pages evicted to the host now replace others first
-        self.host.slots(found)
+        self.host.use_slots(found)
         pages = store.allocate(len(found))
         found = list(takewhile(self.host.__contains__, found))
         if pages is None or not found:
-            store.pool.release(_NONE if pages is None else pages, store.step)
-            lock.release()
+            store.pool.quarantine_pages(_NONE if pages is None else pages, store.step)
+            lock.unlock_prefix()
             return "later"
-        store.pool.release(pages[len(found) :], store.step)
+        store.pool.quarantine_pages(pages[len(found) :], store.step)
         pages = pages[: len(found)]
-        self.host.memory.write(self.host.slots(found), pages)
+        self.host.memory.copy_to_device(self.host.use_slots(found), pages)
         end = (at + len(found)) * size
         from_disk = min(before.read, len(found)) if isinstance(before, DiskRead) else 0
         copy = self.host.memory.launched
@@ -336,7 +342,7 @@ class Tiers:
         )
         self.fetching.append(fetch)
         self.fetched_pages += len(pages)
-        self.settle()
+        self.add_arrived_pages()
         return fetch
 
     def read_ahead(self, tokens: Ints, space: PrefixSpace, token_s: float) -> DiskRead | None:
@@ -351,16 +357,18 @@ class Tiers:
         """
         if self.disk is None or self.disk.off or len(self._reading) >= _MAX_READING:
             return None
-        match = self._store.match(tokens, space)
+        match = self._store.match_usable(tokens, space)
         size = self._store.page_size
         at = len(match.pages)
-        ids = space.ids(tokens)
-        behind = list(self.names.after(self.names.last(match.node), ids[at * size : len(ids) - 1]))
-        return self._look_for_files(
+        ids = space.tree_ids(tokens)
+        behind = list(
+            self.names.names_after(self.names.last_name(match.node), ids[at * size : len(ids) - 1])
+        )
+        return self._start_file_lookup(
             at, behind, sum(1 for _ in takewhile(self.host.__contains__, behind)), token_s
         )
 
-    def _look_for_files(
+    def _start_file_lookup(
         self, at: int, behind: Sequence[bytes], found: int, token_s: float
     ) -> DiskRead | None:
         """Starts to look for the files with pages after those that the host has. Returns None if
@@ -387,8 +395,8 @@ class Tiers:
         if name in self._reading:
             return self._reading[name]
         files = [behind[end - 1 - at] for end in ends]
-        exist = self.disk.find(files)
-        patience_s = _patience_s(self._prefetch_policy, (ends[-1] - first) * size)
+        exist = self.disk.count_existing(files)
+        patience_s = _max_file_wait_s(self._prefetch_policy, (ends[-1] - first) * size)
         for start in range(0, len(files), _PART_FILES):
             part = ends[start : start + _PART_FILES]
             begin = max(part[0] - self._run, first)
@@ -409,38 +417,38 @@ class Tiers:
         self._move_files()
         return read
 
-    def settle(self) -> int:
+    def add_arrived_pages(self) -> int:
         """Adds the pages that have arrived to the tree. Returns the number of copies that have
         completed.
         """
         self._move_files()
-        completed = self.host.memory.completed()
+        completed = self.host.memory.count_completed()
         store = self._store
         while self.fetching and self.fetching[0].copy <= completed:
             fetch = self.fetching.pop(0)
-            done = store.tree.insert(
+            done = store.tree.insert_sequence(
                 fetch.tokens, np.concatenate((fetch.before, fetch.pages)), fetch.namespace
             )
-            store.pool.release(done.duplicates, store.step)
-            fetch.lock.release()
+            store.pool.quarantine_pages(done.duplicates, store.step)
+            fetch.lock.unlock_prefix()
             fetch.done = True
         return completed
 
-    def clear(self, *, keep: bool = False) -> None:
+    def drop_pages(self, *, keep: bool = False) -> None:
         """Drops the pages being moved, because the device's memory may be released, and forgets the
         host's pages unless `keep` is set. Files stay.
         """
-        self.host.memory.completed()  # starts copies that wait
+        self.host.memory.count_completed()  # starts copies that wait
         for fetch in self.fetching:
-            self._store.pool.release(fetch.pages, self._store.step, fetch.copy)
-            fetch.lock.release()
+            self._store.pool.quarantine_pages(fetch.pages, self._store.step, fetch.copy)
+            fetch.lock.unlock_prefix()
             fetch.done = True
         self.fetching.clear()
         if keep:
             return
         for read in self._reading.values():
             read.done = read.dropped = True
-        self.host.clear()
+        self.host.forget_pages()
 
     def close(self) -> None:
         """Waits for pending file writes, unless their store exceeds its deadline, and closes the
@@ -459,7 +467,7 @@ class Tiers:
         """Starts file work that is now possible, and processes finished work."""
         if self.disk is None:
             return
-        completed = self.host.memory.completed()
+        completed = self.host.memory.count_completed()
         self._writes.advance_writes(self.disk, completed)
         for name, read in list(self._reading.items()):
             if self._advance_read(read, completed):
@@ -506,7 +514,7 @@ class Tiers:
         return True
 
 
-def _patience_s(policy: str, tokens: int) -> float:
+def _max_file_wait_s(policy: str, tokens: int) -> float:
     """Returns how many seconds a request waits for tokens to be read from files."""
     if policy == "timeout":
         return _PATIENCE_S + _TOKEN_PATIENCE_S * tokens
@@ -522,7 +530,7 @@ def _start_file_reads(
     for i, name in enumerate(files):
         start, end = (max(pages * run - read.skip, 0) for pages in (i, i + 1))
         if len(read.slots) > start:
-            yield disk.read(name, rows, read.slots[start:end], 0 if i else read.skip)
+            yield disk.start_read(name, rows, read.slots[start:end], 0 if i else read.skip)
 
 
 _NONE: Ints = np.empty(0, dtype=np.int32)

@@ -44,7 +44,7 @@ class TreeChanges:
         self._there: dict[int, bool] = {}  # digest: whether the tree has it
         self._forgotten = False
 
-    def add(self, digests: Digests, *, there: bool) -> None:
+    def record_digests(self, digests: Digests, *, there: bool) -> None:
         """Records prefixes that the tree has gained or lost."""
         with self._lock:
             self._there.update(dict.fromkeys(digests.tolist(), there))
@@ -65,7 +65,7 @@ class TreeChanges:
         """Whether there are changes that have not been taken."""
         return bool(self._there) or self._forgotten
 
-    def take(self) -> TreeChange | None:
+    def take_changes(self) -> TreeChange | None:
         """Returns the changes since the last call, or None. Can be called on any thread."""
         if not self.waits:
             return None

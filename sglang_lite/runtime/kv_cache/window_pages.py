@@ -92,8 +92,8 @@ class WindowPages:
         return max(length - (self._window - 1), 0) // self._size
 
     def usable_pages(self, pages: Ints) -> int:
-        """Returns how many pages of a prefix a request can begin with: the longest part that ends
-        with a whole window.
+        """Returns how many pages of a prefix a request can begin with: the longest leading part
+        whose last window has all its window pages.
         """
         index = np.arange(len(pages), dtype=np.int32)
         missing = np.maximum.accumulate(np.where(self.of[pages] == self.pool.total, index, -1))
@@ -103,11 +103,15 @@ class WindowPages:
     def usable_tokens(self, match: Match) -> int:
         """Returns how many tokens of a match a request can begin with."""
         count = self.usable_pages(match.pages)
-        if count == len(match.pages) and match.tail is not None and self.has(match.tail.page):
-            return match.cached(self._size)
+        if (
+            count == len(match.pages)
+            and match.tail is not None
+            and self.has_window_page(match.tail.page)
+        ):
+            return match.count_cached(self._size)
         return count * self._size
 
-    def has(self, page: int) -> bool:
+    def has_window_page(self, page: int) -> bool:
         """Returns whether a page has a window page."""
         return bool(self.of[page] != self.pool.total)
 
@@ -122,10 +126,10 @@ class WindowPages:
     # ----------------------------------------------------------------------------------- allocation
 
     def free_idle_until(self, count: int) -> bool:
-        """Frees idle pages until `count` are free. Returns False if there are not enough that no
-        step may read.
+        """Frees idle pages until `count` are free. Returns False if there are too few, not counting
+        those that a running step may still read.
         """
-        self.pool.settle()
+        self.pool.settle_quarantine()
         short = count - self.pool.free
         if short <= 0 or short > self.idle + self.pool.quarantined:
             return short <= 0
@@ -140,19 +144,23 @@ class WindowPages:
         self.pool.return_to_pool(self._detach_window_pages(chosen[now]))
         later = chosen[~now]
         if len(later):
-            self.pool.release(self._detach_window_pages(later), int(self._since[later].max()))
+            self.pool.quarantine_pages(
+                self._detach_window_pages(later), int(self._since[later].max())
+            )
         return count <= self.pool.free
 
-    def give(self, pages: Ints) -> None:
+    def allocate_window_pages(self, pages: Ints) -> None:
         """Allocates window pages, which must be free, to pages newly allocated to a slot."""
         self.of[pages] = self.pool.allocate(len(pages))
         self.readers[pages] = 1
 
-    def free(self, pages: Ints, step: int) -> None:
+    def release_window_pages(self, pages: Ints, step: int) -> None:
         """Frees the window pages of pages that are freed, or that their owner can no longer see.
         Steps up to `step` may still read them.
         """
-        self.pool.release(self._detach_window_pages(pages[self.of[pages] != self.pool.total]), step)
+        self.pool.quarantine_pages(
+            self._detach_window_pages(pages[self.of[pages] != self.pool.total]), step
+        )
 
     def _detach_window_pages(self, pages: Ints) -> Ints:
         """Detaches the window pages from pages, and returns them."""
@@ -166,19 +174,19 @@ class WindowPages:
 
     # -------------------------------------------------------------------------------------- reading
 
-    def begin(self, slot: int, pages: Ints) -> None:
-        """Starts a slot's reading of pages of the tree, as many as `usable_pages` returned."""
+    def begin_reading(self, slot: int, pages: Ints) -> None:
+        """Makes a slot a reader of pages of the tree, as many as `usable_pages` returned."""
         first = self.first[slot] = self._first_page_read(len(pages) * self._size)
-        self.read(pages[first:])
+        self.add_reader(pages[first:])
 
-    def read(self, pages: Ints) -> None:
+    def add_reader(self, pages: Ints) -> None:
         """Adds a reader to these pages of the tree, which have window pages."""
         self.readers[pages] += 1
         self.idle -= int((self._order[pages] != _USED).sum())
         self._order[pages] = _USED
         self._reused[pages] = True
 
-    def leave(self, pages: Ints, step: int, *, ended: bool = True) -> None:
+    def remove_reader(self, pages: Ints, step: int, *, ended: bool = True) -> None:
         """Removes a reader from these pages of the tree.
 
         Args:
@@ -201,8 +209,10 @@ class WindowPages:
         """
         return np.flatnonzero(self.first_pages_read(lengths - SLACK) > self.first[slots])
 
-    def lacking(self, slots: Ints, lengths: Ints) -> NDArray[np.intp]:
-        """Returns the indices of the slots that have dropped so many tokens that pages are missing."""
+    def slots_lacking_pages(self, slots: Ints, lengths: Ints) -> NDArray[np.intp]:
+        """Returns the indices of the slots whose window, after tokens were dropped, begins in pages
+        that they have released.
+        """
         return np.flatnonzero(self.first_pages_read(lengths) < self.first[slots])
 
     def release_behind_window(
@@ -219,20 +229,20 @@ class WindowPages:
         pages = table.pages[slot, : table.page_count[slot]]
         before = int(self.first[slot])
         first = self._first_page_read(int(table.computed[slot]) - SLACK)
-        self.leave(pages[before : min(first, owned_from)], step, ended=False)
-        self.free(pages[max(before, owned_from) : first], step)
+        self.remove_reader(pages[before : min(first, owned_from)], step, ended=False)
+        self.release_window_pages(pages[max(before, owned_from) : first], step)
         self.first[slot] = first
 
-    def replace(self, slot: int, before: Ints, after: Ints) -> None:
+    def replace_own_pages(self, slot: int, before: Ints, after: Ints) -> None:
         """Makes a slot read pages of the tree, `after`, instead of its own ones, `before`, which
-        are freed next. The tree's get the window pages that they lack.
+        are freed next. Tree pages without a window page take over that of the page they replace.
         """
         first = int(self.first[slot])
         other = np.flatnonzero(before[first:] != after[first:]) + first
         before = before[other]
         after = after[other]
         lacks = self.of[after] == self.pool.total
-        self.read(after[~lacks])
+        self.add_reader(after[~lacks])
         taken = before[lacks]
         lacking = after[lacks]
         self.of[lacking] = self._detach_window_pages(taken)

@@ -1,4 +1,4 @@
-"""Second moments of the inputs of a model's matrices while the model reads texts."""
+"""Computes second moments of the inputs to a model's matrices while the model reads texts."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def calibrate(
         raise ModelError(
             f"{folder}: its layers can't be watched.", hint="Quantise it without calibrate."
         )
-    model.forget_small_batches()
+    model.release_small_batch_step()
     batches = _make_batches(
         [loaded.tokenizer.encode(text)[: min(_TOKENS, loaded.context_length)] for text in texts]
     )
@@ -107,16 +107,18 @@ def calibrate(
     with tempfile.TemporaryFile(dir=scratch) as file:
         states = _States(file, spec.hidden_size)
         for batch in batches:
-            states.write(batch, model.embed(batch.ids))
+            states.write_batch(batch, model.embed(batch.ids))
         for i in range(len(spec.layers)):
-            watched = _watch_products(model.layers[i], spec, i)
+            watched = _wrap_watched_linears(model.layers[i], spec, i)
             for batch in batches:
-                states.write(
+                states.write_batch(
                     batch,
-                    model.run_layer(i, states.read(batch), batch.positions, batch.plan, cache),
+                    model.run_layer(
+                        i, states.read_batch(batch), batch.positions, batch.plan, cache
+                    ),
                 )
             for linear in watched:
-                linear.give(take)
+                linear.pass_moments(take)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +149,12 @@ class _States:
         self._file = file
         self._size = size
 
-    def write(self, batch: _Batch, rows: torch.Tensor) -> None:
+    def write_batch(self, batch: _Batch, rows: torch.Tensor) -> None:
         """Writes the rows [T, size] of a batch. Raises OSError if there is no room for them."""
         self._file.seek(batch.start * self._size * 4)
         self._file.write(rows.float().contiguous().numpy().data)
 
-    def read(self, batch: _Batch) -> torch.Tensor:
+    def read_batch(self, batch: _Batch) -> torch.Tensor:
         """Returns the rows of a batch, float32 [T, size]."""
         self._file.seek(batch.start * self._size * 4)
         content = bytearray(self._file.read(len(batch.ids) * self._size * 4))
@@ -182,22 +184,24 @@ def _make_batches(texts: Sequence[Sequence[int]]) -> list[_Batch]:
     return batches
 
 
-def _watch_products(layer: Layer, spec: ModelSpec, index: int) -> list[_Watched]:
-    """Replaces a layer's products by watched ones and returns these in order."""
+def _wrap_watched_linears(layer: Layer, spec: ModelSpec, index: int) -> list[_Watched]:
+    """Wraps a layer's linear layers so that their inputs are recorded, and returns the wrappers in
+    order.
+    """
     layer_spec = spec.layers[index]
     names = {
         parameter.role: parameter.slices[0].name for parameter in layer_parameters(spec, index)
     }
 
-    def watched(linear: Linear, roles: Sequence[str]) -> _Watched:
+    def wrap_watched(linear: Linear, roles: Sequence[str]) -> _Watched:
         return _Watched(linear, list(dict.fromkeys(names[role] for role in roles)))
 
-    layer.qkv = qkv = watched(layer.qkv, first_roles(layer_spec.attention))
-    layer.output = output = watched(layer.output, ("o",))
+    layer.qkv = qkv = wrap_watched(layer.qkv, first_roles(layer_spec.attention))
+    layer.output = output = wrap_watched(layer.output, ("o",))
     found = [qkv, output]
     if isinstance(fed := layer.feed_forward, FeedForward) and isinstance(fed.spec, DenseSpec):
-        gate_up = watched(fed.gate_up, ("gate", "up") if fed.spec.gated else ("up",))
-        down = watched(fed.down, ("down",))
+        gate_up = wrap_watched(fed.gate_up, ("gate", "up") if fed.spec.gated else ("up",))
+        down = wrap_watched(fed.down, ("down",))
         layer.feed_forward = replace(fed, gate_up=gate_up, down=down)
         found += [gate_up, down]
     return found
@@ -224,7 +228,7 @@ class _Watched:
         self._moments.addmm_(rows.t(), rows)
         return self._linear(x)
 
-    def give(self, take: Take) -> None:
+    def pass_moments(self, take: Take) -> None:
         """Passes the names and moments to `take` and drops the moments.
 
         Raises:

@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.models.config_fields import read_text, shown
+from sglang_lite.runtime.models.config_fields import abbreviate, read_text
 
 _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")  # line of sha256sum
 _SUM = re.compile(r"[0-9a-f]{64}")
@@ -84,9 +84,9 @@ def _read_sums(listed: Path) -> Mapping[str, str]:
     for name, said in content.items():
         found = said.get("sha256") if isinstance(said, dict) else said
         if not isinstance(found, str) or not _SUM.fullmatch(found.lower()):
-            raise ModelError(f"{listed}: {shown(said)} is no SHA-256 of {name}.")
+            raise ModelError(f"{listed}: {abbreviate(said)} is no SHA-256 of {name}.")
         if not name or PurePath(name).is_absolute() or ".." in PurePath(name).parts or "\0" in name:
-            raise ModelError(f"{listed}: names {shown(name)}, which is no file of the folder.")
+            raise ModelError(f"{listed}: names {abbreviate(name)}, which is no file of the folder.")
         if sums.setdefault(PurePath(name).as_posix(), found.lower()) != found.lower():
             raise ModelError(f"{listed}: has two sums of {name}.")
     return sums

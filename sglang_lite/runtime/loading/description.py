@@ -17,14 +17,14 @@ from sglang_lite.runtime.embedding.layers import Bert
 from sglang_lite.runtime.embedding.load import encoder_dtype
 from sglang_lite.runtime.embedding.spec import BertSpec, EncoderSpec, encoder_spec, is_encoder
 from sglang_lite.runtime.embedding.tokenizer import encoder_tokenizer
-from sglang_lite.runtime.kernels.block_product import fits
+from sglang_lite.runtime.kernels.block_product import supports_shape
 from sglang_lite.runtime.loading.load_model import pick_device, precision
 from sglang_lite.runtime.loading.model_files import open_model_files, read_spec
 from sglang_lite.runtime.media.placeholders import NAMES, MediaFormat
 from sglang_lite.runtime.models.aliases import ALIASES, HubFile, HubModel, PackagedModel
 from sglang_lite.runtime.models.folder_config import read_config
 from sglang_lite.runtime.models.hub import read_hub_headers
-from sglang_lite.runtime.models.layers.linear import block_library, keeps_blocks_alone
+from sglang_lite.runtime.models.layers.linear import block_library, keeps_only_blocks
 from sglang_lite.runtime.models.parameter_tensors import ParameterTensors
 from sglang_lite.runtime.models.parameters import head_name, parameters
 from sglang_lite.runtime.models.precision import Precision
@@ -40,7 +40,7 @@ from sglang_lite.runtime.models.weights.headers import (
     read_headers,
 )
 from sglang_lite.runtime.models.weights.quantised_formats import read_quantisation
-from sglang_lite.runtime.models.weights.source import is_of_encoder
+from sglang_lite.runtime.models.weights.source import is_encoder_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +177,12 @@ class _Inspection:
         self._media: MediaFormat | None = None
 
     def _precision(self, device: torch.device) -> Precision:
-        """Returns the formats of the computation, without those of a `quantization` that rounds
-        while loading.
+        """Returns the numeric formats of the computation, ignoring a `quantization` that rounds
+        weights while loading.
         """
         return precision(self._config.dtype, device)
 
-    def _update(self, **facts: Any) -> None:
+    def _update_description(self, **facts: Any) -> None:
         self.description = replace(self.description, **facts)
 
     def read_headers(self, model: str, revision: str | None) -> None:
@@ -197,7 +197,7 @@ class _Inspection:
         for header in found.values():
             sizes[header.format] += header.size
         self._headers = found
-        self._update(
+        self._update_description(
             stored_bytes=sizes.total(), formats=tuple(name for name, _ in sizes.most_common())
         )
 
@@ -205,11 +205,11 @@ class _Inspection:
         if is_encoder(self.path):
             spec = encoder_spec(self.path)
             self._spec = spec
-            self._update(
+            self._update_description(
                 architecture=spec.architecture,
                 runs="native",
                 why="it reads texts and generates none",
-                serves=_uses_of(spec),
+                serves=_encoder_uses(spec),
                 cache_bytes=0,
                 context_length=spec.limit,
             )
@@ -217,7 +217,7 @@ class _Inspection:
         self._spec = found = read_spec(self.path)
         native = isinstance(found, ModelSpec) or found.sound is not None
         why = f"the family {found.architecture}" if native else "there is none of our own for it"
-        self._update(
+        self._update_description(
             architecture=self.description.architecture or found.architecture,
             why=why,
             runs="native" if native else "transformers",
@@ -243,40 +243,42 @@ class _Inspection:
             case TransformersSpec():
                 self._fit_whisper()
 
-    def _source(self) -> HeaderSource | None:
+    def _open_headers(self) -> HeaderSource | None:
         if self._headers is None:
             return None
         if not self.path.is_dir():
             return HeaderSource(str(self.path), self._headers)
         declared = read_quantisation(self.path)
         if declared.matrices.packings:
-            self._update(formats=(declared.matrices.names[0], *self.description.formats))
+            self._update_description(
+                formats=(declared.matrices.names[0], *self.description.formats)
+            )
         source = HeaderSource(str(self.path), self._headers, declared.matrices.packings)
-        declared.check(source)
+        declared.check_checkpoint(source)
         return source
 
     def _fit_decoder(self, spec: ModelSpec) -> None:
         device = pick_device(self._config)
         formats = self._precision(device)
-        self._update(
+        self._update_description(
             device=str(device),
             dtype=_name(formats.compute),
             cache_bytes=spec.kv_layout.numbers * formats.cache.itemsize,
             window=spec.kv_layout.window,
             window_bytes=spec.kv_layout.window_numbers * formats.cache.itemsize,
         )
-        if (source := self._source()) is not None:
+        if (source := self._open_headers()) is not None:
             if self._media is not None and self._headers is not None:
-                tower = [name for name in self._headers if is_of_encoder(name)]
+                tower = [name for name in self._headers if is_encoder_tensor(name)]
                 numbers = sum(math.prod(self._headers[name].shape) for name in tower)
-                self._update(
+                self._update_description(
                     tower_bytes=numbers * formats.compute.itemsize, media=tuple(self._media.kinds)
                 )
                 for name in tower:
-                    source.ignore(name)
-            _take_decoder(spec, source)
+                    source.ignore_tensor(name)
+            _check_decoder_tensors(spec, source)
             kept = source.in_8_bits if formats.keep_fp8 else 0
-            blocks, bits = self._count_in_blocks(formats, device)
+            blocks, bits = self._count_block_weights(formats, device)
             for packing, count in source.packed.items():
                 few = (
                     packing.gpu_bits
@@ -289,7 +291,7 @@ class _Inspection:
                     blocks = blocks + count
                     bits = bits + int(count * few)
             numbers = source.elements - kept - blocks
-            self._update(
+            self._update_description(
                 loaded_bytes=numbers * formats.weights.itemsize + kept + bits // 8,
                 products=self._describe_products(source, formats, device),
             )
@@ -297,7 +299,7 @@ class _Inspection:
     def _describe_products(
         self, source: HeaderSource, formats: Precision, device: torch.device
     ) -> str:
-        """Returns how matrices that are stored in few bits are multiplied; "" if there are none."""
+        """Describes how matrices that are stored in few bits are multiplied; "" if there are none."""
         assert self._headers is not None
         # a GGUF file's blocks
         in_file = any(header.format in READERS for header in self._headers.values())
@@ -315,14 +317,14 @@ class _Inspection:
             bits = {packing.gpu_bits for packing in source.packed}
             if 8.0 in bits:
                 return "as 8-bit integers, with rows rounded to such (int8_product)"
-            if any(bits) or self._count_in_blocks(formats, device)[0]:
+            if any(bits) or self._count_block_weights(formats, device)[0]:
                 return (
                     "in 4 bits, by rows of 16 (packed_row, packed_products, experts_packed); "
                     "decoded before each of more than 256 rows"
                 )
         return "decoded while loading"
 
-    def _count_in_blocks(self, formats: Precision, device: torch.device) -> tuple[int, int]:
+    def _count_block_weights(self, formats: Precision, device: torch.device) -> tuple[int, int]:
         """Counts the weights that are kept only in the file's quantised blocks. Returns their
         number and their size in bits.
         """
@@ -335,7 +337,7 @@ class _Inspection:
             if device.type == "cuda":
                 stays = header.format in IN_FOUR_BITS and "embed" not in name
             else:
-                stays = keeps and fits(*header.shape) and ".experts." not in name
+                stays = keeps and supports_shape(*header.shape) and ".experts." not in name
             if stays:
                 kept.append((math.prod(header.shape), BITS[header.format]))
         return sum(count for count, _ in kept), int(sum(count * bits for count, bits in kept))
@@ -345,12 +347,12 @@ class _Inspection:
             pick_device(self._config) if isinstance(spec.layers, BertSpec) else torch.device("cpu")
         )
         dtype = encoder_dtype(self._config, device)
-        self._update(device=str(device), dtype=_name(dtype))
-        if (source := self._source()) is None:
+        self._update_description(device=str(device), dtype=_name(dtype))
+        if (source := self._open_headers()) is None:
             return
-        _take_encoder(spec, source)
+        _check_encoder_tensors(spec, source)
         more = sum(layer.outputs * (layer.inputs + layer.bias) for layer in spec.dense)
-        self._update(loaded_bytes=source.elements * dtype.itemsize + more * 4)
+        self._update_description(loaded_bytes=source.elements * dtype.itemsize + more * 4)
 
     def _fit_whisper(self) -> None:
         device = pick_device(self._config)
@@ -359,8 +361,8 @@ class _Inspection:
         numbers = Counter[bool]()
         item = formats.compute.itemsize
         for name, header in (self._headers or {}).items():
-            numbers[is_of_encoder(name)] += math.prod(header.shape)
-        self._update(
+            numbers[is_encoder_tensor(name)] += math.prod(header.shape)
+        self._update_description(
             device=str(device),
             dtype=_name(formats.compute),
             loaded_bytes=numbers[False] * item,
@@ -371,12 +373,12 @@ class _Inspection:
 
     def _fit_fallback(self) -> None:
         # imports all of transformers' models
-        from sglang_lite.runtime.models.load_transformers import outline
+        from sglang_lite.runtime.models.load_transformers import read_model_outline
 
         device = pick_device(self._config)
         formats = self._precision(device)
-        numbers, layout = outline(self.path, device)
-        self._update(
+        numbers, layout = read_model_outline(self.path, device)
+        self._update_description(
             device=str(device),
             dtype=_name(formats.compute),
             loaded_bytes=numbers * formats.compute.itemsize,
@@ -396,7 +398,7 @@ def _architecture(path: Path) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _uses_of(spec: EncoderSpec) -> tuple[str, ...]:
+def _encoder_uses(spec: EncoderSpec) -> tuple[str, ...]:
     if spec.classifier is None:
         return ("embed",)
     return (
@@ -406,20 +408,20 @@ def _uses_of(spec: EncoderSpec) -> tuple[str, ...]:
     )
 
 
-def _take_decoder(spec: ModelSpec, source: HeaderSource) -> None:
+def _check_decoder_tensors(spec: ModelSpec, source: HeaderSource) -> None:
     """Takes every tensor of a decoder from the source. Raises ModelError if a tensor is missing,
     superfluous, duplicate or of another shape.
     """
     tensors = ParameterTensors(source)
     for parameter in parameters(spec):
-        tensors.take(parameter)
+        tensors.take_parameter(parameter)
     for name in (f"{head_name(spec)}.weight", "rope_freqs.weight"):  # allowed, but not needed
-        source.ignore(name)
+        source.ignore_tensor(name)
     source.check_all_used()
 
 
-def _take_encoder(spec: EncoderSpec, source: HeaderSource) -> None:
-    """Takes every tensor of an encoder from the source. Raises the same errors as `_take_decoder`."""
+def _check_encoder_tensors(spec: EncoderSpec, source: HeaderSource) -> None:
+    """Takes every tensor of an encoder from the source. Raises the same errors as `_check_decoder_tensors`."""
     hidden = spec.layers.hidden_size
     head = spec.classifier
     for name, outputs in (
@@ -427,25 +429,23 @@ def _take_encoder(spec: EncoderSpec, source: HeaderSource) -> None:
     ):
         for part, shape in (("weight", (outputs, hidden)), ("bias", (outputs,))):
             if name and (part == "weight" or (head and head.bias)):
-                source.take(f"{name}.{part}", shape)
+                source.take_tensor(f"{name}.{part}", shape)
     if isinstance(spec.layers, BertSpec):
         Bert(spec.layers, source, torch.float32, torch.device("meta"), iter)
     else:
-        _take_decoder(spec.layers, source)
+        _check_decoder_tensors(spec.layers, source)
 
 
 def _multiplies_blocks(formats: Precision) -> bool:
-    """Returns True if a CPU multiplies blocks as they are."""
+    """Returns True if a CPU multiplies quantised blocks directly."""
     return formats.blocks and block_library() is not None
 
 
 def _keeps_only_blocks(formats: Precision) -> bool:
-    """Returns True if a CPU keeps only the blocks. With AMX it also keeps decoded weights, for
-    steps with many rows.
+    """Returns True if a CPU keeps weights only as quantised blocks. With AMX it also keeps decoded
+    weights, for steps with many rows.
     """
-    return _multiplies_blocks(formats) and (
-        formats.weights == torch.float32 or keeps_blocks_alone()
-    )
+    return _multiplies_blocks(formats) and (formats.weights == torch.float32 or keeps_only_blocks())
 
 
 def _megabytes(count: int | None) -> str:

@@ -26,11 +26,11 @@ _PLACES = "physical_to_logical_map"
 _COUNTS = "logical_count"
 
 
-def first_placement(
+def read_initial_placement(
     config: EngineConfig, spec: ModelSpec, parallel: Parallel
 ) -> ExpertPlacement | None:
-    """Returns the placement that an engine starts with, or None for each expert once and in order,
-    whose number need not be divisible.
+    """Returns the placement that an engine starts with. Returns None if each expert is simply
+    placed once, in order, in which case their number need not be divisible.
 
     Raises:
         ParameterError: the experts and their copies can't be divided evenly, or
@@ -50,7 +50,7 @@ def first_placement(
                 "ep_num_redundant_experts", problem, hint=f"It can be {', '.join(fit)} …."
             )
     if given == _TRIVIAL:
-        return ExpertPlacement.even(counts, redundant, parallel.ep)
+        return ExpertPlacement.initial_placement(counts, redundant, parallel.ep)
     return _read_placement(given, counts, redundant, parallel.ep)
 
 
@@ -93,7 +93,7 @@ def prepare_experts(
     placement: ExpertPlacement | None,
     opened: Callable[[], WeightSource],
 ) -> None:
-    """Makes a rank count the experts that its layers choose, and able to load others, if the
+    """Makes a rank count the experts that its layers choose, and lets it load others later, if the
     settings ask for it.
 
     Args:
@@ -107,19 +107,19 @@ def prepare_experts(
         count_experts(model.layers, model.device)
     if config.enable_eplb and placement is not None:
         model.expert_moves = ExpertMoves(
-            model.layers, placement, partial(_experts, model, spec, opened)
+            model.layers, placement, partial(_load_feed_forward, model, spec, opened)
         )
 
 
-def _experts(
+def _load_feed_forward(
     model: Decoder,
     spec: ModelSpec,
     opened: Callable[[], WeightSource],
     layer: int,
     slots: tuple[int, ...],
 ) -> Any:
-    """Loads the feed-forward of a layer with the experts that a rank has in a placement. Arguments
-    are the same as above.
+    """Loads the feed-forward of a layer with the experts that the placement `slots` gives a rank.
+    The other arguments are those of `prepare_experts`.
     """
     if model.device.type == "cuda":
         # for this thread, which launches the kernels that quantise weights

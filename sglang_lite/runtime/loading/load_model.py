@@ -17,24 +17,28 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.attention.registry import BUILTIN_BACKENDS
 from sglang_lite.runtime.config import DIST_TIMEOUT_S, EngineConfig
 from sglang_lite.runtime.config_checks import check_unset
-from sglang_lite.runtime.embedding.load import LoadedEncoder, check_no_generation, load_encoder
+from sglang_lite.runtime.embedding.load import (
+    LoadedEncoder,
+    load_encoder,
+    reject_generation_settings,
+)
 from sglang_lite.runtime.embedding.spec import encoder_spec, is_encoder
 from sglang_lite.runtime.executor.ranks import RankLinks
 from sglang_lite.runtime.host import onednn, startup_messages
 from sglang_lite.runtime.kernels.compile_process import DRIVER, CompileProcess
 from sglang_lite.runtime.loading.checksums import check_files
-from sglang_lite.runtime.loading.expert_placement import first_placement, prepare_experts
+from sglang_lite.runtime.loading.expert_placement import prepare_experts, read_initial_placement
 from sglang_lite.runtime.loading.load_whisper import load_whisper
 from sglang_lite.runtime.loading.model_files import ModelFiles, open_model_files
 from sglang_lite.runtime.loading.rank_device import rank_device
-from sglang_lite.runtime.loading.seeding import seed_of
+from sglang_lite.runtime.loading.seeding import seed_host_and_port
 from sglang_lite.runtime.loading.watched_layers import make_layer_watch
 from sglang_lite.runtime.media.placeholders import MediaFormat
 from sglang_lite.runtime.media.prepare import MediaPreparer
 from sglang_lite.runtime.models import cpu_ranks
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.kv_scales import kv_scales, read_kv_scales
-from sglang_lite.runtime.models.layers.linear import keeps_blocks_alone
+from sglang_lite.runtime.models.layers.linear import keeps_only_blocks
 from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
 from sglang_lite.runtime.models.model import Model, is_fused
 from sglang_lite.runtime.models.offload import Offload, check_size
@@ -52,7 +56,7 @@ from sglang_lite.runtime.models.weights.remote import is_address
 from sglang_lite.runtime.models.weights.rounding import ROUNDINGS
 from sglang_lite.runtime.models.weights.seed import Seed
 from sglang_lite.runtime.models.weights.source import WeightSource
-from sglang_lite.runtime.parallel.addresses import NCCL, meeting
+from sglang_lite.runtime.parallel.addresses import NCCL, rendezvous_url
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives
 from sglang_lite.runtime.parallel.layout import Parallel
 from sglang_lite.runtime.parallel.shared_steps import SharedSteps
@@ -156,7 +160,7 @@ def load(
         if config.sharing.ranks > 1:
             problem = "a model that reads texts has one rank."
             raise ParameterError(config.sharing.setting, problem, hint="Leave it out.")
-        bar = progress or partial(startup_messages.progress, level=config.log_level)
+        bar = progress or partial(startup_messages.show_loading_progress, level=config.log_level)
         return load_encoder(config, path, pick_device(config), bar)
     if config.encoder_only:
         return load_tower(config, path)
@@ -177,7 +181,7 @@ def load_tower(config: EngineConfig, path: Path) -> LoadedTower:
         ModelError: the model is damaged or not supported.
         ParameterError: it has no such encoder, or a setting does not apply to one.
     """
-    check_no_generation(config)
+    reject_generation_settings(config)
     files = open_model_files(path, config.model_impl, config.image_options)
     device = pick_device(config)
     assert files.media is not None, "refused with the files"
@@ -250,8 +254,8 @@ def load_model(
         # for this thread, which launches the kernels that quantise weights
         torch.cuda.set_device(device)
     stored = Q4_K if files.gguf is not None else read_quantisation(path).matrices
-    formats = _formats(config, stored, device, packed=source.has_packed)
-    experts = first_placement(config, spec, ranks.parallel)
+    formats = _choose_number_formats(config, stored, device, packed=source.has_packed)
+    experts = read_initial_placement(config, spec, ranks.parallel)
     part = rank_spec(spec, ranks.parallel, even=kind.fused, placement=experts)
     ranks = _connect_devices(ranks, config, device, spec.hidden_size * formats.compute.itemsize)
     item = _least_weight_bytes(formats, kind, in_few_bits=path.is_file() or source.has_packed)
@@ -276,7 +280,9 @@ def load_model(
     try:
         tower = _make_tower(files, config, source, formats.compute, device)
         with torch.inference_mode():
-            bar = progress or partial(startup_messages.progress, level=config.log_level)
+            bar = progress or partial(
+                startup_messages.show_loading_progress, level=config.log_level
+            )
             model = kind(
                 spec,
                 source,
@@ -299,7 +305,7 @@ def load_model(
             )
     except BaseException:
         if compilation is not None:
-            compilation.end()
+            compilation.end_process()
         raise
     return LoadedModel(
         config.model,
@@ -338,12 +344,12 @@ def _least_weight_bytes(formats: Precision, kind: type[Decoder], *, in_few_bits:
     if formats.int8 or formats.fp8 or formats.keep_fp8 or formats.rounding:
         return 0.5
     keeps_few = kind.fused or (
-        formats.blocks and (formats.weights == torch.float32 or keeps_blocks_alone())
+        formats.blocks and (formats.weights == torch.float32 or keeps_only_blocks())
     )
     return 0.5 if keeps_few and in_few_bits else formats.weights.itemsize
 
 
-def _formats(
+def _choose_number_formats(
     config: EngineConfig, stored: Matrices, device: torch.device, *, packed: bool
 ) -> Precision:
     """Returns the numeric formats of a model whose matrices are declared to be stored as `stored`;
@@ -390,7 +396,7 @@ def _make_tower(
     """Returns the encoder of a model's images or sounds, here or on other servers, or None if it
     takes only text.
     """
-    if files.media is None or not _can_see(files.media, config, device):
+    if files.media is None or not _supports_media_format(files.media, config, device):
         return None
     if not config.language_only:
         return _open_tower(files, source, dtype, device)
@@ -409,7 +415,7 @@ def _open_tower(
     return (SoundTower if sound else VisionTower)(files.path, source, dtype, device)
 
 
-def _can_see(media: MediaFormat, config: EngineConfig, device: torch.device) -> bool:
+def _supports_media_format(media: MediaFormat, config: EngineConfig, device: torch.device) -> bool:
     """Returns True if the attention of a configuration can read media of this format. Logs a
     warning if not.
     """
@@ -474,7 +480,7 @@ def _load_transformers(
         if config.model_impl == "transformers"
         else "as there is none of our own: it is slower"
     )
-    startup_messages.announce(
+    startup_messages.announce_line(
         f"{spec.architecture} runs by transformers' code, {why}.", config.log_level
     )
     dummy = config.load_format == "dummy"
@@ -510,7 +516,7 @@ def _source(files: ModelFiles, config: EngineConfig, device: torch.device) -> We
     if config.load_format == "dummy":
         return DummySource(device, declared.matrices)
     if config.load_format == "remote_instance":
-        return _from_instance(config, device)
+        return _open_instance_source(config, device)
     source = open_weights(
         files.path,
         config.model,
@@ -519,11 +525,11 @@ def _source(files: ModelFiles, config: EngineConfig, device: torch.device) -> We
         threads=config.load_threads,
         pinned=device.type == "cuda",
     )
-    declared.check(source)
+    declared.check_checkpoint(source)
     return source
 
 
-def _from_instance(config: EngineConfig, device: torch.device) -> WeightSource:
+def _open_instance_source(config: EngineConfig, device: torch.device) -> WeightSource:
     """Returns the source of the weights of a running engine."""
     # imports torch.distributed
     from sglang_lite.runtime.models.weights.instance import InstanceSource
@@ -533,7 +539,7 @@ def _from_instance(config: EngineConfig, device: torch.device) -> WeightSource:
         raise ParameterError("load_format", "'remote_instance' is for one rank.", hint=hint)
     patience = config.dist_timeout or DIST_TIMEOUT_S
     return InstanceSource(
-        Seed(*seed_of(config), timeout_s=patience),
+        Seed(*seed_host_and_port(config), timeout_s=patience),
         config.weight_version,
         device,
         backend=config.remote_instance_weight_loader_backend,
@@ -588,8 +594,8 @@ def pick_device(config: EngineConfig, parallel: Parallel = ONE_PROCESS.parallel)
 def _connect_devices(
     ranks: Collectives, config: EngineConfig, device: torch.device, row_bytes: int
 ) -> Collectives:
-    """Returns the fastest collectives for tensors on the ranks' devices, built with those through
-    which the ranks met.
+    """Returns the fastest collectives for tensors on the ranks' devices, set up with the
+    collectives through which the ranks met.
 
     Args:
         ranks: collectives of the ranks.
@@ -603,7 +609,7 @@ def _connect_devices(
         return cpu_ranks.connect(ranks)
     from sglang_lite.runtime.models.gpu_ranks import connect  # imports Triton
 
-    where = None if ranks.parallel.nodes == 1 else meeting(config.dist_init_addr, NCCL)
+    where = None if ranks.parallel.nodes == 1 else rendezvous_url(config.dist_init_addr, NCCL)
     return connect(
         ranks, device, row_bytes, own_sum=not config.disable_custom_all_reduce, meeting=where
     )
@@ -612,7 +618,7 @@ def _connect_devices(
 def why_no_gpu(name: str) -> str | None:
     """Returns the reason why the GPU of this name can't be used, or None if it can."""
     if not torch.cuda.is_available():
-        return _why_none()
+        return _no_gpu_found_reason()
     index = int(name.partition(":")[2] or 0)
     if index >= torch.cuda.device_count():
         return f"there are {torch.cuda.device_count()} CUDA devices."
@@ -652,7 +658,7 @@ def _warn_if_gpu_unused(config: EngineConfig, device: torch.device) -> None:
         )
 
 
-def _why_none() -> str:
+def _no_gpu_found_reason() -> str:
     """Returns the reason why torch sees no GPU. If a driver is present, this is torch's own message
     (about an old driver, for example).
     """

@@ -12,7 +12,7 @@ from sglang_lite.runtime.config import DEFAULT_MODEL, EngineConfig
 from sglang_lite.runtime.loading.load_model import pick_device, precision
 from sglang_lite.runtime.models import memory_check
 from sglang_lite.runtime.models.aliases import ALIASES, PROPOSED, HubModel
-from sglang_lite.runtime.models.layers.linear import keeps_blocks_alone
+from sglang_lite.runtime.models.layers.linear import keeps_only_blocks
 
 TOKENS = 8192  # tokens whose keys and values are counted
 # Bytes of a process besides weights, keys and values. Measured on CPUs (docs/models.md); on GPUs an
@@ -103,7 +103,7 @@ def measure_machine(config: EngineConfig | None = None) -> HostMachine:
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     item = precision("auto", device).weights.itemsize
-    has_copies = device.type == "cpu" and item == 2 and not keeps_blocks_alone()
+    has_copies = device.type == "cpu" and item == 2 and not keeps_only_blocks()
     return HostMachine(str(device), max(free, 0), cores, item, has_copies)
 
 
@@ -147,8 +147,8 @@ def _estimate_fit(name: str, machine: HostMachine) -> ModelFit:
 
 
 def suggest_larger_model(config: EngineConfig) -> str:
-    """Returns one line on what the default model can't do and which model can on this machine, or
-    "" for another model.
+    """Returns one line on what the default model can't do and which model on this machine can, or
+    "" if the config names another model.
     """
     if config.model != DEFAULT_MODEL:
         return ""

@@ -194,7 +194,7 @@ def _round_with_texts(
 
     found: dict[str, _Packed] = {}
 
-    def take(names: Sequence[str], moments: torch.Tensor) -> None:
+    def round_and_store(names: Sequence[str], moments: torch.Tensor) -> None:
         matrices = list(map(read, names))
         rounded = round_with_feedback(
             torch.cat(matrices), moments, RoundingGrid(bits, group, matrices[0].dtype)
@@ -205,7 +205,7 @@ def _round_with_texts(
         ):
             found[name] = _pack_matrix(Rounded(numbers, scale), bits)
 
-    calibrate(folder, spec, texts, take, scratch)
+    calibrate(folder, spec, texts, round_and_store, scratch)
     return found
 
 

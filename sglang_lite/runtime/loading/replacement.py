@@ -88,5 +88,5 @@ def check_forms(tensors: Mapping[str, torch.Tensor], model: Decoder, folder: Pat
         if shape is not None and not source.has_packed:  # packed tensors have other shapes
             source.take_stack(name, shape)
         elif parts.key(name) is not None:
-            source.ignore(name)
+            source.ignore_tensor(name)
     source.check_all_used(model.unused_tensors)

@@ -34,7 +34,7 @@ class RoundingGrid:
     group: int
     dtype: torch.dtype
 
-    def scales(self, block: torch.Tensor) -> torch.Tensor:
+    def candidate_scales(self, block: torch.Tensor) -> torch.Tensor:
         """Returns the scales, float32 [tried, *], worth trying for blocks float32 [columns, *]."""
         least, most = block.aminmax(dim=0)
         outermost = torch.where(most > -least, most, least)
@@ -43,7 +43,7 @@ class RoundingGrid:
         tiny = torch.finfo(self.dtype).tiny
         return torch.where(tried.abs() < tiny, tiny, tried)
 
-    def numbers(self, values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    def nearest_numbers(self, values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         """Returns the numbers nearest to values at given scales, as float32."""
         half = 1 << self.bits - 1
         return (values / scale).round_().clamp_(-half, half - 1)
@@ -72,13 +72,14 @@ def round_to_nearest(weight: torch.Tensor, grid: RoundingGrid) -> Rounded:
     error.
     """
     blocks = weight.float().view(len(weight), -1, grid.group)
-    tried = grid.scales(blocks.movedim(-1, 0)).unsqueeze(-1)
+    tried = grid.candidate_scales(blocks.movedim(-1, 0)).unsqueeze(-1)
     errors = [
-        (grid.numbers(blocks, scale) * scale).sub_(blocks).square_().sum(-1) for scale in tried
+        (grid.nearest_numbers(blocks, scale) * scale).sub_(blocks).square_().sum(-1)
+        for scale in tried
     ]
     best = torch.stack(errors).argmin(0, keepdim=True)
     scale = tried.squeeze(-1).gather(0, best)[0]
-    numbers = grid.numbers(blocks, scale.unsqueeze(-1)).to(torch.int8)
+    numbers = grid.nearest_numbers(blocks, scale.unsqueeze(-1)).to(torch.int8)
     return Rounded(numbers.view(weight.shape), scale.to(grid.dtype))
 
 
@@ -124,12 +125,12 @@ def _round_columns(
         last = first + grid.group
         own = factor[first:last, first:last]
         later = factor[first:last, last:]
-        tried = grid.scales(left[first:last])
+        tried = grid.candidate_scales(left[first:last])
         values = left[first:last].unsqueeze(1).repeat(1, len(tried), 1)  # [columns, tried, rows]
         rounded = torch.empty_like(values)
         errors = torch.empty_like(values)
         for i in range(grid.group):
-            rounded[i] = grid.numbers(values[i], tried)
+            rounded[i] = grid.nearest_numbers(values[i], tried)
             errors[i] = (values[i] - rounded[i] * tried) / own[i, i]
             values[i + 1 :].flatten(1).addr_(own[i, i + 1 :], errors[i].flatten(), alpha=-1)
         best = errors.square().sum(0).argmin(0, keepdim=True)

@@ -14,10 +14,10 @@ from sglang_lite.runtime.loading.model_files import read_spec
 from sglang_lite.runtime.loading.new_folder import copy_description, new_folder, write_tensors
 from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.resolve import resolve
-from sglang_lite.runtime.models.sharding import RankPart, cut, rank_spec
+from sglang_lite.runtime.models.sharding import RankPart, rank_part_of_parameter, rank_spec
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.folder import pickled_tensors, weight_files
-from sglang_lite.runtime.models.weights.rank_files import name_of_part, shard_name
+from sglang_lite.runtime.models.weights.rank_files import shard_name, stored_shard_name
 from sglang_lite.runtime.models.weights.source import canonical_name
 from sglang_lite.runtime.parallel.layout import Parallel
 
@@ -33,8 +33,8 @@ def save_sharded(
     progress: Callable[[Iterable[Path]], Iterable[Path]] = iter,
 ) -> None:
     """Writes a model's tensors, as they are stored, to files for each rank, along with the files
-    that describe the model. Matrices in 16 or 32 bits that ranks share are cut. Everything else,
-    including stacked matrices, goes into the files of rank 0.
+    that describe the model. Matrices in 16 or 32 bits that are divided among ranks are split.
+    Everything else, including stacked matrices, goes into the files of rank 0.
 
     Args:
         model: folder of safetensors or `.bin`, or hub id.
@@ -64,8 +64,8 @@ def save_sharded(
 
 
 def _find_rank_parts(folder: Path, tp: int) -> dict[str, list[RankPart]]:
-    """Returns the part of each rank by canonical name of the matrices that are cut. Ranks that hold
-    the same part divide it among them.
+    """Returns each rank's part of every matrix that is split, by the matrix's canonical name. Ranks
+    that hold the same part divide it among them.
 
     Raises:
         ParameterError: the model can't be cut.
@@ -82,16 +82,16 @@ def _find_rank_parts(folder: Path, tp: int) -> dict[str, list[RankPart]]:
     ranks = [Parallel(tp=tp, rank=rank) for rank in range(tp)]
     rank_spec(spec, ranks[0], even=False)  # raises
     for each in parameters(spec):
-        parts = [cut(each, spec, rank) for rank in ranks]
+        parts = [rank_part_of_parameter(each, spec, rank) for rank in ranks]
         for piece in each.slices:
             if None not in parts and len(piece.shape) == 2 and not piece.part:
                 found[piece.name] = list(
-                    _without_overlaps([part for part in parts if part is not None])
+                    _remove_part_overlaps([part for part in parts if part is not None])
                 )
     return found
 
 
-def _without_overlaps(parts: Iterable[RankPart]) -> Iterator[RankPart]:
+def _remove_part_overlaps(parts: Iterable[RankPart]) -> Iterator[RankPart]:
     """Yields the parts without what the parts before them already contain."""
     at = 0
     for part in parts:
@@ -110,13 +110,13 @@ def _rank_tensors(
             with safe_open(file, framework="pt") as handle:
                 for name in handle.keys():  # noqa: SIM118 # no mapping
                     stored = handle.get_slice(name)
-                    yield from _cut_tensor(name, stored, stored.get_shape(), parts, rank)
+                    yield from _slice_rank_tensor(name, stored, stored.get_shape(), parts, rank)
         else:
             for name, tensor in pickled_tensors(file).items():
-                yield from _cut_tensor(name, tensor, tensor.shape, parts, rank)
+                yield from _slice_rank_tensor(name, tensor, tensor.shape, parts, rank)
 
 
-def _cut_tensor(
+def _slice_rank_tensor(
     name: str, whole: Any, shape: Sequence[int], parts: Mapping[str, Sequence[RankPart]], rank: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields a rank's part of a tensor, or of a safetensors slice. Yields nothing if other ranks
@@ -136,7 +136,7 @@ def _cut_tensor(
     elif own[rank].size:
         at = slice(own[rank].start, own[rank].stop)
         every = slice(None)
-        yield name_of_part(name, own[rank].axis), whole[(every, at) if axis else (at, every)]
+        yield stored_shard_name(name, own[rank].axis), whole[(every, at) if axis else (at, every)]
 
 
 def _write_rank(

@@ -9,7 +9,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.models.weights.seed import Seed, seed_address
 
 
-def with_seed(config: EngineConfig) -> EngineConfig:
+def complete_from_seed(config: EngineConfig) -> EngineConfig:
     """Completes the config with what the seed's server reports: the version of its weights, and for
     `instance://` the model's name.
 
@@ -30,12 +30,12 @@ def with_seed(config: EngineConfig) -> EngineConfig:
         raise ParameterError(
             "weight_version", "is that of the engine that sends the weights.", hint="Leave it out."
         )
-    said = Seed(*(address or seed_of(config))).ask("/get_model_info")
+    said = Seed(*(address or seed_host_and_port(config))).request_json("/get_model_info")
     model = said.get("model_path")
     version = said.get("weight_version")
     if not isinstance(model, str) or not isinstance(version, str):
         raise ModelError(f"{config.model}: its server names neither a model nor a version.")
-    host, port = address or seed_of(config)
+    host, port = address or seed_host_and_port(config)
     return replace(
         config,
         load_format="remote_instance",
@@ -46,7 +46,7 @@ def with_seed(config: EngineConfig) -> EngineConfig:
     )
 
 
-def seed_of(config: EngineConfig) -> tuple[str, int]:
+def seed_host_and_port(config: EngineConfig) -> tuple[str, int]:
     """Returns the host and port of the seed. Raises ParameterError if the config has none."""
     host = config.remote_instance_weight_loader_seed_instance_ip
     port = config.remote_instance_weight_loader_seed_instance_service_port

@@ -9,14 +9,14 @@ import binascii
 import re
 from collections.abc import Mapping
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.protocol import CapabilityError, Media, MediaKind, ParameterError
 
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w.=-]+)*?(;base64)?,", re.ASCII)
 ARTICLES: Mapping[MediaKind, str] = {"image": "an image", "video": "a video", "audio": "a sound"}
 
 
-def medium_from(source: object, where: str, kind: MediaKind = "image") -> Media:
+def parse_medium(source: object, where: str, kind: MediaKind = "image") -> Media:
     """Returns the medium in a data URL or base64 text. For a web address, returns a medium whose
     bytes are still to be fetched.
 
@@ -31,7 +31,7 @@ def medium_from(source: object, where: str, kind: MediaKind = "image") -> Media:
     """
     untold = "" if kind == "image" else f"{kind}/*"
     if not isinstance(source, str):
-        raise ParameterError(where, f"{shown(source)} is no data URL.")
+        raise ParameterError(where, f"{short_repr(source)} is no data URL.")
     if (remote := Media(url=source, media_type=untold)).address:
         return remote
     if re.match(r"[a-zA-Z][\w+.-]*://", source):
@@ -59,7 +59,7 @@ def medium_from(source: object, where: str, kind: MediaKind = "image") -> Media:
 def unfetched_error(url: str, where: str) -> CapabilityError:
     """Returns the error for an address in a place where none is fetched."""
     return CapabilityError(
-        f"{shown(url)} is an address, and none is fetched here.",
+        f"{short_repr(url)} is an address, and none is fetched here.",
         parameter=where,
         hint="Send the bytes as data:image/png;base64,…",
     )

@@ -19,7 +19,7 @@ import httpx2
 import torch
 
 from sglang_lite.protocol import BackendError, ParameterError
-from sglang_lite.runtime.media.prepare import Pixels, pinned
+from sglang_lite.runtime.media.prepare import Pixels, copy_to_pinned
 from sglang_lite.runtime.tokens.image_span import MediaItem
 
 logger = logging.getLogger("sglang_lite")
@@ -73,7 +73,7 @@ class EncoderClient:
             self._urls[first:] + self._urls[:first], key=lambda url: now < self._paused[url]
         ):
             try:
-                return {_FEATURES: self._asked(url, item)}
+                return {_FEATURES: self._fetch_features(url, item)}
             except (httpx2.HTTPError, _UnusableError) as error:
                 self._paused[url] = time.monotonic() + _PAUSE_S
                 failures.append(f"{url}: {error or type(error).__name__}")
@@ -91,7 +91,7 @@ class EncoderClient:
         """Closes all connections. Requests in progress fail."""
         self._client.close()
 
-    def _asked(self, url: str, item: MediaItem) -> torch.Tensor:
+    def _fetch_features(self, url: str, item: MediaItem) -> torch.Tensor:
         """Fetches the features from one server."""
         from safetensors.torch import load
 
@@ -122,7 +122,7 @@ class EncoderClient:
             raise _UnusableError(f"has numbers of {features.dtype} for it, which are no features.")
         if not features.isfinite().all():
             raise _UnusableError("has numbers for it that are NaN or infinite.")
-        return pinned(features) if self.device.type == "cuda" else features
+        return copy_to_pinned(features) if self.device.type == "cuda" else features
 
     def _post_limited(self, url: str, asked: Mapping[str, object], most: int) -> tuple[int, bytes]:
         """Sends a request and returns the status and body of the response, which may have at most

@@ -41,7 +41,7 @@ def _idefics(config: Config, settings: Config) -> Parts:
     def parts(width: int, height: int) -> Sequence[Part]:
         rows = columns = 0
         if settings.get("do_image_splitting", True):
-            rows, columns = _tiles(width, height, longest, tile)
+            rows, columns = _count_tile_rows_and_columns(width, height, longest, tile)
         found: list[Part] = []
         for row in range(rows):
             for column in range(columns):
@@ -59,12 +59,14 @@ def idefics_tile(config: Config) -> tuple[str, int, str]:
     return f"{_AROUND}<global-img>", count, _AROUND
 
 
-def _tiles(width: int, height: int, longest: int | None, tile: int) -> tuple[int, int]:
+def _count_tile_rows_and_columns(
+    width: int, height: int, longest: int | None, tile: int
+) -> tuple[int, int]:
     """Returns the rows and columns of tiles as transformers' processor cuts them; 0 and 0 for an
     image of one tile.
     """
     if longest is not None:
-        width, height = scaled(width, height, min(longest, IDEFICS_LIMIT))
+        width, height = scale_to_longest(width, height, min(longest, IDEFICS_LIMIT))
     aspect = width / height
     if width >= height:
         columns = math.ceil(width / tile)
@@ -75,7 +77,7 @@ def _tiles(width: int, height: int, longest: int | None, tile: int) -> tuple[int
     return (0, 0) if rows <= 1 and columns <= 1 else (rows, columns)
 
 
-def scaled(width: int, height: int, longest: int) -> tuple[int, int]:
+def scale_to_longest(width: int, height: int, longest: int) -> tuple[int, int]:
     """Returns the size after scaling the longer side to `longest`, with an even shorter side."""
     aspect = width / height
     if width >= height:
@@ -144,8 +146,8 @@ def _pixtral(config: Config, settings: Config) -> Parts:
 
 
 def _gemma(config: Config, settings: Config) -> Parts:
-    """Returns the placeholders of Gemma 3, which turns every image into one square, between two
-    tokens and empty lines.
+    """Returns the placeholders of Gemma 3, which turns every image into one square. They stand
+    between two tokens and empty lines.
     """
     count: int = config["mm_tokens_per_image"]
     if settings.get("do_pan_and_scan"):
@@ -162,7 +164,9 @@ def _onevision(config: Config, settings: Config) -> Parts:
         (rows, columns) for rows in sides for columns in sides
     ]
     most = config.get("vision_aspect_ratio", "anyres_max_9")
-    return _tiled(config, settings["size"]["height"], sizes, int(most.removeprefix("anyres_max_")))
+    return _tile_placeholders(
+        config, settings["size"]["height"], sizes, int(most.removeprefix("anyres_max_"))
+    )
 
 
 def _llava_next(config: Config, settings: Config) -> Parts:
@@ -176,10 +180,10 @@ def _llava_next(config: Config, settings: Config) -> Parts:
         (1008, 336),
         (336, 1008),
     ]
-    return _tiled(config, settings["crop_size"]["height"], sizes)
+    return _tile_placeholders(config, settings["crop_size"]["height"], sizes)
 
 
-def _tiled(
+def _tile_placeholders(
     config: Config, tile: int, sizes: Sequence[Sequence[int]], most_tiles: float = math.inf
 ) -> Parts:
     """Returns the placeholders of the whole image, then of tiles without their padding, with a
@@ -188,7 +192,7 @@ def _tiled(
     side = config["vision_config"]["image_size"] // config["vision_config"]["patch_size"]
 
     def parts(width: int, height: int) -> Sequence[Part]:
-        tall, wide = max(sizes, key=lambda size: _rank_size(width, height, size[1], size[0]))
+        tall, wide = max(sizes, key=lambda size: _size_preference(width, height, size[1], size[0]))
         rows = side * (tall // tile)
         columns = side * (wide // tile)
         if width / height > columns / rows:
@@ -204,7 +208,7 @@ def _tiled(
     return parts
 
 
-def _rank_size(width: int, height: int, wide: int, tall: int) -> tuple[int, int]:
+def _size_preference(width: int, height: int, wide: int, tall: int) -> tuple[int, int]:
     """Ranks a size for an image like transformers does: by the image's pixels at that size, then by
     the fewest empty pixels.
     """

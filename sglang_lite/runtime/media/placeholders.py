@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from sglang_lite.media_files import count_samples, video_header
+from sglang_lite.media.files import count_samples, video_header
 from sglang_lite.protocol import (
     CapabilityError,
     Media,
@@ -24,7 +24,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.prompt import is_placeholder
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.media.data_url import ARTICLES, medium_from, unfetched_error
+from sglang_lite.runtime.media.data_url import ARTICLES, parse_medium, unfetched_error
 from sglang_lite.runtime.media.header import read_header
 from sglang_lite.runtime.media.image_families import GEMMA_IMAGE, IMAGE_FAMILIES, Config, Part
 from sglang_lite.runtime.media.sound_families import SOUND_FAMILIES, SoundFormat
@@ -135,7 +135,7 @@ class MediaFormat:
                 text = text[at + len(named) :]
             yield Span(text)
 
-    def spans(self, image: Media) -> tuple[Span, ...]:
+    def medium_spans(self, image: Media) -> tuple[Span, ...]:
         """Returns the spans that stand for an image, a video or a sound in a prompt. Reads only the
         beginning of an image.
 
@@ -152,7 +152,7 @@ class MediaFormat:
         if kind not in self.kinds:
             raise CapabilityError(f"the model can't {_SENSES[kind]}.", hint=_CURES[kind])
         if image.url:
-            image = replace(medium_from(image.url, kind, kind), frames=frames)
+            image = replace(parse_medium(image.url, kind, kind), frames=frames)
         if image.url:  # still: it is not a data URL
             raise unfetched_error(image.url, kind)
         placeholders = self.kinds[kind]
@@ -187,11 +187,11 @@ class MediaFormat:
                 start += count
         return tuple(spans)
 
-    def item(self, medium: Media) -> MediaItem:
+    def media_item(self, medium: Media) -> MediaItem:
         """Returns an image, a video or a sound in the form that prompts have. Raises the same
         errors as `medium_spans`.
         """
-        items = (span.item for span in self.spans(medium) if isinstance(span, ImageSpan))
+        items = (span.item for span in self.medium_spans(medium) if isinstance(span, ImageSpan))
         return next(item for item in items if item is not None)
 
 
@@ -209,7 +209,7 @@ def prompt_spans(prompt: Prompt, media: MediaFormat | None, model_name: str) -> 
             than placeholders.
     """
     named = not any(map(is_placeholder, prompt.spans))
-    if not prompt.images and named and not _names_any(prompt.spans, media):
+    if not prompt.images and named and not _contains_placeholder(prompt.spans, media):
         return prompt.spans
     if media is None:
         raise no_media_error(prompt.images[0].kind if prompt.images else "image", model_name)
@@ -230,7 +230,9 @@ def prompt_spans(prompt: Prompt, media: MediaFormat | None, model_name: str) -> 
     return [
         each
         for span in spans
-        for each in (media.spans(given[span.text].popleft()) if is_placeholder(span) else (span,))
+        for each in (
+            media.medium_spans(given[span.text].popleft()) if is_placeholder(span) else (span,)
+        )
     ]
 
 
@@ -247,7 +249,7 @@ def _check_places(places: int, count: int, kind: MediaKind, named: str) -> None:
     raise ParameterError("prompt", problem, hint=cure if named else "")
 
 
-def _names_any(spans: Sequence[Span], media: MediaFormat | None) -> bool:
+def _contains_placeholder(spans: Sequence[Span], media: MediaFormat | None) -> bool:
     """Returns True if text that may spell special tokens contains a placeholder."""
     return media is not None and any(
         each.named in span.text
@@ -293,7 +295,7 @@ def read_media_format(
 def _image_format(
     folder: Path, config: Config, tokenizer: Tokenizer, vocab_size: int, options: ImageOptions
 ) -> MediaFormat | None:
-    """Returns the media format of a model that sees images, and watches videos if its family does."""
+    """Returns the media format of a model that takes images, and videos if its family does."""
     if (
         saved := _processor_settings(folder, "image_processor", "preprocessor_config.json")
     ) is None:
@@ -338,7 +340,7 @@ def _image_format(
 def _sound_format(
     folder: Path, config: Config, tokenizer: Tokenizer, vocab_size: int, options: ImageOptions
 ) -> MediaFormat | None:
-    """Returns the media format of a model that hears sounds."""
+    """Returns the media format of a model that takes sounds."""
     if (
         settings := _processor_settings(folder, "feature_extractor", "preprocessor_config.json")
     ) is None:
@@ -348,7 +350,7 @@ def _sound_format(
     token = tokenizer.control_text(token_id)
 
     def parts(each: Media) -> Sequence[Part]:
-        return sound.parts(count_samples(each, sound.rate, sound.seconds))
+        return sound.sound_parts(count_samples(each, sound.rate, sound.seconds))
 
     kinds: dict[MediaKind, Placeholders] = {
         "audio": Placeholders(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
-from sglang_lite.media_files import frames, samples, video_header
+from sglang_lite.media.files import decode_frames, decode_samples, video_header
 from sglang_lite.protocol import Media, MediaKind, ModelError, ParameterError, SglError
 from sglang_lite.runtime.media.header import decode_upright, open_image
 from sglang_lite.runtime.media.placeholders import MediaFormat
@@ -64,10 +64,10 @@ class MediaPreparer:
             ParameterError: it is damaged, or `open_image`, `frames` or `samples` rejects it.
         """
         made = self._of_kind[item.medium.kind](item.medium)
-        return {name: pinned(each) for name, each in made.items()} if self._pinned else made
+        return {name: copy_to_pinned(each) for name, each in made.items()} if self._pinned else made
 
 
-def pinned(values: torch.Tensor) -> torch.Tensor:
+def copy_to_pinned(values: torch.Tensor) -> torch.Tensor:
     """Copies a tensor to pinned memory. Uses numpy, since torch would start a team of threads for
     each thread that prepares.
     """
@@ -107,7 +107,7 @@ class _ImagePreparer:
 def _prepare_video(video: VideoFormat, given: Media) -> Pixels:
     header = video_header(given)
     sample = video.sample(header, given.frames)
-    return video_inputs(video, sample.sizes, frames(given, header, sample.indices))
+    return video_inputs(video, sample.sizes, decode_frames(given, header, sample.indices))
 
 
 def video_inputs(
@@ -148,7 +148,7 @@ def _prepare_sound(sound: SoundFormat, given: Media) -> Pixels:
     """Returns the samples [1, n], padded with silence to whole windows, and the number of samples
     before padding, `count` [1].
     """
-    heard = samples(given, sound.rate, sound.seconds)
+    heard = decode_samples(given, sound.rate, sound.seconds)
     padded = np.pad(heard, (0, -len(heard) % sound.window))
     return {"samples": torch.from_numpy(padded)[None], "count": torch.tensor([len(heard)])}
 

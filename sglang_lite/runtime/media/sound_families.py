@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sglang_lite.media_files import MAX_SECONDS
+from sglang_lite.media.files import MAX_SECONDS
 from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
 from sglang_lite.runtime.media.image_families import Config, Part
@@ -13,7 +13,7 @@ from sglang_lite.runtime.media.image_families import Config, Part
 
 @dataclass(frozen=True, slots=True)
 class SoundFormat:
-    """Format of a model's sounds, which it hears as a spectrogram.
+    """Format of the sounds that a model takes, as spectrograms.
 
     Attributes:
         rate: samples in a second.
@@ -32,7 +32,7 @@ class SoundFormat:
     count: Callable[[int], int]
     named: str = ""
 
-    def parts(self, samples: int) -> Sequence[Part]:
+    def sound_parts(self, samples: int) -> Sequence[Part]:
         """Returns the placeholders of a sound with `samples` samples. Raises ParameterError if it
         is too short.
         """
@@ -71,8 +71,8 @@ def _qwen2_audio(config: Config, settings: Config) -> SoundFormat:
 
 
 def _voxtral(config: Config, settings: Config) -> SoundFormat:
-    """Returns the format of Voxtral: all frames of each window, with as many of them in a feature
-    as the projector takes.
+    """Returns the format of Voxtral: all frames of each window, grouped into features of as many
+    frames as the projector takes.
     """
     audio = {
         "hidden_size": 1280,
@@ -88,7 +88,7 @@ def _voxtral(config: Config, settings: Config) -> SoundFormat:
 
 def _whisper(config: Config, settings: Config) -> SoundFormat:
     """Returns the format of Whisper: all frames of a window, before the text."""
-    tokens = SoundPrefix.of(config["max_source_positions"]).tokens
+    tokens = SoundPrefix.from_frames(config["max_source_positions"]).tokens
     return _spectrogram(settings, lambda columns: tokens, named="<audio>")
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.protocol import CapabilityError, Media, ParameterError, Prompt, Span
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.media.placeholders import MediaFormat
@@ -59,8 +59,8 @@ class WhisperSpeech:
 
     @property
     def end(self) -> int:
-        """Token that ends a transcript. Those of text are below it."""
-        return self._id("<|endoftext|>")
+        """Token that ends a transcript. All text tokens have lower ids."""
+        return self._special_id("<|endoftext|>")
 
     def instructions(self, language: str | None, task: Task, *, timed: bool) -> list[int]:
         """Returns the tokens that begin a transcript.
@@ -76,21 +76,21 @@ class WhisperSpeech:
             CapabilityError: the model knows only English, and a translation or another language is
                 requested.
         """
-        ids = [self._id("<|startoftranscript|>")]
+        ids = [self._special_id("<|startoftranscript|>")]
         if self.languages:
             if language is None:
                 return ids
             if language not in self.languages:
-                problem = f"{shown(language)} is no language of the model."
+                problem = f"{short_repr(language)} is no language of the model."
                 raise ParameterError(
                     "language", problem, hint=f"It has {', '.join(self.languages)}."[:900]
                 )
-            ids += [self.languages[language], self._id(f"<|{task}|>")]
+            ids += [self.languages[language], self._special_id(f"<|{task}|>")]
         elif task == "translate" or language not in (None, "en"):
             raise CapabilityError(
                 "the model knows English alone.", parameter="language", hint="Leave it out."
             )
-        return ids if timed else [*ids, self._first_time - 1]
+        return ids if timed else [*ids, self._first_timestamp_token - 1]
 
     def prompt(self, sound: Media, instructions: Sequence[int], before: str = "") -> Prompt:
         """Returns the prompt for a transcript of a sound.
@@ -106,11 +106,13 @@ class WhisperSpeech:
             said = self.tokenizer.encode_spans(
                 [Span(f" {before.strip()}", special=False)], first=False
             )
-            ids = [self._id("<|startofprev|>"), *said[-most:], *ids]
+            ids = [self._special_id("<|startofprev|>"), *said[-most:], *ids]
         return Prompt((Span("<audio>", ()), Span("", tuple(ids))), images=(sound,))
 
-    def rules(self, instructions: Sequence[int], *, timed: bool) -> LogitProcessor | None:
-        """Returns the processor of logits after these instructions, or None if they need no change."""
+    def logit_rules(self, instructions: Sequence[int], *, timed: bool) -> LogitProcessor | None:
+        """Returns the logit processor for a transcript after these instructions, or None if its
+        logits need no change.
+        """
         never = tuple(self.settings.get("suppress_tokens") or ())
         not_first = tuple(self.settings.get("begin_suppress_tokens") or ())
         if not (timed or never or not_first):
@@ -120,13 +122,13 @@ class WhisperSpeech:
             instructions[0],
             len(instructions),
             self.end,
-            self._first_time if timed else 0,
+            self._first_timestamp_token if timed else 0,
             self.settings.get("max_initial_timestamp_index"),
             never,
             not_first,
         )
 
-    def segments(self, ids: Sequence[int], seconds: float) -> tuple[list[Segment], float]:
+    def read_segments(self, ids: Sequence[int], seconds: float) -> tuple[list[Segment], float]:
         """Returns the segments of a transcript with times, and the second up to which it is
         complete.
 
@@ -134,8 +136,8 @@ class WhisperSpeech:
             ids: its token ids.
             seconds: length of the sound.
         """
-        first = self._first_time
-        ids = [each for each in ids if each < self.end or each >= self._first_time]
+        first = self._first_timestamp_token
+        ids = [each for each in ids if each < self.end or each >= self._first_timestamp_token]
         times = [each >= first for each in ids]
         # one segment ends, the next begins
         borders = [i for i in range(1, len(ids)) if times[i - 1] and times[i]]
@@ -160,10 +162,10 @@ class WhisperSpeech:
         return found, heard if heard > 0 else seconds
 
     @property
-    def _first_time(self) -> int:
-        return self._id("<|notimestamps|>") + 1
+    def _first_timestamp_token(self) -> int:
+        return self._special_id("<|notimestamps|>") + 1
 
-    def _id(self, text: str) -> int:
+    def _special_id(self, text: str) -> int:
         found: int | None = self.tokenizer.backend.token_to_id(text)
         if found is None:
             raise CapabilityError(
@@ -190,7 +192,7 @@ class VoxtralSpeech:
         not a language code.
         """
         if language is not None and not re.fullmatch("[a-z]{2}", language):
-            problem = f"{shown(language)} is no code of a language."
+            problem = f"{short_repr(language)} is no code of a language."
             raise ParameterError("language", problem, hint='Write it as ISO 639-1 does: "en".')
         behind = "[/INST]" + (f"lang:{language}" if language else "") + "[TRANSCRIBE]"
         return Prompt(
@@ -198,7 +200,7 @@ class VoxtralSpeech:
         )
 
 
-def speech_of(
+def load_whisper_speech(
     media: MediaFormat | None, tokenizer: Tokenizer, folder: Callable[[], Path]
 ) -> WhisperSpeech | VoxtralSpeech:
     """Returns the transcripts of the model in a folder. Raises CapabilityError if it is not trained

@@ -62,12 +62,12 @@ class FeatureStore:
         """
         assert request.media is not None
         missing = self._missing_items(request.media)
-        unused = self._unused(request.media)
+        unused = self._evictable(request.media)
         rows = sum(item.count for item in missing)
         if not self.has_room(request):
             return None
         while len(self._free) < rows:
-            self.drop(unused.pop(0))
+            self.drop_entry(unused.pop(0))
         for item in missing:
             self._entries[item.key] = Features(item, self._free[: item.count])
             self._free = self._free[item.count :]
@@ -78,14 +78,14 @@ class FeatureStore:
         request.media.rows = np.concatenate([entry.rows for entry in found])
         return found
 
-    def fill(self, entry: Features, features: torch.Tensor) -> None:
+    def write_features(self, entry: Features, features: torch.Tensor) -> None:
         """Writes the features [count, width] of an image."""
         self.table[torch.from_numpy(entry.rows.astype(np.int64)).to(self.table.device)] = (
             features.to(self.table.dtype)
         )
         entry.filled = True
 
-    def drop(self, entry: Features) -> None:
+    def drop_entry(self, entry: Features) -> None:
         """Removes an image, such as one that could not be encoded."""
         del self._entries[entry.item.key]
         self._free = np.concatenate((self._free, entry.rows))
@@ -98,7 +98,7 @@ class FeatureStore:
         for entry in found:
             entry.filled = False
             if not entry.used:
-                self.drop(entry)
+                self.drop_entry(entry)
         return [entry for entry in found if entry.used]
 
     def has_room(self, request: Request) -> bool:
@@ -108,7 +108,7 @@ class FeatureStore:
         assert request.media is not None
         rows = sum(item.count for item in self._missing_items(request.media))
         return rows <= len(self._free) + sum(
-            entry.item.count for entry in self._unused(request.media)
+            entry.item.count for entry in self._evictable(request.media)
         )
 
     def _missing_items(self, media: RequestMedia) -> list[MediaItem]:
@@ -118,7 +118,7 @@ class FeatureStore:
             if key not in self._entries
         ]
 
-    def _unused(self, media: RequestMedia) -> list[Features]:
+    def _evictable(self, media: RequestMedia) -> list[Features]:
         """Returns the images that can be evicted for others, the least recently used first."""
         kept = {item.key for item in media.items}
         return [entry for key, entry in self._entries.items() if key not in kept and not entry.used]

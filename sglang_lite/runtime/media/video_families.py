@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from sglang_lite.media_files import VideoHeader
+from sglang_lite.media.files import VideoHeader
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.media.image_families import (
     IDEFICS_LIMIT,
@@ -20,7 +20,7 @@ from sglang_lite.runtime.media.image_families import (
     Part,
     fit_to_grid,
     idefics_tile,
-    scaled,
+    scale_to_longest,
 )
 from sglang_lite.runtime.tokens.image_span import Grid
 
@@ -203,7 +203,7 @@ def _smolvlm(config: Config, settings: Config) -> VideoFormat:
         ]
         for second in (int(index / video.fps) for index in indices):
             parts += [f"\nFrame from {second // 60:02d}:{second % 60:02d}:{before}", tokens, behind]
-        first_size = scaled(video.width, video.height, min(longest, IDEFICS_LIMIT))
+        first_size = scale_to_longest(video.width, video.height, min(longest, IDEFICS_LIMIT))
         return Sample(indices, (first_size, (tile, tile)), (*parts, "\n\n"))
 
     return _make_format(sample, settings, _HALF, _LANCZOS, named="<video>")
@@ -229,8 +229,8 @@ def video_settings(saved: Config, given: Config) -> Config:
 def _frames_to_show(
     video: VideoHeader, wanted: int, settings: Config, *, least: int, most: int
 ) -> int:
-    """Returns the number of frames to show of a video: as many as requested, or some per second.
-    Raises ParameterError if too many are requested.
+    """Returns how many frames of a video the model is shown: as many as requested, or some per
+    second. Raises ParameterError if too many are requested.
     """
     if wanted > most:
         raise ParameterError(

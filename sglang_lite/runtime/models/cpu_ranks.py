@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 
 from sglang_lite.runtime.host.cache_folder import cache_folder
-from sglang_lite.runtime.host.cpu_library import cpu_library
+from sglang_lite.runtime.host.cpu_library import load_cpu_library
 from sglang_lite.runtime.kernels.shared_sums import SLOT, SOURCE, SharedSums, memory_size
-from sglang_lite.runtime.parallel.collectives import Collectives, exchange_bytes, own_rows
+from sglang_lite.runtime.parallel.collectives import Collectives, exchange_bytes, rows_of_rank
 
 _TIMEOUT_S = 300.0
 
@@ -32,36 +32,40 @@ class CpuRanks:
         self.in_stage: Collectives = in_stage or self
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        if not self._shared.takes(x):
+        if not self._shared.can_sum(x):
             return self._host.sum(x)
         x = x.contiguous()
         for piece in torch.split(x.view(-1), SLOT // x.itemsize):
             self._shared.sum_(piece)
         return x
 
-    def sum_own(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        return own_rows(self.sum(x), counts, self.parallel.rank)
+    def sum_and_scatter_rows(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        return rows_of_rank(self.sum(x), counts, self.parallel.rank)
 
-    def gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    def gather_columns(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         rows = SLOT // (max(sizes) * x.itemsize)
         if not rows:
-            return self._host.gather(x, sizes)
+            return self._host.gather_columns(x, sizes)
         out = x.new_empty((len(x), sum(sizes)))
         for own, whole in zip(torch.split(x, rows), torch.split(out, rows), strict=True):
-            parts = self._shared.gather(own.contiguous(), [(len(own), size) for size in sizes])
+            parts = self._shared.gather_from_ranks(
+                own.contiguous(), [(len(own), size) for size in sizes]
+            )
             torch.cat(parts, 1, out=whole)
         return out
 
 
 def connect(host: Collectives) -> Collectives:
-    """Connects ranks that all call this. Returns the host's collectives without a compiler or
-    across several machines.
+    """Connects the ranks of one machine, all of which must call this. Returns the host's own
+    collectives if there is no compiler or there are several machines.
     """
     parallel = host.parallel
     if parallel.nodes > 1 or parallel.ranks == 1:
         return host
     library = (
-        cpu_library(SOURCE, cache_folder() / "compiled") if hasattr(os, "memfd_create") else None
+        load_cpu_library(SOURCE, cache_folder() / "compiled")
+        if hasattr(os, "memfd_create")
+        else None
     )
     if not all(map(any, exchange_bytes(host, bytes([library is not None])))):
         return host

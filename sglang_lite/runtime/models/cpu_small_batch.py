@@ -1,5 +1,5 @@
-"""Fast path of a decoder for steps of few tokens on a CPU: compiled operators between the matrix
-products.
+"""Fast path of a decoder for steps with few tokens on a CPU: compiled operators between the
+matmuls.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import ctypes
 import torch
 
 from sglang_lite.runtime.host.cache_folder import cache_folder
-from sglang_lite.runtime.host.cpu_library import cpu_library
+from sglang_lite.runtime.host.cpu_library import load_cpu_library
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan
 from sglang_lite.runtime.kernels.cpu_small_batch import FORMATS, SOURCE, ReadSlots, SmallBatchOps
 from sglang_lite.runtime.kernels.cpu_small_batch_step import (
@@ -23,7 +23,7 @@ from sglang_lite.runtime.kernels.cpu_small_batch_step import SOURCE as STEP
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.attention import attention
 from sglang_lite.runtime.models.layers.experts import FeedForward
-from sglang_lite.runtime.models.layers.linear import products_of
+from sglang_lite.runtime.models.layers.linear import block_products_in
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.models.weight_reader import Layer
@@ -116,9 +116,9 @@ class SmallBatchStep:
             cache: KV cache.
         """
         ops = self._ops
-        every = ReadSlots.of(plan)
+        every = ReadSlots.from_plan(plan)
         added = None
-        windowed = every if plan.windowed is None else ReadSlots.of(plan.windowed)
+        windowed = every if plan.windowed is None else ReadSlots.from_plan(plan.windowed)
         if self._threaded and self._in_one_call and len(x) <= self._max_in_one_call:
             store_at = plan.store_at, plan.in_layer(1).store_at
             adapters = None if plan.lora is None else plan.lora.compiled
@@ -135,7 +135,11 @@ class SmallBatchStep:
             assert layer.mlp_norm is not None
             lora = None if plan.lora is None else plan.lora.layer(i)
             normed = ops.add_norm(x, added, layer.input_norm, self._eps)
-            qkv = layer.qkv(normed) if lora is None else lora.add("qkv", normed, layer.qkv(normed))
+            qkv = (
+                layer.qkv(normed)
+                if lora is None
+                else lora.add_adapter_deltas("qkv", normed, layer.qkv(normed))
+            )
             keys = cache.k[i]
             values = cache.v[i]
             seen = plan.in_layer(spec.window)
@@ -160,17 +164,19 @@ class SmallBatchStep:
             added = (
                 layer.output(attended)
                 if lora is None
-                else lora.add("output", attended, layer.output(attended))
+                else lora.add_adapter_deltas("output", attended, layer.output(attended))
             )
             normed = ops.add_norm(x, self._ranks.sum(added), layer.mlp_norm, self._eps)
             gate_up = (
                 mlp.gate_up(normed)
                 if lora is None
-                else lora.add("gate_up", normed, mlp.gate_up(normed))
+                else lora.add_adapter_deltas("gate_up", normed, mlp.gate_up(normed))
             )
             inner = ops.silu_mul(gate_up)
             added = self._ranks.sum(
-                mlp.down(inner) if lora is None else lora.add("down", inner, mlp.down(inner))
+                mlp.down(inner)
+                if lora is None
+                else lora.add_adapter_deltas("down", inner, mlp.down(inner))
             )
         return ops.add_norm(x, added, self._last_norm, self._eps)
 
@@ -188,15 +194,15 @@ def small_batch_step(
     It requires a CPU, layers of the common kind and a compiler, and is off with `batch_invariant`:
     the bits of a row would depend on the number of rows.
     """
-    common = spec.norm == "rms" and all(_is_common(layer) for layer in spec.layers)
+    common = spec.norm == "rms" and all(_supports_layer(layer) for layer in spec.layers)
     formats = precision.compute, precision.cache
     if device.type != "cpu" or not common or precision.batch_invariant or formats not in FORMATS:
         return None
     folder = cache_folder() / "compiled"
-    library = cpu_library(SOURCE, folder, ctypes.PyDLL)
+    library = load_cpu_library(SOURCE, folder, ctypes.PyDLL)
     if library is None:
         return None
-    threaded_library = cpu_library(STEP, folder)
+    threaded_library = load_cpu_library(STEP, folder)
     threaded = (
         None if threaded_library is None else ThreadedSmallBatchOps(threaded_library, *formats)
     )
@@ -218,13 +224,13 @@ def _pack_layers(layers: list[Layer], norm: torch.Tensor, eps: float) -> StepLay
         assert isinstance(mlp.spec, DenseSpec)
         assert isinstance(spec, AttentionSpec)
         products = [
-            products_of(linear) for linear in (layer.qkv, layer.output, mlp.gate_up, mlp.down)
+            block_products_in(linear) for linear in (layer.qkv, layer.output, mlp.gate_up, mlp.down)
         ]
         if not all(1 <= len(parts) <= PARTS for parts in products) or spec.key_size % BLOCK:
             return None
         norms = layer.input_norm, layer.mlp_norm, layer.q_norm, layer.k_norm
         made.append(
-            StepLayer.of(
+            StepLayer.from_products(
                 products,
                 norms,
                 dtype=norm.dtype,
@@ -240,7 +246,7 @@ def _pack_layers(layers: list[Layer], norm: torch.Tensor, eps: float) -> StepLay
     return StepLayers((StepLayer * len(made))(*made), norm, eps, heads, gates)
 
 
-def _is_common(layer: LayerSpec) -> bool:
+def _supports_layer(layer: LayerSpec) -> bool:
     attention = layer.attention
     mlp = layer.feed_forward
     return (

@@ -122,13 +122,15 @@ class Decoder:
         )
         self.spec = reader.of_rank
         self.layer_ranks = ranks.in_stage if ranks.parallel.dp == 1 else ONE_PROCESS
-        every = map(ranks.parallel.of, range(ranks.parallel.ranks))
+        every = map(ranks.parallel.as_seen_by, range(ranks.parallel.ranks))
         # Rank 0 chooses the number of pages for all: by the most that a token takes on one of them.
         self._layouts = [rank_spec(spec, each, even=self.fused).kv_layout for each in every]
         # The largest tables first: their temporary memory is free again before the layers are read.
         self.ropes = reader.rotary_tables(max_positions)
         self.embedding, self.head = (
-            reader.embedding_and_head() if head else (reader.embedding_without_head(), no_head)
+            reader.embedding_and_head()
+            if head
+            else (reader.embedding_without_head(), raise_missing_head)
         )
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=precision.compute).item()
         self.layers: list[Layer] = []
@@ -138,7 +140,7 @@ class Decoder:
         for i, left in zip(progress(order), reversed(range(len(order)))):
             self.layers.append(reader.layer(i))
             if offload is not None:
-                offload.take(i, self.layers[-1], vars(reader.linears).values())
+                offload.take_layer(i, self.layers[-1], vars(reader.linears).values())
             if left % _LAYERS_PER_TRIM == 0 or left < _LAYERS_PER_TRIM:  # the peak is at the end
                 # glibc keeps freed memory between live allocations, up to half the size of a small
                 # model
@@ -153,7 +155,7 @@ class Decoder:
             reader.tensors.skip_others(parameters(spec))
         source.check_all_used(self.unused_tensors)
         self.linears = reader.linears
-        self.plan_small_batches()
+        self.choose_small_batch_step()
         self.tower: VisionTower | SoundTower | None = None  # set by `load`
         # of images [rows, planes * hidden_size], if there is an encoder
         self.features: torch.Tensor | None = None
@@ -165,7 +167,7 @@ class Decoder:
         # of an 8-bit KV cache; set by `load`, since a trial run may find them
         self.kv_scales: KVScales | None = None
 
-    def plan_small_batches(self) -> None:
+    def choose_small_batch_step(self) -> None:
         """Chooses how steps with few tokens are computed. Called again when layers have been
         replaced.
         """
@@ -173,8 +175,8 @@ class Decoder:
         cut_otherwise = self.ranks.parallel.pp > 1 or self.ranks.parallel.dp > 1
         self._small_batch = None if self.fused or cut_otherwise else small_batch_step(*args)
 
-    def forget_small_batches(self) -> None:
-        """Frees the references to layers that steps with few tokens keep."""
+    def release_small_batch_step(self) -> None:
+        """Frees what the fast path for few tokens holds, including its references to the layers."""
         self._small_batch = None
 
     @property
@@ -187,15 +189,15 @@ class Decoder:
         return self.spec.kv_layout
 
     @cached_property
-    def _parts(self) -> list[range]:
+    def _vocabulary_parts(self) -> list[range]:
         """Ranges of the vocabulary whose embeddings and logits each rank has."""
-        every = map(self.ranks.parallel.of, range(self.ranks.parallel.ranks))
+        every = map(self.ranks.parallel.as_seen_by, range(self.ranks.parallel.ranks))
         return [vocabulary_part(self.vocab_size, each, self.vocab_block) for each in every]
 
     @property
     def vocabulary(self) -> range:
         """Range of the vocabulary whose embeddings and logits this rank has."""
-        return self._parts[self.ranks.parallel.rank]
+        return self._vocabulary_parts[self.ranks.parallel.rank]
 
     @cached_property
     def _has_whole_vocabulary(self) -> bool:
@@ -270,7 +272,7 @@ class Decoder:
         Args:
             ids: token ids, int64 [T]; id -2 - r stands for row r of `features`.
             positions: positions that rotate queries and keys, int64 [T]; or [3, T] as for
-                `RotaryTable.at`.
+                `RotaryTable.cos_sin_at`.
             plan: slots that the step writes and reads.
             cache: KV cache.
 
@@ -278,15 +280,15 @@ class Decoder:
             Hidden states [T, hidden_size] after the last norm.
         """
         x, deep = self._embed_tokens(ids)
-        cos_sin = [rope.at(positions) for rope in self.ropes]
+        cos_sin = [rope.cos_sin_at(positions) for rope in self.ropes]
         few = None if self.watch.looks else self._small_batch
         if not deep and few is not None and few.supports(plan):
             return few(x, cos_sin, plan, cache)
-        with self.steps.begin(len(x)):
+        with self.steps.enter_step(len(x)):
             x = run_stages_in_turn(
                 self.ranks, x, lambda x: self._run_layers(x, deep, cos_sin, plan, cache)
             )
-        return self.watch.passed(ids, positions, self._norm(x, self.norm))
+        return self.watch.record_pass(ids, positions, self._norm(x, self.norm))
 
     @property
     def steps(self) -> Steps:
@@ -294,13 +296,13 @@ class Decoder:
         return UNSHARED if shared is None else shared.steps
 
     def share_steps(self, steps: SharedSteps) -> None:
-        """Runs every step on all ranks together, each with its own rows."""
-        steps.idle = self._idle
+        """Makes all ranks run every step together, each with its own rows."""
+        steps.idle = self._join_step_without_rows
         for layer in self.layers:
             layer.shared = SharedFeedForward(layer.feed_forward, self.ranks, steps)
 
-    def _idle(self) -> None:
-        """Takes this rank's part in a step in which it has no rows."""
+    def _join_step_without_rows(self) -> None:
+        """Takes part in the other ranks' step without any rows of its own."""
         x = torch.empty(
             (0, self.spec.hidden_size), dtype=self.precision.compute, device=self.device
         )
@@ -315,14 +317,14 @@ class Decoder:
         plan: AttentionPlan,
         cache: KVCache,
     ) -> torch.Tensor:
-        """Returns rows [T, hidden_size] after this rank's layers. Arguments are those `_embedded`
-        and `forward` build.
+        """Returns rows [T, hidden_size] after this rank's layers. `x` and `deep` are the results of
+        `_embed_tokens`; `forward` builds the other arguments.
         """
-        for i, layer in enumerate(self.watch.over(self.layers)):
+        for i, layer in enumerate(self.watch.mark_layers(self.layers)):
             if 0 < i <= len(deep):
                 x = x + deep[i - 1]
             x = self._run_layer(i, layer, x, cos_sin, plan, cache)
-            self.watch.behind(i, x)
+            self.watch.record_layer(i, x)
         return x
 
     def _run_layer(
@@ -340,12 +342,14 @@ class Decoder:
         record = partial(cache.record_experts, index, plan.store_at)
         if layer.spec.parallel:
             mlp_input = normed if layer.mlp_norm is None else self._norm(x, layer.mlp_norm)
-            return x + self._added(
+            return x + self._scale_output(
                 layer, self.layer_ranks.sum(h + _feed_forward(layer, mlp_input, lora, record))
             )
-        x = x + self._added(layer, self._norm(self.layer_ranks.sum(h), layer.post_attention_norm))
+        x = x + self._scale_output(
+            layer, self._norm(self.layer_ranks.sum(h), layer.post_attention_norm)
+        )
         h = self.layer_ranks.sum(_feed_forward(layer, self._norm(x, layer.mlp_norm), lora, record))
-        return x + self._added(layer, self._norm(h, layer.post_mlp_norm))
+        return x + self._scale_output(layer, self._norm(h, layer.post_mlp_norm))
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns the rows [T, hidden_size] that enter the first layer, for the ids of text, int64
@@ -372,7 +376,12 @@ class Decoder:
             Rows [T, hidden_size] after it.
         """
         return self._run_layer(
-            index, self.layers[index], x, [rope.at(positions) for rope in self.ropes], plan, cache
+            index,
+            self.layers[index],
+            x,
+            [rope.cos_sin_at(positions) for rope in self.ropes],
+            plan,
+            cache,
         )
 
     def _embed_tokens(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -407,7 +416,7 @@ class Decoder:
         """Returns float32 logits [R, vocab_size] of hidden states [R, hidden_size]."""
         logits = self.head(hidden).float()
         if not self._has_whole_vocabulary:
-            logits = self.ranks.gather(logits, list(map(len, self._parts)))
+            logits = self.ranks.gather_columns(logits, list(map(len, self._vocabulary_parts)))
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
         cap = self.spec.logit_softcap
@@ -416,7 +425,7 @@ class Decoder:
     def _norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         return x if weight is None else apply_norm(x, weight, self.spec.rms_eps, self.spec.norm)
 
-    def _added(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
+    def _scale_output(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
         return x if layer.spec.residual_scale == 1.0 else x * layer.spec.residual_scale
 
     def _attention(
@@ -437,7 +446,7 @@ class Decoder:
             out = latent_attention(spec, layer.latent, layer.qkv(x), cos, sin, plan, cache, index)
             return layer.output(out.view(len(x), -1).to(x.dtype))
         rotated = spec.heads + spec.kv_heads
-        qkv = layer.qkv(x) if lora is None else lora.add("qkv", x, layer.qkv(x))
+        qkv = layer.qkv(x) if lora is None else lora.add_adapter_deltas("qkv", x, layer.qkv(x))
         qk, v = qkv.split_with_sizes((rotated * spec.key_size, spec.kv_heads * spec.value_size), -1)
         if spec.qk_norm == "whole":
             qk = self._qk_norm(layer, qk, spec.heads * spec.key_size)
@@ -452,7 +461,11 @@ class Decoder:
         q = store_kv(cache, index, plan.store_at, q, k, v)
         out = attention(q, cache, index, plan, layer.rules)
         out = out.reshape(len(x), -1).to(x.dtype)
-        return layer.output(out) if lora is None else lora.add("output", out, layer.output(out))
+        return (
+            layer.output(out)
+            if lora is None
+            else lora.add_adapter_deltas("output", out, layer.output(out))
+        )
 
     def _qk_norm(self, layer: Layer, qk: torch.Tensor, queries: int) -> torch.Tensor:
         """Normalises queries and keys separately; the first `queries` entries of axis 1 are
@@ -491,6 +504,6 @@ def _feed_forward(
     return layer.feed_forward(x, record=record)  # experts take no adapters
 
 
-def no_head(hidden: torch.Tensor) -> NoReturn:
-    """Stands in for the head of a model loaded without one; always raises AssertionError."""
+def raise_missing_head(hidden: torch.Tensor) -> NoReturn:
+    """Stands in for the head of a model that was loaded without one. Always raises AssertionError."""
     raise AssertionError("a model without a head gives no logits")

@@ -76,7 +76,8 @@ class ExpertMoves:
         self._begun: tuple[int, Future[Any]] | None = None
 
     def move(self, layer: int | None, slots: tuple[int, ...]) -> None:
-        """Installs the experts that the previous call began to read, and begins to read others.
+        """Installs the experts that the previous call started reading, and starts reading those of
+        another layer.
 
         Args:
             layer: layer whose experts are read; None for none.
@@ -88,9 +89,9 @@ class ExpertMoves:
             self._begun = None
         if layer is not None:
             self.placed[layer] = slots
-            self._begun = layer, self._thread.submit(self._in_thread, layer, slots)
+            self._begun = layer, self._thread.submit(self._read_in_inference_mode, layer, slots)
 
-    def _in_thread(self, layer: int, slots: tuple[int, ...]) -> Any:
+    def _read_in_inference_mode(self, layer: int, slots: tuple[int, ...]) -> Any:
         with torch.inference_mode():
             return self._read(layer, slots)
 

@@ -77,7 +77,7 @@ class Family:
     names: Mapping[str, str] = field(default_factory=dict)
 
 
-def _always(config: Config, layer: int) -> bool:
+def _every_layer(config: Config, layer: int) -> bool:
     return True
 
 
@@ -85,14 +85,14 @@ def _after_max_window_layers(config: Config, layer: int) -> bool:
     return layer >= int(config["max_window_layers"])
 
 
-def _except_every(field: str) -> Callable[[Config, int], bool]:
+def _except_every_nth_layer(field: str) -> Callable[[Config, int], bool]:
     """Returns a predicate that is False for every n-th layer, where n is the value of a config
     field.
     """
     return lambda config, layer: (layer + 1) % int(config[field]) > 0
 
 
-def _scalar(config: Config) -> dict[str, Any]:
+def _query_scale(config: Config) -> dict[str, Any]:
     return {"scale": config["query_pre_attn_scalar"] ** -0.5}
 
 
@@ -136,7 +136,7 @@ def _qk_norm(flag: str, kind: str, *, bias: bool = False) -> Changes:
     return lambda config: {"qk_norm": kind if config.get(flag) else "", "qk_norm_bias": bias}
 
 
-def _clip_attention(config: Config) -> dict[str, Any]:
+def _clip_settings(config: Config) -> dict[str, Any]:
     return {"clip": config.get("clip_qkv")}
 
 
@@ -160,8 +160,8 @@ def _has_rope_smollm3(config: Config, layer: int, window: int | None) -> bool:
 
 
 def _expert_count(config: Config, name: str) -> int:
-    """Returns a layer's number of experts, from the family's field or another family's:
-    transformers writes either.
+    """Returns a layer's number of experts. Looks in the fields of other families, too, since
+    transformers may write any of them.
     """
     others = ("num_local_experts", "num_experts", "n_routed_experts")
     given = (config[other] for other in others if other != name and config.get(other) is not None)
@@ -273,7 +273,7 @@ def _sigmoid_experts(config: Config, layer: int) -> dict[str, Any]:
     }
 
 
-def _drafting(config: Config) -> dict[str, Any]:
+def _draft_layer_settings(config: Config) -> dict[str, Any]:
     return {"draft_layers": config.get("num_nextn_predict_layers") or 0}
 
 
@@ -337,7 +337,7 @@ _MERGED_MLP = dict.fromkeys(("gate", "up"), "mlp.gate_up_proj")
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(("LlamaForCausalLM",), biases=_ALL),
     "mistral": Family(
-        ("MistralForCausalLM",), {"num_key_value_heads": 8, "sliding_window": 4096}, has_window=_always,
+        ("MistralForCausalLM",), {"num_key_value_heads": 8, "sliding_window": 4096}, has_window=_every_layer,
     ),
     "qwen2": Family(
         ("Qwen2ForCausalLM",), _QWEN, biases=(True, False, False), has_window=_after_max_window_layers,
@@ -349,7 +349,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(
         ("Gemma2ForCausalLM",), {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         biases=_ATTENTION, norms="both", has_window=lambda config, i: i % 2 == 0,
-        attention_fields=lambda c: {**_scalar(c), "softcap": c.get("attn_logit_softcapping")},
+        attention_fields=lambda c: {**_query_scale(c), "softcap": c.get("attn_logit_softcapping")},
         model_fields=lambda c: {**_gemma_model(c), "logit_softcap": c.get("final_logit_softcapping")},
         names=_BEFORE_FEED_FORWARD,
     ),
@@ -359,12 +359,12 @@ FAMILIES: Mapping[str, Family] = {
          "rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6,
          "use_bidirectional_attention": False},
         biases=_ATTENTION, qk_norm="head", norms="both",
-        has_window=_except_every("sliding_window_pattern"), layer_ropes=True, attention_fields=_scalar,
+        has_window=_except_every_nth_layer("sliding_window_pattern"), layer_ropes=True, attention_fields=_query_scale,
         model_fields=lambda c: {**_gemma_model(c), "logit_softcap": c.get("final_logit_softcapping")},
         names=_BEFORE_FEED_FORWARD,
     ),
     "phi3": Family(
-        ("Phi3ForCausalLM",), {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}, has_window=_always,
+        ("Phi3ForCausalLM",), {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}, has_window=_every_layer,
         rope_aliases={"su": "longrope", "yarn": "longrope"},  # names in early Phi-3 files
         names={**dict.fromkeys(("q", "k", "v"), "self_attn.qkv_proj"), **_MERGED_MLP},
     ),
@@ -400,11 +400,11 @@ FAMILIES: Mapping[str, Family] = {
         names={**_MERGED_MLP, "attention_out_norm": "post_self_attn_layernorm", "mlp_out_norm": "post_mlp_layernorm"},
     ),
     "ministral": Family(
-        ("MinistralForCausalLM",), {"num_key_value_heads": 8, "sliding_window": 4096}, has_window=_always,
+        ("MinistralForCausalLM",), {"num_key_value_heads": 8, "sliding_window": 4096}, has_window=_every_layer,
     ),
     "exaone4": Family(
         ("Exaone4ForCausalLM",), {"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4},
-        qk_norm="head", norms="after", has_window=_except_every("sliding_window_pattern"),
+        qk_norm="head", norms="after", has_window=_except_every_nth_layer("sliding_window_pattern"),
         has_rope=lambda c, i, window: not c.get("sliding_window") or window is not None,
     ),
     "seed_oss": Family(
@@ -425,7 +425,7 @@ FAMILIES: Mapping[str, Family] = {
         ("Starcoder2ForCausalLM",),
         {"num_key_value_heads": 2, "norm_epsilon": 1e-5, "use_bias": True, "hidden_act": "gelu_pytorch_tanh",
          "tie_word_embeddings": True},
-        biases=("use_bias", "use_bias", "use_bias"), gated=False, has_window=_always,
+        biases=("use_bias", "use_bias", "use_bias"), gated=False, has_window=_every_layer,
         model_fields=_layer_norm("norm_epsilon"),
         names={"up": "mlp.c_fc", "down": "mlp.c_proj"},
     ),
@@ -459,7 +459,7 @@ FAMILIES: Mapping[str, Family] = {
                "layers": "gpt_neox.layers", "norm": "gpt_neox.final_layer_norm", "head": "embed_out"},
     ),
     "olmo": Family(
-        ("OlmoForCausalLM",), {"layer_norm_eps": 1e-5}, biases=_ATTENTION, attention_fields=_clip_attention,
+        ("OlmoForCausalLM",), {"layer_norm_eps": 1e-5}, biases=_ATTENTION, attention_fields=_clip_settings,
         model_fields=lambda c: {**_layer_norm("layer_norm_eps", bias=False)(c), "norm_weight": False},
     ),
     "cohere": Family(
@@ -472,7 +472,7 @@ FAMILIES: Mapping[str, Family] = {
         ("Cohere2ForCausalLM",),
         {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True, "sliding_window": 4096,
          "sliding_window_pattern": 4},
-        biases=_ATTENTION, interleaved=True, has_window=_except_every("sliding_window_pattern"),
+        biases=_ATTENTION, interleaved=True, has_window=_except_every_nth_layer("sliding_window_pattern"),
         has_rope=lambda c, i, window: window is not None, layer_fields=lambda c: {"parallel": "one norm"},
         model_fields=_cohere_model,
     ),
@@ -484,7 +484,7 @@ FAMILIES: Mapping[str, Family] = {
         ("MixtralForCausalLM",),
         {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "num_local_experts": 8,
          "num_experts_per_tok": 2},
-        has_window=_always, experts_fields=_local_experts,
+        has_window=_every_layer, experts_fields=_local_experts,
         names={"router": "block_sparse_moe.gate", "expert_gate": "block_sparse_moe.experts.{}.w1",
                "expert_up": "block_sparse_moe.experts.{}.w3", "expert_down": "block_sparse_moe.experts.{}.w2",
                "stacked_gate_up": "block_sparse_moe.experts.gate_up_proj",
@@ -501,7 +501,7 @@ FAMILIES: Mapping[str, Family] = {
         ("Qwen3MoeForCausalLM",),
         {**_QWEN_MOE, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
          "moe_intermediate_size": 768},
-        biases=_ATTENTION, qk_norm="head", has_window=_always, experts_fields=_qwen_experts,
+        biases=_ATTENTION, qk_norm="head", has_window=_every_layer, experts_fields=_qwen_experts,
     ),
     "qwen3_vl_moe": Family(
         ("Qwen3VLMoeForConditionalGeneration",),
@@ -513,7 +513,7 @@ FAMILIES: Mapping[str, Family] = {
     "olmoe": Family(
         ("OlmoeForCausalLM",),
         {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False},
-        biases=_ATTENTION, qk_norm="whole", attention_fields=_clip_attention, experts_fields=_olmoe_experts,
+        biases=_ATTENTION, qk_norm="whole", attention_fields=_clip_settings, experts_fields=_olmoe_experts,
     ),
     "granitemoe": Family(
         ("GraniteMoeForCausalLM",), {**_GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2}, biases=_ATTENTION,
@@ -539,7 +539,8 @@ FAMILIES: Mapping[str, Family] = {
          "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "n_shared_experts": 1, "n_group": 1,
          "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0},
         biases=("attention_bias", False, False),
-        attention_fields=_qk_norm("use_qk_norm", "head"), experts_fields=_glm4_experts, model_fields=_drafting,
+        attention_fields=_qk_norm("use_qk_norm", "head"), experts_fields=_glm4_experts,
+        model_fields=_draft_layer_settings,
         names=_SHARED_EXPERTS,
     ),
     "deepseek_v2": Family(
@@ -553,7 +554,7 @@ FAMILIES: Mapping[str, Family] = {
         {**_LATENT, "n_routed_experts": 256, "n_shared_experts": 1, "moe_intermediate_size": 2048,
          "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3, "norm_topk_prob": True,
          "routed_scaling_factor": 2.5, "rope_interleave": True},
-        biases=_ATTENTION, interleaved="rope_interleave", latent=True, model_fields=_drafting,
+        biases=_ATTENTION, interleaved="rope_interleave", latent=True, model_fields=_draft_layer_settings,
         experts_fields=_glm4_experts, names=_SHARED_EXPERTS,
     ),
     "glm4_moe_lite": Family(
@@ -562,7 +563,7 @@ FAMILIES: Mapping[str, Family] = {
          "n_routed_experts": 64, "n_shared_experts": 1, "moe_intermediate_size": 1536, "num_experts_per_tok": 4,
          "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True,
          "routed_scaling_factor": 1.8, "rope_interleave": True},
-        biases=_ATTENTION, interleaved="rope_interleave", latent=True, model_fields=_drafting,
+        biases=_ATTENTION, interleaved="rope_interleave", latent=True, model_fields=_draft_layer_settings,
         experts_fields=_glm4_lite_experts, names=_SHARED_EXPERTS,
     ),
     "youtu": Family(

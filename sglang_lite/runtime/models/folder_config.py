@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import CONFIG as FIELDS
 from sglang_lite.runtime.models.config_fields import Json, check, read_json
@@ -85,8 +85,8 @@ def config_of_params(params: Mapping[str, Json], source: str) -> dict[str, Json]
     }
     config = {theirs: left.pop(ours) for ours, theirs in _NAMES.items() if ours in left}
     config = {**_DEFAULTS, **config, "bos_token_id": _BOS, "eos_token_id": _EOS}
-    experts = _part(left, "moe", _EXPERTS, source)
-    yarn = _part(left, "yarn", _YARN, source)
+    experts = _pop_renamed_object(left, "moe", _EXPERTS, source)
+    yarn = _pop_renamed_object(left, "yarn", _YARN, source)
     kind = "mixtral" if experts else "mistral"
     config |= {**experts, "model_type": kind, "architectures": [f"{kind.title()}ForCausalLM"]}
     if yarn:
@@ -97,13 +97,13 @@ def config_of_params(params: Mapping[str, Json], source: str) -> dict[str, Json]
     if left.pop("model_type", "transformer") != "transformer" or left:
         name = next(iter(left), "model_type")
         raise ModelError(
-            f"{source}: {name}={shown(params[name])} is not supported.",
+            f"{source}: {name}={short_repr(params[name])} is not supported.",
             hint='Use the model\'s own config.json with load_format="auto", if the folder or the hub has it.',
         )
     return config
 
 
-def _part(
+def _pop_renamed_object(
     left: dict[str, Json], name: str, names: Mapping[str, str], source: str
 ) -> dict[str, Json]:
     """Removes an object from the remaining fields and renames its own fields to those of
@@ -112,7 +112,7 @@ def _part(
     given = left.pop(name, {})
     if not isinstance(given, dict) or given.keys() - names.keys():
         raise ModelError(
-            f"{source}: {name}={shown(given)} is not supported: it may have {', '.join(names)}.",
+            f"{source}: {name}={short_repr(given)} is not supported: it may have {', '.join(names)}.",
             hint="Correct it, or fetch the file again.",
         )
     return {theirs: given[ours] for ours, theirs in names.items() if ours in given}
@@ -131,7 +131,7 @@ def _window(window: Json, layers: int, source: str) -> dict[str, Json]:
     )
     if len(sizes) != 1 or not all(isinstance(each, int) for each in sizes) or layers % len(window):
         raise ModelError(
-            f"{source}: sliding_window is {shown(window)}: neither a size, nor one for each layer.",
+            f"{source}: sliding_window is {short_repr(window)}: neither a size, nor one for each layer.",
             hint="Correct it, or fetch the file again.",
         )
     kinds = ["full_attention" if each is None else "sliding_attention" for each in window]

@@ -24,10 +24,10 @@ from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.sampling import BLOCK
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.gpu_ranks import GpuRanks, LogitParts, broadcast_last_stage
-from sglang_lite.runtime.models.layers.adapted_linear import Rows, adapted, adapted_rows
+from sglang_lite.runtime.models.layers.adapted_linear import Rows, adapted_rows, with_adapters
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts
-from sglang_lite.runtime.models.layers.gpu_linear import matrix
+from sglang_lite.runtime.models.layers.gpu_linear import as_gpu_product
 from sglang_lite.runtime.models.layers.latent import compute_queries
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.norm import apply_norm
@@ -73,12 +73,14 @@ class GpuDecoder(Decoder):
         super().__init__(spec, *args, **kwargs)
         if self.offload is not None:  # copies dominate a step, so kernel launches cost nothing
             self.uncapturable = "they copy weights from the host's memory"
-        self.parts = None if every is None else LogitParts(every, tuple(map(len, self._parts)))
+        self.parts = (
+            None if every is None else LogitParts(every, tuple(map(len, self._vocabulary_parts)))
+        )
         self._plain = spec.norm == "rms" and all(map(_is_plain, spec.layers))
         self._alone = (
             self._plain
-            and all(map(_norms_in_products, spec.layers))
-            and all(map(_fuses_one, self.layers))
+            and all(map(_can_fuse_norms, spec.layers))
+            and all(map(_can_fuse_single_row, self.layers))
         )
 
     def share_steps(self, steps: SharedSteps) -> None:
@@ -141,13 +143,13 @@ class GpuDecoder(Decoder):
         if residual is None:
             residual = embed(plan, self.embedding, self.embedding_scale, self.features)
         normed, residual = self._run_stage(residual, rows, plan, cache, attention)
-        return self.watch.passed(
+        return self.watch.record_pass(
             plan.ids, plan.positions, normed if self.ranks.parallel.pp == 1 else residual
         )
 
-    def ended(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns hidden states [R, hidden_size] after the last norm, given rows of what `run`
-        returned.
+    def finish_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns hidden states [R, hidden_size] after the last norm, given rows of the result of
+        `run`.
         """
         staged = self.ranks.parallel.pp > 1
         return (
@@ -157,7 +159,7 @@ class GpuDecoder(Decoder):
         )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return super().logits(self.ended(hidden))
+        return super().logits(self.finish_hidden(hidden))
 
     def _run_stage(
         self,
@@ -167,8 +169,8 @@ class GpuDecoder(Decoder):
         cache: KVCache,
         attention: StepAttention,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns hidden states [T, hidden_size] after this rank's layers, with the last norm and
-        without.
+        """Returns hidden states [T, hidden_size] after this rank's layers, both with and without
+        the last norm applied.
 
         Args:
             residual: rows that enter the layers; overwritten.
@@ -176,32 +178,34 @@ class GpuDecoder(Decoder):
             plan, cache, attention: as for `run`.
         """
         if len(residual) == 1 and self._alone and rows is None and not self.watch.looks:
-            return self._run_one(residual, plan, cache, attention)
+            return self._run_single_token(residual, plan, cache, attention)
         x: torch.Tensor | None = None
         scales: Scales | None = None
-        peers = self._peers(len(residual))
+        peers = self._peers_for_block_sum(len(residual))
         at = None if cache.experts is None else plan.token_slots
         for i, own in enumerate(self._stream_layers()):
-            self._add_plane(i, plan, residual)
+            self._add_layer_features(i, plan, residual)
             layer = (
                 own
                 if plan.lora is None or rows is None
-                else adapted(own, plan.lora.layers[i], rows)
+                else with_adapters(own, plan.lora.layers[i], rows)
             )
-            first, second = self._in_8_bits(layer, len(residual))
+            first, second = self._choose_8_bit_types(layer, len(residual))
             normed = self._normalise_input(
                 layer.input_norm, x, residual, scales, peers, eight=first
             )
-            self.watch.behind(i - 1, residual)
-            seen = self._attend(i, layer, *self._qkv(layer, normed), plan, cache, attention)
+            self.watch.record_layer(i - 1, residual)
+            seen = self._attend(
+                i, layer, *self._multiply_qkv(layer, normed), plan, cache, attention
+            )
             if layer.spec.parallel:
                 if layer.mlp_norm is not None:
                     normed = self._normalise_input(
                         layer.mlp_norm, None, residual, None, None, eight=second
                     )
-                residual.add_(self._added(layer, self.layer_ranks.sum(layer.output(seen))))
+                residual.add_(self._scale_output(layer, self.layer_ranks.sum(layer.output(seen))))
             else:
-                x, scales = self._last_product(layer.output, seen, peers)
+                x, scales = self._multiply_last_of_block(layer.output, seen, peers)
                 x, scales = self._finish_block(layer, layer.post_attention_norm, x, scales)
                 wide = isinstance(layer.feed_forward, GpuExperts)  # the router needs 16-bit rows
                 normed = self._normalise_input(
@@ -212,44 +216,52 @@ class GpuDecoder(Decoder):
             x, scales = self._finish_block(layer, layer.post_mlp_norm, x, scales)
         assert x is not None
         hidden = add_norm(x, residual, self.norm, self.spec.rms_eps, scales, peers)
-        return hidden, self.watch.behind(len(self.layers) - 1, residual)
+        return hidden, self.watch.record_layer(len(self.layers) - 1, residual)
 
-    def _peers(self, rows: int) -> Peers | None:
+    def _peers_for_block_sum(self, rows: int) -> Peers | None:
         """Returns the memory through which `add_norm` sums the ranks' rows after each block. None
         if they are summed earlier, or for a single rank.
         """
         if self.gpu_ranks is None or not self._plain:
             return None
-        return self.gpu_ranks.fused(rows, self.spec.hidden_size * self.precision.compute.itemsize)
+        return self.gpu_ranks.peers_for_fused_sum(
+            rows, self.spec.hidden_size * self.precision.compute.itemsize
+        )
 
     def _stream_layers(self) -> Iterable[Layer]:
         """Iterates over the layers, yielding each when its weights are on the device."""
-        return self.watch.over(
+        return self.watch.mark_layers(
             self.layers if self.offload is None else self.offload.stream(self.layers)
         )
 
-    def _add_plane(self, index: int, plan: DevicePlan, residual: torch.Tensor) -> None:
-        """Adds the image features that belong to a layer to the residual before it."""
+    def _add_layer_features(self, index: int, plan: DevicePlan, residual: torch.Tensor) -> None:
+        """Adds the image features for a layer to the residual that enters it."""
         if (
             self.features is not None
             and 0 < index < self.features.shape[1] // self.spec.hidden_size
         ):
             add_features(plan, self.features, index, residual)
 
-    def _in_8_bits(self, layer: Layer, rows: int) -> tuple[torch.dtype | None, torch.dtype | None]:
+    def _choose_8_bit_types(
+        self, layer: Layer, rows: int
+    ) -> tuple[torch.dtype | None, torch.dtype | None]:
         """Returns the 8-bit types that a layer's attention and feed-forward accept for this many
         rows, or None for 16 bits.
         """
         fed = layer.feed_forward if layer.shared is None else None  # ranks exchange rows of 16 bits
         first = (
-            matrix(layer.qkv).eight_bits(rows)
-            if _norms_in_kernel(layer.spec.attention, self.spec.norm)
+            as_gpu_product(layer.qkv).eight_bit_input_type(rows)
+            if _attention_kernel_normalises(layer.spec.attention, self.spec.norm)
             else None
         )
         if isinstance(fed, GpuExperts):
-            second = None if layer.spec.parallel else fed.eight_bits(rows)
+            second = None if layer.spec.parallel else fed.eight_bit_input_type(rows)
         else:
-            second = matrix(fed.gate_up).eight_bits(rows) if isinstance(fed, FeedForward) else None
+            second = (
+                as_gpu_product(fed.gate_up).eight_bit_input_type(rows)
+                if isinstance(fed, FeedForward)
+                else None
+            )
         both = first if first == second else None
         return (both, both) if layer.spec.parallel == "one norm" else (first, second)
 
@@ -264,8 +276,8 @@ class GpuDecoder(Decoder):
         eight: torch.dtype | None,
         unquantised: bool = False,
     ) -> torch.Tensor | EightBitRows:
-        """Adds x to the residual and returns it, normalised if a weight is given, as a product's
-        input.
+        """Adds x to the residual and returns the sum as the input of a linear layer, normalised if
+        a weight is given.
 
         Args:
             weight: weight of the norm, or None for no norm.
@@ -296,39 +308,40 @@ class GpuDecoder(Decoder):
         self, layer: Layer, weight: torch.Tensor | None, x: torch.Tensor, scales: Scales | None
     ) -> tuple[torch.Tensor, Scales | None]:
         """Normalises and scales a block's output before it is added to the residual. Returns it
-        with its pending scales.
+        with any scales that are yet to be applied.
         """
         if weight is not None:
             x = norm(x, weight, self.spec.rms_eps, scales)
             scales = None
-        return self._added(layer, x), scales
+        return self._scale_output(layer, x), scales
 
-    def _last_product(
+    def _multiply_last_of_block(
         self, linear: Linear, rows: torch.Tensor | EightBitRows, peers: Peers | None
     ) -> tuple[torch.Tensor, Scales | None]:
-        """Computes the last product of a block, returned with its pending scales. If an `add_norm`
-        follows, the product stays in parts, and with `peers` the ranks' sum is left to it.
+        """Computes the last linear layer of a block. Returns its output with any scales that are
+        yet to be applied. If an `add_norm` follows, the output may stay in parts; with `peers`,
+        `add_norm` also sums it over the ranks.
         """
         if self.gpu_ranks is None or peers is not None:
             return (
-                matrix(linear).parts(rows)
+                as_gpu_product(linear).multiply_in_parts(rows)
                 if self._plain
-                else matrix(linear).multiply_unscaled(rows)
+                else as_gpu_product(linear).multiply_unscaled(rows)
             )
-        x, scales = matrix(linear).multiply_unscaled(rows)
+        x, scales = as_gpu_product(linear).multiply_unscaled(rows)
         if scales is not None:
             x = (x * scales.rows[: len(x)].unsqueeze(1) * scales.columns).to(x.dtype)
         return self.gpu_ranks.sum(x), None
 
-    def _qkv(
+    def _multiply_qkv(
         self, layer: Layer, rows: torch.Tensor | EightBitRows
     ) -> tuple[torch.Tensor, Scales | None]:
-        """Computes the first product of a layer's attention, with any norms the attention kernels
-        lack. Returns it with its pending scales.
+        """Computes the first linear layer of a layer's attention, and any norms that the attention
+        kernels lack. Returns the output with any scales that are yet to be applied.
         """
-        product = matrix(layer.qkv)
+        product = as_gpu_product(layer.qkv)
         spec = layer.spec.attention
-        if _norms_in_kernel(spec, self.spec.norm):
+        if _attention_kernel_normalises(spec, self.spec.norm):
             return product.multiply_unscaled(rows)
         assert isinstance(rows, torch.Tensor), "not in 8 bits"
         qkv = product(rows)
@@ -350,12 +363,12 @@ class GpuDecoder(Decoder):
         count: int,
         record: Callable[[torch.Tensor], None] | None,
     ) -> tuple[torch.Tensor, Scales | None]:
-        """Computes a layer's feed-forward. Returns its output with its pending scales.
+        """Computes a layer's feed-forward. Returns its output with any scales yet to be applied.
 
         Args:
             layer: weights of the layer.
             rows: normalised input rows.
-            peers: as for `_last`.
+            peers: as for `_multiply_last_of_block`.
             count: number of rows.
             record: as for `GpuExperts`.
         """
@@ -368,22 +381,22 @@ class GpuDecoder(Decoder):
                 return fed(rows, parts=self._plain, record=record), None
             return self.gpu_ranks.sum(fed(rows, record=record)), None
         assert isinstance(fed, FeedForward), "as a GPU has them"
-        gate_up = matrix(fed.gate_up)
-        down = matrix(fed.down)
+        gate_up = as_gpu_product(fed.gate_up)
+        down = as_gpu_product(fed.down)
         activate = (
-            gate_up.ungated
+            gate_up.multiply_ungated
             if isinstance(fed.spec, DenseSpec) and not fed.spec.gated
-            else gate_up.gated
+            else gate_up.multiply_gated
         )
-        return self._last_product(
-            down, activate(rows, fed.spec.activation, eight=down.eight_bits(count)), peers
+        return self._multiply_last_of_block(
+            down, activate(rows, fed.spec.activation, eight=down.eight_bit_input_type(count)), peers
         )
 
-    def _run_one(
+    def _run_single_token(
         self, x: torch.Tensor, plan: DevicePlan, cache: KVCache, attention: StepAttention
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Runs `_run_stage` for a single token, with norms and activations fused into adjacent
-        products.
+        """Does what `_run_stage` does for a single token, with norms and activations fused into the
+        neighbouring matmuls.
         """
         eps = self.spec.rms_eps
         residual: torch.Tensor | None = None
@@ -391,14 +404,16 @@ class GpuDecoder(Decoder):
             assert layer.input_norm is not None
             assert layer.mlp_norm is not None
             if residual is not None:
-                self._add_plane(i, plan, residual)
-            qkv, total = matrix(layer.qkv).one(x, residual=residual, norm=layer.input_norm, eps=eps)
+                self._add_layer_features(i, plan, residual)
+            qkv, total = as_gpu_product(layer.qkv).multiply_single_row(
+                x, residual=residual, norm=layer.input_norm, eps=eps
+            )
             x = self.layer_ranks.sum(
                 layer.output(self._attend(i, layer, qkv, None, plan, cache, attention))
             )
             fed = layer.feed_forward
             assert isinstance(fed, FeedForward)
-            gated_up, residual = matrix(fed.gate_up).one(
+            gated_up, residual = as_gpu_product(fed.gate_up).multiply_single_row(
                 x, residual=total, norm=layer.mlp_norm, eps=eps, gate=fed.spec.activation
             )
             x = self.layer_ranks.sum(fed.down(gated_up))
@@ -406,11 +421,15 @@ class GpuDecoder(Decoder):
         return add_norm(x, residual, self.norm, eps), residual
 
     def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns logits [R, V] for rows of what `run` returned, in the model's dtype and before
-        soft-capping, for this rank's part of the vocabulary. Written to `out` if given.
+        """Returns logits [R, V] for rows of the result of `run`, in the model's dtype and before
+        soft-capping. V is this rank's part of the vocabulary. Writes them to `out` if given.
         """
-        hidden = self.ended(hidden)
-        logits = self.head(hidden) if out is None else matrix(self.head).into(hidden, out)
+        hidden = self.finish_hidden(hidden)
+        logits = (
+            self.head(hidden)
+            if out is None
+            else as_gpu_product(self.head).multiply_into(hidden, out)
+        )
         return (
             logits
             if self.spec.logit_scale == 1.0
@@ -427,14 +446,16 @@ class GpuDecoder(Decoder):
         cache: KVCache,
         attention: StepAttention,
     ) -> torch.Tensor:
-        """Computes attention outputs [T, heads * head_dim] from the first product of a layer's
-        attention.
+        """Computes attention outputs [T, heads * head_dim] from the output of the layer's first
+        linear layer.
         """
         spec = layer.spec.attention
         if isinstance(spec, LatentSpec):
             return self._attend_latents(index, layer, spec, qkv, plan, cache, attention)
         norms = (
-            (layer.q_norm, layer.k_norm) if _norms_in_kernel(spec, self.spec.norm) else (None, None)
+            (layer.q_norm, layer.k_norm)
+            if _attention_kernel_normalises(spec, self.spec.norm)
+            else (None, None)
         )
         turn = *norms, self.spec.rms_eps, self.ropes[layer.rope].tables
         out = qkv.new_empty((len(qkv), spec.heads, spec.key_size))
@@ -467,7 +488,7 @@ class GpuDecoder(Decoder):
         rows = len(q) if expanded is None else plan.decoding  # rows whose queries are absorbed
         absorbed = q.new_empty((rows, spec.heads, spec.key_size))
         if rows:
-            weights.keys.into(nope[:rows], absorbed[..., : spec.rank])
+            weights.keys.multiply_into(nope[:rows], absorbed[..., : spec.rank])
         target = absorbed[..., spec.rank :] if expanded is None else turned
         latent_store(product, turned, target, weights.norm, spec.norm_eps, rope, plan, cache, index)
         out = q.new_empty((len(q), spec.heads, spec.value_size))
@@ -476,7 +497,7 @@ class GpuDecoder(Decoder):
                 absorbed[..., spec.rank :] = turned[:rows]
             seen = absorbed.new_empty(absorbed.shape)
             attention.attend(absorbed, cache, index, seen, AttentionRules(spec.scale))
-            weights.values.into(seen[..., : spec.rank], out[:rows])
+            weights.values.multiply_into(seen[..., : spec.rank], out[:rows])
         if expanded is not None:
             expanded(
                 q, weights.keys.weight, weights.values.weight, cache, index, out, scale=spec.scale
@@ -484,9 +505,9 @@ class GpuDecoder(Decoder):
         return out.view(len(q), -1)
 
 
-def _norms_in_kernel(spec: AttentionSpec | LatentSpec, norm: str) -> bool:
-    """Returns whether the attention kernels do all the processing of queries and keys that a layer
-    with this norm needs.
+def _attention_kernel_normalises(spec: AttentionSpec | LatentSpec, norm: str) -> bool:
+    """Returns whether the attention kernels can do everything that a layer with this norm does to
+    queries and keys.
     """
     if isinstance(spec, LatentSpec) or spec.clip is not None:
         return False
@@ -494,8 +515,10 @@ def _norms_in_kernel(spec: AttentionSpec | LatentSpec, norm: str) -> bool:
 
 
 def _adapter_rows(step: LoraStep, slots: torch.Tensor, layers: Iterable[Layer]) -> Rows:
-    """Returns the step's rows and their adapters in the form that products for this many rows take."""
-    return adapted_rows(step, slots, tiles=all(matrix(layer.qkv).tiles for layer in layers))
+    """Returns the step's rows and their adapters, in the form that linear layers need for this many
+    rows.
+    """
+    return adapted_rows(step, slots, tiles=all(as_gpu_product(layer.qkv).tiles for layer in layers))
 
 
 def _activation_elements(spec: FeedForwardSpec, hidden: int) -> int:
@@ -524,25 +547,27 @@ def _check_ranks(spec: ModelSpec, parallel: Parallel) -> None:
 
 
 def _is_plain(layer: LayerSpec) -> bool:
-    """Returns whether an `add_norm` can add the layer's block outputs to the residual unchanged."""
+    """Returns whether `add_norm` can add the outputs of the layer's blocks to the residual as they
+    are.
+    """
     return layer.norms == "before" and not layer.parallel and layer.residual_scale == 1.0
 
 
-def _fuses_one(layer: Layer) -> bool:
-    """Returns whether a layer's products for a single row can include the preceding norms and the
-    following gate.
+def _can_fuse_single_row(layer: Layer) -> bool:
+    """Returns whether the layer's linear layers support fusing the preceding norm and the following
+    gate into the matmul of a single row.
     """
     fed = layer.feed_forward
     return (
-        matrix(layer.qkv).fuses_one
+        as_gpu_product(layer.qkv).fuses_one
         and isinstance(fed, FeedForward)
-        and matrix(fed.gate_up).fuses_one
+        and as_gpu_product(fed.gate_up).fuses_one
     )
 
 
-def _norms_in_products(layer: LayerSpec) -> bool:
-    """Returns whether a plain layer's norms, activations and sums can be fused into the products of
-    a single row.
+def _can_fuse_norms(layer: LayerSpec) -> bool:
+    """Returns whether a plain layer's norms, activations and residual sums can be fused into the
+    matmuls of a single row.
     """
     fed = layer.feed_forward
     attention = layer.attention

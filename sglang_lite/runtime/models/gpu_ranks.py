@@ -22,7 +22,7 @@ from sglang_lite.runtime.parallel.collectives import (
     Collectives,
     exchange_bytes,
     open_store,
-    own_rows,
+    rows_of_rank,
     store_of_stage,
     torch_distributed,
 )
@@ -43,7 +43,7 @@ class LargeSums(Protocol):
 
     def sum(self, x: torch.Tensor) -> None: ...
 
-    def gather(self, out: torch.Tensor, x: torch.Tensor) -> None: ...
+    def gather_into(self, out: torch.Tensor, x: torch.Tensor) -> None: ...
 
     def send(self, x: torch.Tensor, rank: int) -> None: ...
 
@@ -76,7 +76,7 @@ class GpuRanks:
         self.parts = parts
         self.in_stage: Collectives = in_stage or self
 
-    def fused(self, rows: int, row_bytes: int) -> Peers | None:
+    def peers_for_fused_sum(self, rows: int, row_bytes: int) -> Peers | None:
         """Returns the memory for summing rows in the kernel that reads them, or None if they are
         summed separately.
         """
@@ -91,9 +91,9 @@ class GpuRanks:
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
         peers = self.peers
-        if peers is not None and _fits(x, self._sum_limit(peers)):
+        if peers is not None and _fits_in_exchange(x, self._sum_limit(peers)):
             return sum_ranks(x, peers)
-        if self.parts is not None and self.parts.takes(x):
+        if self.parts is not None and self.parts.can_sum(x):
             return sum_parts(x, self.parts)
         if self.nccl is not None:
             self.nccl.sum(x)
@@ -102,27 +102,31 @@ class GpuRanks:
             x.shape
         )
 
-    def sum_own(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    def sum_and_scatter_rows(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         parts = x.contiguous().view(len(counts), -1) if min(counts) == max(counts) else None
         peers = self.peers
-        if parts is not None and peers is not None and _fits(parts[0], self._exchange_limit(peers)):
+        if (
+            parts is not None
+            and peers is not None
+            and _fits_in_exchange(parts[0], self._exchange_limit(peers))
+        ):
             return reduce_scatter(parts, peers).view(counts[0], *x.shape[1:])
-        return own_rows(self.sum(x), counts, self.parallel.rank)
+        return rows_of_rank(self.sum(x), counts, self.parallel.rank)
 
     def stack(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns x of all ranks as [ranks, ...]."""
+        """Returns every rank's x, stacked as [ranks, ...]."""
         x = x.contiguous()
         peers = self.peers
-        if peers is not None and _fits(x, self._exchange_limit(peers)):
+        if peers is not None and _fits_in_exchange(x, self._exchange_limit(peers)):
             return gather_ranks(x, peers)
         if self.nccl is not None:
             out = x.new_empty((self.parallel.ranks, *x.shape))
-            self.nccl.gather(out, x)
+            self.nccl.gather_into(out, x)
             return out
         parts = [gather_ranks(piece, self._pieces) for piece in self._split_pieces(x)]
         return torch.cat(parts, 1).view(self.parallel.ranks, *x.shape)
 
-    def gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    def gather_columns(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         most = max(sizes)
         parts = self.stack(x if x.shape[1] == most else F.pad(x, (0, most - x.shape[1])))
         if len(x) == 1 and min(sizes) == most:
@@ -130,7 +134,7 @@ class GpuRanks:
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes)], 1)
 
     def pass_to_next_stage(self, x: torch.Tensor, stage: int) -> torch.Tensor:
-        """Passes rows from each rank of a stage to the rank at the same place in the next stage.
+        """Passes rows from each rank of a stage to the corresponding rank of the next stage.
 
         Args:
             x: rows, on ranks of the stage; on others, memory for as many, which may be written.
@@ -153,14 +157,15 @@ class GpuRanks:
         return x
 
     def _exchange_limit(self, peers: Peers) -> int:
-        """Returns the most bytes that one exchange by stores may have. Each rank sends them to all
-        others.
+        """Returns the maximum number of bytes that a rank may exchange by stores. Each rank sends
+        them to all others.
         """
         return min(ONE_SHOT // (self.parallel.ranks - 1), peers.max_bytes) // 4 * 4  # whole words
 
     def _sum_limit(self, peers: Peers) -> int:
-        """Returns the most bytes that one sum by stores may have. It is lower than `_most` on four
-        ranks, where a sum by parts sends less.
+        """Returns the maximum number of bytes that one exchange may sum by stores. With more than
+        two ranks it is lower than `_exchange_limit` if a sum by parts is available, which sends
+        less.
         """
         pairs = self.parallel.ranks * (self.parallel.ranks - 1) // 2
         return (
@@ -178,7 +183,7 @@ class GpuRanks:
         return torch.split(x.view(-1), self._exchange_limit(self._pieces) // x.element_size())
 
 
-def _fits(x: torch.Tensor, most: int) -> bool:
+def _fits_in_exchange(x: torch.Tensor, most: int) -> bool:
     return x.nbytes <= most and x.nbytes % 4 == 0
 
 
@@ -216,14 +221,12 @@ class LogitParts:
         """Number of token blocks in the largest part."""
         return cdiv(max(self.sizes), BLOCK)
 
-    def whole(self, logits: torch.Tensor) -> torch.Tensor:
-        """Gathers whole logits [R, vocab_size] from the ranks' parts; `logits` is this rank's [R,
-        size].
-        """
-        return self.ranks.gather(logits, self.sizes)
+    def gather_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """Returns the full logits [R, vocab_size] on every rank, given this rank's part [R, size]."""
+        return self.ranks.gather_columns(logits, self.sizes)
 
     def words(self, masks: torch.Tensor) -> torch.Tensor:
-        """Returns the words of this rank's tokens from masks int32 [masks, words]."""
+        """Returns the columns of masks int32 [masks, words] that cover this rank's tokens."""
         start = self.first * BLOCK // 32
         return masks[:, start : start + cdiv(self.size, 32)]
 
@@ -252,7 +255,7 @@ class _Nccl:
     def sum(self, x: torch.Tensor) -> None:
         self._group.allreduce([x]).wait()
 
-    def gather(self, out: torch.Tensor, x: torch.Tensor) -> None:
+    def gather_into(self, out: torch.Tensor, x: torch.Tensor) -> None:
         self._group.allgather([list(out.unbind(0))], [x]).wait()
 
     def send(self, x: torch.Tensor, rank: int) -> None:

@@ -83,7 +83,7 @@ class GpuTransformersModel(TransformersModel):
         ids = torch.where(plan.ids < 0, plan.last_tokens[plan.slots], plan.ids)
         store_at = token_slots(plan, plan.slots, plan.positions)
 
-        def paged(
+        def attend_paged(
             layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rules: AttentionRules
         ) -> torch.Tensor:
             k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (k, v))
@@ -96,11 +96,11 @@ class GpuTransformersModel(TransformersModel):
             attention.attend(q, cache, layer, out, rules)
             return out.to(v.dtype)
 
-        return self._run(ids, plan.positions, paged)
+        return self._run_module(ids, plan.positions, attend_paged)
 
     def _attention_specs(self, trial: AttentionProbe) -> tuple[AttentionSpec, ...]:
         if any(len(set(planes)) > 1 for planes in trial.planes):
-            raise self._refusal(
+            raise self._unsupported_module_error(
                 'on a GPU, as its keys and its values differ in size or heads: use device="cpu"'
             )
         return tuple(
@@ -123,10 +123,10 @@ class GpuTransformersModel(TransformersModel):
         before = torch.cuda.get_sync_debug_mode()
         ids = torch.zeros(2, dtype=torch.int32, device=self.device)
         # initialises what a module creates at its first call
-        self.raw_logits(self._run(ids, ids, AttentionProbe()))
+        self.raw_logits(self._run_module(ids, ids, AttentionProbe()))
         torch.cuda.set_sync_debug_mode("error")
         try:
-            self.raw_logits(self._run(ids, ids, AttentionProbe()))
+            self.raw_logits(self._run_module(ids, ids, AttentionProbe()))
         except RuntimeError as error:
             if "synchroniz" not in str(error):
                 raise
@@ -140,7 +140,7 @@ class GpuTransformersModel(TransformersModel):
         ids = torch.zeros(_MEASURED, dtype=torch.int32, device=self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
-        self._run(ids, ids, AttentionProbe())
+        self._run_module(ids, ids, AttentionProbe())
         held = torch.cuda.max_memory_allocated(self.device) - before
         return -(-held // (_MEASURED * int(self.dtype.itemsize)))
 
@@ -155,15 +155,17 @@ def _use_kernels(module: nn.Module) -> None:
     few = SmallBatchLinear(next(module.parameters()).device)
     for part in module.modules():
         forward = (
-            _as_product(part, few)
+            _forward_with_product_kernel(part, few)
             if type(part) is nn.Linear
-            else _as_norm(part) or _with_rotation(part)
+            else _forward_with_norm_kernel(part) or _forward_with_rotary_kernel(part)
         )
         if forward is not None:
             part.forward = forward
 
 
-def _as_product(part: nn.Linear, few: SmallBatchLinear) -> Callable[..., torch.Tensor]:
+def _forward_with_product_kernel(
+    part: nn.Linear, few: SmallBatchLinear
+) -> Callable[..., torch.Tensor]:
     product = GpuLinear(part.weight, part.bias, few)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
@@ -172,7 +174,7 @@ def _as_product(part: nn.Linear, few: SmallBatchLinear) -> Callable[..., torch.T
     return forward
 
 
-def _as_norm(part: nn.Module) -> Callable[..., torch.Tensor] | None:
+def _forward_with_norm_kernel(part: nn.Module) -> Callable[..., torch.Tensor] | None:
     """Returns a one-kernel forward for an RMS norm, or None if the module is not an RMS norm or its
     results differ.
     """
@@ -190,14 +192,14 @@ def _as_norm(part: nn.Module) -> Callable[..., torch.Tensor] | None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         return norm(x.reshape(-1, len(weight)), weight, eps).view(x.shape)
 
-    x = _random((4, len(weight)), weight.dtype, weight.device)
+    x = _random_tensor((4, len(weight)), weight.dtype, weight.device)
     return forward if _equal_up_to_rounding(forward(x), part.forward(x)) else None
 
 
 _ROTATION = "apply_rotary_pos_emb"  # name of the function in most of transformers' model files
 
 
-def _with_rotation(part: nn.Module) -> Callable[..., Any] | None:
+def _forward_with_rotary_kernel(part: nn.Module) -> Callable[..., Any] | None:
     """Returns an attention module's forward with our rotary kernel, or None if its rotation is not
     of the common kind.
     """
@@ -206,10 +208,10 @@ def _with_rotation(part: nn.Module) -> Callable[..., Any] | None:
         return None
     theirs = forward.__globals__.get(_ROTATION)
     first = next(part.parameters())
-    if theirs is None or not _rotates_alike(theirs, first.dtype, first.device):
+    if theirs is None or not _has_equal_rotation(theirs, first.dtype, first.device):
         return None
 
-    def rotation(
+    def rotate_with_kernel(
         q: torch.Tensor,
         k: torch.Tensor,
         cos: torch.Tensor,
@@ -230,7 +232,7 @@ def _with_rotation(part: nn.Module) -> Callable[..., Any] | None:
 
     ours = types.FunctionType(
         forward.__code__,
-        {**forward.__globals__, _ROTATION: rotation},
+        {**forward.__globals__, _ROTATION: rotate_with_kernel},
         forward.__name__,
         forward.__defaults__,
         forward.__closure__,
@@ -240,16 +242,18 @@ def _with_rotation(part: nn.Module) -> Callable[..., Any] | None:
 
 
 @cache
-def _rotates_alike(theirs: Callable[..., Any], dtype: torch.dtype, device: torch.device) -> bool:
+def _has_equal_rotation(
+    theirs: Callable[..., Any], dtype: torch.dtype, device: torch.device
+) -> bool:
     names = list(inspect.signature(theirs).parameters.values())
     if [name.name for name in names[:4]] != ["q", "k", "cos", "sin"] or any(
         n.default is n.empty for n in names[4:]
     ):
         return False
-    tables = (_random((1, 3, 16), dtype, device, seed) for seed in (0, 1))
+    tables = (_random_tensor((1, 3, 16), dtype, device, seed) for seed in (0, 1))
     rows = (
-        _random((1, 2, 3, 16), dtype, device, 2),
-        _random((1, 1, 3, 16), dtype, device, 3),
+        _random_tensor((1, 2, 3, 16), dtype, device, 2),
+        _random_tensor((1, 1, 3, 16), dtype, device, 3),
         *tables,
     )
     try:
@@ -259,7 +263,7 @@ def _rotates_alike(theirs: Callable[..., Any], dtype: torch.dtype, device: torch
     return all(map(_equal_up_to_rounding, rotate(*rows), expected))
 
 
-def _random(
+def _random_tensor(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int = 0
 ) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)

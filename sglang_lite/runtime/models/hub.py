@@ -14,7 +14,7 @@ from sglang_lite.runtime.host.installed import is_installed
 from sglang_lite.runtime.models import modelscope
 from sglang_lite.runtime.models.aliases import HubFile
 from sglang_lite.runtime.models.folder_config import has_config
-from sglang_lite.runtime.models.whole_file import check_disk, hash_file, is_whole, proxies
+from sglang_lite.runtime.models.whole_file import check_disk, describe_proxies, hash_file, is_whole
 
 if TYPE_CHECKING:
     from huggingface_hub import SafetensorsRepoMetadata
@@ -81,10 +81,12 @@ def fetch_folder(model: str, revision: str | None, *, weights: bool) -> Path:
         try:
             folder = Path(snapshot_download(model, revision=revision, local_files_only=True))
         except LocalEntryNotFoundError:
-            raise _failure(model, error, "the path of a folder that has the model") from error
+            raise _download_error(
+                model, error, "the path of a folder that has the model"
+            ) from error
         if not has_config(folder) and not (folder / ADAPTER).exists():
-            if is_denied(error):
-                raise _failure(model, error, "") from error
+            if is_access_denied(error):
+                raise _download_error(model, error, "") from error
             raise DownloadError(
                 f"{model}: only a part is in the Hugging Face cache ({folder})."
             ) from error
@@ -100,7 +102,7 @@ def fetch_file(model: HubFile, revision: str | None, note: Path) -> Path:
     Args:
         model: the file.
         revision: branch, tag or commit.
-        note: path of a note that the copy had the right hash.
+        note: path of a note, which records that the hash of the copy was right.
 
     Raises:
         DownloadError: the download fails, the disk has too little room, or the file has
@@ -125,12 +127,13 @@ def fetch_file(model: HubFile, revision: str | None, note: Path) -> Path:
             model.hub_id, model.file, revision=revision, force_download=is_damaged
         )
     except Exception as error:  # as for folders
-        raise _failure(model.hub_id, error, f"the path of {model.file}") from error
+        raise _download_error(model.hub_id, error, f"the path of {model.file}") from error
     return _verify_file(Path(path), model, note)
 
 
 def _verify_file(path: Path, model: HubFile, note: Path) -> Path:
-    """Returns the path of a downloaded file if its hash is right, and deletes the file otherwise.
+    """Returns the path of a downloaded file if its hash is right. Otherwise deletes the file and
+    raises an error.
 
     Raises:
         DownloadError: the hash is wrong, or there is no file.
@@ -150,7 +153,7 @@ def _verify_file(path: Path, model: HubFile, note: Path) -> Path:
     )
 
 
-def is_denied(error: Exception) -> bool:
+def is_access_denied(error: Exception) -> bool:
     """Returns whether the hub has a model but denies access to this account, or to anonymous
     callers.
     """
@@ -165,7 +168,7 @@ def is_denied(error: Exception) -> bool:
     )
 
 
-def _failure(model: str, error: Exception, instead: str) -> DownloadError:
+def _download_error(model: str, error: Exception, instead: str) -> DownloadError:
     """Returns the error for a model that is not on this machine and could not be downloaded.
 
     Args:
@@ -173,7 +176,7 @@ def _failure(model: str, error: Exception, instead: str) -> DownloadError:
         error: error of the hub's library.
         instead: what the caller can give instead, for the hint.
     """
-    if is_denied(error):
+    if is_access_denied(error):
         page = f"https://huggingface.co/{model}"
         return DownloadError(
             f"{model}: the hub denies it: {_error_line(error)}",
@@ -182,14 +185,14 @@ def _failure(model: str, error: Exception, instead: str) -> DownloadError:
         )
     return DownloadError(
         f"{model}: no folder here, not in the Hugging Face cache, and the hub did not give it: {_error_line(error)}",
-        hint=f"Check the name or path, and the network{proxies()}; set HF_TOKEN for a gated model, HF_HOME "
+        hint=f"Check the name or path, and the network{describe_proxies()}; set HF_TOKEN for a gated model, HF_HOME "
         f"for another cache folder; unset HF_HUB_OFFLINE to allow downloads; or give {instead}.",
     )
 
 
 def _error_line(error: Exception) -> str:
-    """Returns the hub library's error in one line: a status with its meaning, or a connection
-    error. Its advice is left out, since the hint has it.
+    """Returns the hub library's error as one line: a status with its meaning, or a connection
+    error. Leaves out the library's advice, since our hint replaces it.
     """
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -17,8 +17,8 @@ _Layer = TypeVar("_Layer")
 
 
 class LayerWatch:
-    """Observes the layers of one process, or nothing. Observed steps can't be captured in CUDA
-    graphs.
+    """Observes the layers of one process, if profiles or dumps were requested. Observed steps can't
+    be captured in CUDA graphs.
 
     Args:
         layers: numbers of the process's layers.
@@ -51,7 +51,7 @@ class LayerWatch:
         """True if layers are observed one by one."""
         return self._marks is not None or self.folder is not None
 
-    def over(self, layers: Iterable[_Layer]) -> Iterable[_Layer]:
+    def mark_layers(self, layers: Iterable[_Layer]) -> Iterable[_Layer]:
         """Iterates over the layers, marking each as a range if profiles should show it."""
         return layers if self._marks is None else self._mark_each(layers, self._marks)
 
@@ -60,7 +60,7 @@ class LayerWatch:
             with profiler_range(f"layer {number}", device):
                 yield layer
 
-    def behind(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
+    def record_layer(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
         """Records the hidden states after a layer and returns them. `index` is -1 before the first
         layer.
         """
@@ -72,7 +72,7 @@ class LayerWatch:
             self._outputs[f"model.layers.{number}"] = hidden.to("cpu", copy=True)
         return hidden
 
-    def passed(
+    def record_pass(
         self, ids: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor
     ) -> torch.Tensor:
         """Writes the dump of a forward, if dumps are on, and returns its hidden states."""

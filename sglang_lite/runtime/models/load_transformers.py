@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
-from sglang_lite.runtime.models.config_fields import read_json, shown
+from sglang_lite.runtime.models.config_fields import abbreviate, read_json
 from sglang_lite.runtime.models.memory_check import check_room
 from sglang_lite.runtime.models.transformers_config import not_causal
 from sglang_lite.runtime.models.transformers_model import NAME, TransformersModel, register
@@ -25,7 +25,7 @@ from sglang_lite.runtime.models.weights.folder import weight_files
 _LONGEST = 300  # characters of transformers' own message that are shown
 
 
-def kind_of(device: torch.device) -> type[TransformersModel]:
+def model_class_for(device: torch.device) -> type[TransformersModel]:
     """Returns the class that runs transformers modules on a device."""
     if device.type != "cuda":
         return TransformersModel
@@ -35,11 +35,11 @@ def kind_of(device: torch.device) -> type[TransformersModel]:
     return GpuTransformersModel
 
 
-def outline(path: Path, device: torch.device) -> tuple[int, KVLayout | None]:
+def read_model_outline(path: Path, device: torch.device) -> tuple[int, KVLayout | None]:
     """Returns the number of a model's parameters and the layout of its KV cache, without reading
     weights.
 
-    The layout is None if the trial run that finds it fails without values, as with a choice of
+    The layout is None if the trial run that determines it needs values, as routers do to choose
     experts.
 
     Args:
@@ -49,23 +49,27 @@ def outline(path: Path, device: torch.device) -> tuple[int, KVLayout | None]:
     Raises:
         ModelError: transformers has no code for the model, or the model can't run on our KV cache.
     """
-    module = _skeleton(path)
-    return sum(tensor.numel() for tensor in module.parameters()), _layout(module, path, device)
+    module = _build_meta_module(path)
+    return sum(tensor.numel() for tensor in module.parameters()), _trial_kv_layout(
+        module, path, device
+    )
 
 
-def _layout(skeleton: PreTrainedModel, path: Path, device: torch.device) -> KVLayout | None:
+def _trial_kv_layout(
+    skeleton: PreTrainedModel, path: Path, device: torch.device
+) -> KVLayout | None:
     """Returns the KV cache layout of a module on the meta device, or None if its trial run needs
     values.
     """
     try:
-        return kind_of(device)(skeleton, str(path)).kv_layout
+        return model_class_for(device)(skeleton, str(path)).kv_layout
     except ModelError:
         raise
     except Exception:  # data-dependent code, such as a choice of experts
         return None
 
 
-def _skeleton(path: Path) -> PreTrainedModel:
+def _build_meta_module(path: Path) -> PreTrainedModel:
     """Builds the module of a folder's config on the meta device, with all shapes but no values.
 
     Raises:
@@ -100,7 +104,7 @@ def _load_error(path: Path, error: Exception, config: PreTrainedConfig | None) -
         config is None
         and (kind := read_json(path / "config.json").get("model_type")) not in CONFIG_MAPPING_NAMES
     ):
-        named = f"the model_type {shown(kind)}" if kind is not None else "no model_type"
+        named = f"the model_type {abbreviate(kind)}" if kind is not None else "no model_type"
         return ModelError(
             f"{path}: config.json names {named}, for which neither sglang_lite nor transformers {__version__} has "
             "code.",
@@ -135,15 +139,15 @@ def load_transformers(
         ModelError: transformers has no code for the model, the model can't run on our KV cache, or
             memory for its weights isn't free.
     """
-    skeleton = _skeleton(path)
+    skeleton = _build_meta_module(path)
     config = skeleton.config
     class_name = type(skeleton).__name__
-    _layout(skeleton, path, device)  # rejects unsupported models before weights are read
+    _trial_kv_layout(skeleton, path, device)  # rejects unsupported models before weights are read
     # From the file, as transformers may have used only part of the config.
     names = read_json(path / "config.json").get("architectures")
     if class_name not in (names if isinstance(names, list) else [names]):
         raise ModelError(
-            f"{path}: config.json names {shown(names)}, its model_type is {class_name}'s.",
+            f"{path}: config.json names {abbreviate(names)}, its model_type is {class_name}'s.",
             hint="Use a model of the families in docs/models.md.",
         )
     if not dummy:
@@ -159,7 +163,7 @@ def load_transformers(
                 module = AutoModelForCausalLM.from_config(config, **options)
         else:
             module = AutoModelForCausalLM.from_pretrained(path, **options)
-        return kind_of(device)(module.to(device).eval(), str(path))
+        return model_class_for(device)(module.to(device).eval(), str(path))
     except (ModelError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # transformers' code and each model's raise many kinds

@@ -45,9 +45,9 @@ def check_room(parts: Mapping[str, int], device: torch.device, source: str, hint
     needed = sum(parts.values())
     free = free_bytes(device)
     if free is not None and needed > free:
-        listed = ", ".join(f"{name} {_gib(count)}" for name, count in parts.items())
+        listed = ", ".join(f"{name} {_format_gib(count)}" for name, count in parts.items())
         raise ModelError(
-            f"{source}: needs {_gib(needed)} ({listed}); {_gib(free)} are free on {device}.",
+            f"{source}: needs {_format_gib(needed)} ({listed}); {_format_gib(free)} are free on {device}.",
             hint=hint,
         )
 
@@ -73,14 +73,16 @@ def free_bytes(device: torch.device) -> int | None:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         available = min(
             available,
-            limit - int(Path("/sys/fs/cgroup/memory.current").read_text()) + _reclaimable(),
+            limit
+            - int(Path("/sys/fs/cgroup/memory.current").read_text())
+            + _reclaimable_cache_bytes(),
         )
     except (OSError, ValueError):
         pass
     return available
 
 
-def _reclaimable() -> int:
+def _reclaimable_cache_bytes() -> int:
     """Returns the bytes of page cache that count towards the container's memory but can be dropped."""
     lines = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
     return sum(
@@ -90,5 +92,5 @@ def _reclaimable() -> int:
     )
 
 
-def _gib(count: int) -> str:
+def _format_gib(count: int) -> str:
     return f"{count / 2**30:,.1f} GiB"

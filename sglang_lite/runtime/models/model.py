@@ -174,14 +174,14 @@ class DeviceModel(Model, Protocol):
         """
         ...
 
-    def ended(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns hidden states [R, …] after the last layer, given rows of what `run` returned."""
+    def finish_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns hidden states [R, …] after the last layer, given rows of the result of `run`."""
         ...
 
     def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns logits [R, V] for rows of what `run` returned, in the model's dtype and before
-        soft-capping, written to `out` if given. With `parts`, only those of this rank's part of the
-        vocabulary.
+        """Returns logits [R, V] for rows of the result of `run`, in the model's dtype and before
+        soft-capping. With `parts`, they cover only this rank's part of the vocabulary. They are
+        written to `out` if given.
         """
         ...
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_lite.kernel import progress_bar
+from sglang_lite.notebook.output import progress_bar
 from sglang_lite.protocol import DownloadError
 
 _HUB = "https://www.modelscope.cn"
@@ -88,14 +88,14 @@ def fetch_from_modelscope(
         folder.mkdir(parents=True, exist_ok=True)
         if listed != note.listed:
             note.listed = listed
-            _write(note, folder)
+            _write_note(note, folder)
         for name in missing(listed):
             _fetch(model, branch, name, listed[name], folder)
             note.fetched[name] = listed[name]
-            _write(note, folder)
+            _write_note(note, folder)
     except (OSError, HTTPException) as error:
         raise DownloadError(
-            f"{model}: can't be fetched from ModelScope: {error}", hint=_hint()
+            f"{model}: can't be fetched from ModelScope: {error}", hint=_modelscope_hint()
         ) from error
     return folder
 
@@ -108,7 +108,7 @@ def _read_note(folder: Path) -> _Note:
         return _Note()
 
 
-def _write(note: _Note, folder: Path) -> None:
+def _write_note(note: _Note, folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder) as scratch:
         part = Path(scratch, _NOTE)
         part.write_bytes(msgspec.json.encode(note))
@@ -128,7 +128,7 @@ def _list_files(model: str, branch: str) -> dict[str, _File]:
         }
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
         raise DownloadError(
-            f"{model}: ModelScope did not give it: {error}", hint=_hint()
+            f"{model}: ModelScope did not give it: {error}", hint=_modelscope_hint()
         ) from error
     outside = [
         name
@@ -207,7 +207,7 @@ def _endpoint() -> str:
     return os.environ.get("MODELSCOPE_ENDPOINT", _HUB).rstrip("/")
 
 
-def _hint() -> str:
+def _modelscope_hint() -> str:
     return (
         f"Check the name and the network ({_endpoint()}); MODELSCOPE_API_TOKEN is for private models, "
         "MODELSCOPE_ENDPOINT for another address; unset SGLANG_USE_MODELSCOPE for Hugging Face's hub."

@@ -1,8 +1,8 @@
 """New weights for a loaded decoder: staged and checked first, then written part by part.
 
-On a GPU they overwrite the old tensors, whose addresses captured graphs hold. On a CPU new
-parts replace the old ones. This needs memory for one part and for what is staged, besides
-the model's.
+On a GPU they overwrite the old tensors, whose addresses captured graphs hold. On a CPU new parts
+replace the old ones. Besides the model itself, this needs memory for the staged weights and for one
+part.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sglang_lite.runtime.models.weights.source import (
     PlainRows,
     Stored,
     WeightSource,
-    is_of_encoder,
+    is_encoder_tensor,
 )
 
 # Bytes of parts that are kept until they are written, on a CPU and on a GPU; parts beyond are built
@@ -99,10 +99,10 @@ class StagedWeights:
         self.names = frozenset((*given, *encoder))
 
     def _is_surplus(self, name: str) -> bool:
-        """Returns whether a tensor belongs to an encoder but not to the model's. A whole checkpoint
-        may have such tensors.
+        """Returns whether a tensor belongs to an encoder, but not to one that this model has. A
+        complete checkpoint may contain such tensors.
         """
-        return is_of_encoder(name) and self._map.shape(name) is None
+        return is_encoder_tensor(name) and self._map.shape(name) is None
 
     # builds any part
     def _open_reader(self) -> tuple[_NewTensors, Mapping[PartKey, Callable[[], Any]]]:
@@ -118,7 +118,7 @@ class StagedWeights:
         )
         return source, build_functions(model, reader)
 
-    def write(self) -> None:
+    def write_to_model(self) -> None:
         """Writes the weights into the model. May be called once.
 
         If it fails, the model has some of the new weights. Small batches must be planned again
@@ -127,7 +127,7 @@ class StagedWeights:
         later = self._open_reader()[1] if None in self._parts.values() else {}
         for key in list(self._parts):
             part = self._parts.pop(key)
-            self._put(key, later[key]() if part is None else part)
+            self._put_part(key, later[key]() if part is None else part)
             del part
         encoder = self._model.encoder_weights
         for name, values in read_encoder_weights(
@@ -135,7 +135,7 @@ class StagedWeights:
         ):
             encoder[name].copy_(values)
 
-    def _put(self, key: PartKey, part: Any) -> None:  # any part
+    def _put_part(self, key: PartKey, part: Any) -> None:  # any part
         model, (layer, name) = self._model, key
         if model.fused:
             for old, new in tensor_pairs(part_of(model, key), part, _part_name(key)):
@@ -182,16 +182,16 @@ class _NewTensors(WeightSource):
     def has_packed(self) -> bool:
         return self._given.has_packed
 
-    def has(self, name: str) -> bool:
-        return name in self._lacking or self._given.has(name)
+    def has_tensor(self, name: str) -> bool:
+        return name in self._lacking or self._given.has_tensor(name)
 
     def take_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
         if name in self._lacking:
             assert self._map is not None
-            return self._map.read(name)
+            return self._map.read_held_tensor(name)
         taken = self._given.take_stack(name, shape)
         if isinstance(taken, PlainRows):  # read once, to be checked and to be used
-            taken = taken.read(0, taken.shape[0])
+            taken = taken.read_stored_rows(0, taken.shape[0])
         if isinstance(taken, torch.Tensor):
             taken = taken.to(self._device)
         self.taken_bytes += math.prod(shape) * taken.dtype.itemsize
@@ -202,8 +202,8 @@ class _NewTensors(WeightSource):
             )
         return taken
 
-    def ignore(self, name: str) -> None:
-        self._given.ignore(name)
+    def ignore_tensor(self, name: str) -> None:
+        self._given.ignore_tensor(name)
 
     def kv_scales(self, layout: KVLayout) -> dict[tuple[int, str], torch.Tensor]:
         return self._given.kv_scales(layout)
@@ -211,7 +211,7 @@ class _NewTensors(WeightSource):
     def check_all_used(self, may_ignore: tuple[str, ...] = ()) -> None:
         self._given.check_all_used(may_ignore)
 
-    def _read(self, name: str, file: Path) -> Stored:
+    def _read_stored(self, name: str, file: Path) -> Stored:
         raise AssertionError("take_stack() needs no file")
 
 
@@ -230,8 +230,8 @@ def _is_finite(weight: Stored, dtype: torch.dtype) -> bool:
 
 
 def _has_finite_bound(blocks: Blocks, dtype: torch.dtype) -> bool:
-    """Returns whether scales and minima alone prove that all numbers are finite, so that none needs
-    decoding.
+    """Returns whether scales and minima alone show that all values are finite, so that the matrix
+    need not be decoded to check.
     """
     largest = 128.0 if blocks.table is None else max(map(abs, blocks.table))
     bound = blocks.scale.abs().amax() * largest
@@ -242,7 +242,7 @@ def _has_finite_bound(blocks: Blocks, dtype: torch.dtype) -> bool:
 
 # parts
 def tensor_pairs(old: Any, new: Any, what: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields each tensor of a part with the tensor that replaces it.
+    """Yields pairs of tensors: each tensor of the old part, and the one that replaces it.
 
     Raises:
         ModelError: the parts differ in more than the values of their tensors.

@@ -1,8 +1,8 @@
 """Keeps a decoder's last layers in host memory and copies them to the device group by group.
 
-Two groups have memory on the device, in turns. Copies run on their own stream, while other
-groups compute: a copy begins when the group two before it has been computed. Steps are
-launched kernel by kernel, not as captured graphs.
+The device has memory for two groups, which groups use in turn. Copies run on their own stream while
+other groups compute: a group's copy begins when the group two places before it has been computed.
+Steps are launched kernel by kernel, not as captured graphs.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def check_size(spec: ModelSpec, gigabytes: int, item: float) -> None:
     """
     matrices = sum(layer.weight_elements(spec.hidden_size) for layer in spec.layers) * item
     if gigabytes << 30 > matrices * _BESIDE_MATRICES:
-        raise _too_much(gigabytes << 30, matrices)
+        raise _offload_too_large_error(gigabytes << 30, matrices)
 
 
-def _too_much(least: int, has: float) -> ParameterError:
+def _offload_too_large_error(least: int, has: float) -> ParameterError:
     wanted = f"{least / (1 << 30):,.4g}"
     return ParameterError(
         "cpu_offload_gb",
@@ -52,7 +52,7 @@ def _too_much(least: int, has: float) -> ParameterError:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """Tensor of a layer, and where it begins in the layer's bytes, in elements."""
+    """Tensor of a layer, and the element of the layer's bytes at which it begins."""
 
     tensor: torch.Tensor
     start: int
@@ -92,7 +92,7 @@ class Offload:
         """Bytes that each step copies."""
         return sum(map(len, self._host))
 
-    def take(self, index: int, layer: Layer, shared: Iterable[object]) -> None:
+    def take_layer(self, index: int, layer: Layer, shared: Iterable[object]) -> None:
         """Moves a layer's weights to the host, unless the later layers have enough bytes.
 
         Args:
@@ -108,7 +108,7 @@ class Offload:
         by_storage: dict[int, list[torch.Tensor]] = {}
         for tensor in tensors:
             by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
-        stored = [_bytes_of(views[0]) for views in by_storage.values()]
+        stored = [_view_storage_bytes(views[0]) for views in by_storage.values()]
         self._taken += sum(map(len, stored))
         starts = [0]
         for each in stored:
@@ -139,7 +139,7 @@ class Offload:
             ParameterError: all layers together are smaller than the requested size.
         """
         if self._taken < self._least:
-            raise _too_much(self._least, self._taken)
+            raise _offload_too_large_error(self._least, self._taken)
         self._host.reverse()
         self._views.reverse()
         size = max(map(len, self._host))
@@ -179,15 +179,15 @@ class Offload:
         completion, or None on a CPU.
         """
         if self._link is None:
-            self._copy(group)
+            self._copy_group_to_device(group)
             return None
         self._link.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._link):
-            self._copy(group)
+            self._copy_group_to_device(group)
             done: torch.cuda.Event = self._link.record_event()
             return done
 
-    def _copy(self, group: range) -> None:
+    def _copy_group_to_device(self, group: range) -> None:
         for index in group:
             host = self._host[index]
             self._buffers[index % len(self._buffers), : len(host)].copy_(host, non_blocking=True)
@@ -201,7 +201,7 @@ class Offload:
         return memory
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def _view_storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Returns all bytes of a tensor's storage."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 

@@ -22,9 +22,9 @@ from sglang_lite.runtime.models.weights.source import (
 Table: TypeAlias = dict[tuple[str, int | None], ParameterSpec]
 
 
-def part_of_tensor(whole: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor:
-    """Returns the slice of a checkpoint's tensor that holds a parameter. The tensor may be a part
-    with the same outputs.
+def slice_parameter(whole: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor:
+    """Returns the slice of a checkpoint's tensor that holds a parameter. `whole` may also be a part
+    of that tensor, if it has all outputs.
     """
     if piece.groups > 1:
         return whole.view(piece.groups, -1, *whole.shape[1:])[:, *piece.part].flatten(0, 1)
@@ -33,7 +33,7 @@ def part_of_tensor(whole: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor:
 
 
 class ParameterTensors:
-    """Tensors of parameters, some of which are parts of a tensor that several parameters share.
+    """Reads the tensors of parameters from a source. Several parameters may be parts of one tensor.
 
     Args:
         source: source of the weights; each tensor is taken once.
@@ -52,14 +52,16 @@ class ParameterTensors:
         """Frees the shared tensors. Called when a layer has taken all of its parts."""
         self._stacks.clear()
 
-    def slice_of(self, parameter: ParameterSpec) -> CheckpointSlice:
+    def find_stored_slice(self, parameter: ParameterSpec) -> CheckpointSlice:
         """Returns the slice in which the checkpoint stores a parameter, or the first possible one
         if it stores none.
 
         Raises:
             ModelError: the checkpoint has the parameter twice.
         """
-        found = [p for p in parameter.slices if p.name in self._stacks or self._source.has(p.name)]
+        found = [
+            p for p in parameter.slices if p.name in self._stacks or self._source.has_tensor(p.name)
+        ]
         if len(found) > 1:
             raise ModelError(
                 f"{self._source.label}: both {found[0].name} and {found[1].name} are there, and only one can be meant.",
@@ -67,14 +69,14 @@ class ParameterTensors:
             )
         return found[0] if found else parameter.slices[0]
 
-    def take(self, parameter: ParameterSpec) -> Weight:
+    def take_parameter(self, parameter: ParameterSpec) -> Weight:
         """Takes the tensor of a parameter, or this rank's part of it.
 
         Raises:
             ModelError: the tensor is missing or has another shape, or the rank's part cuts through
                 its encoding.
         """
-        weight = self._whole(parameter)
+        weight = self._take_whole_parameter(parameter)
         part = self._cut(parameter)
         if part is None:
             return weight
@@ -89,10 +91,10 @@ class ParameterTensors:
                 else own.clone(memory_format=torch.contiguous_format)
             )
         try:
-            return weight.part(at) if part.axis == "outputs" else weight.part(every, at)
+            return weight.slice_part(at) if part.axis == "outputs" else weight.slice_part(every, at)
         except ValueError as error:
             raise ModelError(
-                f"{self._source.label}: {self.slice_of(parameter).name} can't be cut for a rank: {error}.",
+                f"{self._source.label}: {self.find_stored_slice(parameter).name} can't be cut for a rank: {error}.",
                 hint="Use another tp_size, or a checkpoint in another format.",
             ) from error
 
@@ -104,20 +106,20 @@ class ParameterTensors:
         if part is None or part.size:
             return True
         for piece in parameter.slices:
-            self._source.ignore(piece.name)
+            self._source.ignore_tensor(piece.name)
         return False
 
     def skip_others(self, parameters: Iterable[ParameterSpec]) -> None:
-        """Marks tensors that only other ranks need as used. Called last, as they may hold parts of
-        this rank, too.
+        """Marks the tensors of other ranks' parameters as used. Must be called last, since such a
+        tensor may also hold parameters of this rank.
         """
         for parameter in parameters:
             self.has_part(parameter)
 
-    def _whole(self, parameter: ParameterSpec) -> Weight:
-        piece = self.slice_of(parameter)
+    def _take_whole_parameter(self, parameter: ParameterSpec) -> Weight:
+        piece = self.find_stored_slice(parameter)
         if not piece.part:
-            return self._source.take(piece.name, piece.shape)
+            return self._source.take_tensor(piece.name, piece.shape)
         if piece.name not in self._stacks:
             taken = self._source.take_stack(piece.name, piece.shape)
             if isinstance(taken, EncodedMatrix) and (piece.groups > 1 or len(piece.part) > 1):
@@ -127,41 +129,41 @@ class ParameterTensors:
         if isinstance(whole, EncodedMatrix):
             (outputs,) = piece.part
             assert isinstance(outputs, slice)
-            return whole.part(outputs)
+            return whole.slice_part(outputs)
         if isinstance(whole, EncodedStack):
             expert = piece.part[0]
             outputs = piece.part[-1]
             assert isinstance(expert, int)
             assert isinstance(outputs, slice)
             return whole.matrix(expert, outputs)
-        return part_of_tensor(whole, piece)
+        return slice_parameter(whole, piece)
 
     def vector(self, parameter: ParameterSpec) -> torch.Tensor:
-        vector = self.take(parameter)
+        vector = self.take_parameter(parameter)
         assert isinstance(vector, torch.Tensor), "only matrices are encoded"
         return vector
 
     def numbers(self, parameter: ParameterSpec) -> torch.Tensor:
         """Takes a vector or small matrix as float32."""
-        taken = self.take(parameter)
+        taken = self.take_parameter(parameter)
         return (
             taken.decode(0, taken.shape[0]) if isinstance(taken, EncodedMatrix) else taken.float()
         )
 
     def matrices(self, parameters: Sequence[ParameterSpec]) -> list[Weight]:
-        """Takes matrices that will be stacked along their outputs, as a list. If they are stored
-        stacked, it has one matrix.
+        """Takes matrices that will be stacked along their outputs. Returns a list, with a single
+        matrix if the checkpoint stores them already stacked.
         """
-        slices = [self.slice_of(p) for p in parameters]
+        slices = [self.find_stored_slice(p) for p in parameters]
         if any(self._cut(p) for p in parameters):
-            return [self.take(p) for p in parameters]
+            return [self.take_parameter(p) for p in parameters]
         if (
             len({piece.name for piece in slices}) == 1
             and len(slices[0].shape) == 2
             and slices[0].groups == 1
         ):
-            return [self._source.take(slices[0].name, slices[0].shape)]
-        return [self.take(p) for p in parameters]
+            return [self._source.take_tensor(slices[0].name, slices[0].shape)]
+        return [self.take_parameter(p) for p in parameters]
 
     def bias(
         self, parameters: Table, roles: tuple[str, ...], expert: int | None = None
@@ -173,11 +175,11 @@ class ParameterTensors:
         biases = [None if bias is None or not self.has_part(bias) else bias for bias in given]
         if not any(biases):
             return None
-        sizes = [self._outputs(parameters[role, expert]) for role in roles]
+        sizes = [self._count_rank_outputs(parameters[role, expert]) for role in roles]
         return torch.cat(
             [torch.zeros(n) if p is None else self.vector(p).float() for n, p in zip(sizes, biases)]
         )
 
-    def _outputs(self, parameter: ParameterSpec) -> int:
+    def _count_rank_outputs(self, parameter: ParameterSpec) -> int:
         part = self._cut(parameter)
         return parameter.shape[0] if part is None or part.axis == "inputs" else part.size

@@ -138,24 +138,26 @@ def layer_parameters(spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
     names = _Names(FAMILIES[spec.architecture], index)
     for role in layer.hidden_norms if spec.norm_weight else ():
         yield from names.norm(role, (spec.hidden_size,), bias=spec.norm_bias)
-    yield from _of_attention(names, layer, spec.hidden_size)
+    yield from _attention_parameters(names, layer, spec.hidden_size)
     feed_forward = layer.feed_forward
     if isinstance(feed_forward, DenseSpec):
-        made = names.gated if feed_forward.gated else names.plain
+        made = names.gated_mlp if feed_forward.gated else names.plain_mlp
         yield from made("", feed_forward.size, spec.hidden_size, bias=feed_forward.bias)
     else:
-        yield from _of_experts(names, feed_forward, spec.hidden_size)
+        yield from _expert_parameters(names, feed_forward, spec.hidden_size)
 
 
-def _of_attention(names: _Names, layer: LayerSpec, hidden: int) -> Iterator[ParameterSpec]:
+def _attention_parameters(names: _Names, layer: LayerSpec, hidden: int) -> Iterator[ParameterSpec]:
     a = layer.attention
     yield from (
-        _of_latents(names, a, hidden) if isinstance(a, LatentSpec) else _of_heads(names, a, hidden)
+        _latent_parameters(names, a, hidden)
+        if isinstance(a, LatentSpec)
+        else _head_parameters(names, a, hidden)
     )
     yield from names.matrices({"o": hidden}, a.heads * a.value_size, bias=a.output_bias)
 
 
-def _of_heads(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[ParameterSpec]:
+def _head_parameters(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[ParameterSpec]:
     sizes = {
         "q": a.heads * a.key_size,
         "k": a.kv_heads * a.key_size,
@@ -169,7 +171,7 @@ def _of_heads(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[Paramete
         yield names.vector("sinks", a.heads, suffix="")
 
 
-def _of_latents(names: _Names, a: LatentSpec, hidden: int) -> Iterator[ParameterSpec]:
+def _latent_parameters(names: _Names, a: LatentSpec, hidden: int) -> Iterator[ParameterSpec]:
     queries = a.heads * a.query_size
     if a.query_rank is None:
         yield from names.matrices({"q": queries}, hidden, bias=False)
@@ -182,14 +184,14 @@ def _of_latents(names: _Names, a: LatentSpec, hidden: int) -> Iterator[Parameter
     yield from names.matrices({"kv_b": a.heads * (a.nope_size + a.value_size)}, a.rank, bias=False)
 
 
-def _of_experts(names: _Names, experts: ExpertsSpec, hidden: int) -> Iterator[ParameterSpec]:
+def _expert_parameters(names: _Names, experts: ExpertsSpec, hidden: int) -> Iterator[ParameterSpec]:
     yield from names.matrices({"router": experts.count}, hidden, bias=experts.router_bias)
     if experts.correction:
         yield names.vector("correction", experts.count, suffix="")
     for expert in range(experts.count):
         yield from names.expert(expert, experts, hidden)
     if experts.shared_size:
-        yield from names.gated("shared_", experts.shared_size, hidden, bias=False)
+        yield from names.gated_mlp("shared_", experts.shared_size, hidden, bias=False)
     if experts.shared_gate:
         yield from names.matrices({"shared_expert_gate": 1}, hidden, bias=False)
 
@@ -226,11 +228,15 @@ class _Names:
                 f"{role}_bias", shape, (CheckpointSlice(f"{path}.bias", shape),), self._layer
             )
 
-    def plain(self, prefix: str, size: int, hidden: int, *, bias: bool) -> Iterator[ParameterSpec]:
+    def plain_mlp(
+        self, prefix: str, size: int, hidden: int, *, bias: bool
+    ) -> Iterator[ParameterSpec]:
         yield from self.matrices({f"{prefix}up": size}, hidden, bias=bias)
         yield from self.matrices({f"{prefix}down": hidden}, size, bias=bias)
 
-    def gated(self, prefix: str, size: int, hidden: int, *, bias: bool) -> Iterator[ParameterSpec]:
+    def gated_mlp(
+        self, prefix: str, size: int, hidden: int, *, bias: bool
+    ) -> Iterator[ParameterSpec]:
         yield from self.matrices({f"{prefix}gate": size, f"{prefix}up": size}, hidden, bias=bias)
         yield from self.matrices({f"{prefix}down": hidden}, size, bias=bias)
 

@@ -19,8 +19,8 @@ class Precision:
         cache: dtype of keys and values.
         blocks: whether block-quantised matrices of a checkpoint may be multiplied without decoding
             them, with activations in 16-bit integers (CPU).
-        int8: whether the layers' matrices are quantised to 8-bit integers; with `packed`, on a GPU,
-            whether those that a checkpoint stores as such, with a scale per row, stay so.
+        int8: whether the layers' matrices are quantised to 8-bit integers. With `packed` on a GPU:
+            whether matrices that a checkpoint stores as such, with a scale per row, stay so.
         fp8: whether the layers' matrices are quantised to 8-bit floating point (GPU).
         keep_fp8: whether matrices that a checkpoint stores in 8-bit floating point stay so (GPU).
         packed: whether matrices that a checkpoint stores in up to 4 bits stay so (GPU).

@@ -27,7 +27,7 @@ def pseudo_code(spec: ModelSpec) -> Iterator[str]:
     )
     scale = "" if spec.embedding_scale == 1 else f" * {spec.embedding_scale:.4g}"
     yield _line(0, f"x = embedding[token]{scale}", f"{spec.vocab_size:,} tokens")
-    for layer, numbers in _kinds_of_layers(spec.layers):
+    for layer, numbers in _group_equal_layers(spec.layers):
         yield _line(0, f"for layer in {_ranges(numbers)}:")
         for text, comment in _layer_lines(spec, layer):
             yield _line(1, text, comment)
@@ -44,7 +44,7 @@ def _line(depth: int, text: str, comment: str = "") -> str:
     return f"{text:{_COMMENTS_AT}}# {comment}" if comment else text
 
 
-def _kinds_of_layers(layers: tuple[LayerSpec, ...]) -> list[tuple[LayerSpec, list[int]]]:
+def _group_equal_layers(layers: tuple[LayerSpec, ...]) -> list[tuple[LayerSpec, list[int]]]:
     """Returns each kind of layer with the numbers of its layers, in order."""
     kinds: list[tuple[LayerSpec, list[int]]] = []
     for number, layer in enumerate(layers):

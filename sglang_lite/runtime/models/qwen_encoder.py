@@ -1,6 +1,6 @@
-"""Faster versions of parts of Qwen's image encoders, which pass over memory once. With
-transformers' own, an image of 4,000 patches spends more time in norms, rotations and copies than in
-matrix products.
+"""Faster versions of parts of Qwen's image encoders, which read and write memory only once. With
+transformers' own versions, an image of 4,000 patches spends more time in norms, rotations and
+copies than in matmuls.
 """
 
 from __future__ import annotations
@@ -36,20 +36,22 @@ def fuse(encoder: Any, dtype: torch.dtype, device: torch.device) -> None:  # tra
     """
     attend: _Attend = partial(_attend_by_size, _OfBorders(_window_indices))
     if device.type == "cuda":
-        from sglang_lite.runtime.kernels.activation import gated  # imports Triton, as does the next
+        from sglang_lite.runtime.kernels.activation import (
+            apply_gated,
+        )  # imports Triton, as does the next
         from sglang_lite.runtime.kernels.rotate import rotate
 
         if dtype.itemsize == 2 and encoder.blocks[0].attn.head_dim % _ALIGNED == 0:
             attend = partial(_attend_flash, _OfBorders(_longest_window))
     else:
-        from sglang_lite.runtime.kernels.reference.activation import gated
+        from sglang_lite.runtime.kernels.reference.activation import apply_gated
         from sglang_lite.runtime.kernels.reference.rotate import rotate
 
     encoder.patch_embed.forward = partial(_embed_patches, encoder.patch_embed.proj)
     for block in encoder.blocks:
         block.attn = _WindowAttention(block.attn, attend, rotate)
         if hasattr(block.mlp, "gate_proj") and encoder.config.hidden_act == "silu":
-            block.mlp = _GatedLayer(block.mlp, gated)
+            block.mlp = _GatedLayer(block.mlp, apply_gated)
         for name in ("norm1", "norm2"):
             norm = getattr(block, name)
             # an RMS norm, which transformers computes in steps
@@ -61,7 +63,7 @@ def fuse(encoder: Any, dtype: torch.dtype, device: torch.device) -> None:  # tra
 
 def _embed_patches(convolution: Any, pixels: torch.Tensor) -> torch.Tensor:
     """Embeds the pixels [T, n] of patches as [T, hidden size]. The convolution has a single
-    position per patch, so it is a matrix product.
+    position per patch, so it is a matmul.
     """
     return F.linear(pixels, convolution.weight.flatten(1), convolution.bias)
 
@@ -176,12 +178,12 @@ class _WindowAttention(torch.nn.Module):
 
 
 class _GatedLayer(torch.nn.Module):
-    """Feed-forward layer down(silu(gate(x)) * up(x)) with gate and up in one product. Its width is
-    padded with zeros to rows of whole 16 bytes.
+    """Feed-forward layer down(silu(gate(x)) * up(x)), with gate and up in one matmul. Its width is
+    padded with zeros so that rows are multiples of 16 bytes.
 
     Args:
         layer: transformers' module.
-        gated: `kernels.activation.gated`, or its twin.
+        gated: `kernels.activation.apply_gated`, or its reference version.
     """
 
     def __init__(self, layer: Any, gated: _Gated) -> None:
@@ -206,7 +208,8 @@ class _GatedLayer(torch.nn.Module):
         return F.linear(self._gated(both, "silu"), padded, down.bias)
 
     def _gate_and_up(self, gate: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor that begins with a gate's and holds the up projection, too. It is made
-        as a view on each call, as the weights may be rewritten or moved.
+        """Returns a tensor that starts with the gate's values, followed by those of the up
+        projection. It is created as a view on every call, since the weights may be rewritten or
+        moved.
         """
         return gate.as_strided((2 * self._rows, *gate.shape[1:]), gate.stride())

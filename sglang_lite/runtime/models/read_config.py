@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models import config_fields
 from sglang_lite.runtime.models.config_fields import Json
@@ -124,7 +124,7 @@ def _null_error(config: Config, source: str) -> ModelError:
 
 
 def _has_null(spec: object) -> bool:
-    """Returns whether a number in a specification is None although its field does not allow None."""
+    """Returns whether a specification contains None for a number whose type does not allow None."""
     if isinstance(spec, tuple):
         return any(map(_has_null, spec))
     if not is_dataclass(spec):
@@ -144,7 +144,7 @@ def _text_part(config: Config, source: str) -> Config:
     family, omitted = TEXT_PARTS.get(name, (name, {}))
     if family not in FAMILIES:
         raise ModelError(
-            f"{source}: its text part, {shown(family)}, is not supported.",
+            f"{source}: its text part, {short_repr(family)}, is not supported.",
             hint=f"Supported: {', '.join(FAMILIES)}.",
         )
     whole = {**omitted, **text, "architectures": list(FAMILIES[family].architectures[:1])}
@@ -161,7 +161,7 @@ def _check_rope(parameters: Mapping[str, Json], source: str) -> None:
 def _read(name: str, config: Config) -> ModelSpec:
     family = FAMILIES[name]
     eos = config.get("eos_token_id")
-    layers = _layers(family, config)
+    layers = _read_layer_specs(family, config)
     return ModelSpec(
         architecture=name,
         vocab_size=config["vocab_size"],
@@ -175,7 +175,7 @@ def _read(name: str, config: Config) -> ModelSpec:
     )
 
 
-def _layers(family: Family, config: Config) -> tuple[LayerSpec, ...]:
+def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
     heads = config["num_attention_heads"]
     hidden_size = config["hidden_size"]
     kv_heads = config.get("num_key_value_heads") or heads
@@ -196,7 +196,7 @@ def _layers(family: Family, config: Config) -> tuple[LayerSpec, ...]:
     dense = DenseSpec(
         config["intermediate_size"], _activation(family, config), mlp_bias, family.gated
     )
-    rope, local = _ropes(family, config, head_dim)
+    rope, local = _read_rope_specs(family, config, head_dim)
     causal = _is_causal(family, config)
     changes = {
         "scale": head_dim**-0.5,
@@ -205,10 +205,12 @@ def _layers(family: Family, config: Config) -> tuple[LayerSpec, ...]:
         **family.attention_fields(config),
     }
     latent = (
-        _latent(config, rope, bias=qkv_bias, output_bias=output_bias) if family.latent else None
+        _read_latent_spec(config, rope, bias=qkv_bias, output_bias=output_bias)
+        if family.latent
+        else None
     )
     layers = []
-    for i, window in enumerate(_windows(family, config)):
+    for i, window in enumerate(_read_layer_windows(family, config)):
         layer_rope = (
             NO_ROPE if not family.has_rope(config, i, window) else rope if window is None else local
         )
@@ -254,7 +256,9 @@ def _is_causal(family: Family, config: Config) -> bool:
     return not both
 
 
-def _latent(config: Config, rope: RopeSpec, *, bias: bool, output_bias: bool) -> LatentSpec:
+def _read_latent_spec(
+    config: Config, rope: RopeSpec, *, bias: bool, output_bias: bool
+) -> LatentSpec:
     heads = config["num_attention_heads"]
     nope = config["qk_nope_head_dim"]
     rope_size = config["qk_rope_head_dim"]
@@ -320,16 +324,18 @@ def _max_positions(config: Config, layers: tuple[LayerSpec, ...]) -> int:
     return max(limits)
 
 
-def _ropes(family: Family, config: Config, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
-    """Returns the rotary embeddings of layers without a window and of layers with one."""
+def _read_rope_specs(family: Family, config: Config, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
+    """Returns two rotary embeddings: one for layers without a window, and one for layers with a
+    window.
+    """
     full, local = _rope_parameters(family, config)
     rope = _rope(family, full, config, head_dim)
     return (rope, _rope(family, local, config, head_dim)) if family.layer_ropes else (rope, rope)
 
 
 def _rope_parameters(family: Family, config: Config) -> tuple[dict[str, Json], dict[str, Json]]:
-    """Returns the rotary parameters of layers without a window and of layers with one, as
-    transformers reads them.
+    """Returns rotary parameters as transformers reads them, first for layers without a window, then
+    for layers with one.
 
     transformers 5 writes `rope_parameters`, for some families one entry for each type of layer.
     Older files have `rope_theta`, `rope_scaling` and `rope_local_base_freq`.
@@ -349,7 +355,7 @@ def _rope_parameters(family: Family, config: Config) -> tuple[dict[str, Json], d
 
 
 def _beside_layers(parameters: Mapping[str, Json]) -> dict[str, Json]:
-    """Returns the rotary parameters that are not specific to a type of layer."""
+    """Returns the rotary parameters that apply to all types of layers."""
     return {name: value for name, value in parameters.items() if name not in _LAYER_TYPES}
 
 
@@ -378,16 +384,16 @@ def _check_rope_mixture(family: Family, config: Config, source: str) -> None:
         and scaling.get("type") not in (None, "default")
     ):
         raise ModelError(
-            f"{source}: `rope_scaling.type` is {shown(scaling['type'])}, which transformers 5 does not read of this "
-            "architecture.",
+            f"{source}: `rope_scaling.type` is {short_repr(scaling['type'])}, which transformers 5 does not "
+            "read of this architecture.",
             hint="Name it rope_type.",
         )
     for name, value in _beside_layers(given).items():
         if value is not None and all(_rope_value(name, each) != value for each in used):
             other = _rope_value(name, used[0])
             raise ModelError(
-                f"{source}: `rope_parameters.{name}` is {shown(value)}, and other keys, which transformers prefers, "
-                f"say {shown(other)}.",
+                f"{source}: `rope_parameters.{name}` is {short_repr(value)}, and other keys, which transformers "
+                f"prefers, say {short_repr(other)}.",
                 hint="Say it once: in rope_parameters.full_attention and rope_parameters.sliding_attention."
                 if family.layer_ropes
                 else "Say it once: in rope_parameters, without rope_scaling.",
@@ -404,14 +410,15 @@ def _check_local_theta(family: Family, config: Config, source: str) -> None:
     own = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
     if config.get("rope_local_base_freq") not in (None, own.get("rope_theta")):
         raise ModelError(
-            f"{source}: `rope_local_base_freq` is {shown(config['rope_local_base_freq'])}: this architecture has none.",
+            f"{source}: `rope_local_base_freq` is {short_repr(config['rope_local_base_freq'])}: "
+            "this architecture has none.",
             hint="Write it as the rope_theta in rope_parameters.sliding_attention.",
         )
     usual = family.defaults["rope_theta"]
     if "rope_theta" not in own and config["rope_theta"] != usual:
         raise ModelError(
-            f"{source}: `rope_theta` is {shown(config['rope_theta'])}, and versions of transformers differ in whether "
-            f"layers with a window have it, or {usual:g}.",
+            f"{source}: `rope_theta` is {short_repr(config['rope_theta'])}, and versions of transformers differ "
+            f"in whether layers with a window have it, or {usual:g}.",
             hint="Write rope_parameters.full_attention and rope_parameters.sliding_attention, each with its own "
             "rope_theta.",
         )
@@ -465,14 +472,19 @@ def _rope(
     axes = (
         ()
         if sections is None
-        else _axes(sections, rotary_dim // 2, alternating=config.get("mrope_interleaved", False))
+        else _rope_axes_by_pair(
+            sections, rotary_dim // 2, alternating=config.get("mrope_interleaved", False)
+        )
     )
     return RopeSpec(float(parameters["rope_theta"]), kind, rotary_dim, params, interleaved, axes)
 
 
-def _axes(sections: Sequence[int], pairs: int, *, alternating: bool) -> tuple[int, ...]:
-    """Returns `RopeSpec.axes` for sections of time, rows and columns. They follow one another or
-    alternate as far as each reaches, with time in the remaining places (Qwen3-VL).
+def _rope_axes_by_pair(
+    sections: Sequence[int], pairs: int, *, alternating: bool
+) -> tuple[int, ...]:
+    """Returns `RopeSpec.axes`, given the number of pairs for time, rows and columns. The three
+    follow one another. With `alternating`, they alternate until their pairs are used up, and time
+    rotates the remaining pairs (Qwen3-VL).
     """
     if len(sections) != 3 or sum(sections) != pairs:
         raise ValueError(f"mrope_section {sections} doesn't fit {pairs} rotary pairs")
@@ -481,7 +493,7 @@ def _axes(sections: Sequence[int], pairs: int, *, alternating: bool) -> tuple[in
     return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
-def _windows(family: Family, config: Config) -> tuple[int | None, ...]:
+def _read_layer_windows(family: Family, config: Config) -> tuple[int | None, ...]:
     layers: int = config["num_hidden_layers"]
     window = config.get("sliding_window")
     optional = "use_sliding_window" in family.defaults

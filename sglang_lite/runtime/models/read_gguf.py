@@ -47,7 +47,7 @@ class GgufFamily:
     sigmoid_architecture: str = ""
 
 
-def _exaone4(value: Value) -> dict[str, Any]:
+def _read_exaone4_settings(value: Value) -> dict[str, Any]:
     window = value("attention.sliding_window")
     pattern = value("attention.sliding_window_pattern")
     if not isinstance(pattern, list):
@@ -56,11 +56,11 @@ def _exaone4(value: Value) -> dict[str, Any]:
     return {"sliding_window": window, "layer_types": kinds if window else None}
 
 
-def _olmo(value: Value) -> dict[str, Any]:
+def _read_olmo_settings(value: Value) -> dict[str, Any]:
     return {"clip_qkv": value("attention.clamp_kqv")}
 
 
-def _deepseek2(value: Value) -> dict[str, Any]:
+def _read_deepseek2_settings(value: Value) -> dict[str, Any]:
     groups = value("expert_group_count")
     return {
         "q_lora_rank": value("attention.q_lora_rank"),
@@ -112,7 +112,7 @@ FAMILIES: Mapping[str, GgufFamily] = {
         optional_fields=lambda value: {"sliding_window": value("attention.sliding_window")},
     ),
     "glm4": GgufFamily("Glm4ForCausalLM"),
-    "exaone4": GgufFamily("Exaone4ForCausalLM", optional_fields=_exaone4),
+    "exaone4": GgufFamily("Exaone4ForCausalLM", optional_fields=_read_exaone4_settings),
     "seed_oss": GgufFamily("SeedOssForCausalLM"),
     "ernie4_5": GgufFamily("Ernie4_5ForCausalLM"),
     "gpt-oss": GgufFamily(
@@ -131,7 +131,7 @@ FAMILIES: Mapping[str, GgufFamily] = {
     "phi2": GgufFamily("PhiForCausalLM", _LAYER_NORM),
     "gptneox": GgufFamily("GPTNeoXForCausalLM", {**_LAYER_NORM, "use_parallel_residual": "use_parallel_residual"}),
     "nemotron": GgufFamily("NemotronForCausalLM", {"norm_eps": _LAYER_NORM["layer_norm_eps"]}, shifted_norms=True),
-    "olmo": GgufFamily("OlmoForCausalLM", _LAYER_NORM, optional_fields=_olmo, interleaved=True),
+    "olmo": GgufFamily("OlmoForCausalLM", _LAYER_NORM, optional_fields=_read_olmo_settings, interleaved=True),
     "deepseek2": GgufFamily(
         "DeepseekV2ForCausalLM",
         {"n_routed_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
@@ -140,7 +140,7 @@ FAMILIES: Mapping[str, GgufFamily] = {
          "first_k_dense_replace": "leading_dense_block_count", "kv_lora_rank": "attention.kv_lora_rank",
          "qk_rope_head_dim": "rope.dimension_count", "v_head_dim": "attention.value_length_mla",
          "qk_nope_head_dim": "attention.key_length_mla"},
-        optional_fields=_deepseek2, sigmoid_architecture="DeepseekV3ForCausalLM",
+        optional_fields=_read_deepseek2_settings, sigmoid_architecture="DeepseekV3ForCausalLM",
     ),
 }  # fmt: skip
 

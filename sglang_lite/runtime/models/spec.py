@@ -213,7 +213,7 @@ class DenseSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """Mixture of experts of a layer: gated feed-forwards of which a router chooses some for each
+    """Mixture of experts of a layer: gated feed-forwards, some of which a router chooses for each
     token.
 
     Attributes:

@@ -110,8 +110,8 @@ def fallback_spec(config: Config, source: str) -> TransformersSpec:
 
 
 def not_causal(model_type: Json) -> str | None:
-    """Returns the reason why transformers' models of a type generate no text. None if they do or
-    the type is unknown to it.
+    """Returns the reason why transformers' models of a type generate no text. Returns None if they
+    do, or if transformers does not know the type.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # imports torch
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -136,7 +136,7 @@ def _read(config: Config, source: str) -> TransformersSpec:
     config_fields.check_ids(list(ids), whole["vocab_size"], source, "eos_token_id")
     if names[0] == WHISPER:
         config_fields.check(config, _WHISPER_FIELDS, source)
-        sound = SoundPrefix.of(whole["max_source_positions"])
+        sound = SoundPrefix.from_frames(whole["max_source_positions"])
         return TransformersSpec(
             WHISPER, whole["vocab_size"], sound.tokens + whole["max_target_positions"], ids, sound
         )

@@ -6,7 +6,8 @@ steps.
 
 A trial run finds the cache layout that each layer needs. A second trial checks that nothing but
 keys and values passes from token to token: a model that keeps other state, or has its own form of
-attention, is refused. A third one does so with narrow windows, chunks and other limits.
+attention, is rejected. A third trial repeats that check with narrow windows, chunks and other
+limits.
 """
 
 from __future__ import annotations
@@ -125,11 +126,11 @@ class TransformersModel(CachedModule):
             or body is module
             or "position_ids" not in inspect.signature(body.forward).parameters
         ):
-            raise self._refusal(
+            raise self._unsupported_module_error(
                 "its code has no decoder that runs by itself, at positions that it is given"
             )
         self._layers = body.forward
-        body.forward = self._body
+        body.forward = self._run_layers_or_head_input
         for part in module.modules():
             part.__dict__["_sglang_lite"] = self
         module.requires_grad_(False)
@@ -140,9 +141,11 @@ class TransformersModel(CachedModule):
                 with _in_float64(module):
                     self._check_against_reference()
 
-    def _body(self, *args: Any, **kwargs: Any) -> Any:  # signature of the module's own forward
-        """Runs the layers, or returns `_head_input` in their place, so that the module's head can
-        run on chosen rows only.
+    def _run_layers_or_head_input(
+        self, *args: Any, **kwargs: Any
+    ) -> Any:  # signature of the module's own forward
+        """Runs the layers. If `_head_input` is set, returns that as their output instead, so that
+        the module's head can run on chosen rows only.
         """
         if self._head_input is None:
             return self._layers(*args, **kwargs)
@@ -161,11 +164,11 @@ class TransformersModel(CachedModule):
             q = store_kv(cache, layer, plan.store_at, q.contiguous(), k, v)
             return attention(q, cache, layer, plan, rules)
 
-        return self._run(ids, positions, attend)
+        return self._run_module(ids, positions, attend)
 
     def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Computes logits [R, V] in the head's dtype with the module's own head and all that it
-        applies to them. Written to `out` if given.
+        """Computes logits [R, V] in the head's dtype with the module's own head, including whatever
+        the module applies to its logits. Writes them to `out` if given.
         """
         self._head_input = hidden[None]
         try:
@@ -175,7 +178,9 @@ class TransformersModel(CachedModule):
             self._head_input = None
         return found if out is None else out.copy_(found)
 
-    def _run(self, ids: torch.Tensor, positions: torch.Tensor, attend: AttendLayer) -> torch.Tensor:
+    def _run_module(
+        self, ids: torch.Tensor, positions: torch.Tensor, attend: AttendLayer
+    ) -> torch.Tensor:
         self._attend = attend
         self._layer = 0
         try:
@@ -221,9 +226,9 @@ class TransformersModel(CachedModule):
             for name, value in more.items()
             if value is not None and name not in _WITHOUT_MEANING
         ]:
-            raise self._refusal(f"its attention takes {', '.join(unknown)}")
+            raise self._unsupported_module_error(f"its attention takes {', '.join(unknown)}")
         if not getattr(module, "is_causal", True):
-            raise self._refusal("it has attention that is not causal")
+            raise self._unsupported_module_error("it has attention that is not causal")
         layer = self._layer
         self._layer = self._layer + 1
         scale = q.shape[3] ** -0.5 if scale is None else scale
@@ -238,16 +243,18 @@ class TransformersModel(CachedModule):
         self._check_layer_types()
         trial = AttentionProbe()
         try:
-            self._run(torch.zeros(1, device=self.device), torch.zeros(1, device=self.device), trial)
+            self._run_module(
+                torch.zeros(1, device=self.device), torch.zeros(1, device=self.device), trial
+            )
         except (TypeError, AttributeError, KeyError) as error:
             if self.device.type == "meta":  # the code may need values
                 raise
-            raise self._refusal(
-                f"`{_failed_in(error)}` needs more than an attention over cached keys and values, such as the masks "
-                f"that transformers builds ({type(error).__name__}: {error})"
+            raise self._unsupported_module_error(
+                f"`{_innermost_failed_module(error)}` needs more than an attention over cached keys and values, "
+                f"such as the masks that transformers builds ({type(error).__name__}: {error})"
             ) from error
         if not trial.planes:
-            raise self._refusal("its attention can't be replaced")
+            raise self._unsupported_module_error("its attention can't be replaced")
         self._check_rotation()
         self._check_windows({rules.window for rules in trial.rules})
         return trial
@@ -258,14 +265,16 @@ class TransformersModel(CachedModule):
             "full_attention",
             "sliding_attention",
         }:
-            raise self._refusal(f"it has layers of {', '.join(sorted(left))}")
+            raise self._unsupported_module_error(f"it has layers of {', '.join(sorted(left))}")
         if getattr(config, "attention_chunk_size", None) is not None:
-            raise self._refusal("it uses chunked attention (`attention_chunk_size`)")
+            raise self._unsupported_module_error(
+                "it uses chunked attention (`attention_chunk_size`)"
+            )
 
     def _check_windows(self, windows: set[int | None]) -> None:
         types = getattr(self._module.config.get_text_config(), "layer_types", None) or ()
         if "sliding_attention" in types and windows <= {None}:
-            raise self._refusal("its layers have a sliding window of unknown size")
+            raise self._unsupported_module_error("its layers have a sliding window of unknown size")
 
     def _check_rotation(self) -> None:
         """Rejects longrope, where transformers chooses every row's factors by the longest row of
@@ -279,7 +288,7 @@ class TransformersModel(CachedModule):
                 continue
             first = rope.get("original_max_position_embeddings")
             if first is None or longest is None or longest > first:
-                raise self._refusal(
+                raise self._unsupported_module_error(
                     "its rotary embedding depends on the longest row of a batch (longrope)"
                 )
 
@@ -288,43 +297,48 @@ class TransformersModel(CachedModule):
         three steps over a cache: with the module's windows, and with windows that the tokens
         exceed.
         """
-        self._compare(
+        self._compare_with_reference(
             "its hidden states differ from transformers', so it keeps other state than keys and values, or has "
             "its own form of attention"
         )
         with _narrow_limits(self._module) as names:
             if names:
-                self._compare(
+                self._compare_with_reference(
                     f"its hidden states differ from transformers' beyond its limits ({', '.join(names)})"
                 )
 
-    def _compare(self, reason: str) -> None:
+    def _compare_with_reference(self, reason: str) -> None:
         vocab = self._module.config.get_text_config().vocab_size
         ids = torch.from_numpy(np.random.default_rng(0).integers(0, vocab, _TRIAL)).to(self.device)
         positions = torch.arange(_TRIAL, device=self.device)
-        expected = self._reference(ids)
+        expected = self._run_reference(ids)
         cache = KVCache.allocate(self.kv_layout, _TRIAL, expected.dtype, self.device)
         half = _TRIAL // 2
         parts = []
         for start, end in ((0, half), (half, _TRIAL - 1), (_TRIAL - 1, _TRIAL)):
             parts.append(
                 self.forward(
-                    ids[start:end], positions[start:end], _plan(start, end, self.device), cache
+                    ids[start:end],
+                    positions[start:end],
+                    _single_row_plan(start, end, self.device),
+                    cache,
                 )
             )
         found = torch.cat(parts)
-        if not self._agrees(found, expected):
-            if self._agrees(found, self._reference(ids, positions)):
+        if not self._agrees_with_reference(found, expected):
+            if self._agrees_with_reference(found, self._run_reference(ids, positions)):
                 reason = "its positions do not count from 0"
-            raise self._refusal(reason)
+            raise self._unsupported_module_error(reason)
 
-    def _agrees(self, found: torch.Tensor, expected: torch.Tensor) -> bool:
+    def _agrees_with_reference(self, found: torch.Tensor, expected: torch.Tensor) -> bool:
         if found.shape != expected.shape:
             return False
         tolerance = _TOLERANCE if found.dtype == torch.float64 else _COARSE
         return bool(((found - expected).norm(dim=-1) <= tolerance * expected.norm(dim=-1)).all())
 
-    def _reference(self, ids: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+    def _run_reference(
+        self, ids: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
         self._module.set_attn_implementation("eager")
         try:
             given = {} if positions is None else {"position_ids": positions[None]}
@@ -334,7 +348,7 @@ class TransformersModel(CachedModule):
         hidden: torch.Tensor = out.last_hidden_state[0]
         return hidden
 
-    def _refusal(self, reason: str) -> ModelError:
+    def _unsupported_module_error(self, reason: str) -> ModelError:
         name = type(self._module).__name__
         return ModelError(
             f"{self.label}: {name} can't be run through transformers: {reason}.", hint=_HINT
@@ -344,7 +358,7 @@ class TransformersModel(CachedModule):
 @contextmanager
 def _in_float64(module: Any) -> Iterator[None]:  # a model of transformers
     """Makes a module compute in float64 unless it is quantised. Experts run one by one, as grouped
-    products don't support float64.
+    matmuls don't support float64.
     """
     if getattr(module.config, "quantization_config", None) is not None:
         yield
@@ -369,7 +383,7 @@ def _narrow_limits(module: nn.Module) -> Iterator[list[str]]:
     saved = []
     for owner in {id(owner): owner for owner in (*parts, *configs)}.values():
         for name, value in vars(owner).items():
-            if LIMITS.search(name) and (narrow := _narrow(value)) != value:
+            if LIMITS.search(name) and (narrow := _cap_limit(value)) != value:
                 saved.append((owner, name, value))
                 setattr(owner, name, narrow)
     try:
@@ -379,22 +393,22 @@ def _narrow_limits(module: nn.Module) -> Iterator[list[str]]:
             setattr(owner, name, value)
 
 
-def _narrow(value: Foreign) -> Foreign:
+def _cap_limit(value: Foreign) -> Foreign:
     """Caps a limit, or a list with one per layer, at `_NARROW` tokens. Returns any other value
     unchanged.
     """
     if isinstance(value, list | tuple):
-        return type(value)(map(_narrow, value))
+        return type(value)(map(_cap_limit, value))
     return min(value, _NARROW) if type(value) is int else value
 
 
-def _failed_in(error: BaseException) -> str:
+def _innermost_failed_module(error: BaseException) -> str:
     """Returns the class name of the innermost module whose code raised the error."""
     owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     return next(type(owner).__name__ for owner in reversed(owners) if isinstance(owner, nn.Module))
 
 
-def _plan(start: int, end: int, device: torch.device) -> AttentionPlan:
+def _single_row_plan(start: int, end: int, device: torch.device) -> AttentionPlan:
     """Returns the attention plan of tokens start … end-1 of a single row, in which slots equal
     positions.
     """
@@ -439,13 +453,13 @@ _COPIES = frozenset(
 
 
 class InFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class has no types
-    """Context in which operations on numbers of 16 and 32 bits compute in float64 and return that,
-    whatever they are asked for. A weight is converted for each operation that uses it, and no
-    longer.
+    """Context in which operations on 16-bit and 32-bit numbers compute and return float64, whatever
+    dtype was requested. A weight is converted each time an operation uses it, and the copy is not
+    kept.
 
-    Two ways to compute the same differ by rounding, in bfloat16 by as much as changes a router's
-    choice of experts. In float64 they agree to some 1e-13, so a larger difference is one of what is
-    computed.
+    Two ways to compute the same thing differ by rounding. In bfloat16 that can be enough to change
+    a router's choice of experts. In float64 they agree to about 1e-13, so a larger difference means
+    that they compute different things.
     """
 
     def __init__(self) -> None:
@@ -458,20 +472,20 @@ class InFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # whatever an operation takes and returns
-        given, named = tree_map(_dtype, (args, kwargs or {}))
+        given, named = tree_map(_widen_dtype, (args, kwargs or {}))
         if func.is_view or func in _COPIES:
             return func(*given, **named)
         # writes its first argument, which it returns
         if func.overloadpacket.__name__.endswith("_"):
-            return func(given[0], *_wide(given[1:]), **_wide(named))
-        return _wide(func(*_wide(given), **_wide(named)))
+            return func(given[0], *_widen_tensors(given[1:]), **_widen_tensors(named))
+        return _widen_tensors(func(*_widen_tensors(given), **_widen_tensors(named)))
 
 
-def _dtype(value: Any) -> Any:  # any argument
+def _widen_dtype(value: Any) -> Any:  # any argument
     return torch.float64 if isinstance(value, torch.dtype) and value in _SHORT else value
 
 
-def _wide(values: Any) -> Any:  # any argument or result
+def _widen_tensors(values: Any) -> Any:  # any argument or result
     return tree_map_only(
         torch.Tensor, lambda each: each.double() if each.dtype in _SHORT else each, values
     )

@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 class VisionTower:
-    """Encoder of images with its projector, as a model in transformers' form has them beside its
+    """Encoder of images and its projector: the parts of a transformers model other than its
     decoder.
 
     Args:
@@ -97,8 +97,8 @@ class VisionTower:
 
     def _pool_frames(self, frames: torch.Tensor) -> list[torch.Tensor]:
         """Computes features of videos [videos, T, 3, height, width], pooled as in LLaVA-OneVision,
-        followed by one newline feature. Some versions of transformers leave the newline to the
-        whole model.
+        and appends a newline feature to each. It is appended here because some versions of
+        transformers do so only in the whole model.
         """
         found = self._model.get_video_features(frames).pooler_output
         vision = self._model.config.vision_config
@@ -186,9 +186,9 @@ def read_encoder_weights(
         ModelError: a tensor is missing or has a wrong shape.
     """
     for name, parameter in parameters.items():
-        stored = next(filter(source.has, stored_names(name)), name)
-        if whole or source.has(stored):
-            weight = source.take(stored, tuple(parameter.shape))
+        stored = next(filter(source.has_tensor, stored_names(name)), name)
+        if whole or source.has_tensor(stored):
+            weight = source.take_tensor(stored, tuple(parameter.shape))
             yield (
                 name,
                 weight.decode(0, weight.shape[0]) if isinstance(weight, EncodedMatrix) else weight,

@@ -20,8 +20,8 @@ _ALIGNED = 512  # bytes
 
 
 def save_memory(model: Model, *, backup: bool) -> None:
-    """Moves the weights of a model on a GPU to memory that can be released, and allocates its later
-    caches there.
+    """Moves the weights of a model on a GPU to memory that can be released. Caches allocated later
+    will be in such memory, too.
 
     Args:
         model: loaded model; on a CPU nothing is moved.
@@ -64,23 +64,23 @@ class WeightMemory:
             group.append(views)
             size += views[0].untyped_storage().nbytes()
             if size >= _REGION_BYTES:
-                self._move(group)
+                self._move_to_own_region(group)
                 group = []
                 size = 0
         if group:
-            self._move(group)
+            self._move_to_own_region(group)
         by_storage.clear()
         torch.cuda.empty_cache()
         if backup:
             self.allocate_copies()
 
-    def _move(self, group: list[list[torch.Tensor]]) -> None:
+    def _move_to_own_region(self, group: list[list[torch.Tensor]]) -> None:
         """Moves tensors, given as lists that each share a storage, to a region of their own."""
         sizes = [views[0].untyped_storage().nbytes() for views in group]
         starts = [0]
         for size in sizes:
             starts.append(starts[-1] + -(-size // _ALIGNED) * _ALIGNED)
-        region = self._arena.empty(starts[-1])
+        region = self._arena.allocate_bytes(starts[-1])
         for views, start, size in zip(group, starts, sizes):
             stored = torch.empty(0, dtype=torch.uint8, device=region.device).set_(
                 views[0].untyped_storage()
@@ -104,20 +104,20 @@ class WeightMemory:
         self._zeros.append(made)
         return made
 
-    def release(self, *, keep: bool) -> None:
+    def release_memory(self, *, keep: bool) -> None:
         """Releases the memory. With `keep`, copies the weights to the host memory of
         `allocate_copies` first.
         """
         if keep:
             for region, copy in zip(self._regions, self._copies):
                 copy.copy_(region, non_blocking=True)
-        self._arena.release()
+        self._arena.release_memory()
 
-    def restore(self, *, kept: bool) -> None:
+    def restore_memory(self, *, kept: bool) -> None:
         """Allocates the memory again, with the weights if a copy was kept and zeros otherwise, as
         an encoder's padding needs.
         """
-        self._arena.restore()
+        self._arena.restore_memory()
         for region, copy in zip(self._regions, self._copies) if kept else ():
             region.copy_(copy, non_blocking=True)
         for made in (*self._zeros, *(() if kept else self._regions)):
@@ -159,7 +159,7 @@ class DroppedTensors:
         for storage, _ in self._sizes.values():
             storage.resize_(0)
 
-    def restore(self) -> None:
+    def allocate_zeros(self) -> None:
         """Allocates the memory again, filled with zeros."""
         for storage, size in self._sizes.values():
             storage.resize_(size)
@@ -175,8 +175,8 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _tensors(model: Decoder) -> Iterator[torch.Tensor]:
-    """Yields the tensors of a decoder's parts, each once, and of its encoder, without rotary tables
-    and products' scratch memory.
+    """Yields each tensor of a decoder's parts once, followed by those of its encoder. Leaves out
+    rotary tables, and the scratch memory of linear layers.
     """
     seen = {id(each) for each in vars(model.linears).values()}
     for key in part_keys(model):

@@ -1,9 +1,8 @@
-"""Parts of a loaded decoder: which of a checkpoint's tensors each is made of, and their values in
-it.
+"""Parts of a loaded decoder: the checkpoint tensors that each part is built from, and the values of
+these tensors in the decoder.
 
-A part is an attribute of the decoder or of one of its layers. `WeightReader` builds it
-from tensors that no other part needs, so a part can be rebuilt by itself once all of its
-tensors are there.
+A part is an attribute of the decoder or of one of its layers. `WeightReader` builds it from tensors
+that no other part needs, so a part can be rebuilt by itself once all of its tensors are available.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from sglang_lite.runtime.models.layers.linear import (
     PairedLinear,
     RowByRow,
 )
-from sglang_lite.runtime.models.layers.rope import (
-    deinterleave_order,
-    head_deinterleave_order,
-    latent_query_deinterleave_order,
-)
 from sglang_lite.runtime.models.parameters import (
     CheckpointSlice,
     ParameterSpec,
     head_name,
     parameters,
+)
+from sglang_lite.runtime.models.rotary_pairs import (
+    deinterleave_order,
+    head_deinterleave_order,
+    latent_query_deinterleave_order,
 )
 from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec, ModelSpec
 from sglang_lite.runtime.models.vision_tower import stored_names
@@ -84,7 +83,9 @@ def build_functions(model: Decoder, reader: WeightReader) -> dict[PartKey, Calla
 
 
 def part_of(model: Decoder, key: PartKey) -> Any:  # any part
-    """Returns a part of a decoder. For tied embeddings, this is the table with the head."""
+    """Returns a part of a decoder. The embedding of a model with tied embeddings comes with the
+    head.
+    """
     layer, name = key
     if key == (None, "embedding") and model.spec.tied_embeddings:
         return model.embedding, model.head
@@ -103,7 +104,7 @@ def drop_parts(model: Decoder) -> None:
     """Frees the weights of a decoder on a CPU. It can't run until they are replaced."""
     for layer, name in (*part_keys(model), (None, "head")):
         setattr(model if layer is None else model.layers[layer], name, None)
-    model.forget_small_batches()
+    model.release_small_batch_step()
 
 
 class WeightParts:
@@ -158,7 +159,7 @@ class WeightParts:
         return next((piece.shape for piece in pieces if piece.name == name), None)
 
     def lacking(self, key: PartKey, given: Container[str]) -> list[str]:
-        """Returns the names of the tensors that a part needs and that are not given."""
+        """Returns the names of the tensors that a part needs and that are not in `given`."""
         missing = (
             p.slices[0].name
             for p in self._of_part.get(key, ())
@@ -171,7 +172,7 @@ class WeightParts:
         decoder = (p.slices[0].name for found in self._of_part.values() for p in found)
         return list(dict.fromkeys((*decoder, *self._model.encoder_weights)))
 
-    def read(self, name: str) -> torch.Tensor:
+    def read_held_tensor(self, name: str) -> torch.Tensor:
         """Returns the values of a checkpoint's tensor as the decoder holds them, on its device.
 
         Raises:
@@ -194,7 +195,7 @@ class WeightParts:
                 return value
             if whole is None:
                 whole = torch.empty(piece.shape, dtype=value.dtype, device=value.device)
-            _part(whole, piece).copy_(
+            _view_parameter_slice(whole, piece).copy_(
                 value.view(piece.groups, -1, *value.shape[1:]) if piece.groups > 1 else value
             )
         assert whole is not None
@@ -205,7 +206,11 @@ class WeightParts:
         dropped = getattr(model if layer is None else model.layers[layer], part) is None
         found = None
         if not dropped:
-            found = _of_model(model, parameter) if layer is None else self._of_layer(parameter)
+            found = (
+                _held_model_tensor(model, parameter)
+                if layer is None
+                else self._held_layer_tensor(parameter)
+            )
         if found is None:
             why = (
                 "was dropped while the engine slept"
@@ -218,7 +223,7 @@ class WeightParts:
             )
         return found
 
-    def _of_layer(self, parameter: ParameterSpec) -> torch.Tensor | None:
+    def _held_layer_tensor(self, parameter: ParameterSpec) -> torch.Tensor | None:
         assert parameter.layer is not None
         layer = self._model.layers[parameter.layer]
         spec = self._model.spec
@@ -244,7 +249,7 @@ class WeightParts:
             weight = _norm(layer, part_key(spec, parameter)[1], role)
             return _norm_values(weight, spec, order, int(head) if head else None, is_bias=is_bias)
         product, roles, order = _product(layer, role, parameter.expert)
-        rows = _bias(product) if is_bias else _dense(product)
+        rows = _bias(product) if is_bias else _dense_matrix(product)
         if rows is None:
             return None
         if order is not None:
@@ -258,7 +263,7 @@ class WeightParts:
         return rows[at : at + sizes[role]]
 
 
-def _part(whole: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor:
+def _view_parameter_slice(whole: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor:
     """Returns a parameter's slice of a checkpoint's tensor, as a view."""
     if piece.groups > 1:
         return whole.view(piece.groups, -1, *whole.shape[1:])[:, *piece.part]
@@ -266,7 +271,7 @@ def _part(whole: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor:
     return part.t() if piece.inputs is not None and piece.outputs > piece.inputs else part
 
 
-def _of_model(model: Decoder, parameter: ParameterSpec) -> torch.Tensor | None:
+def _held_model_tensor(model: Decoder, parameter: ParameterSpec) -> torch.Tensor | None:
     match parameter.role:
         case "embedding":
             return model.embedding if isinstance(model.embedding, torch.Tensor) else None
@@ -276,7 +281,7 @@ def _of_model(model: Decoder, parameter: ParameterSpec) -> torch.Tensor | None:
             )
         case "head_bias":
             return _bias(model.head)
-    return _dense(model.head)
+    return _dense_matrix(model.head)
 
 
 def _norm(layer: Layer, part: str, role: str) -> torch.Tensor:
@@ -313,8 +318,8 @@ _Product: TypeAlias = tuple[Any, tuple[str, ...], torch.Tensor | None]
 
 
 def _product(layer: Layer, role: str, expert: int | None) -> _Product:
-    """Returns the linear layer that has a matrix, the roles of the matrices stacked in it, and the
-    order of its rows.
+    """Returns the linear layer that contains a matrix, the roles of the matrices stacked in it, and
+    the order of its rows.
     """
     attention = layer.spec.attention
     fed = layer.feed_forward
@@ -368,15 +373,15 @@ class _Matrix:
         self.bias = None if biases is None else biases[expert]
 
 
-def _plain(linear: Linear | _Matrix) -> Any:  # linear layer inside others
-    return _plain(linear.linear) if isinstance(linear, PairedLinear | RowByRow) else linear
+def _unwrap_linear(linear: Linear | _Matrix) -> Any:  # linear layer inside others
+    return _unwrap_linear(linear.linear) if isinstance(linear, PairedLinear | RowByRow) else linear
 
 
-def _dense(linear: Linear | _Matrix) -> torch.Tensor | None:
+def _dense_matrix(linear: Linear | _Matrix) -> torch.Tensor | None:
     """Returns the matrix [N, K] of a linear layer, or None if it has fewer bits than the
     checkpoint's.
     """
-    linear = _plain(linear)
+    linear = _unwrap_linear(linear)
     if isinstance(linear, Bf16Linear | Float32Linear):  # a layer with `few` has blocks, too
         return None if getattr(linear, "few", None) is not None else linear.weight.to_dense()
     if isinstance(linear, Float16Linear):
@@ -394,5 +399,5 @@ def _dense(linear: Linear | _Matrix) -> torch.Tensor | None:
 
 
 def _bias(linear: Linear | _Matrix) -> torch.Tensor | None:
-    bias: torch.Tensor | None = getattr(_plain(linear), "bias", None)
+    bias: torch.Tensor | None = getattr(_unwrap_linear(linear), "bias", None)
     return bias

@@ -16,15 +16,10 @@ from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
 from sglang_lite.runtime.models.layers.latent import HeadProduct, LatentMatrices
 from sglang_lite.runtime.models.layers.linear import (
     Linear,
-    stacked,
+    stack_weights,
 )
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
-from sglang_lite.runtime.models.layers.rope import (
-    RotaryTable,
-    deinterleave_order,
-    head_deinterleave_order,
-    latent_query_deinterleave_order,
-)
+from sglang_lite.runtime.models.layers.rope import RotaryTable
 from sglang_lite.runtime.models.parameter_tensors import ParameterTensors, Table
 from sglang_lite.runtime.models.parameters import (
     CheckpointSlice,
@@ -34,9 +29,14 @@ from sglang_lite.runtime.models.parameters import (
     parameters,
 )
 from sglang_lite.runtime.models.precision import Precision
+from sglang_lite.runtime.models.rotary_pairs import (
+    deinterleave_order,
+    head_deinterleave_order,
+    latent_query_deinterleave_order,
+)
 from sglang_lite.runtime.models.sharding import (
     NOTHING,
-    cut,
+    rank_part_of_parameter,
     rank_spec,
     stage_layers,
     vocabulary_part,
@@ -76,7 +76,7 @@ class Layer:
             hidden_size] of a layer norm, weights then biases.
         q_norm, k_norm: weights in the same form with the size of a head or of the whole projection,
             or [heads, key_size] or [2, heads, key_size] if each head has its own.
-        qkv: first product of attention: queries, keys and values. For latent attention: queries, or
+        qkv: first linear layer of attention: queries, keys, values. Latent attention: queries, or
             the low-rank vector that they are projected from, then the latent and the rotated part
             of the key.
         sinks: float32 [heads], scores of the attention sinks.
@@ -162,7 +162,7 @@ class WeightReader:
         self._ropes = spec.ropes
         self._vocabulary = vocabulary_part(spec.vocab_size, parallel, vocab_block)
         rule = partial(
-            cut,
+            rank_part_of_parameter,
             spec=spec,
             parallel=parallel,
             block=vocab_block,
@@ -181,7 +181,7 @@ class WeightReader:
         name = "rope_freqs.weight"  # in GGUF files; applies to all layers
         head = self.spec.layers[0].attention.key_size
         size = (self._ropes[0].rotary_dim or head) // 2
-        divisors = self.source.take(name, (size,)) if self.source.has(name) else None
+        divisors = self.source.take_tensor(name, (size,)) if self.source.has_tensor(name) else None
         assert not isinstance(divisors, EncodedMatrix), "only matrices are encoded"
         p = self.precision
         return [
@@ -189,40 +189,44 @@ class WeightReader:
         ]
 
     def embedding_and_head(self) -> tuple[torch.Tensor | Blocks, Linear]:
-        """Builds the token embedding table and the product that computes logits. They share a
+        """Builds the token embedding table and the linear layer that computes logits. They share a
         tensor if the formats allow.
         """
         if not self.spec.tied_embeddings:
             return self.embedding(), self.head()
-        kept = self._tensors.take(self._of_model["embedding"])
+        kept = self._tensors.take_parameter(self._of_model["embedding"])
         embedding = self.embedding(kept)
         bias = self._head_bias()
         if embedding.shape[0] > len(self._vocabulary):  # only the head is sharded
             own = embedding[self._vocabulary.start : self._vocabulary.stop]
-            self.source.ignore(f"{head_name(self.spec)}.weight")
-            return embedding, self.linears.head(own, bias)
-        if self.source.has(name := f"{head_name(self.spec)}.weight"):
+            self.source.ignore_tensor(f"{head_name(self.spec)}.weight")
+            return embedding, self.linears.build_head(own, bias)
+        if self.source.has_tensor(name := f"{head_name(self.spec)}.weight"):
             # `.bin` files repeat the table. A head that differs is used, whatever the config says,
             # as in transformers.
             shape = (self.spec.vocab_size, self.spec.hidden_size)
-            again = self._tensors.take(
+            again = self._tensors.take_parameter(
                 ParameterSpec("head", shape, (CheckpointSlice(name, shape, inputs=1),))
             )
-            table = stacked([again], self.precision.weights, self.device)
+            table = stack_weights([again], self.precision.weights, self.device)
             same = isinstance(embedding, torch.Tensor) and torch.equal(table, embedding)
-            return embedding, self.linears.head(embedding if same else table, bias, again)
-        return embedding, self.linears.head(embedding, bias, kept)
+            return embedding, self.linears.build_head(embedding if same else table, bias, again)
+        return embedding, self.linears.build_head(embedding, bias, kept)
 
     def embedding(self, taken: Weight | None = None) -> torch.Tensor | Blocks:
         """Builds the token embedding table, from the given tensor if it has already been taken."""
-        table = self._tensors.take(self._of_model["embedding"]) if taken is None else taken
+        table = (
+            self._tensors.take_parameter(self._of_model["embedding"]) if taken is None else taken
+        )
         if self.precision.blocks and isinstance(table, Blocks):
             return table
-        return stacked([table], self.precision.weights, self.device)
+        return stack_weights([table], self.precision.weights, self.device)
 
     def head(self) -> Linear:
-        """Builds the product that computes logits from its own matrix."""
-        return self.linears.head(self._tensors.take(self._of_model["head"]), self._head_bias())
+        """Reads the head's own matrix and builds the linear layer that computes logits."""
+        return self.linears.build_head(
+            self._tensors.take_parameter(self._of_model["head"]), self._head_bias()
+        )
 
     def _head_bias(self) -> torch.Tensor | None:
         return (
@@ -234,7 +238,7 @@ class WeightReader:
     def embedding_without_head(self) -> torch.Tensor | Blocks:
         """Builds the token embedding table for a model that is loaded without its head."""
         for kind in ("weight", "bias"):
-            self.source.ignore(f"{head_name(self.spec)}.{kind}")
+            self.source.ignore_tensor(f"{head_name(self.spec)}.{kind}")
         return self.embedding()
 
     def norm(self) -> torch.Tensor:
@@ -254,8 +258,8 @@ class WeightReader:
         return Layer(spec=spec, rope=self._ropes.index(spec.attention.rope), **parts)
 
     def layer_parts(self, index: int) -> dict[str, Callable[[], Any]]:  # any attribute of `Layer`
-        """Returns functions that build those attributes of a layer that hold weights. No tensor is
-        used by two of them.
+        """Returns functions that build the parts of a layer that hold weights, by the name of the
+        layer's attribute. No tensor is used by more than one of them.
         """
         spec = self.of_rank.layers[index - self.layers.start]
         table: Table = {(p.role, p.expert): p for p in layer_parameters(self.spec, index)}
@@ -279,7 +283,9 @@ class WeightReader:
                 None if sinks is None else self._tensors.vector(sinks).float().to(self.device)
             ),
             "latent": lambda: (
-                self._latent(table, attention) if isinstance(attention, LatentSpec) else None
+                self._build_latent_matrices(table, attention)
+                if isinstance(attention, LatentSpec)
+                else None
             ),
             "output": lambda: self._linear(table, ("o",)),
             "post_attention_norm": lambda: norm("attention_out_norm"),
@@ -295,11 +301,11 @@ class WeightReader:
             name: partial(_run_and_free, self._tensors, make) for name, make in functions.items()
         }
 
-    def _latent(self, table: Table, spec: LatentSpec) -> LatentMatrices:
+    def _build_latent_matrices(self, table: Table, spec: LatentSpec) -> LatentMatrices:
         p = self.precision
-        whole = stacked([self._tensors.take(table["kv_b", None])], torch.float32).view(
-            spec.heads, -1, spec.rank
-        )
+        whole = stack_weights(
+            [self._tensors.take_parameter(table["kv_b", None])], torch.float32
+        ).view(spec.heads, -1, spec.rank)
         keys, values = whole.to(self.device, p.compute).split_with_sizes(
             (spec.nope_size, spec.value_size), 1
         )
@@ -379,9 +385,9 @@ class WeightReader:
         parts = self._tensors.matrices([table[role, expert] for role in roles])
         bias = self._tensors.bias(table, roles, expert)
         if order is not None:
-            parts = [stacked(parts, torch.float32)[order]]
+            parts = [stack_weights(parts, torch.float32)[order]]
             bias = None if bias is None else bias[order]
-        return self.linears.make(parts, bias)
+        return self.linears.build_linear(parts, bias)
 
     def _feed_forward(
         self, table: Table, prefix: str, spec: DenseSpec | ExpertsSpec, expert: int | None = None
@@ -400,10 +406,14 @@ class WeightReader:
     def _experts(self, table: Table, spec: ExpertsSpec, index: int) -> Experts | GpuExperts:
         found = table.get(("correction", None))
         gate = table.get(("shared_expert_gate", None))
-        router = self._router(table)
+        router = self._read_router(table)
         correction = None if found is None else self._tensors.vector(found).float().to(self.device)
         shared = self._feed_forward(table, "shared_", spec) if spec.shared_size else None
-        shared_gate = None if gate is None else self.linears.float32(self._tensors.take(gate), None)
+        shared_gate = (
+            None
+            if gate is None
+            else self.linears.build_float32(self._tensors.take_parameter(gate), None)
+        )
         local_ids = _local_ids(spec, index, self._parallel, self._placement, self.device)
         if self.fused:
             from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts  # needs Triton
@@ -415,15 +425,15 @@ class WeightReader:
         )
         return Experts(spec, router, correction, experts, shared, shared_gate, local_ids)
 
-    def _router(self, table: Table) -> Linear:
-        piece = self._tensors.slice_of(table["router", None])
-        weight = stacked([self._tensors.take(table["router", None])], torch.float32)
+    def _read_router(self, table: Table) -> Linear:
+        piece = self._tensors.find_stored_slice(table["router", None])
+        weight = stack_weights([self._tensors.take_parameter(table["router", None])], torch.float32)
         if not weight.isfinite().all():
             raise ModelError(
                 f"{self.source.label}: {piece.name} has NaN or infinite elements, so it can't choose experts.",
                 hint="Fetch the checkpoint again, or use another one.",
             )
-        return self.linears.float32(weight, self._tensors.bias(table, ("router",)))
+        return self.linears.build_float32(weight, self._tensors.bias(table, ("router",)))
 
     def _expert_matrices(self, table: Table, spec: ExpertsSpec) -> ExpertMatrices:
         """Stacks the experts' matrices in the form that the GPU kernels take."""
@@ -432,18 +442,18 @@ class WeightReader:
         self._expert_stacker = self._expert_stacker or ExpertStacker(self.precision, self.device)
         gates_and_ups = ("expert_gate", "expert_up")
         experts = spec.experts
-        return self._expert_stacker.matrices(
+        return self._expert_stacker.build_matrices(
             [
                 self._tensors.matrices([table[role, expert] for role in gates_and_ups])
                 for expert in experts
             ],
             [self._tensors.matrices([table["expert_down", expert]]) for expert in experts],
-            self._biases(table, gates_and_ups, spec),
-            self._biases(table, ("expert_down",), spec),
+            self._stack_expert_biases(table, gates_and_ups, spec),
+            self._stack_expert_biases(table, ("expert_down",), spec),
             None if spec.own is None else spec.count,
         )
 
-    def _biases(
+    def _stack_expert_biases(
         self, table: Table, roles: tuple[str, ...], spec: ExpertsSpec
     ) -> torch.Tensor | None:
         """Stacks the experts' biases [experts, outputs]. Returns None if they have none."""
@@ -453,7 +463,7 @@ class WeightReader:
 
 
 def _run_and_free(tensors: ParameterTensors, make: Callable[[], T]) -> T:
-    """Calls a function and then frees the shared tensors of which it took parts."""
+    """Calls a function, and then frees the shared tensors from which it took parameters."""
     try:
         return make()
     finally:
@@ -467,8 +477,9 @@ def _local_ids(
     placement: ExpertPlacement | None,
     device: torch.device,
 ) -> torch.Tensor | None:
-    """Returns each expert's index among this rank's, or the number of this rank's experts if
-    another rank has it. None if this rank has all.
+    """Returns the index of each expert among those that this rank holds. The index of an expert
+    held by another rank is the number of experts held here. Returns None if this rank holds all
+    experts.
     """
     if spec.own is None:
         return None
@@ -481,7 +492,7 @@ def _local_ids(
 
 
 def first_roles(spec: AttentionSpec | LatentSpec) -> tuple[str, ...]:
-    """Returns the roles of the matrices stacked in attention's first product, in order."""
+    """Returns the roles of the matrices stacked in attention's first linear layer, in order."""
     if isinstance(spec, AttentionSpec):
         return "q", "k", "v"
     return "q" if spec.query_rank is None else "q_a", "kv_a"

@@ -1,8 +1,8 @@
 """Decoder of Whisper (arXiv:2212.04356): transformers' layers, computed over our KV cache.
 
-A sequence begins with the frames of a sound. In each layer, their keys and values are
-those of the cross attention, which depend on no other token, so the cache keeps, shares
-and evicts them like any prefix.
+A sequence begins with the frames of a sound. In each layer, the cache holds the keys and values
+that cross attention uses for them. These depend on no other token, so the cache keeps, shares and
+evicts them like any prefix.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class WhisperDecoder(CachedModule):
             folder, "decoder", lambda c: AutoModel.from_config(c, dtype=dtype).decoder
         )
         take_weights(torch.nn.ModuleDict({"decoder": self._decoder}), source, dtype, device)
-        source.ignore("proj_out.weight")  # a copy of the embedding that some checkpoints have
+        source.ignore_tensor(
+            "proj_out.weight"
+        )  # a copy of the embedding that some checkpoints have
         self._decoder.to(device).eval().requires_grad_(False)
         self.sound: SoundPrefix | None = sound
         self.dtype = dtype
@@ -109,11 +111,11 @@ class WhisperDecoder(CachedModule):
             cache: KV cache.
         """
         text = ids >= 0
-        heard = self._heard(ids[~text])
+        heard = self._encoder_outputs(ids[~text])
         heard_at = plan.store_at[~text]
         own, sound = text_plans(plan, text, self._prefix)
 
-        def over_text(
+        def attend_to_text(
             layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
         ) -> torch.Tensor:
             if len(heard):
@@ -121,10 +123,10 @@ class WhisperDecoder(CachedModule):
             q = store_kv(cache, layer, own.store_at, q, k, v)
             return attention(q, cache, layer, own, self._over_text)
 
-        def over_sound(layer: int, q: torch.Tensor) -> torch.Tensor:
+        def attend_to_sound(layer: int, q: torch.Tensor) -> torch.Tensor:
             return attention(q, cache, layer, sound, self._over_sound)
 
-        found = self._run_layers(ids[text], positions[text], over_text, over_sound)
+        found = self._run_layers(ids[text], positions[text], attend_to_text, attend_to_sound)
         return found.new_zeros(len(ids), found.shape[1]).index_copy_(0, text.nonzero()[:, 0], found)
 
     @torch.inference_mode()
@@ -145,10 +147,10 @@ class WhisperDecoder(CachedModule):
         ids = torch.where(plan.ids == -1, plan.last_tokens[plan.slots], plan.ids)
         if plan.features:
             is_sound = (ids < 0)[:, None, None]
-            heard = self._heard(ids.clamp(max=-2))
+            heard = self._encoder_outputs(ids.clamp(max=-2))
         store_at = token_slots(plan, plan.slots, plan.positions)
 
-        def over_text(
+        def attend_text_slots(
             layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
         ) -> torch.Tensor:
             if plan.features:
@@ -160,11 +162,13 @@ class WhisperDecoder(CachedModule):
             attention.attend(q, cache, layer, out := torch.empty_like(q), self._over_text)
             return out
 
-        def over_sound(layer: int, q: torch.Tensor) -> torch.Tensor:
+        def attend_sound_slots(layer: int, q: torch.Tensor) -> torch.Tensor:
             attention.attend(q, cache, layer, out := torch.empty_like(q), self._over_sound)
             return out
 
-        return self._run_layers(ids.clamp(min=0), plan.positions, over_text, over_sound)
+        return self._run_layers(
+            ids.clamp(min=0), plan.positions, attend_text_slots, attend_sound_slots
+        )
 
     def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         found = F.linear(hidden, self._decoder.embed_tokens.weight)
@@ -197,7 +201,7 @@ class WhisperDecoder(CachedModule):
         hidden: torch.Tensor = decoder.layer_norm(x)
         return hidden
 
-    def _heard(self, ids: torch.Tensor) -> torch.Tensor:
+    def _encoder_outputs(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns the encoder outputs [T, hidden size] that the ids of sound tokens stand for."""
         assert self.features is not None, "an engine gives it a store of features"
         return self.features[-2 - ids]

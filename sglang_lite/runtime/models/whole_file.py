@@ -66,7 +66,7 @@ def check_disk(folder: Path, needed: int, what: str, setting: str) -> None:
         )
 
 
-def proxies() -> str:
+def describe_proxies() -> str:
     """Returns the names of the environment variables that set a proxy, as part of a sentence, or ""
     if there are none.
     """

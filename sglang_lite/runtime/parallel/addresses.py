@@ -12,7 +12,7 @@ NODES, GLOO, NCCL = range(3)  # users of the port itself, the next one, and the 
 _MAX_PORT = (1 << 16) - 1 - NCCL
 
 
-def address(text: str | None, purpose: int = NODES) -> tuple[str, int]:
+def parse_address(text: str | None, purpose: int = NODES) -> tuple[str, int]:
     """Returns the host (an IPv6 address without brackets) and the port of machine 0 for a purpose.
 
     Args:
@@ -31,9 +31,9 @@ def address(text: str | None, purpose: int = NODES) -> tuple[str, int]:
     return found[1] or found[2], int(found[3]) + purpose
 
 
-def meeting(text: str | None, purpose: int) -> str:
+def rendezvous_url(text: str | None, purpose: int) -> str:
     """Returns the address in the form that collectives take. Arguments and errors are the same as
     of `parse_address`.
     """
-    host, port = address(text, purpose)
+    host, port = parse_address(text, purpose)
     return f"tcp://{host}:{port}"

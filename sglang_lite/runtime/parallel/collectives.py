@@ -38,7 +38,7 @@ class Collectives(Protocol):
         """Returns the sum of all ranks' tensors on every rank, possibly in the memory of `x`."""
         ...
 
-    def sum_own(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    def sum_and_scatter_rows(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """Returns this rank's rows of the sum of all ranks' tensors.
 
         Args:
@@ -47,7 +47,7 @@ class Collectives(Protocol):
         """
         ...
 
-    def gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    def gather_columns(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         """Returns the ranks' columns side by side, on every rank.
 
         Args:
@@ -69,10 +69,10 @@ class OneProcess:
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
-    def sum_own(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    def sum_and_scatter_rows(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         return x
 
-    def gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    def gather_columns(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         return x
 
 
@@ -101,10 +101,10 @@ class _GlooGroup:
         self._group.allreduce([x]).wait()
         return x
 
-    def sum_own(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        return own_rows(self.sum(x), counts, self.parallel.rank)
+    def sum_and_scatter_rows(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        return rows_of_rank(self.sum(x), counts, self.parallel.rank)
 
-    def gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    def gather_columns(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         most = max(sizes)
         padded = torch.nn.functional.pad(x, (0, most - x.shape[1]))
         parts = [torch.empty_like(padded) for _ in sizes]
@@ -212,7 +212,7 @@ def run_stages_in_turn(
     return x
 
 
-def own_rows(x: torch.Tensor, counts: Sequence[int], rank: int) -> torch.Tensor:
+def rows_of_rank(x: torch.Tensor, counts: Sequence[int], rank: int) -> torch.Tensor:
     """Returns the rows of one rank out of those of all ranks, given each rank's count."""
     return x[sum(counts[:rank]) : sum(counts[: rank + 1])]
 
@@ -222,10 +222,10 @@ def exchange_bytes(ranks: Collectives, content: bytes) -> list[bytes]:
     this.
     """
     count = ranks.parallel.ranks
-    lengths = ranks.gather(torch.tensor([[len(content)]], dtype=torch.int32), [1] * count)[
+    lengths = ranks.gather_columns(torch.tensor([[len(content)]], dtype=torch.int32), [1] * count)[
         0
     ].tolist()
     own = torch.zeros((1, max(*lengths, 1)), dtype=torch.int32)
     own[0, : len(content)] = torch.tensor(list(content), dtype=torch.int32)
-    every = ranks.gather(own, [own.shape[1]] * count).view(count, -1)
+    every = ranks.gather_columns(own, [own.shape[1]] * count).view(count, -1)
     return [bytes(row[:length].tolist()) for row, length in zip(every, lengths)]

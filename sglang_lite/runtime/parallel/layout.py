@@ -72,14 +72,14 @@ class Parallel:
         return self.tp * self.pp
 
     @property
-    def per_node(self) -> int:
+    def ranks_per_node(self) -> int:
         """Number of ranks on each machine."""
         return self.ranks // self.nodes
 
     @property
     def threaded(self) -> int:
         """Number of a machine's ranks that compute at the same time and so share its threads."""
-        return min(self.tp, self.per_node)
+        return min(self.tp, self.ranks_per_node)
 
     @property
     def setting(self) -> str:
@@ -97,13 +97,13 @@ class Parallel:
         return Parallel(tp=self.tp, dp=self.dp, ep=self.ep, rank=self.rank % self.tp)
 
     @property
-    def same_rows(self) -> Parallel:
+    def row_group_layout(self) -> Parallel:
         """Layout of the ranks of a stage that have the same rows as this one and share their
         attention.
         """
         return self.in_stage if self.dp == 1 else Parallel()
 
-    def of(self, rank: int) -> Parallel:
+    def as_seen_by(self, rank: int) -> Parallel:
         """Returns the same layout from the view of another rank."""
         return replace(self, rank=rank)
 

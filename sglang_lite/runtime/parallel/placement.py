@@ -26,7 +26,7 @@ class ExpertPlacement:
     layers: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def even(cls, counts: Sequence[int], redundant: int, ep: int) -> ExpertPlacement:
+    def initial_placement(cls, counts: Sequence[int], redundant: int, ep: int) -> ExpertPlacement:
         """Returns the placement used before anything has been counted: experts in order, then the
         first experts again in other groups.
 
@@ -42,7 +42,7 @@ class ExpertPlacement:
             )
         )
 
-    def own(self, layer: int, parallel: Parallel) -> tuple[int, ...]:
+    def experts_of_rank(self, layer: int, parallel: Parallel) -> tuple[int, ...]:
         """Returns the experts that a rank holds, in whole or in part."""
         slots = self.layers[layer]
         each = len(slots) // parallel.ep
@@ -50,8 +50,8 @@ class ExpertPlacement:
         return slots[group * each : (group + 1) * each]
 
     def local_ids(self, layer: int, count: int, parallel: Parallel) -> list[list[int]]:
-        """Returns each expert's index among a rank's own, in turns of rows [TURNS][count]. Other
-        experts get the number of the rank's own ones.
+        """Returns each expert's index among those that a rank holds, for each turn of rows:
+        [TURNS][count]. Experts that it does not hold get the number of those it does.
         """
         slots = self.layers[layer]
         each = len(slots) // parallel.ep

@@ -53,16 +53,16 @@ class SharedFeedForward:
         number is the step's.
         """
         counts = self.steps.counts
-        every = self._ranks.gather(x.reshape(1, -1), [count * x.shape[1] for count in counts]).view(
-            -1, x.shape[1]
-        )
-        return self._ranks.sum_own(self._fed(every), counts)
+        every = self._ranks.gather_columns(
+            x.reshape(1, -1), [count * x.shape[1] for count in counts]
+        ).view(-1, x.shape[1])
+        return self._ranks.sum_and_scatter_rows(self._fed(every), counts)
 
 
 class Steps:
     """Steps of a model that does not share them with replicas."""
 
-    def begin(self, rows: int, size: int = 0) -> AbstractContextManager[int]:
+    def enter_step(self, rows: int, size: int = 0) -> AbstractContextManager[int]:
         """Returns the context of a step, whose value is the size of the captured graph that
         computes it, or 0 for none.
 
@@ -138,7 +138,7 @@ class SharedSteps(Steps):
         self._smallest = smallest
 
     @contextmanager
-    def begin(self, rows: int, size: int = 0) -> Iterator[int]:
+    def enter_step(self, rows: int, size: int = 0) -> Iterator[int]:
         """Enters a step, like `Steps.enter_step`, once all ranks have begun it. All ranks replay
         graphs of the same size.
 
@@ -161,9 +161,9 @@ class SharedSteps(Steps):
             raise BackendError(problem) from error
 
     @torch.inference_mode()
-    def join(self) -> None:
+    def join_without_rows(self) -> None:
         """Takes part in a step of other ranks, without rows."""
-        with self.begin(0, self._smallest) as size:
+        with self.enter_step(0, self._smallest) as size:
             if size:
                 self._replay(size)
             else:

@@ -93,7 +93,7 @@ def _allows_free_text(constraint: Constraint) -> bool:
     return False
 
 
-def count_tokens(decoder: IncrementalDecoder, ids: Sequence[int], length: int) -> int:
+def count_tokens_of_prefix(decoder: IncrementalDecoder, ids: Sequence[int], length: int) -> int:
     """Returns how many tokens of a text it takes to write its first `length` characters.
 
     Args:

@@ -28,20 +28,20 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.kv_cache.cache_miss import Miss
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.requests.cut_text import CutText, count_tokens
+from sglang_lite.runtime.requests.cut_text import CutText, count_tokens_of_prefix
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.requests.result_fields import (
     add_token_texts,
     append_brackets,
-    forced_text,
+    build_token_scores,
+    forced_text_spans,
     miss_fields,
-    token_scores,
 )
 from sglang_lite.runtime.structured_output.base import Matcher, TextSoFar
 from sglang_lite.runtime.structured_output.request_matcher import RequestMatcher
 from sglang_lite.runtime.structured_output.thinking import ThoughtLimiter
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
-from sglang_lite.runtime.tokens.token_log import kept_spans
+from sglang_lite.runtime.tokens.token_log import spans_for_next_prompt
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.text.stop import StopMatcher
 
@@ -228,7 +228,7 @@ class OutputBuilder:
 
     # --------------------------------------------------------------------------------------- tokens
 
-    def process(self, tokens: Sequence[int], logprob: TokenLogprob | None) -> Finish | None:
+    def process_tokens(self, tokens: Sequence[int], logprob: TokenLogprob | None) -> Finish | None:
         """Processes the next tokens: advances the grammar, decodes them, looks for stops, and sends
         a delta if streaming. Only the last token may end the output.
 
@@ -241,15 +241,19 @@ class OutputBuilder:
         """
         token = tokens[-1]
         if logprob is not None:
-            self._logprobs.append(self._with_text(logprob))
+            self._logprobs.append(self._add_text_if_requested(logprob))
         if self.params.scores_next_token:
             return Finish("length", None)
-        ends = self._ends_at(token)
+        ends = self._ends_output(token)
         complete = self.matcher is not None and _accept_tokens(self.matcher, (token,))
         if ends:
             return Finish("stop", token)
-        text = self._open_text
-        piece = self._decoder.push(tokens) if text is None else self._decoder.rest_of(text.certain)
+        text = self._matcher_text_if_open
+        piece = (
+            self._decoder.push(tokens)
+            if text is None
+            else self._decoder.take_new_text(text.certain)
+        )
         stops = self._stops
         early = self.decoded_count < self.params.min_tokens
         certain = stops.append_unmatched(piece) if early else stops.push(piece)
@@ -260,7 +264,7 @@ class OutputBuilder:
             return Finish("stop", self._stops.matched)
         return Finish("stop", None) if complete else None
 
-    def score(self, logprob: float, allowed: float) -> None:
+    def record_score(self, logprob: float, allowed: float) -> None:
         """Records the log-probabilities of the next token, and of all tokens that the grammar
         allows there, as in `TokenScores`. Must be called before the token is processed.
         """
@@ -271,13 +275,13 @@ class OutputBuilder:
         its text is not needed yet.
         """
         assert self.matcher is not None
-        ends = self._ends_at(token)
+        ends = self._ends_output(token)
         complete = _accept_tokens(self.matcher, (token,))
         if ends:
             return Finish("stop", token)
         return Finish("stop", None) if complete else None
 
-    def jump(self, limit: int, *, masked: bool) -> tuple[list[int], Finish | None]:
+    def append_forced(self, limit: int, *, masked: bool) -> tuple[list[int], Finish | None]:
         """Appends the tokens that the grammar forces next, at most `limit`. Does nothing for fewer
         than two, because a single token takes a step anyway.
 
@@ -297,7 +301,7 @@ class OutputBuilder:
         if self.matcher is None or self.params.scores_tokens:
             return []
         try:
-            forced = self.matcher.forced()[: max(limit, 0)]
+            forced = self.matcher.find_forced_tokens()[: max(limit, 0)]
         except Exception as error:  # raised by the grammar engine's library
             raise grammar_engine_error(self.matcher, error) from error
         return forced if len(forced) > 1 else []
@@ -310,7 +314,7 @@ class OutputBuilder:
             self.forced_tokens += len(forced)
             return forced, Finish("stop", None) if _accept_tokens(self.matcher, forced) else None
         for count, token in enumerate(forced, 1):
-            finish = self.advance_grammar(token) if masked else self.process((token,), None)
+            finish = self.advance_grammar(token) if masked else self.process_tokens((token,), None)
             if finish is not None:
                 forced = forced[:count]
                 break
@@ -319,7 +323,7 @@ class OutputBuilder:
 
     # ----------------------------------------------------------------------------------- continuing
 
-    def replayed(
+    def rebuild_with_replay(
         self,
         ids: Sequence[int],
         limit: int,
@@ -359,10 +363,10 @@ class OutputBuilder:
             drawn_by=self.drawn_by,
         )
         output.cut = self.cut
-        forced, finish = output.replay(ids, limit, matcher, jump=jump, masked=masked)
+        forced, finish = output.replay_ids(ids, limit, matcher, jump=jump, masked=masked)
         return output, forced, finish
 
-    def replay(
+    def replay_ids(
         self,
         ids: Sequence[int],
         limit: int,
@@ -389,7 +393,7 @@ class OutputBuilder:
                 finish = (
                     self.advance_grammar(ids[index])
                     if masked
-                    else self.process((ids[index],), None)
+                    else self.process_tokens((ids[index],), None)
                 )
             except ConstraintError as error:
                 raise ParameterError(
@@ -439,7 +443,7 @@ class OutputBuilder:
         tokens: NDArray[np.bool_] = np.logical_or.reduce(masks)
         return tokens
 
-    def _ends_at(self, token: int) -> bool:
+    def _ends_output(self, token: int) -> bool:
         """Returns whether the token ends the output. Until its grammar is complete, an
         end-of-sequence token outside `stop_token_ids` does not end it.
         """
@@ -448,13 +452,13 @@ class OutputBuilder:
         return self.matcher is None or token in self.params.stop_token_ids or self.matcher.complete
 
     @property
-    def _open_text(self) -> TextSoFar | None:
+    def _matcher_text_if_open(self) -> TextSoFar | None:
         """Text of the output if a token outside it may end it or has ended it, otherwise None."""
         return None if self.matcher is None else self.matcher.open_text
 
     # -------------------------------------------------------------------------------------- results
 
-    def generation(
+    def build_result(
         self,
         output: tuple[int, ...],
         finish: Finish,
@@ -500,13 +504,13 @@ class OutputBuilder:
             meta["cache_miss"] = miss_fields(miss, self._tokenizer)
         if jumps:
             decoder = self._new_decoder()
-            meta["forced_text"] = forced_text(decoder, result.ids, jumps, len(result.kept))
+            meta["forced_text"] = forced_text_spans(decoder, result.ids, jumps, len(result.kept))
         return Generation(
             text=result.kept + result.brackets,
             token_ids=output,
             prompt_ids=tuple(prompt.tolist()),
             spans=append_brackets(
-                kept_spans(
+                spans_for_next_prompt(
                     self._tokenizer,
                     result.ids,
                     result.kept,
@@ -518,7 +522,7 @@ class OutputBuilder:
             matched=finish.matched,
             usage=usage,
             output_logprobs=tuple(self._logprobs),
-            prompt_logprobs=tuple(map(self._with_text, self.prompt_logprobs)),
+            prompt_logprobs=tuple(map(self._add_text_if_requested, self.prompt_logprobs)),
             meta=meta,
             scores=self._token_scores(result),
             routed_experts=self.recorded.get("routed_experts"),
@@ -528,7 +532,7 @@ class OutputBuilder:
     def _end_text(self, output: tuple[int, ...], finish: Finish) -> _EndedText:
         """Ends the text, and sends the rest of it if streaming."""
         params = self.params
-        open_text = None if self.params.scores_next_token else self._open_text
+        open_text = None if self.params.scores_next_token else self._matcher_text_if_open
         ids = output
         # a stop token, kept if `include_stop` is set and it has text
         if isinstance(finish.matched, int):
@@ -538,7 +542,7 @@ class OutputBuilder:
             open_text.close(len(ids))
             ids = output[: open_text.tokens]
             self._drop_logprobs(len(ids))
-            rest = self._decoder.rest_of(open_text.certain)
+            rest = self._decoder.take_new_text(open_text.certain)
         else:
             # an incomplete character at the end is left out
             rest = self._decoder.push(ids[self.decoded_count :])
@@ -559,7 +563,7 @@ class OutputBuilder:
                 left_out = [closed.left_out]
                 kept = kept[: closed.kept]
                 brackets = closed.brackets
-                scored = ids[: count_tokens(self._new_decoder(), ids, len(kept))]
+                scored = ids[: count_tokens_of_prefix(self._new_decoder(), ids, len(kept))]
                 self._drop_logprobs(len(scored))
         if self.stream:
             self._send_up_to(kept + brackets, len(kept) + len(brackets))
@@ -570,7 +574,7 @@ class OutputBuilder:
         del self._logprobs[max(count - self.replayed_count, 0) :]
 
     def would_close_if_cut(self, ids: Sequence[int]) -> bool:
-        """Returns whether the output would be a value if it were cut now.
+        """Returns whether the output could be closed into a complete value if it were cut now.
 
         Args:
             ids: its tokens so far.
@@ -592,9 +596,9 @@ class OutputBuilder:
             return None
         given: list[tuple[float | None, float | None]] = [(None, None)] * self.replayed_count
         scores = [*given, *self._scores][: len(result.scored)]
-        return token_scores(self._new_decoder(), result.scored, scores, len(result.kept))
+        return build_token_scores(self._new_decoder(), result.scored, scores, len(result.kept))
 
-    def _with_text(self, logprob: TokenLogprob) -> TokenLogprob:
+    def _add_text_if_requested(self, logprob: TokenLogprob) -> TokenLogprob:
         return (
             add_token_texts(logprob, self._tokenizer)
             if self.params.return_text_in_logprobs
@@ -630,7 +634,7 @@ class OutputBuilder:
 
     def _send_delta(self, text: str) -> None:
         self._sent_chars += len(text)
-        open_text = self._open_text
+        open_text = self._matcher_text_if_open
         count = len(self._unsent) if open_text is None else open_text.tokens - self._sent
         ids = tuple(self._unsent[:count])
         self._unsent = self._unsent[count:]

@@ -29,23 +29,27 @@ def uniforms(
         places = positions.astype(np.uint64) + (
             np.asarray(forbidden, dtype=np.uint64) << np.uint64(32)
         )
-        mixed = _mix(_mix(seeds) + (places + np.uint64(1)) * _INCREMENT)
+        mixed = _finalise_splitmix(_finalise_splitmix(seeds) + (places + np.uint64(1)) * _INCREMENT)
     numbers: NDArray[np.float64] = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return numbers
 
 
-def seed_of_sample(seed: int, index: int) -> int:
+def derive_sample_seed(seed: int, index: int) -> int:
     """Returns the seed of sample number `index` of a request; the first sample's is `seed` itself."""
     if not index:
         return seed
     with np.errstate(over="ignore"):
-        return int(_mix(np.array(seed % 2**64, dtype=np.uint64) + np.uint64(index) * _INCREMENT))
+        return int(
+            _finalise_splitmix(
+                np.array(seed % 2**64, dtype=np.uint64) + np.uint64(index) * _INCREMENT
+            )
+        )
 
 
 _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 
 
-def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _finalise_splitmix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Applies SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014)."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

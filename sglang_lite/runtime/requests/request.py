@@ -115,7 +115,7 @@ class CacheUse:
     host_tokens: int = 0
     disk_tokens: int = 0
 
-    def fetched(self, fetch: Fetch | DiskRead, page_size: int) -> None:
+    def record_fetch(self, fetch: Fetch | DiskRead, page_size: int) -> None:
         """Records a fetch from a lower tier."""
         if isinstance(fetch, Fetch) and fetch is not self.fetch and self.tokens < 0:
             self.disk_tokens += fetch.from_disk * page_size
@@ -134,7 +134,7 @@ class Follower(Protocol):
     thread.
     """
 
-    def begin(
+    def begin_next(
         self, tokens: Ints, finish: Finish, postpone: Callable[[], Callable[[], None]]
     ) -> Request | None:
         """Begins the next request, if one is prepared, before the result of the ended one is built.
@@ -248,9 +248,9 @@ class Request:
     @property
     def watched(self) -> WatchedTokens:
         """Kinds of its new tokens that the host must inspect."""
-        return self._watched_with(self.output.matcher)
+        return self._wrap_with_stop_watcher(self.output.matcher)
 
-    def _watched_with(self, matcher: Matcher | None) -> WatchedTokens:
+    def _wrap_with_stop_watcher(self, matcher: Matcher | None) -> WatchedTokens:
         p = self.params
         output = self.output
         if matcher is not None and p.plain and self.processor is None:
@@ -330,11 +330,11 @@ class Request:
             return matcher
         prompt = self.tokens[: self.prompt_len]
         total = self.limit - self.prompt_len
-        return thoughts.limit(
+        return thoughts.limit_thoughts(
             matcher, grammar, self.params.thinking, total=total, prompt=prompt.tolist()
         )
 
-    def refuses(self, token: int) -> bool:
+    def must_redraw(self, token: int) -> bool:
         """Returns whether a drawn token has to be drawn again because it would repeat an item.
 
         Raises:
@@ -348,7 +348,7 @@ class Request:
         except Exception as error:  # must not end the loop
             raise grammar_engine_error(matcher, error) from error
 
-    def resume(self, matcher: RequestMatcher | None, *, jump: bool) -> None:
+    def replay_given_output(self, matcher: RequestMatcher | None, *, jump: bool) -> None:
         """Replays the output ids given by the caller, before the request is submitted. Can be slow,
         so must not be called on the loop's thread.
 
@@ -359,12 +359,12 @@ class Request:
         Raises:
             ParameterError: no output of the request begins with these ids.
         """
-        output, forced, ending = self.output.replayed(
+        output, forced, ending = self.output.rebuild_with_replay(
             self.tokens[self.prompt_len :].tolist(),
             self.limit - self.prompt_len,
             matcher,
             jump=jump and self.processor is None,
-            masked=self._watched_with(matcher) is WatchedTokens.GRAMMAR,
+            masked=self._wrap_with_stop_watcher(matcher) is WatchedTokens.GRAMMAR,
         )
         if forced:
             self.tokens = np.concatenate((self.tokens, np.array(forced, dtype=np.int32)))
@@ -396,18 +396,18 @@ class Request:
         self.state = state
         self.retractions += state is State.RETRACTED
 
-    def jump(self, room: int, *, masked: bool) -> tuple[list[int], Finish | None]:
-        """Appends the tokens that the grammar forces, at most `room`, like `OutputBuilder.jump`;
+    def append_forced_tokens(self, room: int, *, masked: bool) -> tuple[list[int], Finish | None]:
+        """Appends the tokens that the grammar forces, at most `room`, like `OutputBuilder.append_forced`;
         none if a logit processor must see every token.
         """
         if self.processor is not None:
             return [], None
-        tokens, finish = self.output.jump(room, masked=masked)
+        tokens, finish = self.output.append_forced(room, masked=masked)
         if tokens:
             self.jumps.append((self.limit - self.prompt_len - room, len(tokens)))
         return tokens, finish
 
-    def skip(
+    def accept_checked_draft(
         self, start: int, tokens: Sequence[int], places: Sequence[int], matcher: Matcher
     ) -> bool:
         """Accepts drawn tokens together with those the grammar forces after each. Returns False,
@@ -420,7 +420,7 @@ class Request:
             matcher: copy of the output's matcher that has accepted them.
         """
         own = self.output.matcher
-        if own is None or self.times.deadline is not None or not own.skip(matcher):
+        if own is None or self.times.deadline is not None or not own.adopt_copied_position(matcher):
             return False
         for first, end in pairwise((0, *places)):
             if (forced := end - first - 1) > 0:
@@ -428,7 +428,7 @@ class Request:
                 self.output.forced_tokens += forced
         return True
 
-    def score(self, first: int, logprobs: list[TokenLogprob]) -> None:
+    def add_prompt_logprobs(self, first: int, logprobs: list[TokenLogprob]) -> None:
         """Adds the log-probabilities of prompt tokens from position `first` on, ignoring those
         added before a retraction.
 
@@ -442,7 +442,7 @@ class Request:
         scored_to = max(self.score_from, 1) + len(self.output.prompt_logprobs)
         self.output.prompt_logprobs += logprobs[scored_to - first :]
 
-    def generation(self, finish: Finish) -> Generation:
+    def build_generation(self, finish: Finish) -> Generation:
         """Builds the result. Must be called only once, after the request has left its slot and
         `tokens` is complete.
         """
@@ -461,25 +461,25 @@ class Request:
             prompt = prompt if self.media is None else self.media.with_placeholders(prompt)
             if self.jumps:
                 meta["forced_tokens"] = [[index, index + count] for index, count in self.jumps]
-        return self.output.generation(
+        return self.output.build_result(
             output,
             finish,
-            self._usage(len(output)),
+            self._build_usage(len(output)),
             meta,
             prompt=prompt,
             miss=self.cache.miss,
             jumps=self.jumps,
         )
 
-    def partial(self, known: int) -> Generation:
+    def build_aborted_result(self, known: int) -> Generation:
         """Builds a result without text for the first `known` tokens of a request about to be
         aborted.
         """
         return Generation(
-            "", finish_reason="abort", usage=self._usage(max(known - self.prompt_len, 0))
+            "", finish_reason="abort", usage=self._build_usage(max(known - self.prompt_len, 0))
         )
 
-    def _usage(self, completion_tokens: int) -> Usage:
+    def _build_usage(self, completion_tokens: int) -> Usage:
         now = time.perf_counter()
         cached = max(self.cache.tokens, 0)
         return Usage(
@@ -492,8 +492,8 @@ class Request:
             total_s=now - self.times.submitted,
             host_tokens=self.cache.host_tokens,
             disk_tokens=self.cache.disk_tokens,
-            image_tokens=0 if self.media is None else self.media.before(self.prompt_len),
-            cached_image_tokens=0 if self.media is None else self.media.before(cached),
+            image_tokens=0 if self.media is None else self.media.count_before(self.prompt_len),
+            cached_image_tokens=0 if self.media is None else self.media.count_before(cached),
         )
 
 

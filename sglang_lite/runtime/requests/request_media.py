@@ -38,7 +38,9 @@ class RequestMedia:
     limits: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int32))
 
     @classmethod
-    def of(cls, items: Sequence[MediaItem], tokens: Ints, vocab_size: int) -> RequestMedia | None:
+    def from_tokens(
+        cls, items: Sequence[MediaItem], tokens: Ints, vocab_size: int
+    ) -> RequestMedia | None:
         """Returns the images of a prompt's tokens; None if there are none. Items after the tokens,
         which may be the beginning of a prompt, are left out.
         """
@@ -63,7 +65,7 @@ class RequestMedia:
         first, end = np.searchsorted(self.positions, (start, start + len(ids)))
         ids[self.positions[first:end] - start] = -2 - self.rows[first:end]
 
-    def whole(self, end: int) -> tuple[int, int]:
+    def unsplit_ends(self, end: int) -> tuple[int, int]:
         """Returns the ends of chunks that don't split an image whose tokens attend to each other:
         the last up to `end`, and the first from it on.
         """
@@ -79,11 +81,11 @@ class RequestMedia:
         shown[self.positions] = np.repeat(ids, [item.count for item in self.items])
         return shown
 
-    def before(self, position: int) -> int:
+    def count_before(self, position: int) -> int:
         """Returns the number of image tokens before a position."""
         return int(np.searchsorted(self.positions, position))
 
-    def sure(self, cached: int) -> int:
+    def trusted_length(self, cached: int) -> int:
         """Returns how many cached tokens of the prompt may be used: all, unless they end within the
         first few of an image, whose hashes another image may share by chance.
         """

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import regex
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.protocol import ParameterError, RecordName, SamplingParams
 from sglang_lite.protocol.parameter import Parameter, SamplingOrder
 from sglang_lite.protocol.sampling import PARAMETERS, given_values
-from sglang_lite.text.stop import compiled_stop
+from sglang_lite.text.stop import compile_stop_pattern
 
 if TYPE_CHECKING:
     import torch
@@ -68,8 +68,8 @@ class ResolvedParams:
 
     @property
     def sequential(self) -> bool:
-        """Whether top-p applies to the mass that top-k leaves, as by default in SGLang where min-p
-        applies.
+        """Whether top-p applies to the probability mass that top-k leaves. By default, as in
+        SGLang, it does only if min-p is used.
         """
         return self.sampling_order == "sequential" or (
             self.sampling_order is None and self.min_p > 0
@@ -94,9 +94,9 @@ class ResolvedParams:
         return self.return_logprob or self.confidence
 
     @property
-    def limits_thoughts(self) -> bool:
-        """Whether the thoughts of the output have a limit, or the type of the model was given,
-        which makes them leave room for a constrained answer.
+    def has_thought_limit(self) -> bool:
+        """Whether the output's thoughts have a limit. They also have one if the type of the model
+        was given, so that they leave room for a constrained answer.
         """
         return self.thinking is not None or bool(self.reasoning_format)
 
@@ -145,7 +145,9 @@ def _check_and_resolve(params: SamplingParams, vocab_size: int) -> ResolvedParam
                 "stop", f"a string of {len(stop):,} characters, the limit is {MAX_STOP_CHARS}."
             )
     if "stop_regex" in values:
-        values["stop_regex"] = {pattern: compiled_stop(pattern) for pattern in values["stop_regex"]}
+        values["stop_regex"] = {
+            pattern: compile_stop_pattern(pattern) for pattern in values["stop_regex"]
+        }
     resolved = ResolvedParams(**{**_DEFAULTS, **values})
     if resolved.min_tokens > resolved.max_tokens:
         raise ParameterError(
@@ -164,5 +166,7 @@ def _check_with_engine(parameter: Parameter, value: Any, vocab_size: int) -> Non
         for entry in value:
             token = entry[0] if parameter.kind == "biases" else entry
             if not 0 <= token < vocab_size:
-                told = f"{shown(token)} is no token id of this model (0 to {vocab_size - 1:,})."
+                told = (
+                    f"{short_repr(token)} is no token id of this model (0 to {vocab_size - 1:,})."
+                )
                 raise ParameterError(parameter.name, told)

@@ -40,7 +40,7 @@ def miss_fields(miss: Miss, tokenizer: Tokenizer) -> dict[str, object]:
     return fields
 
 
-def forced_text(
+def forced_text_spans(
     decoder: IncrementalDecoder,
     output: Sequence[int],
     jumps: Sequence[tuple[int, int]],
@@ -62,7 +62,7 @@ def forced_text(
     return found
 
 
-def token_scores(
+def build_token_scores(
     decoder: IncrementalDecoder,
     ids: Sequence[int],
     scores: Sequence[tuple[float | None, float | None]],
@@ -89,12 +89,16 @@ def token_scores(
 def add_token_texts(logprob: TokenLogprob, tokenizer: Tokenizer) -> TokenLogprob:
     """Adds the texts of its tokens to a log-probability."""
 
-    def spelled(entries: Top) -> Top:
+    def decode_entries(entries: Top) -> Top:
         return tuple(
             (value, i, tokenizer.decode((i,), skip_special=False)) for value, i, _ in entries
         )
 
     text = tokenizer.decode((logprob.token_id,), skip_special=False)
     return TokenLogprob(
-        logprob.logprob, logprob.token_id, text, spelled(logprob.top), spelled(logprob.ids)
+        logprob.logprob,
+        logprob.token_id,
+        text,
+        decode_entries(logprob.top),
+        decode_entries(logprob.ids),
     )

@@ -116,7 +116,7 @@ def estimate_node_tokens(
     """
     match node:
         case Text(text, ids):
-            count = len(ids) if ids is not None else _tokens(text)
+            count = len(ids) if ids is not None else _estimate_text_tokens(text)
             return ExpectedTokens(count, 0, count)
         case Gen(constraint=constraint) if params is not None:
             most = params.max_tokens
@@ -129,8 +129,8 @@ def estimate_node_tokens(
                 most = min(most, max(lengths, default=0))
             return ExpectedTokens(0, most * params.n, most)
         case Select(choices=choices):
-            longest = max(map(_tokens, choices), default=0)
-            return ExpectedTokens(sum(map(_tokens, choices)), 0, longest)
+            longest = max(map(_estimate_text_tokens, choices), default=0)
+            return ExpectedTokens(sum(map(_estimate_text_tokens, choices)), 0, longest)
         case Fork():
             return ExpectedTokens(
                 sum(branch.text for branch in branches),
@@ -140,5 +140,5 @@ def estimate_node_tokens(
     return NOTHING_EXPECTED
 
 
-def _tokens(text: str) -> int:
+def _estimate_text_tokens(text: str) -> int:
     return -(-len(text) // _BYTES_A_TOKEN)

@@ -45,15 +45,15 @@ class AdapterSlots:
         yield from rest
 
     def _order_key(self, request: Request) -> int:
-        if self._goes_first(request):
+        if self._is_prioritised(request):
             return 0
         adapter = request.space.adapter
         return 1 if adapter is None or self.pool.slot_of(adapter) is not None else 2
 
-    def _goes_first(self, request: Request) -> bool:
+    def _is_prioritised(self, request: Request) -> bool:
         return request.passed_over >= AGE_BOUND or request in self._queues.returned
 
-    def take(self, request: Request) -> int | None:
+    def assign_adapter_slot(self, request: Request) -> int | None:
         """Returns the adapter slot for a request, -1 if it needs none, or None if it has to wait
         for one.
 
@@ -67,8 +67,8 @@ class AdapterSlots:
             return None
         slot = self.pool.assign(adapter, self._in_use)
         if slot is None:
-            if not self._draining and self._goes_first(request):
-                least = self.pool.unpinned & self._in_use.keys()
+            if not self._draining and self._is_prioritised(request):
+                least = self.pool.unpinned_generations & self._in_use.keys()
                 self._draining.add(min(least, key=lambda each: (self._in_use[each], each)))
             return None
         self._in_use[adapter.generation] += 1
@@ -78,13 +78,13 @@ class AdapterSlots:
         """Frees the slots of adapters, and calls back, when no waiting or running request uses
         them.
         """
-        self.pool.unload(adapters, done)
-        self.settle()
+        self.pool.remove_when_unused(adapters, done)
+        self.free_unloaded()
 
-    def settle(self) -> None:
+    def free_unloaded(self) -> None:
         """Frees the slots of unloaded adapters that no request uses any more."""
-        if self.pool.leaving:
-            self.pool.settle({each.generation for each in _adapters_of(self._queues)})
+        if self.pool.has_pending_removals:
+            self.pool.free_unused({each.generation for each in _adapters_of(self._queues)})
 
 
 def _adapters_of(requests: Iterable[Request]) -> Iterator[Adapter]:

@@ -85,18 +85,22 @@ class Admission:
         table = self._store.table
         self.refuses = False
         self._to_fetch = 0
-        if not self._queues.waiting_any or not table.free or self._still_full(alone):
+        if not self._queues.has_waiting or not table.free or self._can_skip_admission(alone):
             return
         promised, window_pages = self._promised_pages()
         programs = {
-            r.branch: self._ahead(r) for r in self._queues.running() if r.branch is not None
+            r.branch: self._program_growth_after(r)
+            for r in self._queues.running()
+            if r.branch is not None
         }
         admitted: list[Request] = []
         prefilling = {r.slot: r for r in self._queues.prefilling}
         for request in self._candidates(alone):
             if not table.free:
                 break
-            adapter_slot = -1 if self._adapters is None else self._adapters.take(request)
+            adapter_slot = (
+                -1 if self._adapters is None else self._adapters.assign_adapter_slot(request)
+            )
             if adapter_slot is None:
                 continue
             tokens = request.tokens
@@ -109,16 +113,16 @@ class Admission:
                 continue
             needed = self._expected_pages(request) - len(match.pages)
             if request.branch is not None and request.branch not in programs:
-                programs[request.branch] = self._ahead(request)
+                programs[request.branch] = self._program_growth_after(request)
             # keeps its own prefix from being evicted to make room for it
-            with store.tree.lock(match.node):
+            with store.tree.lock_node(match.node):
                 in_windows = (
                     0
                     if store.windows is None
                     else min(self._expected_pages(request), store.windows.kept)
                 )
                 # otherwise each fits by itself
-                crowded = in_windows > window_pages and self._queues.running_any
+                crowded = in_windows > window_pages and self._queues.has_running
                 if crowded or not self._has_room(request, needed, promised, programs.values()):
                     self._refused = store.available, 0
                     break
@@ -127,7 +131,7 @@ class Admission:
                 and fetch != "later"
                 and fetch.done
             ):
-                match = store.match(reusable, request.space)
+                match = store.match_usable(reusable, request.space)
             if fetch is not None:
                 promised += needed
                 self._to_fetch += needed * (fetch == "later")
@@ -142,15 +146,15 @@ class Admission:
                 request.cache.record_admission(min(int(table.computed[slot]), request.prompt_len))
                 prompt = tokens[: request.prompt_len]
                 paused = request.branch is not None and request.branch.evicted
-                request.cache.miss = store.miss(
+                request.cache.miss = store.explain_miss(
                     prompt,
                     min(len(reusable), len(prompt)) - 1,
                     match,
                     request.handle,
                     paused=paused,
                 )
-                self.count(request)
-            self.start(request)
+                self.count_prompt(request)
+            self.queue_prefill(request)
             prefilling[slot] = request
             admitted.append(request)
             promised = promised + needed
@@ -160,7 +164,7 @@ class Admission:
         solo = (
             len(admitted) == 1
             and queues.prefilling == admitted
-            and not (queues.waiting_any or queues.decoding)
+            and not (queues.has_waiting or queues.decoding)
         )
         self.solo_request = admitted[0].id if solo and admitted[0].ending is None else -1
 
@@ -174,14 +178,16 @@ class Admission:
         cache = request.cache
         if tiers is None or len(reusable) <= len(match.pages) * self._store.page_size + 1:
             return None
-        fetch = tiers.fetch(reusable, match, request.space, self._pauses.token_s, cache.fetch)
+        fetch = tiers.fetch_after_match(
+            reusable, match, request.space, self._pauses.token_s, cache.fetch
+        )
         if isinstance(fetch, Fetch | DiskRead):
-            cache.fetched(fetch, self._store.page_size)
+            cache.record_fetch(fetch, self._store.page_size)
         return fetch
 
     def evict_ahead(self, tokens: int) -> None:
         """Evicts the pages that fetches and up to `tokens` prompt tokens of this and later steps
-        need, because pages are free only a step after their eviction.
+        need, because evicted pages are free only one step later.
         """
         store = self._store
         table = self._store.table
@@ -190,19 +196,21 @@ class Admission:
         short = min(lacking, max(tokens, 0) // store.page_size) + self._to_fetch
         short -= store.pool.free + store.pool.quarantined
         if short > 0 and store.tree.evictable:
-            store.evict(min(short, store.tree.evictable))
+            store.evict_pages(min(short, store.tree.evictable))
 
     def forget_refusal(self) -> None:
-        """Makes the next plan look at all waiting requests, because another one waits."""
+        """Makes the next plan look at all waiting requests, because another one has started to
+        wait.
+        """
         self._refused = None
 
-    def _still_full(self, alone: Request | None) -> bool:
+    def _can_skip_admission(self, alone: Request | None) -> bool:
         """Returns whether waiting requests can be skipped because one was refused and nothing was
         freed. With tens of thousands of them, looking at each takes longer than a step.
         """
         refused = self._refused
         self._refused = None
-        if refused is None or alone is not None or not self._queues.running_any:
+        if refused is None or alone is not None or not self._queues.has_running:
             return False
         available, plans = refused
         if self._store.available > available or plans == _PLANS:
@@ -226,8 +234,8 @@ class Admission:
             // self._store.page_size
         )
 
-    def _ahead(self, request: Request) -> ExpectedGrowth:
-        """Returns the growth of a request's program after it."""
+    def _program_growth_after(self, request: Request) -> ExpectedGrowth:
+        """Returns how much a request's program is expected to grow after the request has ended."""
         assert request.branch is not None
         length = (
             len(request.tokens)
@@ -256,9 +264,9 @@ class Admission:
         # Later programs give way to one that continues; for other requests, only those of lower
         # priority do.
         after = request.rank if pauses.keeps_place(branch) else (-request.priority, math.inf)
-        below = 0 if store.tiers is None else store.tiers.room_below(pauses.token_s)
+        below = 0 if store.tiers is None else store.tiers.extra_pages_on_host(pauses.token_s)
         if branch is not None:  # a request without a program ends before programs have grown
-            paused, given_up = pauses.before(after, beside=branch)
+            paused, given_up = pauses.growth_below_rank(after, beside=branch)
             growing = [*paused, *[each for each in programs if each.rank <= after]]
             growth = sum([each.growth for each in growing])
             if (
@@ -272,7 +280,7 @@ class Admission:
                 continue
             if pauses.give_up_for_longest_waiter(short, request.times.queued):
                 continue
-            if self._queues.running_any:
+            if self._queues.has_running:
                 return False
             if pauses.should_wait_idle(short, beside=branch):
                 self.refuses = True
@@ -285,7 +293,7 @@ class Admission:
 
     def _promised_pages(self) -> tuple[int, int]:
         """Returns how many more pages running requests are expected to need, and how many window
-        pages, if any, remain beyond their needs and a step's.
+        pages are left after their needs and those of a step; 0 if there are none.
         """
         table = self._store.table
         slots = slots_of(self._queues.running())
@@ -299,12 +307,12 @@ class Admission:
             left = windows.pool.total - windows.chunk - int(np.minimum(pages, windows.kept).sum())
         return int((pages - table.page_count[slots]).sum()), left
 
-    def count(self, request: Request) -> None:
+    def count_prompt(self, request: Request) -> None:
         """Counts the tokens of a request's prompt, once it is known how many are cached."""
         self.prompt_tokens += request.prompt_len
         self.prompt_tokens_cached += request.cache.tokens
 
-    def start(self, request: Request) -> None:
+    def queue_prefill(self, request: Request) -> None:
         """Queues a request that has a slot for prefill."""
         table = self._store.table
         slot = request.slot
@@ -317,10 +325,10 @@ class Admission:
         table.scored[slot] = request.scored
         table.adapter_from[slot] = request.space.start
         table.rope_offset[slot] = 0 if request.media is None else request.media.rope_offset
-        self._queues.prefill(request)
+        self._queues.queue_prefilling(request)
         self._started.append(request)
         if request.branch is not None:
-            self._pauses.end(request.branch)
+            self._pauses.end_pause(request.branch)
             request.branch.evicted = False
 
     def pop_started(self) -> list[Request]:
@@ -339,12 +347,12 @@ def _match_reusable(request: Request, store: PrefixCache) -> tuple[Ints, Match, 
         if request.score_from is None
         else request.tokens[: max(request.score_from, 1)]
     )
-    match = store.match(tokens, request.space)
-    cached = match.cached(store.page_size)
-    if request.media is not None and (sure := request.media.sure(cached)) < cached:
+    match = store.match_usable(tokens, request.space)
+    cached = match.count_cached(store.page_size)
+    if request.media is not None and (sure := request.media.trusted_length(cached)) < cached:
         tokens = tokens[:sure]
-        match = store.match(tokens, request.space)
-        cached = match.cached(store.page_size)
+        match = store.match_usable(tokens, request.space)
+        cached = match.count_cached(store.page_size)
     return tokens, match, cached
 
 

@@ -51,7 +51,7 @@ def lpm(
         if request.passed_over >= AGE_BOUND:
             keys.append((0, 0, i))
             continue
-        ids, namespace = request.space.key(request.tokens)
+        ids, namespace = request.space.tree_key(request.tokens)
         cached = tree.cached_length(ids, namespace)
         next_tokens = ids[cached : cached + _ALIKE].tobytes()
         place = (alike.setdefault((cached, namespace, next_tokens), i), i)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.drafting.draft import Draft
-from sglang_lite.runtime.kv_cache.page_copies import token_slots
+from sglang_lite.runtime.kv_cache.page_copies import token_slots_to_copy
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
@@ -123,10 +123,10 @@ def make_batch(
         draws=(ends == table.length[slots]) & (ends < table.limit[slots]),
         pending=ends > table.known[slots],
         started=tuple(r for r in started if r.handle is not None),
-        copies=token_slots(copies, store.page_size),
+        copies=token_slots_to_copy(copies, store.page_size),
         window_copies=_NO_COPIES
         if windows is None
-        else token_slots(copies, store.page_size, windows.of),
+        else token_slots_to_copy(copies, store.page_size, windows.of),
         streams=streams,
         drafts={row: drafts[r.id] for row, r in enumerate(requests) if r.id in drafts}
         if drafts

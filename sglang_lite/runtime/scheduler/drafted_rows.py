@@ -71,7 +71,7 @@ class DraftedRows:
         rows = *self._queues.decoding, *self._queues.prefilling
         if self._turns is not None and not self._turns[len(rows).bit_length()].drafts:
             return False
-        return any(map(self.drafting.drafts, rows))
+        return any(map(self.drafting.may_draft, rows))
 
     def record_step(self, batch: Batch, offsets: Ints, planned: float) -> None:
         """Records that the tokens of a step have been read, to measure whether drafts pay.
@@ -94,12 +94,12 @@ class DraftedRows:
             return  # prompts would distort the time
         turns = self._turns[rows.bit_length()]
         if turns.drafts:
-            self.drafting.cost.record(batch.tokens, seconds)
-        turns.record(tokens * self.drafting.cost.seconds(rows) / rows, seconds)
+            self.drafting.cost.record_step_cost(batch.tokens, seconds)
+        turns.record_timing(tokens * self.drafting.cost.estimate_seconds(rows) / rows, seconds)
 
     def stats(self) -> dict[str, object]:
-        """Returns counts by drafter, SGLang's average number of tokens per row and draft-checking
-        step, and the number of draws before right drafts accepted without inspection.
+        """Returns counts by drafter, SGLang's average accept length (tokens per row in steps that
+        check drafts), and the number of draws that were accepted without individual inspection.
         """
         self.record_outcomes()
         length = 1 + self._saved / max(self._steps, 1)
@@ -109,7 +109,7 @@ class DraftedRows:
             "draws_taken_at_once": self._skipped,
         }
 
-    def plan(
+    def plan_drafts(
         self, decoding: Sequence[Request], chunks: Sequence[tuple[Request, int, int]], budget: int
     ) -> dict[int, Draft]:
         """Returns the drafts of a step's rows by request id, at most `budget` tokens in all.
@@ -134,7 +134,7 @@ class DraftedRows:
         )
         asked: list[OpenRow] = []
         for request, length, room in zip(rows, lengths.tolist(), rooms.tolist()):
-            if room <= 0 or not self.drafting.drafts(request):
+            if room <= 0 or not self.drafting.may_draft(request):
                 continue
             progress = request.output.draft
             if progress.rest:
@@ -146,7 +146,7 @@ class DraftedRows:
             progress.misses += 1
             asked.append(OpenRow(request, table.tokens[request.slot, :length], room))
         tokens = len(decoding) + sum(end - start for _, start, end in chunks)
-        drafts = self.drafting.write(asked, len(rows), tokens, budget) if asked else {}
+        drafts = self.drafting.write_drafts(asked, len(rows), tokens, budget) if asked else {}
         of_rows = ((row, drafts[row.request.id]) for row in asked if row.request.id in drafts)
         written = ((row.request.id, self._write_draft(row, draft)) for row, draft in of_rows)
         return {of: draft for of, draft in written if len(draft.tokens)}
@@ -157,7 +157,9 @@ class DraftedRows:
         """
         slot = row.request.slot
         length = len(row.known)
-        draft = draft.cut(self._store.reserve_free_pages(slot, length + len(draft.tokens)) - length)
+        draft = draft.cut_to_tokens(
+            self._store.reserve_free_pages(slot, length + len(draft.tokens)) - length
+        )
         self._store.table.tokens[slot, length : length + len(draft.tokens)] = draft.tokens
         return draft
 
@@ -168,16 +170,16 @@ class DraftedRows:
         self.drafting.observe_tokens(request, table.tokens[slot, : table.known[slot]])
         self.drafting.learn_observed()
 
-    def check(self, request: Request, draft: Draft) -> None:
+    def count_check(self, request: Request, draft: Draft) -> None:
         """Records that the draws after a draft are about to be read."""
         progress = request.output.draft
         progress.steps = progress.steps + 1
         progress.drafted = progress.drafted + len(draft.guesses)
         self._steps += 1
 
-    def skip(self, request: Request, draft: Draft, count: int) -> bool:
-        """Records the first tokens of a draft up to a draw after them, like `accept_draws` for each
-        earlier draw.
+    def accept_skipped(self, request: Request, draft: Draft, count: int) -> bool:
+        """Accepts the first tokens of a draft up to a later draw, like `accept_draws` for each of
+        the `count` draws before it.
 
         Returns False if they have to be inspected one by one.
 
@@ -192,16 +194,16 @@ class DraftedRows:
         if draft.matchers:
             tokens = draft.tokens[: places[-1]].tolist()
             start = int(table.known[slot]) - request.prompt_len
-            if not request.skip(start, tokens, places, draft.matchers[count - 1]):
+            if not request.accept_checked_draft(start, tokens, places, draft.matchers[count - 1]):
                 return False
         table.known[slot] += places[-1]
         self._skipped += count
-        self.accept(request, count)
+        self.accept_draws(request, count)
         return True
 
-    def accept(self, request: Request, draws: int = 1) -> None:
-        """Records that all known tokens of a request are computed, as drafted, and that one more is
-        drawn.
+    def accept_draws(self, request: Request, draws: int = 1) -> None:
+        """Records that all known tokens of a request are already computed, because they equal the
+        draft, and that one more is drawn.
 
         Args:
             request: the request.
@@ -214,18 +216,18 @@ class DraftedRows:
         table.computed[slot] = table.known[slot]
         table.length[slot] = table.known[slot] + 1
         if request.state is State.PREFILLING:  # forced text was appended, and it was also drafted
-            self._queues.decode(request)
+            self._queues.move_to_decoding(request)
 
     def record_outcomes(self) -> None:
         """Records the outcome of the last drafts, which guides later guesses, and lets drafters
-        learn from observed requests. On a GPU the next step computes meanwhile.
+        learn from observed requests. On a GPU, this overlaps with the next step.
         """
         for record in self._checked:
             record()
         self._checked = []
         self.drafting.learn_observed()
 
-    def settle(self, request: Request, draft: Draft, start: int) -> None:
+    def settle_draft(self, request: Request, draft: Draft, start: int) -> None:
         """Records how much of a draft was right, once no more of its draws count, and frees the
         pages of the rest.
 
@@ -242,8 +244,10 @@ class DraftedRows:
             known = table.tokens[slot, : table.known[slot]]
         progress = request.output.draft
         came = known[start:].tolist()
-        matched = draft.matched(came)
-        self._checked.append(partial(self.drafting.record, draft, matched, len(came), progress))
+        matched = draft.count_matching_tokens(came)
+        self._checked.append(
+            partial(self.drafting.record_outcome, draft, matched, len(came), progress)
+        )
         if matched:
             progress.misses = progress.rest = 0
         if request.handle is None:
@@ -251,4 +255,4 @@ class DraftedRows:
         table.computed[slot] = min(start + matched, int(table.length[slot]) - 1)
         self._store.free_pages_from(slot, int(table.length[slot]))
         if request.state is State.PREFILLING and table.length[slot] - table.computed[slot] == 1:
-            self._queues.decode(request)
+            self._queues.move_to_decoding(request)

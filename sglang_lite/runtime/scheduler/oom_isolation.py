@@ -24,11 +24,11 @@ class Isolation:
         """The only request that may run, or None without isolation."""
         return self._suspects[0][0] if self._suspects else None
 
-    def begin(self, requests: Iterable[Request]) -> None:
+    def isolate_requests(self, requests: Iterable[Request]) -> None:
         """Starts isolating requests that have just been retracted; replaces the queue."""
         self._suspects = deque((request, len(request.tokens)) for request in requests)
 
-    def advance(self, table: SlotTable) -> bool:
+    def drop_cleared_suspect(self, table: SlotTable) -> bool:
         """Removes the first request if it has one more token or has ended. Returns whether it did."""
         if not self._suspects:
             return False

@@ -50,12 +50,12 @@ class PageReserve:
         return growth
 
     def lower_share(self) -> None:
-        """Lowers the share a little. Called once per plan."""
+        """Lowers the share of tokens to reserve a little. Called once per plan."""
         self._share = max(_MIN, self._share - (_FIRST - _MIN) / _STEPS)
 
-    def retracted(self, length: Ints, limit: Ints) -> None:
-        """Raises the share after a retraction, given the current and maximum lengths of the running
-        requests.
+    def raise_share(self, length: Ints, limit: Ints) -> None:
+        """Raises the share of tokens to reserve after a retraction, given the current and maximum
+        lengths of the running requests.
         """
         left = np.minimum(limit - length, _LONGEST).sum()
         self._share = min(1.0, max(self._share, float(_SPARE * len(length) / max(left, 1))))

@@ -64,11 +64,11 @@ class Medians:
         self._first = first
         self._values: dict[str | None, deque[float]] = {}
 
-    def of(self, name: str | None) -> float:
+    def median_for_name(self, name: str | None) -> float:
         values = self._values.get(name)
         return median(values) if values else self._first
 
-    def add(self, name: str | None, value: float) -> None:
+    def add_sample_value(self, name: str | None, value: float) -> None:
         if name not in self._values and len(self._values) == _NAMES:
             del self._values[next(iter(self._values))]
         self._values.setdefault(name, deque(maxlen=_LAST)).append(value)
@@ -88,13 +88,13 @@ class Expectations:
         self._times = Medians(_FIRST_S)  # seconds of pauses, by the name of the node before
         self._lengths = Medians(0)  # tokens of ended branches, by their kind
 
-    def next_pause_s_of(self, branch: ScheduledBranch) -> float:
+    def take_expected_pause_s(self, branch: ScheduledBranch) -> float:
         """Returns the expected seconds of a branch's pause: as reported by its caller, otherwise as
         usual.
         """
         told = branch.next_pause_s
         branch.next_pause_s = None
-        return self._times.of(branch.name) if told is None else told
+        return self._times.median_for_name(branch.name) if told is None else told
 
     def expected_growth(self, branch: ScheduledBranch, length: int) -> int:
         """Returns the number of tokens that a branch is expected to add to `length`: those of its
@@ -103,18 +103,18 @@ class Expectations:
         """
         tokens = self._reserve.reserve_for_program(branch.expected)
         if branch.program.open:
-            usual = self._lengths.of(branch.kind)
+            usual = self._lengths.median_for_name(branch.kind)
             tokens = max(tokens, round(usual) - length if usual else length)
         return min(tokens, self._most)
 
-    def paused(self, branch: ScheduledBranch, seconds: float) -> None:
+    def record_pause(self, branch: ScheduledBranch, seconds: float) -> None:
         """Records how long a branch has paused."""
-        self._times.add(branch.name, seconds)
+        self._times.add_sample_value(branch.name, seconds)
 
-    def ended(self, branch: ScheduledBranch) -> None:
+    def record_length(self, branch: ScheduledBranch) -> None:
         """Records the length of a branch that has ended."""
         if branch.length:
-            self._lengths.add(branch.kind, branch.length)
+            self._lengths.add_sample_value(branch.kind, branch.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +180,8 @@ class PausedBranch:
         return self.lock.node is not None
 
     def set_due(self, worth_s: float) -> float:
-        """Sets when the pause is too long: immediately if that is expected, otherwise after
-        `worth_s`.
+        """Sets when the pause counts as too long: from its beginning if it is expected to take more
+        than `worth_s`, otherwise after `worth_s`.
         """
         self.due = self.began + worth_s * (self.expected_s <= worth_s)
         return self.due
@@ -238,7 +238,7 @@ class Pauses:
 
     # ---------------------------------------------------------------------------- beginning and end
 
-    def want(self, branch: ScheduledBranch, tokens: Ints, space: PrefixSpace) -> None:
+    def pause_at_next_step(self, branch: ScheduledBranch, tokens: Ints, space: PrefixSpace) -> None:
         """Schedules a pause for the next step, when the tokens of running requests have been
         published.
         """
@@ -250,20 +250,22 @@ class Pauses:
         """Whether pauses have been requested since the last step."""
         return bool(self._wanted)
 
-    def settle(self) -> None:
+    def begin_requested_pauses(self) -> None:
         """Begins the pauses requested since the last step."""
         wanted = self._wanted
         self._wanted = {}
         for branch, (tokens, space) in wanted.items():
-            self.begin(branch, tokens, space)
+            self.begin_pause(branch, tokens, space)
 
-    def begin(self, branch: ScheduledBranch, tokens: Ints, space: PrefixSpace) -> None:
+    def begin_pause(self, branch: ScheduledBranch, tokens: Ints, space: PrefixSpace) -> None:
         """Begins a pause of a branch, ending its last one. Locks the cached part of its text."""
         branch.length = len(tokens)
         if not self._store.reuses or not branch.may_return:
             return
-        lock = self._store.tree.lock(self._store.tree.match(*space.key(tokens)).node)
-        self.end(branch)
+        lock = self._store.tree.lock_node(
+            self._store.tree.match_prefix(*space.tree_key(tokens)).node
+        )
+        self.end_pause(branch)
         rank = -branch.program.priority, branch.program.arrival
         ahead = ExpectedGrowth(
             rank, len(tokens), self.expected.expected_growth(branch, len(tokens))
@@ -275,15 +277,15 @@ class Pauses:
             lock,
             rank,
             self.now(),
-            self.expected.next_pause_s_of(branch),
+            self.expected.take_expected_pause_s(branch),
             ahead,
         )
         self._pauses[branch] = pause
         self._count += 1
         insort(self._by_rank, (rank, self._count, pause))
-        heapq.heappush(self._due, (pause.set_due(self._worth_s), self._count, pause))
+        heapq.heappush(self._due, (pause.set_due(self._max_worthwhile_pause_s), self._count, pause))
 
-    def expect(self, branch: ScheduledBranch, seconds: float) -> None:
+    def set_expected_pause(self, branch: ScheduledBranch, seconds: float) -> None:
         """Sets how long a branch's caller needs, from now on or from the beginning of the next
         pause.
         """
@@ -293,28 +295,28 @@ class Pauses:
             return
         pause.expected_s = self.now() - pause.began + seconds
         self._count += 1
-        heapq.heappush(self._due, (pause.set_due(self._worth_s), self._count, pause))
+        heapq.heappush(self._due, (pause.set_due(self._max_worthwhile_pause_s), self._count, pause))
         self._compact_entries()
 
-    def returned(self, branch: ScheduledBranch) -> None:
-        """Records that the branch's next request has come."""
+    def record_return(self, branch: ScheduledBranch) -> None:
+        """Records that the branch's next request has arrived."""
         pause = self._pauses.get(branch)
         if pause is not None:
-            self.expected.paused(branch, self.now() - pause.began)
+            self.expected.record_pause(branch, self.now() - pause.began)
 
     def end_branch(self, branch: ScheduledBranch) -> None:
         """Ends a branch."""
-        self.end(branch)
-        self.expected.ended(branch)
+        self.end_pause(branch)
+        self.expected.record_length(branch)
 
-    def end(self, branch: ScheduledBranch) -> None:
+    def end_pause(self, branch: ScheduledBranch) -> None:
         """Ends a branch's pause, because a request now reads the prefix or the branch no longer
         needs it.
         """
         self._wanted.pop(branch, None)
         pause = self._pauses.pop(branch, None)
         if pause is not None:
-            pause.lock.release()
+            pause.lock.unlock_prefix()
             place = bisect_left(self._by_rank, (pause.rank,))
             while self._by_rank[place][2] is not pause:
                 place += 1
@@ -322,8 +324,8 @@ class Pauses:
             self._compact_entries()
 
     def _compact_entries(self) -> None:
-        """Drops the entries of ended pauses once they outnumber the others. `give_up_overdue` would
-        only meet them when memory is short.
+        """Drops the entries of ended pauses once they outnumber the others. Otherwise they would
+        stay until `give_up_overdue` meets them, which is only when memory is short.
         """
         if len(self._due) + len(self._too_long) > 2 * len(self._pauses) + _OUTDATED:
             self._due = list(
@@ -339,15 +341,15 @@ class Pauses:
         due, _, pause = entry
         return self._pauses.get(pause.branch) is pause and pause.due == due
 
-    def clear(self) -> None:
+    def end_all_pauses(self) -> None:
         """Ends all pauses."""
         self._wanted.clear()
         for branch in list(self._pauses):
-            self.end(branch)
+            self.end_pause(branch)
 
     # --------------------------------------------------------------------------------- expectations
 
-    def before(
+    def growth_below_rank(
         self, rank: tuple[int, float], *, beside: ScheduledBranch | None
     ) -> tuple[list[ExpectedGrowth], int]:
         """Returns the growth of paused programs with lower ranks, and the number of pages they gave
@@ -372,12 +374,12 @@ class Pauses:
             self.token_s += (each - self.token_s) / 16 if self.token_s else each
 
     @property
-    def _worth_s(self) -> float:
+    def _max_worthwhile_pause_s(self) -> float:
         """Seconds a pause may take before its pages are worth more to others."""
-        return max(_SHORT_S, _WORTH * self._all_s)
+        return max(_SHORT_S, _WORTH * self._recompute_pool_s)
 
     @property
-    def _all_s(self) -> float:
+    def _recompute_pool_s(self) -> float:
         """Seconds to compute all tokens that fit."""
         return self._store.pool.total * self._store.page_size * self.token_s
 
@@ -411,7 +413,7 @@ class Pauses:
         return bool(away)
 
     def give_up_newest(self, pages: int, after: tuple[int, float] | None = None) -> bool:
-        """Gives up pages of the program that came last.
+        """Gives up pages of the paused program that ranks last.
 
         Args:
             after: rank of a program; only later ones give way. None for no limit.
@@ -424,12 +426,13 @@ class Pauses:
         return False
 
     def give_up_for_longest_waiter(self, pages: int, since: float) -> bool:
-        """Gives up pages of the program that came last for a request that has waited very long.
+        """Gives up pages of the paused program that ranks last, for a request that has waited very
+        long.
 
         Args:
             since: time since which it has waited.
         """
-        if self.now() - since < max(_AGED_S, _AGED_WORTH * self._all_s):
+        if self.now() - since < max(_AGED_S, _AGED_WORTH * self._recompute_pool_s):
             return False
         last = next((pause for _, _, pause in reversed(self._by_rank) if pause.locked), None)
         return last is not None and self._shrink_lock(last, pages, for_good=True)
@@ -458,8 +461,8 @@ class Pauses:
 
     def give_up_furthest(self, pages: int, *, beside: ScheduledBranch | None) -> bool:
         """Gives up pages for a branch that needs them while nothing runs: those of the
-        lowest-ranked branch whose request waits, otherwise of the one that returns last. Returns
-        False if others have none.
+        lowest-ranked branch whose request waits, otherwise of the branch that is expected back
+        last. Returns False if no other branch has any.
         """
         others = [each for each in self if each.locked and each.branch is not beside]
         if not others:
@@ -472,10 +475,10 @@ class Pauses:
         )
 
     def _shrink_lock(self, pause: PausedBranch, pages: int, *, for_good: bool = False) -> bool:
-        """Gives up the last pages of a pause's prefix. They stay promised unless `for_good` is set:
-        then the branch waits like a new one when it returns.
+        """Gives up the last pages of a pause's prefix. The branch can still count on them when it
+        returns, unless `for_good` is set: then it waits like a new one.
         """
-        freed = pause.lock.shrink(max(pages, self._store.pool.total // 64))
+        freed = pause.lock.unlock_last_pages(max(pages, self._store.pool.total // 64))
         self.pages_given_up += freed
         pause.branch.evicted = True
         if for_good and not pause.given_up:

@@ -29,7 +29,7 @@ class Prefetch:
         self._pauses = pauses
         self._next = 0.0
 
-    def added(self, request: Request) -> None:
+    def read_ahead_for(self, request: Request) -> None:
         """Starts to read files with the beginning of a request, because it may have to wait for its
         turn.
         """
@@ -60,10 +60,10 @@ class Prefetch:
         assert tiers is not None
         if store.available - pause.pages < store.pool.total // _SPARE:
             return
-        match = tree.match(*pause.space.key(pause.tokens))
+        match = tree.match_prefix(*pause.space.tree_key(pause.tokens))
         locked = tree.locked_pages
-        pause.lock, before = tree.lock(match.node), pause.lock
-        before.release()
+        pause.lock, before = tree.lock_node(match.node), pause.lock
+        before.unlock_prefix()
         pause.pages = max(pause.pages - (tree.locked_pages - locked), 0)
         if pause.pages:
-            tiers.fetch(pause.tokens, match, pause.space, self._pauses.token_s, None)
+            tiers.fetch_after_match(pause.tokens, match, pause.space, self._pauses.token_s, None)

@@ -39,18 +39,18 @@ class Queues:
         return chain(self.prefilling, self.decoding)
 
     @property
-    def running_any(self) -> bool:
+    def has_running(self) -> bool:
         return bool(self.prefilling or self.decoding)
 
     @property
-    def waiting_any(self) -> bool:
+    def has_waiting(self) -> bool:
         return bool(self.returned or self.waiting)
 
     @property
     def idle(self) -> bool:
         return not (self.returned or self.waiting or self.prefilling or self.decoding)
 
-    def wait(self, request: Request) -> None:
+    def queue_waiting(self, request: Request) -> None:
         """Queues a request after all waiting ones."""
         request.change_state(State.WAITING)
         self.waiting.append(request)
@@ -60,7 +60,7 @@ class Queues:
         request.change_state(state)
         insort(self.returned, request, key=attrgetter("rank"))
 
-    def leave(self, request: Request) -> None:
+    def remove_waiting(self, request: Request) -> None:
         """Removes a waiting request."""
         if request in self.returned:
             self.returned.remove(request)
@@ -87,12 +87,12 @@ class Queues:
                 passed.append(request)
         self.waiting.extendleft(reversed(passed))
 
-    def prefill(self, request: Request) -> None:
+    def queue_prefilling(self, request: Request) -> None:
         """Queues a request that has a slot, to compute its tokens."""
         request.change_state(State.PREFILLING)
         self.prefilling.append(request)
 
-    def decode(self, request: Request) -> None:
+    def move_to_decoding(self, request: Request) -> None:
         """Moves a request whose tokens are all computed from the prefilling ones to the decoding
         ones.
         """
@@ -100,7 +100,7 @@ class Queues:
         self.prefilling.remove(request)
         self.decoding.append(request)
 
-    def requeue_at_end(self, served: Collection[Request]) -> None:
+    def move_to_end_of_decoding(self, served: Collection[Request]) -> None:
         """Moves decoding requests, in the given order, after the other ones."""
         ids = {request.id for request in served}
         self.decoding = [*(r for r in self.decoding if r.id not in ids), *served]
@@ -118,5 +118,5 @@ class Queues:
         slot = request.slot
         table = self._store.table
         request.tokens = table.tokens[slot, : table.known[slot]].copy()
-        self._store.release(request.handle)
+        self._store.release_request(request.handle)
         request.handle = None

@@ -1,5 +1,5 @@
-"""Retraction: if pages run short, the program that came last gives up pages. If one of its requests
-is running, it gives up its slot and waits again.
+"""Retraction: if pages run short, the program that ranks last gives up pages. If one of its
+requests is running, that request gives up its slot and waits again.
 
 Its prefix goes into the radix tree, and the output so far is recomputed with the rest, so no token
 changes.
@@ -42,16 +42,16 @@ class Retraction:
         self._pauses = pauses
         self._reserve = reserve
 
-    def retract(self, request: Request) -> None:
+    def retract_request(self, request: Request) -> None:
         """Moves a running request to those that wait to continue. Its prefix goes into the tree,
         and stays locked for a program.
         """
         self._queues.stop(request)
         if request.branch is not None:
-            self._pauses.begin(request.branch, request.tokens, request.space)
+            self._pauses.begin_pause(request.branch, request.tokens, request.space)
         self._queues.queue_returned(request, State.RETRACTED)
 
-    def retract_without_window(self) -> None:
+    def retract_with_lost_window(self) -> None:
         """Retracts requests that dropped tokens and whose window now begins in pages they have
         released.
         """
@@ -60,8 +60,8 @@ class Retraction:
         if windows is not None:
             running = list(self._queues.running())
             slots = slots_of(running)
-            for i in windows.lacking(slots, table.computed[slots]).tolist():
-                self.retract(running[i])
+            for i in windows.slots_lacking_pages(slots, table.computed[slots]).tolist():
+                self.retract_request(running[i])
 
     def retract_all(self) -> list[Request]:
         """Retracts all running requests. Returns them in the order of their admission, in which
@@ -69,7 +69,7 @@ class Retraction:
         """
         requests = sorted(self._queues.running(), key=lambda r: r.admission)
         for request in reversed(requests):
-            self.retract(request)
+            self.retract_request(request)
         return requests
 
     def allocate_next_pages(self, decoding: list[Request]) -> list[Request]:
@@ -124,8 +124,8 @@ class Retraction:
                 return False
             table = self._store.table
             slots = slots_of(self._queues.decoding)
-            self._reserve.retracted(table.length[slots], table.limit[slots])
-            self.retract(last)
+            self._reserve.raise_share(table.length[slots], table.limit[slots])
+            self.retract_request(last)
         return True
 
 

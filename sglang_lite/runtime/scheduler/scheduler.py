@@ -121,36 +121,38 @@ class Scheduler:
         """
         if self.awaits_copies:
             return True
-        return not self.queues.running_any and self.queues.waiting_any and self.admission.refuses
+        return not self.queues.has_running and self.queues.has_waiting and self.admission.refuses
 
-    def add(self, request: Request) -> None:
+    def accept_request(self, request: Request) -> None:
         """Queues a request. One of a program that keeps its prefix goes before those that have not
         begun.
         """
         branch = request.branch
         request.times.queued = self.pauses.now()
-        self._prefetch.added(request)
+        self._prefetch.read_ahead_for(request)
         self.admission.forget_refusal()
         if branch is None:
-            self.queues.wait(request)
+            self.queues.queue_waiting(request)
             return
         branch.program.arrival = min(branch.program.arrival, request.id)
-        self.pauses.returned(branch)
+        self.pauses.record_return(branch)
         if self.pauses.keeps_place(branch):
             self.queues.queue_returned(request, State.WAITING)
         else:
-            self.queues.wait(request)
+            self.queues.queue_waiting(request)
 
-    def plan(self) -> Batch | None:
+    def plan_batch(self) -> Batch | None:
         """Returns the batch of the next step, with its pages reserved, or None if nothing can run."""
         self._copied = self.store.settle_copies()
-        while self._isolation.advance(self.store.table):
+        while self._isolation.drop_cleared_suspect(self.store.table):
             # the isolated request, or the one that continues in its slot
             self.retraction.retract_all()
-        self.retraction.retract_without_window()
-        self.pauses.settle()
+        self.retraction.retract_with_lost_window()
+        self.pauses.begin_requested_pauses()
         self._prefetch.run()
-        decoding = self.retraction.allocate_next_pages(self._take_turns(self._requests_to_decode()))
+        decoding = self.retraction.allocate_next_pages(
+            self._rotate_requests(self._requests_to_decode())
+        )
         self._reserve.lower_share()
         self.admission.admit(self._isolation.next)
         budget = self._prompt_budget(decoding)
@@ -170,7 +172,7 @@ class Scheduler:
             )
             if request.media is not None and end > start:
                 # images that can't be cut may make a first chunk longer
-                shorter, longer = request.media.whole(end)
+                shorter, longer = request.media.unsplit_ends(end)
                 if shorter < longer:
                     end = shorter if shorter > start else start if chunks else longer
                     cost = end - start
@@ -188,7 +190,7 @@ class Scheduler:
         if self.drafts is None or self.isolated or not self.drafts.due:
             return make_batch(self.store, decoding, chunks, started)
         return make_batch(
-            self.store, decoding, chunks, started, self.drafts.plan(decoding, chunks, budget)
+            self.store, decoding, chunks, started, self.drafts.plan_drafts(decoding, chunks, budget)
         )
 
     def _prompt_budget(self, decoding: list[Request]) -> int:
@@ -199,21 +201,21 @@ class Scheduler:
         streams = count_streams(self.store.table, decoding)
         if self._pace is None or not streams:
             return most
-        return min(most, self._pace.room(streams) - (len(decoding) - streams))
+        return min(most, self._pace.tokens_besides_streams(streams) - (len(decoding) - streams))
 
     def record_duration(self, batch: Batch, seconds: float) -> None:
-        """Records the duration of a step, to pace later steps and to estimate the cost of
-        recomputing on a CPU and of drafts.
+        """Records the duration of a step, to pace later steps and to estimate the cost of drafts
+        and, on a CPU, of recomputing tokens.
         """
         if self._pace is None:
             return
         tokens = batch.tokens
         if self.drafts is not None:
-            self.drafts.drafting.cost.record(tokens, seconds)
+            self.drafts.drafting.cost.record_step_cost(tokens, seconds)
         if not batch.drafts:  # drafted tokens are not prompt tokens
             self.pauses.record_duration(tokens - batch.decoding, seconds)
         if batch.streams:
-            self._pace.record_duration(tokens, seconds, streams=batch.streams)
+            self._pace.adapt_to_step(tokens, seconds, streams=batch.streams)
 
     def remaining_step_s(self, batch: Batch, seconds: float) -> float:
         """Returns the remaining seconds of a step with streams, `seconds` after its start; infinite
@@ -239,7 +241,7 @@ class Scheduler:
             if batch.starts[row] < request.prompt_len:
                 self.store.publish_pages(request.handle, all_but_last=request.may_recompute_last)
             if request.state is State.PREFILLING and batch.ends[row] == table.length[request.slot]:
-                self.queues.decode(request)
+                self.queues.move_to_decoding(request)
                 complete.append(row)
         if (windows := self.store.windows) is not None:
             for row in windows.slots_past_window(batch.slots, batch.ends).tolist():
@@ -250,7 +252,7 @@ class Scheduler:
                 )
         return complete
 
-    def live_rows(self, batch: Batch) -> NDArray[np.bool_]:
+    def mask_unchanged_rows(self, batch: Batch) -> NDArray[np.bool_]:
         """Returns a mask of the rows whose slots still have the same request and tokens as when the
         batch was planned.
         """
@@ -263,7 +265,7 @@ class Scheduler:
         """
         self.store.table.length[slots] += 1
 
-    def recompute_last(self, slots: Ints) -> None:
+    def schedule_last_token_recompute(self, slots: Ints) -> None:
         """Schedules recomputing the last token of these slots, after which none was drawn."""
         self.store.table.computed[slots] -= 1
 
@@ -273,7 +275,7 @@ class Scheduler:
         table.tokens[slots, table.known[slots]] = tokens
         table.known[slots] += 1
 
-    def draw_again(self, request: Request) -> None:
+    def discard_last_draw(self, request: Request) -> None:
         """Removes the last token of a decoding request, to draw another one. Voids a draw planned
         after it.
         """
@@ -284,7 +286,7 @@ class Scheduler:
         table.computed[slot] = table.known[slot] - 1
         table.epoch[slot] += 1
 
-    def append(self, request: Request, tokens: list[int]) -> None:
+    def append_tokens(self, request: Request, tokens: list[int]) -> None:
         """Appends tokens to a decoding request, to be computed like a prompt. Voids a draw planned
         for it.
         """
@@ -295,22 +297,22 @@ class Scheduler:
         table.known[slot] = table.length[slot] = known + len(tokens)
         table.epoch[slot] += 1
         self.queues.remove_running(request)
-        self.queues.prefill(request)
+        self.queues.queue_prefilling(request)
 
-    def finish(self, request: Request, end: State) -> None:
+    def retire_request(self, request: Request, end: State) -> None:
         """Removes a request, whose final state is `end`, from its queue, and frees its slot and
         pages.
         """
         if request.state in (State.WAITING, State.RETRACTED):
-            self.queues.leave(request)
+            self.queues.remove_waiting(request)
         elif request.state not in (State.COMPILING, State.ENCODING):
             self.queues.stop(request)
             if end is State.FINISHED and request.branch is not None:
                 scored = request.score_from if request.limit == request.prompt_len else None
-                self.pauses.begin(request.branch, request.tokens[:scored], request.space)
+                self.pauses.begin_pause(request.branch, request.tokens[:scored], request.space)
         request.change_state(end)
         if self.adapters is not None:
-            self.adapters.settle()
+            self.adapters.free_unloaded()
 
     def continue_in_slot(
         self, request: Request, following: Request, *, appended: bool = False
@@ -330,21 +332,21 @@ class Scheduler:
             self.store, self.queues, self.admission, request, following, appended=appended
         )
         if count is None:
-            self.finish(request, State.FINISHED)
+            self.retire_request(request, State.FINISHED)
             self.queues.queue_returned(following, State.WAITING)
         else:
             self.appended_tokens += count
 
-    def flush(self, *, keep: bool = False) -> int:
+    def end_pauses_and_flush(self, *, keep: bool = False) -> int:
         """Evicts every prefix that no request uses, including those of paused programs. Returns the
         number of freed pages. `keep` is passed to the store's `flush`.
         """
-        self.pauses.clear()
-        return self.store.flush(keep=keep)
+        self.pauses.end_all_pauses()
+        return self.store.flush_prefixes(keep=keep)
 
     def isolate_running(self) -> None:
         """Retracts all running requests after an out-of-memory error, and runs them one by one."""
-        self._isolation.begin(self.retraction.retract_all())
+        self._isolation.isolate_requests(self.retraction.retract_all())
 
     @property
     def isolated(self) -> bool:
@@ -352,7 +354,7 @@ class Scheduler:
         return bool(self._isolation)
 
     @property
-    def reads_first(self) -> bool:
+    def must_read_before_planning(self) -> bool:
         """Whether the tokens of all steps have to be read before the next is planned."""
         return self.isolated or (self.drafts is not None and self.drafts.due)
 
@@ -370,19 +372,19 @@ class Scheduler:
             return list(requests)[:most]
         return [r for r, w in zip(requests, waiting.tolist()) if not w][:most]
 
-    def _take_turns(self, ready: list[Request]) -> list[Request]:
+    def _rotate_requests(self, ready: list[Request]) -> list[Request]:
         """Returns every streaming request, and as many others, in rotation, as the time of a step
         allows.
         """
         streams = count_streams(self.store.table, ready)
         if self._pace is None or not streams:
             return ready
-        room = self._pace.room(streams)
+        room = self._pace.tokens_besides_streams(streams)
         chosen = [r for r in ready if not r.output.stream][
             : room // 2 if self.queues.prefilling else room
         ]
         served = {r.id for r in chosen}
-        self.queues.requeue_at_end(chosen)
+        self.queues.move_to_end_of_decoding(chosen)
         return [r for r in ready if r.output.stream or r.id in served]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from sglang_lite.runtime.kv_cache.cache_miss import continued
+from sglang_lite.runtime.kv_cache.cache_miss import continued_slot_miss
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.requests.request import Request, State
@@ -71,10 +71,10 @@ def start_in_slot(
     following.times.started = time.perf_counter()
     following.cache.tokens = int(table.computed[slot])
     cached = following.cache.tokens
-    following.cache.miss = continued(tokens, cached) if cached < len(tokens) - 1 else None
+    following.cache.miss = continued_slot_miss(tokens, cached) if cached < len(tokens) - 1 else None
     following.change_state(State.WAITING)
-    admission.count(following)
-    admission.start(following)
+    admission.count_prompt(following)
+    admission.queue_prefill(following)
     return len(tokens) - common
 
 

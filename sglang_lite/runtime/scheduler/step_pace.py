@@ -25,29 +25,29 @@ class StepPace:
         self._limit = min(_FIRST, max_tokens)
         self._streams_only_s = 0.0  # recent minimum duration of a streams-only step; 0 if unknown
 
-    def room(self, streams: int) -> int:
+    def tokens_besides_streams(self, streams: int) -> int:
         """Returns how many tokens of prompts and other rows the next step may compute besides
         `streams` tokens of streams.
         """
         return min(max(self._limit - streams, _MIN_TOKENS), max(self._max_tokens - streams, 0))
 
-    def record_duration(self, tokens: int, seconds: float, *, streams: int) -> None:
+    def adapt_to_step(self, tokens: int, seconds: float, *, streams: int) -> None:
         """Adapts the limit to a step of `tokens` tokens, `streams` of which belong to streams."""
         if tokens == streams:
             self._streams_only_s = (
                 min(seconds, self._streams_only_s * _FORGET) if self._streams_only_s else seconds
             )
             return
-        fit = tokens * self._target / max(seconds, 1e-6)
-        if seconds > self._target:
+        fit = tokens * self._target_step_s / max(seconds, 1e-6)
+        if seconds > self._target_step_s:
             self._limit = max(_MIN_TOKENS, min(self._limit, int(fit)))
         elif tokens >= self._limit:
             self._limit = int(min(fit, 2 * self._limit, self._max_tokens))
 
     def remaining_pace_s(self, seconds: float) -> float:
         """Returns the remaining seconds that a step may take, `seconds` after its start."""
-        return max(self._target - seconds, 0.0)
+        return max(self._target_step_s - seconds, 0.0)
 
     @property
-    def _target(self) -> float:
+    def _target_step_s(self) -> float:
         return max(TARGET_S, _TIMES_ALONE * self._streams_only_s)

@@ -36,7 +36,7 @@ class MaskMaker(Protocol):
 
 
 class TextSoFar(Protocol):
-    """Text that may be ended by a token outside it, at the beginning of what a model writes.
+    """Text at the beginning of a model's output that a token outside the text may end.
 
     Attributes:
         tokens: number of tokens that certainly lie entirely in the text.
@@ -72,7 +72,7 @@ class Endings(Protocol):
         """Returns the positions after `text`, or None if its state is not known."""
         ...
 
-    def advance(self, state: TextState, text: bytes) -> TextState | None:
+    def advance_state(self, state: TextState, text: bytes) -> TextState | None:
         """Returns the state after a text, or None if the text is not allowed."""
         ...
 
@@ -168,13 +168,13 @@ class Matcher(Protocol):
         """
         ...
 
-    def advance(self, text: bytes) -> bool:
+    def accept_text(self, text: bytes) -> bool:
         """Advances by a non-empty text in any tokenisation. Returns False if the text is not
         allowed or can't be spelled.
         """
         ...
 
-    def forced(self) -> list[int]:
+    def find_forced_tokens(self) -> list[int]:
         """Returns the tokens that must come next, as the tokenizer encodes their text; empty if
         there is a choice.
 
@@ -226,7 +226,7 @@ class LoneMatcher:
     def accept_all(self, tokens: Sequence[int]) -> bool:
         return all(map(self.accept, tokens))
 
-    def forced(self) -> list[int]:
+    def find_forced_tokens(self) -> list[int]:
         return []
 
 
@@ -273,8 +273,8 @@ class DelegatingMatcher:
     def accept_all(self, tokens: Sequence[int]) -> bool:
         return all(map(self.accept, tokens))
 
-    def forced(self) -> list[int]:
-        return self._inner.forced()
+    def find_forced_tokens(self) -> list[int]:
+        return self._inner.find_forced_tokens()
 
     @property
     def complete(self) -> bool:
@@ -347,7 +347,7 @@ class GrammarEngine(MaskMaker, Protocol):
         """
         ...
 
-    def load(self, prepared: PreparedGrammar) -> CompiledGrammar:
+    def load_prepared(self, prepared: PreparedGrammar) -> CompiledGrammar:
         """Loads a grammar that was prepared for the same vocabulary. Raises the same errors as
         `compile`.
         """

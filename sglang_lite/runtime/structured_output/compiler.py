@@ -44,8 +44,8 @@ from sglang_lite.runtime.structured_output.number import NumberGrammar
 from sglang_lite.runtime.structured_output.open_end import (
     EndTokens,
     OpenEndGrammar,
-    begins_with_any,
     end_rule,
+    may_begin_with_tokens,
 )
 from sglang_lite.runtime.structured_output.prefixed import ContinuedGrammar
 from sglang_lite.runtime.structured_output.registry import make_engine
@@ -55,7 +55,7 @@ from sglang_lite.runtime.structured_output.ruled_grammar import (
     with_mask_rules,
 )
 from sglang_lite.runtime.structured_output.simple import is_simple
-from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
+from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, build_token_mask
 from sglang_lite.runtime.structured_output.worker import Worker
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Compiler:
         self._tracked = tracked
         self._timeout = timeout_s
         self._memory = memory_mb
-        self._end = mask_of(self._eos_ids, vocab_size)
+        self._end = build_token_mask(self._eos_ids, vocab_size)
         self._made: GrammarEngine | None = None
         self._creating = threading.Lock()  # guards the creation of the engine and of workers
         self._loading = threading.Lock()
@@ -142,7 +142,7 @@ class Compiler:
                     ]
             return self._warming or []
 
-    def request(self, constraint: Constraint) -> Future[CompiledGrammar]:
+    def compile_in_background(self, constraint: Constraint) -> Future[CompiledGrammar]:
         """Starts compiling a constraint, unless it has been compiled or is being compiled.
 
         The future raises ConstraintError if the constraint can't be enforced, and EngineClosedError
@@ -157,7 +157,7 @@ class Compiler:
         if isinstance(constraint, Continuation):
             return self._compile_continuation(constraint)
         key = without_blanks(constraint)
-        future, is_new = self.cache.find(key)
+        future, is_new = self.cache.find_or_reserve(key)
         if not is_new:
             return future
         self.warm_up()
@@ -175,24 +175,24 @@ class Compiler:
         return future
 
     def _compile_continuation(self, constraint: Continuation) -> Future[CompiledGrammar]:
-        """Compiles the whole grammar and the part's own grammar, if it has one, but never the
-        remainder of the whole.
+        """Compiles the grammar of the whole and, if the part has a constraint of its own, the
+        part's. The remainder of the whole is never compiled separately.
         """
         future: Future[CompiledGrammar] = Future()
-        whole = self.request(constraint.whole)
-        part = None if constraint.part is None else self.request(constraint.part)
+        whole = self.compile_in_background(constraint.whole)
+        part = None if constraint.part is None else self.compile_in_background(constraint.part)
 
         def ready(_: object) -> None:
             try:
                 own = None if part is None else part.result()
-                future.set_result(self.continued(whole.result(), constraint.text, own))
+                future.set_result(self.continuation_grammar(whole.result(), constraint.text, own))
             except SglError as error:
                 future.set_exception(error)
 
         whole.add_done_callback(ready if part is None else lambda _: part.add_done_callback(ready))
         return future
 
-    def continued(
+    def continuation_grammar(
         self, whole: CompiledGrammar, text: str, part: CompiledGrammar | None
     ) -> ContinuedGrammar:
         """Returns the grammar of a text's continuations."""
@@ -228,20 +228,22 @@ class Compiler:
             if self._closed:
                 raise EngineClosedError("the engine is closed.")
             grammar = build()
-            grammar = self._with_open_end(key, grammar)
+            grammar = self._allow_other_end_tokens(key, grammar)
         except Exception as error:  # any error, as it must not vanish in the pool
             self._resolve_with_error(key, future, error)
         else:
-            self.cache.keep(key, future, grammar.size)
+            self.cache.keep_grammar(key, future, grammar.size)
             future.set_result(grammar)
 
-    def _with_open_end(self, constraint: Constraint, grammar: CompiledGrammar) -> CompiledGrammar:
+    def _allow_other_end_tokens(
+        self, constraint: Constraint, grammar: CompiledGrammar
+    ) -> CompiledGrammar:
         """Wraps a grammar so that other tokens may end its texts, unless all of its texts end by
         themselves.
         """
         rule = end_rule(constraint)
         if rule is None or (
-            isinstance(constraint, JsonSchema) and not begins_with_any(grammar, self._digits)
+            isinstance(constraint, JsonSchema) and not may_begin_with_tokens(grammar, self._digits)
         ):
             return grammar
         if isinstance(constraint, Choices):
@@ -295,11 +297,13 @@ class Compiler:
 
     def _build_in_worker(self, key: Constraint, constraint: Constraint) -> CompiledGrammar:
         disk_cache = self.disk_cache()
-        found = disk_cache.get(key)
+        found = disk_cache.read_grammar(key)
         if found is not None:
             try:
                 prepared, positions = found
-                grammar = self._with_mask_rules(self._load(prepared), unpack_mask_rules(positions))
+                grammar = self._with_mask_rules(
+                    self._load_one_at_a_time(prepared), unpack_mask_rules(positions)
+                )
             except Exception as error:  # raised by a library if the file was changed
                 logger.warning(
                     "a compiled grammar of %s can't be loaded: %s", self._engine().name, error
@@ -308,17 +312,17 @@ class Compiler:
                 self.disk_hits += 1
                 return grammar
         (prepared, positions), seconds = self._prepare(constraint)
-        grammar = self._load(prepared)
+        grammar = self._load_one_at_a_time(prepared)
         if seconds > SLOW_S:
-            disk_cache.put(key, (prepared, positions))
+            disk_cache.store_grammar(key, (prepared, positions))
         return self._with_mask_rules(grammar, unpack_mask_rules(positions))
 
-    def _load(self, prepared: PreparedGrammar) -> CompiledGrammar:
+    def _load_one_at_a_time(self, prepared: PreparedGrammar) -> CompiledGrammar:
         """Loads a prepared grammar. Only one is loaded at a time, since a slow load takes a core
         from the event loop.
         """
         with self._loading:
-            return self._engine().load(prepared)
+            return self._engine().load_prepared(prepared)
 
     def _prepare(self, constraint: Constraint) -> tuple[tuple[Any, bytes], float]:
         """Prepares a constraint in a worker and returns the result of `Worker.prepare`."""
@@ -364,7 +368,7 @@ class Compiler:
     @cached_property
     def _digits(self) -> Mask:
         """Mask of the tokens that begin with a digit."""
-        return mask_of(
+        return build_token_mask(
             (i for i, token in enumerate(self._vocabulary.tokens) if token[:1].isdigit()),
             self._vocab_size,
         )
@@ -380,4 +384,4 @@ class Compiler:
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
-        return Vocabulary.of(self._tokenizer, self._vocab_size, self._eos_ids)
+        return Vocabulary.from_tokenizer(self._tokenizer, self._vocab_size, self._eos_ids)

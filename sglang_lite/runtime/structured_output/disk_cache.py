@@ -48,11 +48,11 @@ class GrammarDiskCache:
 
     def __init__(self, folder: Path, vocabulary: Vocabulary, backend: str) -> None:
         self._folder = folder
-        digest = hashlib.sha256(f"{backend} {_versions()}".encode())
+        digest = hashlib.sha256(f"{backend} {_hash_compiler_versions()}".encode())
         digest.update(repr((vocabulary.tokens, vocabulary.eos_ids)).encode())
         self._fingerprint = digest.hexdigest()
 
-    def get(self, constraint: Constraint) -> Any:  # whatever type was passed to `put`
+    def read_grammar(self, constraint: Constraint) -> Any:  # whatever type was passed to `put`
         """Returns the prepared grammar of a constraint, or None if no valid file exists."""
         path = self.path_of(constraint)
         try:
@@ -70,7 +70,7 @@ class GrammarDiskCache:
             os.utime(path)
         return prepared
 
-    def put(self, constraint: Constraint, prepared: object) -> None:
+    def store_grammar(self, constraint: Constraint, prepared: object) -> None:
         """Stores a prepared grammar, unless it is too large or can't be written."""
         try:
             content = pickle.dumps(prepared, protocol=5)
@@ -130,7 +130,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 @lru_cache(maxsize=1)
-def _versions() -> str:
+def _hash_compiler_versions() -> str:
     """Returns the versions of all libraries that compile grammars and a hash of our own source,
     which changes between releases.
     """

@@ -9,7 +9,7 @@ from itertools import combinations
 from sglang_lite.runtime.structured_output.base import Mask
 from sglang_lite.runtime.structured_output.json_text import JsonText
 from sglang_lite.runtime.structured_output.unique_names import MARK, UniqueNames
-from sglang_lite.runtime.structured_output.vocabulary import mask_of, tokens_of
+from sglang_lite.runtime.structured_output.vocabulary import build_token_mask, list_allowed_tokens
 
 _QUOTE = ord('"')
 _BLANKS = b" \t\r\n"
@@ -43,7 +43,9 @@ class EndingTokens:
             quotes = [at for at, byte in enumerate(text) if byte == _QUOTE]
             for at in quotes:
                 self._beginning.setdefault(text[: at + 1], []).append(token)
-            names = [(start, text[start : end + 1]) for start, end in _names(text, quotes)]
+            names = [
+                (start, text[start : end + 1]) for start, end in _find_name_spans(text, quotes)
+            ]
             for name in {name for _, name in names}:
                 self._writing.setdefault(name, []).append(token)
             for begun in {
@@ -56,12 +58,14 @@ class EndingTokens:
             if len({name for _, name in names}) < len(names):
                 self._writing_twice.append(token)
         size = len(token_bytes)
-        self._whole = mask_of((token for text, token in quoting if text.count(b'"') > 1), size)
+        self._whole = build_token_mask(
+            (token for text, token in quoting if text.count(b'"') > 1), size
+        )
         ending = (
             token for text, token in quoting if not _ENDS.isdisjoint(text[text.index(_QUOTE) :])
         )
-        self._in_string = self._whole | mask_of(ending, size)
-        self._outside = self._whole | mask_of(
+        self._in_string = self._whole | build_token_mask(ending, size)
+        self._outside = self._whole | build_token_mask(
             (token for text, token in spelled if not _ENDS.isdisjoint(text)), size
         )
 
@@ -73,7 +77,7 @@ class EndingTokens:
         """Returns the tokens that begin with a text whose last byte is a quotation mark."""
         return self._beginning.get(text, ())
 
-    def writing(self, used: Iterable[frozenset[bytes]]) -> list[int]:
+    def tokens_repeating_names(self, used: Iterable[frozenset[bytes]]) -> list[int]:
         """Returns the tokens that may write a whole name already used in the given objects, or the
         same name twice.
         """
@@ -85,20 +89,20 @@ class EndingTokens:
         return found
 
     def tokens_ending_and_repeating(self, begun: bytes) -> Sequence[int]:
-        """Returns the tokens that may end the name begun and then write it again."""
+        """Returns the tokens that may end the name being written and then write it again."""
         return self._ending_and_writing.get(begun, ())
 
-    def ending(self, mask: Mask, text: JsonText | UniqueNames) -> list[int]:
+    def tokens_that_may_end(self, mask: Mask, text: JsonText | UniqueNames) -> list[int]:
         """Returns the tokens of a mask that may end a name, an item or an object. In a text without
         rules, these are the tokens with two quotation marks.
         """
         group = (
             self._whole if not text.has_rules else self._in_string if text.quoted else self._outside
         )
-        return tokens_of(mask[: len(group)] & group[: len(mask)])
+        return list_allowed_tokens(mask[: len(group)] & group[: len(mask)])
 
 
-def _names(text: bytes, quotes: Sequence[int]) -> list[tuple[int, int]]:
+def _find_name_spans(text: bytes, quotes: Sequence[int]) -> list[tuple[int, int]]:
     """Returns the indexes of the quotation marks around each possible whole name in a text."""
     return [
         (start, end)

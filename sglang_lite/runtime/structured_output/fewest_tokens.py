@@ -1,4 +1,5 @@
-"""Fewest tokens of any text of a language, from its rules and the vocabulary.
+"""Finds the smallest number of tokens that can spell a text of a language, from its rules and the
+vocabulary.
 
 For each rule, and each place within a token in which its text may begin (token_rests.py), the
 search computes the fewest tokens that end before each place in which the text may end: the least
@@ -33,7 +34,7 @@ from sglang_lite.constraints.formal.nodes import (
     Repeat,
     Substring,
     intersection,
-    mapped,
+    map_children,
     substrings,
 )
 from sglang_lite.constraints.formal.terms import State as Term
@@ -68,12 +69,12 @@ def fewest_tokens(
         written: beginning of the text that already exists, which needs no tokens.
     """
     tokens.drop_if_large()
-    known = None if ending is None else tokens.count(ending)
+    known = None if ending is None else tokens.fewest_tokens_to_spell(ending)
     search = _Search(rules, tokens, LeastEnds(rules, tokens))
-    most = least = search.bound(start) if not written else 0
+    most = least = search.least_tokens_bound(start) if not written else 0
     while known is None or most < known:
         try:
-            found = search.within(start, written, most)
+            found = search.search_fewest_tokens(start, written, most)
         except (_TooMuchWorkError, ConstraintError, RecursionError):
             return least
         if found is not None:
@@ -106,11 +107,11 @@ class _Search:
         # whether anything was left out because it exceeded the number of tokens
         self.left_out = False
 
-    def bound(self, start: str) -> int:
+    def least_tokens_bound(self, start: str) -> int:
         """Returns a lower bound on the tokens of any text of a rule."""
         return self._ends.ends_within_rule(start) + 1 if self._ends.ends_within_rule(start) else 0
 
-    def within(self, start: str, written: bytes, most: int) -> int | None:
+    def search_fewest_tokens(self, start: str, written: bytes, most: int) -> int | None:
         """Returns the fewest tokens that spell a text of a rule, or None if no text has at most
         `most`.
         """
@@ -124,8 +125,8 @@ class _Search:
     # ---------------------------------------------------------------------------------------- rules
 
     def _costs_after_rule(self, name: str, place: Rests, most: int) -> Costs:
-        """Returns the tokens that have ended before each place after a rule's texts, as far as they
-        are known yet.
+        """Returns, for each place after a rule's texts, the number of tokens that have ended by
+        then, as far as known yet.
         """
         key = name, place
         if self._open:
@@ -153,7 +154,8 @@ class _Search:
     # ---------------------------------------------------------------------------------------- nodes
 
     def _costs_after_node(self, node: Node, costs: Costs, most: int) -> Costs:
-        """Returns the tokens that have ended before each place after the texts of a node.
+        """Returns, for each place after a node's texts, the number of tokens that have ended by
+        then.
 
         Args:
             node: the node.
@@ -170,7 +172,7 @@ class _Search:
             case CharSet(ranges):
                 return self._step_over_character(costs, ranges, most)
             case Ref(name):
-                costs = self._drop_beyond(costs, most - self._ends.ends_within_rule(name))
+                costs = self._drop_too_expensive(costs, most - self._ends.ends_within_rule(name))
                 return self._keep_cheapest(
                     [
                         (after, cost + more)
@@ -203,10 +205,10 @@ class _Search:
         return self._keep_cheapest(found, most)
 
     def _costs_after_concat(self, parts: Sequence[Node], costs: Costs, most: int) -> Costs:
-        ends = [self._ends.of(part) for part in parts]
+        ends = [self._ends.ends_within_node(part) for part in parts]
         left = sum(ends)
         if left:
-            costs = self._drop_beyond(costs, most - left)
+            costs = self._drop_too_expensive(costs, most - left)
         for part, own in zip(parts, ends):
             left -= own
             costs = self._costs_after_node(part, costs, most - left)
@@ -214,7 +216,7 @@ class _Search:
                 break
         return costs
 
-    def _drop_beyond(self, costs: Costs, most: int) -> Costs:
+    def _drop_too_expensive(self, costs: Costs, most: int) -> Costs:
         """Drops places that can't lead to a text within `most` tokens. Places in the text already
         written are kept.
         """
@@ -235,7 +237,7 @@ class _Search:
         found: list[tuple[Rests, int]] = []
         self._spend_work(len(costs))
         for place, cost in costs.items():
-            after, ends = place.leave(low, high) if leave else place.step(low, high)
+            after, ends = place.leave(low, high) if leave else place.step_byte(low, high)
             if after is not None:
                 found.append((after, cost))
             if ends:
@@ -254,8 +256,8 @@ class _Search:
         return self._keep_cheapest(found, most)
 
     def _keep_cheapest(self, costs: Iterable[tuple[Rests, int]], most: int) -> Costs:
-        """Keeps the lowest cost of each place. Drops places that can't pay off, because their rests
-        take no more tokens than they save.
+        """Keeps the lowest cost of each place. Drops places within a token if the rest of that
+        token can't save enough tokens compared with starting a new one here.
         """
         found: Costs = {}
         for place, cost in costs:
@@ -263,7 +265,7 @@ class _Search:
                 found[place] = cost
         if not found:
             return found
-        found = self._drop_beyond(found, most)
+        found = self._drop_too_expensive(found, most)
         start = found.get(self._start)
         if start is None or len(found) == 1:
             return found
@@ -283,7 +285,7 @@ class _Search:
     def _costs_after_repeat(
         self, inner: Node, least: int, greatest: int | None, costs: Costs, most: int
     ) -> Costs:
-        own = self._ends.of(inner)
+        own = self._ends.ends_within_node(inner)
         for i in range(least):
             costs = self._costs_after_node(inner, costs, most - own * (least - 1 - i))
             if not costs:
@@ -323,7 +325,11 @@ class _Search:
                 continue
             self._spend_work(1)
             seen[place] = cost
-            after = self._run(place, cost, ranges, most) if ranges else {place: cost}
+            after = (
+                self._step_over_character_run(place, cost, ranges, most)
+                if ranges
+                else {place: cost}
+            )
             found += after.items()
             new = [(each, more) for each, more in after.items() if more > cost]
             for option in others:
@@ -333,7 +339,7 @@ class _Search:
                     heapq.heappush(queue, (more, next(number), each))
         return self._keep_cheapest(found, most)
 
-    def _run(self, place: Rests, cost: int, ranges: Ranges, most: int) -> Costs:
+    def _step_over_character_run(self, place: Rests, cost: int, ranges: Ranges, most: int) -> Costs:
         """Steps over any number of characters of a set, during which at most one token ends. The
         run may end within a character.
         """
@@ -361,7 +367,7 @@ class _Search:
         while to_do:
             state = next(iter(to_do))
             costs = to_do.pop(state)
-            ways = self._tokens.ways(states, state)
+            ways = self._tokens.transitions_from(states, state)
             self._spend_work(len(ways) + len(costs))
             for after, ranges in ways:
                 if after == state:
@@ -385,8 +391,8 @@ class _Search:
 
 
 def _relax_long_sources(node: Node) -> Node:
-    """Returns a node of a superset of the texts, in which quotes from long sources may be other
-    texts.
+    """Returns a node for a superset of the texts, which replaces quotes from long sources by a
+    simpler language.
     """
     match node:
         case Substring(text, _, superset) if len(text) > _LONG:
@@ -400,4 +406,4 @@ def _relax_long_sources(node: Node) -> Node:
             len(each.text) > _LONG for each in substrings(Language("", {"": node}))
         ):
             return ANY_TEXT
-    return mapped(node, _relax_long_sources)
+    return map_children(node, _relax_long_sources)

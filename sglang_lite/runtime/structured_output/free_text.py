@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.structured_output.base import Endings, LoneMatcher, Mask
-from sglang_lite.runtime.structured_output.vocabulary import mask_of
+from sglang_lite.runtime.structured_output.vocabulary import build_token_mask
 
 
 class FreeText:
@@ -31,7 +31,7 @@ class FreeText:
     @cached_property
     def mask(self) -> Mask:
         """Mask that allows all tokens."""
-        return mask_of(range(self.vocab_size), self.vocab_size)
+        return build_token_mask(range(self.vocab_size), self.vocab_size)
 
     def masks(self, matchers: Sequence[FreeTextMatcher]) -> NDArray[np.int32]:
         return np.stack([self.mask] * len(matchers))
@@ -73,5 +73,5 @@ class FreeTextMatcher(LoneMatcher):
     def accept(self, token: int) -> bool:
         return True
 
-    def advance(self, text: bytes) -> bool:
+    def accept_text(self, text: bytes) -> bool:
         return True

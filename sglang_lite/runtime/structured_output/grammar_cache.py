@@ -12,7 +12,7 @@ from operator import methodcaller
 
 import msgspec
 
-from sglang_lite.constraints.memo import size_of
+from sglang_lite.constraints.memo import estimate_bytes
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema
 from sglang_lite.runtime.structured_output.base import CompiledGrammar
 from sglang_lite.runtime.structured_output.worker import TransientError
@@ -62,7 +62,7 @@ class GrammarCache:
         """Returns counts for `Engine.stats`."""
         return {"grammars_compiled": self.misses, "grammars_cached": self.hits}
 
-    def find(self, key: Constraint) -> tuple[Future[CompiledGrammar], bool]:
+    def find_or_reserve(self, key: Constraint) -> tuple[Future[CompiledGrammar], bool]:
         """Returns the future of a constraint's grammar and whether it is new. If it is, the caller
         must compile the constraint and call `keep_grammar` or `keep_error`.
         """
@@ -78,17 +78,17 @@ class GrammarCache:
                 return entry.future, False
             error = entry.future.exception()
             if error is not None:
-                return _failed(error), False
+                return _failed_future(error), False
             # texts written since then may have made it grow
             self._update_size(entry, entry.future.result().size)
             return entry.future, False
 
-    def keep(self, key: Constraint, future: Future[CompiledGrammar], size: int) -> None:
+    def keep_grammar(self, key: Constraint, future: Future[CompiledGrammar], size: int) -> None:
         """Counts the bytes of a grammar that the future is about to hold."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and entry.future is future:
-                entry.constraint_bytes = size_of(key)
+                entry.constraint_bytes = estimate_bytes(key)
                 self._update_size(entry, size)
 
     def keep_error(
@@ -100,7 +100,7 @@ class GrammarCache:
             if entry is None or entry.future is not future:
                 return
             if isinstance(error, ConstraintError) and not isinstance(error, TransientError):
-                self._entries[key] = entry = _Entry(_failed(error), size_of(key))
+                self._entries[key] = entry = _Entry(_failed_future(error), estimate_bytes(key))
                 self._update_size(entry, 0)
             else:
                 del self._entries[key]
@@ -119,7 +119,7 @@ class GrammarCache:
                 self.bytes -= oldest.bytes
 
 
-def _failed(error: BaseException) -> Future[CompiledGrammar]:
+def _failed_future(error: BaseException) -> Future[CompiledGrammar]:
     """Returns a future that has failed with a copy of an error.
 
     Raising an error adds frames to its traceback; in a cached error, these would keep requests

@@ -1,8 +1,8 @@
-"""Tracks the names that have come in a JSON object, to find which names may still come and whether
-the object may end.
+"""Tracks the names used so far in a JSON object, to find which names may still come and whether the
+object may end.
 
-If a place allows several kinds of objects, a kind is excluded once a name comes that it has no
-member for, or a value that it does not allow.
+If a place allows several kinds of objects, a kind is excluded once the object has a name that the
+kind has no member for, or a value that the kind does not allow.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Kind:
         values, scalars = self._values[name]
         if text[:1] in (b"[", b"{"):
             return values.arrays if text[:1] == b"[" else values.objects
-        return scalars is not None and scalars.has(text.decode("utf-8", "ignore"))
+        return scalars is not None and scalars.has_text(text.decode("utf-8", "ignore"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class PossibleKind:
 
 @dataclass(frozen=True, slots=True)
 class MemberNames:
-    """Names that have come in an object. Immutable, except for a cache.
+    """Names used so far in an object. Immutable, except for a cache.
 
     Attributes:
         possible: possible kinds of objects; empty if names only have to be unique.
@@ -102,8 +102,8 @@ class MemberNames:
         """
         key = name, value
         if key not in self._next:
-            parsed = loaded(name)
-            self._next[key] = _with_kinds(
+            parsed = parse_json_or_keep(name)
+            self._next[key] = _narrow_to_kinds(
                 self, (each for each in self.possible if each.kind.has_value(parsed, value))
             )
         return self._next[key]
@@ -113,7 +113,7 @@ class MemberNames:
         member `name`.
         """
         return len(self.possible) > 1 and any(
-            each.kind.restricts(loaded(name)) for each in self.possible
+            each.kind.restricts(parse_json_or_keep(name)) for each in self.possible
         )
 
     @property
@@ -141,7 +141,7 @@ def _add_name(names: MemberNames, name: bytes) -> MemberNames:
         used = names.used | {name}
         return MemberNames((), used, exhausted=used)
     text = name.decode("utf-8", "ignore")
-    parsed = loaded(name)
+    parsed = parse_json_or_keep(name)
     counts = dict(names.counts)
     for end in range(len(text) + 1):
         counts[text[:end]] = counts.get(text[:end], 0) + 1
@@ -152,16 +152,21 @@ def _add_name(names: MemberNames, name: bytes) -> MemberNames:
     )
     if len(possible) < 2:
         return now
-    return _with_kinds(
-        now, (each for each in possible if each.kind.has_name(text) and _fits(each, len(used)))
+    return _narrow_to_kinds(
+        now,
+        (
+            each
+            for each in possible
+            if each.kind.has_name(text) and _has_room_for_missing(each, len(used))
+        ),
     )
 
 
-def _fits(each: PossibleKind, used: int) -> bool:
+def _has_room_for_missing(each: PossibleKind, used: int) -> bool:
     return each.kind.max_names is None or used + len(each.missing) <= each.kind.max_names
 
 
-def _with_kinds(names: MemberNames, possible: Iterable[PossibleKind]) -> MemberNames:
+def _narrow_to_kinds(names: MemberNames, possible: Iterable[PossibleKind]) -> MemberNames:
     """Returns the names with only some of the possible kinds of objects."""
     remaining = tuple(possible)
     if len(remaining) == len(names.possible):
@@ -178,7 +183,9 @@ def _add_exhausted_prefix(
     counts: Mapping[str, int],
     possible: Sequence[PossibleKind],
 ) -> frozenset[bytes]:
-    """Returns the exhausted prefixes with the shortest one of a new name added."""
+    """Returns the exhausted prefixes after a name is used: adds its shortest prefix with which no
+    unused name begins, or the whole name.
+    """
     text = name.decode("utf-8", "ignore")
     counted = [each.kind.prefix_counts(text) for each in possible]
     for end in range(len(text) + 1):
@@ -190,7 +197,7 @@ def _add_exhausted_prefix(
     return frozenset(each for each in exhausted if not each.startswith(name)) | {name}
 
 
-def loaded(text: bytes) -> Any:  # JSON
+def parse_json_or_keep(text: bytes) -> Any:  # JSON
     """Parses a JSON text. Returns the bytes themselves if they are not valid JSON."""
     try:
         return json.loads(text)

@@ -13,10 +13,15 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
-from sglang_lite.constraints.formal.counting import CountedTexts, counted, has_text_outside
+from sglang_lite.constraints.formal.counting import CountedTexts, count_texts, has_text_outside
 from sglang_lite.constraints.formal.nodes import NOTHING, Node
 from sglang_lite.constraints.json_schema.mask_rules import RulePosition
-from sglang_lite.runtime.structured_output.json_names import Kind, MemberNames, PossibleKind, loaded
+from sglang_lite.runtime.structured_output.json_names import (
+    Kind,
+    MemberNames,
+    PossibleKind,
+    parse_json_or_keep,
+)
 
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
 _OPENING = b"{["
@@ -36,7 +41,7 @@ class RulePositions:
 
     def __init__(self, positions: Sequence[RulePosition]) -> None:
         self._positions = positions
-        self.texts = cache(lambda node: None if node == NOTHING else counted(node))
+        self.texts = cache(lambda node: None if node == NOTHING else count_texts(node))
         self._kinds = {
             id(each): tuple(
                 PossibleKind(Kind(names, self.texts), names.required) for names in each.names
@@ -47,7 +52,7 @@ class RulePositions:
 
     def is_endless(self, texts: CountedTexts, text: bytes) -> bool:
         """Returns True if infinitely many texts begin with `text` without its closing byte, or if
-        `text` is not counted.
+        no counted text begins with `text`.
         """
         key = id(texts), text
         if key not in self._endless:
@@ -120,7 +125,7 @@ class _Container:
         copied.child = self.child
         return copied
 
-    def allowed(self) -> Node | None:
+    def next_item_language(self) -> Node | None:
         """Returns the language of the next item's texts, or None if the items need not differ.
 
         For items that may be anything, the language has the scalars only.
@@ -128,7 +133,7 @@ class _Container:
         return (
             None
             if self.position is None or self.position.items is None
-            else self.position.items.at(self.count)
+            else self.position.items.texts_at(self.count)
         )
 
     def record_value(self, text: bytes) -> None:
@@ -170,7 +175,7 @@ class JsonText:
 
     # ------------------------------------------------------------------------------------ following
 
-    def write(self, text: bytes) -> bool:
+    def track_text(self, text: bytes) -> bool:
         """Appends a text. Returns False if it repeats a name or item, or if no permitted one could
         follow.
         """
@@ -178,7 +183,9 @@ class JsonText:
             if not self._text:
                 return True  # nothing depends on this string
             self._text += text
-            return all(self._may_end_unused(top, prefix) for top, prefix in self._current())
+            return all(
+                self._may_end_unused(top, prefix) for top, prefix in self._unfinished_parts()
+            )
         start = len(self._text)
         allowed = True
         self._text += text
@@ -193,7 +200,7 @@ class JsonText:
                 allowed &= self._end_string(at + 1)
         # In each position that needs a name or item, one that has not come must be possible.
         allowed = allowed and all(
-            self._may_end_unused(top, prefix) for top, prefix in self._current()
+            self._may_end_unused(top, prefix) for top, prefix in self._unfinished_parts()
         )
         if not any(each.start >= 0 or each.value_start >= 0 for each in self._open):
             self._text = b""
@@ -213,7 +220,7 @@ class JsonText:
         if byte in _CLOSING:
             return self._close_container(top, at)
         if top is not None and top.start < 0 and not top.is_object:
-            top.child = None if top.position is None else top.position.item(top.count)
+            top.child = None if top.position is None else top.position.item_position(top.count)
             top.pending = False
             if top.differs:
                 top.start = at
@@ -250,7 +257,7 @@ class JsonText:
         repeated = name in top.names.used
         top.name, top.names, self._used = name, top.names.with_name(name), None
         if top.position is not None:
-            top.child = top.position.member(loaded(name))
+            top.child = top.position.member(parse_json_or_keep(name))
         return not repeated
 
     def _end_item(self, top: _Container | None, end: int) -> bool:
@@ -265,7 +272,7 @@ class JsonText:
             return True
         text = self._text[top.start : end]
         top.start = -1
-        value = to_hashable(loaded(text))
+        value = to_hashable(parse_json_or_keep(text))
         repeated = value in top.values
         top.values |= {value}
         top.used |= {text}
@@ -314,12 +321,12 @@ class JsonText:
             self._used = [each.names.used for each in self._open if each.names.used]
         return self._used
 
-    def forbidden(self) -> list[bytes]:
+    def forbidden_continuations(self) -> list[bytes]:
         """Returns continuations after which only names or items already used would be possible."""
         if self.escaped or (self.quoted and not self._text):  # no name or item can end here
             return []
         found: set[bytes] = set()
-        for top, prefix in self._current():
+        for top, prefix in self._unfinished_parts():
             if top.is_object:
                 found |= {
                     each[len(prefix) :]
@@ -327,7 +334,7 @@ class JsonText:
                     if each.startswith(prefix) and each != prefix
                 }
                 continue
-            node = top.allowed()
+            node = top.next_item_language()
             texts = None if node is None else self._positions.texts(node)
             found |= {
                 self._shortest_exhausting(texts, top, prefix, used)
@@ -340,7 +347,7 @@ class JsonText:
         self, texts: CountedTexts | None, top: _Container, prefix: bytes, used: bytes
     ) -> bytes:
         """Returns the shortest continuation towards a used text after which no unused text is
-        possible. Empty if every continuation leaves one.
+        possible, or nothing if unused texts remain possible after every continuation.
         """
         if texts is None or self._positions.is_endless(texts, used):
             return used[len(prefix) :] if used[:1] == b'"' else b""
@@ -354,7 +361,7 @@ class JsonText:
             b"",
         )
 
-    def _current(self) -> Iterator[tuple[_Container, bytes]]:
+    def _unfinished_parts(self) -> Iterator[tuple[_Container, bytes]]:
         """Yields the containers whose name or item is being written or must follow, each with that
         name or item so far.
         """
@@ -367,13 +374,13 @@ class JsonText:
     def _may_end_unused(self, top: _Container, prefix: bytes) -> bool:
         if top.is_object:
             return top.names.has_unused_name(prefix)
-        node = top.allowed()
+        node = top.next_item_language()
         texts = None if node is None or not top.used else self._positions.texts(node)
         return texts is None or _has_unused_text(texts, prefix, top)
 
 
 def _has_unused_text(texts: CountedTexts, prefix: bytes, top: _Container) -> bool:
-    """Returns True if an unused text begins with `prefix`, or if such texts are not counted."""
+    """Returns True if an unused text begins with `prefix`, or if no counted text does."""
     beginning = prefix.decode("utf-8", "ignore")
     return texts.count_with_prefix(beginning) == 0 or has_text_outside(
         texts, beginning, [used.decode() for used in top.used]

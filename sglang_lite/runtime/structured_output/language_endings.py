@@ -39,9 +39,9 @@ class RenewedStates:
         """Approximate memory in bytes."""
         return 0 if self._made is None else self._made.size
 
-    def made(self) -> LanguageStates | None:
-        """Returns the states, or None if the language has too many from the start. If texts have
-        led to too many, they are replaced by new ones.
+    def current_states(self) -> LanguageStates | None:
+        """Returns the states, or None if the language starts with too many. If texts have since
+        added too many, replaces them by new ones.
         """
         made = self._made
         # taking a lock would add a tenth to the time of a token
@@ -80,38 +80,42 @@ class LanguageEndings:
         return self.states.size
 
     def after_text(self, text: str) -> LanguageEndings | None:
-        state = self.advance(self.start, text.encode("utf-8", "surrogatepass"))
+        state = self.advance_state(self.start, text.encode("utf-8", "surrogatepass"))
         return None if state is None else replace(self, start=state)
 
-    def known(self, place: Place) -> tuple[LanguageStates, State] | None:
+    def resolve_place(self, place: Place) -> tuple[LanguageStates, State] | None:
         """Returns the current states and the one that a place corresponds to, or None if there are
         too many.
         """
-        made = self.states.made()
+        made = self.states.current_states()
         if made is None:
             return None
         state, states = place
         if states is None:
             return made, made.start
-        return made, state if states is made else made.adopt_state(state, states)
+        return made, state if states is made else made.translate_old_state(state, states)
 
-    def after(self, state: Place, token: int) -> Place | None:
+    def place_after_token(self, state: Place, token: int) -> Place | None:
         """Returns the place after a token, or None if the token is not allowed."""
-        found = self.known(state)
-        after = None if found is None else found[0].state_after_drawn(found[1], token)
+        found = self.resolve_place(state)
+        after = None if found is None else found[0].state_after_sampled_token(found[1], token)
         return None if after is None or found is None else (after, found[0])
 
-    def advance(self, state: Place, text: bytes) -> Place | None:
+    def advance_state(self, state: Place, text: bytes) -> Place | None:
         place: Place | None = state
         # in pieces, as a long text may need too many states
         for start in range(0, len(text) or 1, PIECE):
-            found = None if place is None else self.known(place)
-            at = None if found is None else found[0].advance(found[1], text[start : start + PIECE])
+            found = None if place is None else self.resolve_place(place)
+            at = (
+                None
+                if found is None
+                else found[0].state_after_text(found[1], text[start : start + PIECE])
+            )
             place = None if at is None or found is None else (at, found[0])
         return place
 
     def characters(self, state: Place) -> Iterable[tuple[str, Place]]:
-        found = self.known(state)
+        found = self.resolve_place(state)
         if found is None:
             return []
         states, (at, _) = found

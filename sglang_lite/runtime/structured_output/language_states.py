@@ -71,7 +71,7 @@ class LanguageStates:
         return self.automaton.size + _STEP_BYTES * (len(self._steps) + len(self.forced))
 
     def renew_if_full(self) -> LanguageStates:
-        """Returns new states if these have become too many, else these."""
+        """Returns new states if there are too many of these, otherwise these."""
         if not self.automaton.full or self.read < _MIN_READ:
             return self
         with self.lock:
@@ -79,18 +79,18 @@ class LanguageStates:
                 self.language, self.token_bytes, self.special, copy_without_states(self.automaton)
             )
 
-    def adopt_state(self, state: State, before: LanguageStates) -> State:
-        """Translates a state of the states that these were renewed from."""
+    def translate_old_state(self, state: State, before: LanguageStates) -> State:
+        """Translates a state from the states that these have replaced."""
         with self.lock:
             return self.automaton.adopt(state[0], before.automaton), state[1]
 
     @property
-    def worth_tracking(self) -> bool:
+    def is_worth_tracking(self) -> bool:
         """True if texts reach the same states often enough for tracking to pay."""
         # each computed mask is looked up once itself
         return self.misses < TRIAL or self.hits > 2 * self.misses
 
-    def after(self, state: State, token: int) -> State | None:
+    def state_after_token(self, state: State, token: int) -> State | None:
         """Returns the state after a token, or None if the state is unknown or the token is not
         allowed.
         """
@@ -100,7 +100,9 @@ class LanguageStates:
         if len(self._steps) >= _MAX_STEPS:
             return None
         spelled = token not in self.special and token < len(self.token_bytes)
-        after = self._steps[key] = self._run(state, self.token_bytes[token]) if spelled else None
+        after = self._steps[key] = (
+            self._advance_piece(state, self.token_bytes[token]) if spelled else None
+        )
         return after
 
     def state_after_tokens(self, state: State, tokens: Sequence[int]) -> State | None:
@@ -110,10 +112,10 @@ class LanguageStates:
         at: State | None = state
         for token in tokens:
             if at is not None:
-                at = self.after(at, token)
+                at = self.state_after_token(at, token)
         return at
 
-    def state_after_drawn(self, state: State, token: int) -> State | None:
+    def state_after_sampled_token(self, state: State, token: int) -> State | None:
         """Returns the state after a token that a mask has allowed, even when no more transitions
         are cached. Returns None if the token has no text or the state is unknown.
         """
@@ -121,21 +123,21 @@ class LanguageStates:
         if after is not None:
             return after
         if len(self._steps) < _MAX_STEPS:
-            return self.after(state, token)
+            return self.state_after_token(state, token)
         has_text = token not in self.special and token < len(self.token_bytes)
-        return self._run(state, self.token_bytes[token]) if has_text else None
+        return self._advance_piece(state, self.token_bytes[token]) if has_text else None
 
-    def advance(self, state: State, text: bytes) -> State | None:
+    def state_after_text(self, state: State, text: bytes) -> State | None:
         """Returns the state after a text, or None if the state is unknown or the text is not
         allowed.
         """
         at: State | None = state
         for start in range(0, len(text), PIECE):
             if at is not None:
-                at = self._run(at, text[start : start + PIECE])
+                at = self._advance_piece(at, text[start : start + PIECE])
         return at
 
-    def _run(self, state: State, data: bytes) -> State | None:
+    def _advance_piece(self, state: State, data: bytes) -> State | None:
         at, partial = state
         self.read += len(data)
         data = partial + data
@@ -160,10 +162,10 @@ class LanguageStates:
         if partial:
             return False
         if at not in self._final:
-            self._final[at] = self._must_end_at(at)
+            self._final[at] = self._must_end_in_state(at)
         return self._final[at]
 
-    def _must_end_at(self, at: int) -> bool:
+    def _must_end_in_state(self, at: int) -> bool:
         """Returns True if the text may end in a state of the automaton and no character may follow."""
         machine = self.automaton
         if not machine.accepting(at):

@@ -49,7 +49,7 @@ class LeastEnds:
     def ends_within_rule(self, name: str) -> int:
         return self._rules[name]
 
-    def of(self, node: Node) -> int:
+    def ends_within_node(self, node: Node) -> int:
         found = self._of.get(id(node))
         if found is None:
             found = self._of[id(node)] = node, self._count_in_node(node)
@@ -72,4 +72,4 @@ class LeastEnds:
         return 0
 
     def _count_in_child(self, node: Node) -> int:
-        return self._count_in_node(node) if node.refers else self.of(node)
+        return self._count_in_node(node) if node.refers else self.ends_within_node(node)

@@ -1,5 +1,5 @@
-"""Positions in the texts of a grammar, only some of which are allowed by something else: mask
-rules, or a grammar around them.
+"""Positions in the texts of a grammar when something else allows only some of these texts: mask
+rules, or a surrounding grammar.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ class RuledEndings:
         return self.endings.size
 
     def after_text(self, text: str) -> RuledEndings | None:
-        state = self.advance(self.start, text.encode("utf-8", "surrogatepass"))
+        state = self.advance_state(self.start, text.encode("utf-8", "surrogatepass"))
         return None if state is None else replace(self, start=state)
 
-    def advance(self, state: RuledState, text: bytes) -> RuledState | None:
-        after = self.endings.advance(state[0], text)
+    def advance_state(self, state: RuledState, text: bytes) -> RuledState | None:
+        after = self.endings.advance_state(state[0], text)
         if after is None:
             return None
         written = state[1].copy()
-        written.write(text)
+        written.track_text(text)
         return after, written
 
     def characters(self, state: RuledState) -> Iterator[tuple[str, RuledState]]:
         for char, after in self.endings.characters(state[0]):
             text = state[1].copy()
-            if text.write(char.encode()):
+            if text.track_text(char.encode()):
                 yield char, (after, text)
 
 
 @dataclass(frozen=True)
 class PartEndings:
-    """Positions in the texts of a part that the whole allows (prefixed.py).
+    """Positions in those texts of a part that the whole allows (prefixed.py).
 
     Args:
         part: places in the part's texts.
@@ -78,9 +78,9 @@ class PartEndings:
         whole = self.whole.after_text(text)
         return None if part is None or whole is None else replace(self, part=part, whole=whole)
 
-    def advance(self, state: PartState, text: bytes) -> PartState | None:
-        part = self.part.advance(state[0], text)
-        whole = self.whole.advance(state[1], text)
+    def advance_state(self, state: PartState, text: bytes) -> PartState | None:
+        part = self.part.advance_state(state[0], text)
+        whole = self.whole.advance_state(state[1], text)
         return None if part is None or whole is None else (part, whole)
 
     def characters(self, state: PartState) -> Iterator[tuple[str, PartState]]:
@@ -88,6 +88,6 @@ class PartEndings:
         # the part distinguishes others
         found |= dict.fromkeys([char for char, _ in self.whole.characters(state[1])])
         for char in found:
-            after = self.advance(state, char.encode())
+            after = self.advance_state(state, char.encode())
             if after is not None:
                 yield char, after

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from sglang_lite.constraints.json_schema.repeats import RepeatRules
 from sglang_lite.runtime.structured_output.base import Endings
-from sglang_lite.runtime.structured_output.json_names import loaded
+from sglang_lite.runtime.structured_output.json_names import parse_json_or_keep
 from sglang_lite.runtime.structured_output.json_text import Value, to_hashable
 
 _FEWEST = 3  # equal items that are always permitted
@@ -76,14 +76,14 @@ class ListText:
         before = rules.before.encode("utf-8", "surrogatepass")
         self._state = None if endings is None else endings.start
         self._known = len(before)  # length of the text whose state `_state` is
-        self.write(before)
+        self.append_and_find_repeat(before)
 
     def copy(self) -> ListText:
         copied = copy(self)
         vars(copied)["_open"] = [copy(each) for each in self._open]
         return copied
 
-    def write(self, text: bytes) -> bool:
+    def append_and_find_repeat(self, text: bytes) -> bool:
         """Appends a text. Returns True if an item is repeated more often in a row than permitted,
         or if nothing but such a repetition can follow.
         """
@@ -141,7 +141,7 @@ class ListText:
         if not self._name_next:
             return self._end_item(end)
         self._name_next = False
-        self._open[-1].step = str(loaded(self._text[self._name_start : end]))
+        self._open[-1].step = str(parse_json_or_keep(self._text[self._name_start : end]))
         return False
 
     def _end_item(self, end: int) -> bool:
@@ -153,7 +153,7 @@ class ListText:
             return False
         item = self._text[top.start : end]
         again = self._text[top.end : end]
-        value = to_hashable(loaded(item))
+        value = to_hashable(parse_json_or_keep(item))
         top.run = top.run + 1 if top.run and value == top.item else 1
         top.item = value
         top.start = -1
@@ -162,7 +162,7 @@ class ListText:
         if top.run < _FEWEST:
             return False
         assert isinstance(top.step, int)
-        most = self._rules.most([each.step for each in self._open[:-1]], top.step, item)
+        most = self._rules.max_equal_items([each.step for each in self._open[:-1]], top.step, item)
         if most is None or top.run < most:
             return False
         top.bound = self._find_repeat_prefix(end, again)
@@ -170,8 +170,8 @@ class ListText:
         return top.run > most
 
     def _find_repeat_prefix(self, end: int, again: bytes) -> bytes:
-        """Returns the shortest prefix of a repetition that leaves nothing else. Empty if it is the
-        whole repetition or not known.
+        """Returns the shortest prefix of a repeated item after which nothing but the repetition can
+        follow. Empty if there is none or it is not known.
 
         Args:
             end: length of the text before.
@@ -179,7 +179,7 @@ class ListText:
         """
         if self._endings is None or self._state is None or end < self._known:
             return b""
-        self._state = self._endings.advance(self._state, self._text[self._known : end])
+        self._state = self._endings.advance_state(self._state, self._text[self._known : end])
         self._known = end
         # each character of `again`, with the state before it, and whether it is in a string
         places = []
@@ -192,18 +192,20 @@ class ListText:
             places.append((char, state, quoted))
             quoted ^= char == '"' and not escaped
             escaped = char == "\\" and not escaped
-            state = self._endings.advance(state, char.encode("utf-8", "surrogatepass"))
-        if not places[-1][0].endswith(_SHUT) and self._leaves_others(state, _ENDS, quoted=False):
+            state = self._endings.advance_state(state, char.encode("utf-8", "surrogatepass"))
+        if not places[-1][0].endswith(_SHUT) and self._allows_other_characters(
+            state, _ENDS, quoted=False
+        ):
             return b""  # a number may continue
-        while places and not self._leaves_others(
+        while places and not self._allows_other_characters(
             places[-1][1], places[-1][0], quoted=places[-1][2]
         ):
             places.pop()
         return "".join(char for char, _, _ in places).encode("utf-8", "surrogatepass")
 
-    def _leaves_others(self, state: object, chars: str, *, quoted: bool) -> bool:
-        """Returns True if a character may come that is not among `chars` and not a blank outside a
-        string.
+    def _allows_other_characters(self, state: object, chars: str, *, quoted: bool) -> bool:
+        """Returns True if a character may come next that is neither in `chars` nor a blank outside
+        a string.
         """
         assert self._endings is not None
         others = (char for char, _ in self._endings.characters(state))

@@ -22,9 +22,9 @@ from sglang_lite.constraints.formal import nodes
 from sglang_lite.constraints.formal.lengths import most_bytes
 from sglang_lite.constraints.formal.nodes import Language, substrings
 from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
-from sglang_lite.constraints.json_schema.any_strings import with_any_strings
+from sglang_lite.constraints.json_schema.any_strings import widen_quotes_to_strings
 from sglang_lite.constraints.kinds import language_of
-from sglang_lite.constraints.memo import BoundedCache, native_bytes, size_of
+from sglang_lite.constraints.memo import BoundedCache, estimate_bytes, native_bytes
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.structured_output.base import LoneMatcher, Mask, TextLengths
@@ -36,7 +36,7 @@ from sglang_lite.runtime.structured_output.mask_cache import MaskCache
 from sglang_lite.runtime.structured_output.own_classes import load_trusted_classes
 from sglang_lite.runtime.structured_output.quotes import QuoteGrammar, QuoteTokens
 from sglang_lite.runtime.structured_output.token_rests import TokenRests
-from sglang_lite.runtime.structured_output.vocabulary import marks_of, without_special_texts
+from sglang_lite.runtime.structured_output.vocabulary import find_mark_tokens, without_special_texts
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -94,7 +94,7 @@ class Prepared:
 
 
 class _Text:
-    """Text of a grammar that is followed by a matcher and its copies."""
+    """Text of a grammar, tracked by a matcher and its copies."""
 
 
 @dataclass(slots=True, eq=False)
@@ -216,7 +216,7 @@ class LlguidanceMatcher(LoneMatcher):
             self._mask = mask
             self.state = None
         else:
-            self.engine.mask_cache.put(self.states, self.state, mask)
+            self.engine.mask_cache.cache_mask(self.states, self.state, mask)
 
     def copy(self) -> LlguidanceMatcher:
         self._shares = True
@@ -235,7 +235,9 @@ class LlguidanceMatcher(LoneMatcher):
         if self.states is not None and self.state is not None:
             mask = self.states.masks.get(self.state)
             self.state = (
-                self.states.after(self.state, token) if self.states.worth_tracking else None
+                self.states.state_after_token(self.state, token)
+                if self.states.is_worth_tracking
+                else None
             )
             allowed = is_forced or (mask is not None and mask[token >> 5] >> (token & 31) & 1)
             if allowed and self.state is not None:
@@ -246,7 +248,12 @@ class LlguidanceMatcher(LoneMatcher):
     def accept_all(self, tokens: Sequence[int]) -> bool:
         forced = self._forced[: len(tokens)] == tokens
         state = self.state
-        if forced and self.states is not None and state is not None and self.states.worth_tracking:
+        if (
+            forced
+            and self.states is not None
+            and state is not None
+            and self.states.is_worth_tracking
+        ):
             state = self.states.state_after_tokens(state, tokens)
             if state is not None:
                 self._mask = None
@@ -257,7 +264,7 @@ class LlguidanceMatcher(LoneMatcher):
                 return True
         return all(map(self.accept, tokens))
 
-    def advance(self, text: bytes) -> bool:
+    def accept_text(self, text: bytes) -> bool:
         self._mask = None
         self._forced = []
         tokens = self.engine.spell(text)
@@ -265,15 +272,17 @@ class LlguidanceMatcher(LoneMatcher):
             return False
         self._last = tokens[-1]
         if self.states is not None and self.state is not None:
-            self.state = self.states.advance(self.state, text)
+            self.state = self.states.state_after_text(self.state, text)
         return True
 
-    def forced(self) -> list[int]:
+    def find_forced_tokens(self) -> list[int]:
         if self.states is None or self.state is None:
-            return self.engine.with_marks(list(self.inner.compute_ff_tokens()))
+            return self.engine.replace_spelled_marks(list(self.inner.compute_ff_tokens()))
         key = self.state, self._last
         if key not in self.states.forced:
-            self.states.forced[key] = self.engine.with_marks(list(self.inner.compute_ff_tokens()))
+            self.states.forced[key] = self.engine.replace_spelled_marks(
+                list(self.inner.compute_ff_tokens())
+            )
         self._forced = self.states.forced[key]
         return self._forced
 
@@ -293,8 +302,8 @@ class LlguidanceMatcher(LoneMatcher):
 
 
 def _try_to_consume(parser: Foreign, tokens: list[int]) -> bool:
-    """Returns True if a parser consumes tokens. A failed parser does not; it would only accept the
-    end of the sequence.
+    """Returns True if a parser consumes the tokens. Returns False if the parser fails, because it
+    would then only accept the end of the sequence.
     """
     # After a text that can't continue, `consume_tokens` would reject the end of the sequence.
     done = parser.consume_token(tokens[0]) if len(tokens) == 1 else parser.consume_tokens(tokens)
@@ -326,7 +335,7 @@ class LlguidanceGrammar:
         self._prepared = prepared
         self._max_lexers = max_lexers
         parser = prepared.parser_bytes or _BYTES + byte_matcher.PARSER_BYTES * len(prepared.text)
-        self._size = max_lexers * parser + size_of(prepared.language)
+        self._size = max_lexers * parser + estimate_bytes(prepared.language)
         self._most_grown = _SOURCE_BYTES * byte_matcher.substring_characters(prepared.text)
         self._lexers = [_Lexer(start)]
         self._shared = engine.tracked  # True once enough matchers existed for sharing masks
@@ -337,19 +346,19 @@ class LlguidanceGrammar:
         start.unsafe_compute_mask_ptr(self._first.ctypes.data, self._first.nbytes)
         if start.is_error():
             raise byte_matcher.matcher_error(start)
-        self._endings = engine.endings(prepared, self._first)
+        self._endings = engine.build_endings(prepared, self._first)
 
     @property
     def size(self) -> int:
         """Approximate memory in bytes, which grows as texts reach more states."""
-        grown = sum(map(self._growth_of, self._lexers))
+        grown = sum(map(self._estimate_lexer_growth, self._lexers))
         return self._size + grown + (0 if self._endings is None else self._endings.size)
 
     @property
     def sources(self) -> tuple[str, ...]:
         return self._prepared.sources
 
-    def _growth_of(self, lexer: _Lexer) -> int:
+    def _estimate_lexer_growth(self, lexer: _Lexer) -> int:
         """Returns an upper bound on the bytes by which a lexer has grown."""
         return min(_SEEN_BYTES * lexer.tokens, self._most_grown)
 
@@ -360,7 +369,7 @@ class LlguidanceGrammar:
             if crowded and len(self._lexers) < self._max_lexers:
                 lexer = self._new_lexer()
                 self._lexers.append(lexer)
-            if self._growth_of(lexer) > MAX_GROWN and not lexer.is_renewed:
+            if self._estimate_lexer_growth(lexer) > MAX_GROWN and not lexer.is_renewed:
                 lexer.is_renewed = True
                 threading.Thread(
                     target=self._replace_grown_lexer,
@@ -379,7 +388,7 @@ class LlguidanceGrammar:
                 self._lexers[self._lexers.index(lexer)] = new
 
     def _new_lexer(self, *, is_shared: bool = True) -> _Lexer:
-        return _Lexer(self.engine.parser(self._prepared.text), is_shared)
+        return _Lexer(self.engine.new_parser(self._prepared.text), is_shared)
 
     def replace_lexer(self, failed: _Lexer) -> _Lexer:
         """Replaces a failed lexer for future texts. Returns a separate lexer for a text that used
@@ -404,7 +413,7 @@ class LlguidanceGrammar:
     def lengths(self, written: str = "") -> TextLengths:
         found = self._lengths.get(written)
         if found is None:
-            found = self.engine.lengths(self._prepared, written)
+            found = self.engine.bound_lengths(self._prepared, written)
             if len(self._lengths) < _MAX_LENGTHS:
                 self._lengths[written] = found
         return found
@@ -439,7 +448,7 @@ class LlguidanceEngine:
         self.tracked = tracked
         # 150,000 tokens take 0.3 s
         given = None if tokenizer is None else json.loads(tokenizer.backend.to_str())
-        self._marks = {} if given is None else marks_of(given)
+        self._marks = {} if given is None else find_mark_tokens(given)
         source = "byte" if given is None else without_special_texts(given)
         self._at_mark = re.compile(
             b"|".join(map(re.escape, sorted(self._marks, key=len, reverse=True)))
@@ -474,7 +483,7 @@ class LlguidanceEngine:
         """Returns the tokens of a text."""
         return self._tokenize_with_marks(text.encode())
 
-    def with_marks(self, tokens: list[int]) -> list[int]:
+    def replace_spelled_marks(self, tokens: list[int]) -> list[int]:
         """Replaces tokens that spell a mark by the mark's own token."""
         if not self._marks or len(tokens) < 2:
             return tokens
@@ -503,7 +512,7 @@ class LlguidanceEngine:
         return QuoteTokens(self._token_bytes or (), self._special, self.vocab_size)
 
     def compile(self, constraint: Constraint) -> LlguidanceGrammar | QuoteGrammar:
-        return self.load(_prepare_constraint(constraint))
+        return self.load_prepared(_prepare_constraint(constraint))
 
     def prepare(self, constraint: Constraint) -> Prepared:
         """Prepares a constraint, then compiles it and computes a mask as a test. The engine's fuel
@@ -521,11 +530,11 @@ class LlguidanceEngine:
         del loaded
         return replace(pickled, parser_bytes=max(grown, 0))
 
-    def load(self, prepared: Prepared) -> LlguidanceGrammar | QuoteGrammar:
+    def load_prepared(self, prepared: Prepared) -> LlguidanceGrammar | QuoteGrammar:
         if prepared.strings is None:
             return self.load_text(prepared)
-        endings = self.endings(prepared)
-        if endings is None or endings.states.made() is None:
+        endings = self.build_endings(prepared)
+        if endings is None or endings.states.current_states() is None:
             return self.load_text(_prepare_language(_load_language(prepared.language)))
         strings = self.load_text(prepared.strings)
         return QuoteGrammar(strings, self, endings, self.quote_tokens, prepared.sources)
@@ -535,13 +544,13 @@ class LlguidanceEngine:
         `load`.
         """
         began = time.perf_counter()
-        start = self.parser(prepared.text)
+        start = self.new_parser(prepared.text)
         quick = time.perf_counter() - began < _QUICK
         return LlguidanceGrammar(
             self, prepared, start, 2 * self._threads if quick and self._threads > 1 else 1
         )
 
-    def parser(self, text: str) -> LLMatcher:
+    def new_parser(self, text: str) -> LLMatcher:
         """Returns a new parser of a grammar.
 
         Raises:
@@ -557,19 +566,21 @@ class LlguidanceEngine:
             prepared: prepared form of the grammar.
             first: mask of the start.
         """
-        cached = self._languages.get(prepared.text)
+        cached = self._languages.find_entry(prepared.text)
         states = cached[0] if cached is not None else None
         if cached is None and len(prepared.text) <= _LARGEST:
             states = self.new_states(prepared)
         if cached is None and states is not None:
             states.masks[states.start] = first
         # Stored again at each call, as the size grows.
-        self._languages.put(
+        self._languages.put_entry(
             prepared.text, states, len(prepared.text) + (0 if states is None else states.size)
         )
         return states
 
-    def endings(self, prepared: Prepared, first: Mask | None = None) -> LanguageEndings | None:
+    def build_endings(
+        self, prepared: Prepared, first: Mask | None = None
+    ) -> LanguageEndings | None:
         """Returns positions in the texts of a grammar, or None if the model's tokens have no text.
 
         Args:
@@ -587,7 +598,7 @@ class LlguidanceEngine:
 
         return LanguageEndings(RenewedStates(make_states))
 
-    def lengths(self, prepared: Prepared, written: str) -> TextLengths:
+    def bound_lengths(self, prepared: Prepared, written: str) -> TextLengths:
         """Returns bounds on the number of tokens in a grammar's texts, as in
         `CompiledGrammar.lengths`.
         """
@@ -640,7 +651,7 @@ def _prepare_constraint(constraint: Constraint) -> Prepared:
         language.size > LONG_SOURCES
         and sum(len(each.text) for each in substrings(language)) > LONG_SOURCES
     ):
-        strings = with_any_strings(language)
+        strings = widen_quotes_to_strings(language)
     return _prepare_language(language, None if strings is None else _prepare_language(strings))
 
 
@@ -651,7 +662,7 @@ def _prepare_language(language: Language, strings: Prepared | None = None) -> Pr
     )
     copies = strings is not None or byte_matcher.substring_characters(text)
     sources = tuple(sorted(each.text for each in substrings(language))) if copies else ()
-    least = shortest.text(language.start)
+    least = shortest.find_shortest_text(language.start)
     return Prepared(text, language, least, sources, strings)
 
 

@@ -28,7 +28,7 @@ class MaskCache:
         self._entries: deque[tuple[weakref.ref[LanguageStates], State, int]] = deque()
         self._lock = threading.Lock()
 
-    def put(self, states: LanguageStates, state: State, mask: Mask) -> None:
+    def cache_mask(self, states: LanguageStates, state: State, mask: Mask) -> None:
         with self._lock:
             if state in states.masks:  # another thread has computed it as well
                 return

@@ -107,7 +107,9 @@ class MaskFiller:
         self._pool.shutdown(wait=False)
 
     def _submit_parts(self, parts: Iterable[Matcher]) -> None:
-        """Submits the computation of masks for all parts whose lock and state are not in use."""
+        """Submits mask computations for the parts whose lock is free and whose state's mask is not
+        already being computed.
+        """
         by_engine: dict[int, dict[Hashable, list[Matcher]]] = {}  # then by lock key
         for part in parts:
             if part.lock_key not in self._locked and part.state_key not in self._pending:
@@ -120,9 +122,11 @@ class MaskFiller:
             groups = list(by_lock.values())
             count = min(len(groups), 2 * self._threads)
             for i in range(count):
-                self._pool.submit(self._run, [part for group in groups[i::count] for part in group])
+                self._pool.submit(
+                    self._compute_and_report, [part for group in groups[i::count] for part in group]
+                )
 
-    def _run(self, parts: list[Matcher]) -> None:
+    def _compute_and_report(self, parts: list[Matcher]) -> None:
         self._results.put(_compute(parts))
 
     def _wait_until(self, end: float | None) -> _MaskBatch | None:

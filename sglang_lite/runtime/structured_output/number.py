@@ -23,7 +23,7 @@ from sglang_lite.runtime.structured_output.base import (
     Mask,
     TextLengths,
 )
-from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
+from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, build_token_mask
 
 MAX_DIGITS = 19  # as many as the largest integer of 64 bits has
 _FIRST = re.compile(rb"[-+]?[0-9]|[-+]\Z")
@@ -55,7 +55,7 @@ class NumberMatcher(LoneMatcher):
         self.open_text.push(self.engine.text_of(token))
         return True
 
-    def advance(self, text: bytes) -> bool:
+    def accept_text(self, text: bytes) -> bool:
         self.open_text = NumberText(
             self.engine.number, self.open_text.text + text.decode("latin-1")
         )
@@ -71,7 +71,7 @@ class NumberMatcher(LoneMatcher):
 
 
 class NumberGrammar:
-    """Grammar of numbers that any free text may end. Computes its own masks.
+    """Grammar of numbers, each of which ends where any other text begins. Computes its own masks.
 
     Args:
         number: kind of numbers.
@@ -90,7 +90,7 @@ class NumberGrammar:
         self._tokens = vocabulary.tokens
         self.combinable = cache(combinable)
         self._first, self._after_sign = (
-            mask_of(
+            build_token_mask(
                 (i for i, token in enumerate(self._tokens) if pattern.match(token)), vocabulary.size
             )
             for pattern in (_FIRST, _AFTER_SIGN)
@@ -100,7 +100,7 @@ class NumberGrammar:
         self._counts = np.array([len(digits) - digits.count(b",") for digits in begun])
         self._longest = int(self._counts.max(initial=0))
         self._at_most = cache(
-            lambda digits: mask_of(np.flatnonzero(self._counts <= digits), vocabulary.size)
+            lambda digits: build_token_mask(np.flatnonzero(self._counts <= digits), vocabulary.size)
         )
         self.size = (3 + min(self._longest, MAX_DIGITS)) * self._first.nbytes + self._counts.nbytes
 
@@ -129,7 +129,9 @@ class NumberGrammar:
         return TextLengths(fewest, search=lambda: fewest)
 
     def endings(self) -> None:
-        """Returns None: the text written so far is either a number or lacks one digit."""
+        """Returns None. No positions are needed, because the text written so far is either a number
+        or lacks one digit.
+        """
 
     def masks(self, matchers: Sequence[NumberMatcher]) -> NDArray[np.int32]:
         return np.stack([matcher.cached_mask() for matcher in matchers])

@@ -46,7 +46,7 @@ from sglang_lite.runtime.structured_output.base import (
     TextLengths,
     next_mask,
 )
-from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
+from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, build_token_mask
 
 # Whether a text may fall back to an earlier possible end ("read"), or ends only where it is
 # complete ("written").
@@ -59,9 +59,9 @@ _LEADS = range(0xC3, 0xD7)
 
 
 def end_rule(constraint: Constraint) -> EndRule | None:
-    """Returns how texts of a constraint end that are complete but can continue. Returns None if
-    there are no such texts, or if only the end of the sequence ends them: free text with tags,
-    which never ends by itself, and numbers, whose grammar has its own ends.
+    """Returns how texts end that are complete under a constraint but could continue. Returns None
+    if there are no such texts, or if only the end-of-sequence token ends them: free text with tags,
+    which never ends by itself, and numbers, whose grammar handles their ends.
     """
     match constraint:
         case Choices(options) if not _any_begins_another(options):
@@ -86,32 +86,32 @@ def _any_begins_another(options: Sequence[str]) -> bool:
     return any(after.startswith(before) for before, after in pairwise(ordered))
 
 
-def kind_of(char: str) -> Kind:
+def classify_character(char: str) -> Kind:
     """Classifies a character, to decide whether it continues a word or a number."""
     if char.isdecimal():
         return "digit"
     return "letter" if char.isupper() or char.islower() or char.istitle() else "other"
 
 
-def first_kind(text: bytes) -> Kind:
+def first_character_class(text: bytes) -> Kind:
     """Returns the kind of a text's first character. An incomplete character counts as a letter if
     most characters with that first byte are letters.
     """
     found = text[:4].decode("utf-8", "ignore")
     if found and text.startswith(found[0].encode()):
-        return kind_of(found[0])
+        return classify_character(found[0])
     return "letter" if text and text[0] in _LEADS else "other"
 
 
-def last_kind(text: bytes) -> Kind:
+def last_character_class(text: bytes) -> Kind:
     """Returns the kind of the last character of a text, which must not end inside a character."""
-    return kind_of(text[-4:].decode("utf-8", "ignore")[-1:] or " ")
+    return classify_character(text[-4:].decode("utf-8", "ignore")[-1:] or " ")
 
 
 def may_end_before(text: bytes, following: bytes) -> bool:
     """Returns True if a text may end before other text, that is, not within a word or a number."""
-    last = last_kind(text)
-    return last == "other" or last != first_kind(following)
+    last = last_character_class(text)
+    return last == "other" or last != first_character_class(following)
 
 
 class EndTokens:
@@ -129,9 +129,9 @@ class EndTokens:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.tokens = vocabulary.tokens
-        kinds = list(map(first_kind, vocabulary.tokens))
+        kinds = list(map(first_character_class, vocabulary.tokens))
         self._behind = {
-            kind: ~mask_of(
+            kind: ~build_token_mask(
                 (token for token, each in enumerate(kinds) if each == kind), vocabulary.size
             )
             for kind in ("letter", "digit")
@@ -148,14 +148,14 @@ class EndTokens:
     def ends_sequence(self, token: int) -> bool:
         return mask_allows_token(self._eos, token)
 
-    def behind(self, mask: Mask, text: bytes) -> Mask:
+    def with_ending_tokens(self, mask: Mask, text: bytes) -> Mask:
         """Returns a mask extended by the tokens that may end a complete text.
 
         Args:
             mask: tokens that continue the text.
             text: the text.
         """
-        kind = last_kind(text)
+        kind = last_character_class(text)
         if kind == "other":
             return self.all
         with self._lock:
@@ -184,7 +184,7 @@ class OpenText:
         self._before = (0, 0)  # bytes and tokens before the last token
 
     def add_text_before_tokens(self, text: bytes) -> None:
-        """Adds text without tokens before the first token or the next one."""
+        """Appends text that belongs to no token, before the first token or the next one."""
         self.text += text
         self._start = len(self.text)
 
@@ -197,12 +197,12 @@ class OpenText:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that certainly belong to the text as a whole."""
+        """Number of tokens that certainly lie entirely within the text."""
         return self.count if self.end is None else self.end[1]
 
     @property
     def certain(self) -> str:
-        """Text that is certain."""
+        """Part of the text that certainly belongs to it and was written by tokens."""
         end = len(self.text) if self.end is None else self.end[0]
         return self.text[self._start : end].decode("utf-8", "ignore")
 
@@ -239,8 +239,8 @@ class OpenEndMatcher(DelegatingMatcher):
         self._error = ""
 
     @property
-    def going_on(self) -> Matcher:
-        """Matcher of the text that continues, at the same position."""
+    def continuing_matcher(self) -> Matcher:
+        """Matcher at the same position in a text that continues."""
         return self._inner
 
     @property
@@ -278,7 +278,7 @@ class OpenEndMatcher(DelegatingMatcher):
                 if self._inner.error:  # the request fails with it
                     return own
                 if self._is_complete():
-                    self._mask = self._ends.behind(own, self._text.text)
+                    self._mask = self._ends.with_ending_tokens(own, self._text.text)
                 elif self._may_go_back:
                     self._mask = self._ends.all
         return self._mask
@@ -314,17 +314,17 @@ class OpenEndMatcher(DelegatingMatcher):
                 self._text.end = (len(self._text.text), self._text.count)
                 self._may_go_back = True
                 self._is_open = True
-        self._push((piece,))
+        self._push_text_pieces((piece,))
         return True
 
-    def _push(self, pieces: Sequence[bytes]) -> None:
+    def _push_text_pieces(self, pieces: Sequence[bytes]) -> None:
         self._text.push(pieces)
         self._complete = self._own = self._mask = None
 
     def _continue_or_end(self, piece: bytes) -> Matcher | None:
-        """Returns a matcher after a token that the inner mask lacks, if the token continues the
-        text nevertheless: a mask allows only one spelling of forced text. Otherwise ends the text,
-        if it may end here, and returns None.
+        """Handles a token that the inner mask excludes. Returns the matcher after it if the token
+        still continues the text, which can happen because a mask allows only one spelling of forced
+        text. Otherwise ends the text, if it may end here, and returns None.
 
         Args:
             piece: text of the token.
@@ -334,7 +334,7 @@ class OpenEndMatcher(DelegatingMatcher):
         end = None
         copied = self._inner.copy() or self._grammar.matcher_after_prefix(text.text)
         for char in _split_characters(piece):
-            if copied is None or not copied.advance(char):
+            if copied is None or not copied.accept_text(char):
                 break
             at += len(char)
             if copied.complete and may_end_before(text.text + piece[:at], piece[at:]):
@@ -359,16 +359,16 @@ class OpenEndMatcher(DelegatingMatcher):
             return super().accept_all(tokens)
         if not self._inner.accept_all(tokens):  # forced text, which has no possible end inside
             return False
-        self._push([self._ends.tokens[token] for token in tokens])
+        self._push_text_pieces([self._ends.tokens[token] for token in tokens])
         return True
 
-    def advance(self, text: bytes) -> bool:
+    def accept_text(self, text: bytes) -> bool:
         self._text.add_text_before_tokens(text)
         self._complete = self._own = self._mask = None
-        return self._inner.advance(text)
+        return self._inner.accept_text(text)
 
-    def forced(self) -> list[int]:
-        forced = [] if self._may_go_back else self._inner.forced()
+    def find_forced_tokens(self) -> list[int]:
+        forced = [] if self._may_go_back else self._inner.find_forced_tokens()
         return [] if forced and self._is_complete() else forced
 
     @property
@@ -417,7 +417,7 @@ class OpenEndGrammar:
         be spelled.
         """
         matcher = self.inner.matcher()
-        return matcher if not text or matcher.advance(text) else None
+        return matcher if not text or matcher.accept_text(text) else None
 
     def combinable(self) -> CompiledGrammar:
         return self.inner.combinable()
@@ -429,7 +429,7 @@ class OpenEndGrammar:
         return self.inner.endings()
 
 
-def begins_with_any(grammar: CompiledGrammar, tokens: Mask) -> bool:
+def may_begin_with_tokens(grammar: CompiledGrammar, tokens: Mask) -> bool:
     """Returns True if a text of the grammar may begin with one of the mask's tokens."""
     return bool((next_mask(grammar.matcher()) & tokens).any())
 

@@ -16,7 +16,7 @@ from outlines_core import Vocabulary as Tokens
 
 from sglang_lite.constraints.emit.regex import to_rust
 from sglang_lite.constraints.formal.automaton import is_empty
-from sglang_lite.constraints.formal.grammars import regular
+from sglang_lite.constraints.formal.grammars import inline_all_rules
 from sglang_lite.constraints.formal.nodes import ANY_TEXT, concat, intersection, is_plain, literal
 from sglang_lite.constraints.kinds import language_of
 from sglang_lite.protocol import Constraint, ConstraintError
@@ -33,7 +33,7 @@ class OutlinesMatcher(LoneMatcher):
         self.error = ""
         self._guide = Guide(index)
         self._ended = False
-        self._update()
+        self._refresh_completion()
 
     def cached_mask(self) -> Mask:
         """Returns the mask, which the index always has."""
@@ -45,22 +45,22 @@ class OutlinesMatcher(LoneMatcher):
         return mask[: self.engine.not_eos.size]
 
     def accept(self, token: int) -> bool:
-        return self._move([token], f"token {token}")
+        return self._advance_guide([token], f"token {token}")
 
-    def advance(self, text: bytes) -> bool:
-        return self._move(self.engine.spell(text), "the text before it")
+    def accept_text(self, text: bytes) -> bool:
+        return self._advance_guide(self.engine.spell(text), "the text before it")
 
-    def _move(self, tokens: list[int], what: str) -> bool:
+    def _advance_guide(self, tokens: list[int], what: str) -> bool:
         if self.error or self._ended or not tokens or not self._guide.accepts_tokens(tokens):
             self.error = self.error or f"outlines does not allow {what}"
             return False
         for token in tokens:
             self._guide.advance(token, False)
         self._ended = tokens[-1] in self.engine.eos_ids
-        self._update()
+        self._refresh_completion()
         return True
 
-    def _update(self) -> None:
+    def _refresh_completion(self) -> None:
         self._complete = self._ended or self._guide.accepts_tokens([self.engine.eos_ids[0]])
         self._finished = self._ended
         if self._complete and not self._ended:
@@ -120,10 +120,10 @@ class OutlinesEngine:
         self._tokens = Tokens(vocabulary.size, {**ids, _END: list(vocabulary.eos_ids)})
 
     def compile(self, constraint: Constraint) -> OutlinesGrammar:
-        return self.load(self.prepare(constraint))
+        return self.load_prepared(self.prepare(constraint))
 
     def prepare(self, constraint: Constraint) -> bytes:
-        node = regular(language_of(constraint))
+        node = inline_all_rules(language_of(constraint))
         if node is None or not is_plain(node):
             raise ConstraintError(
                 "outlines: only plain regular expressions and choices can be enforced.",
@@ -141,7 +141,7 @@ class OutlinesEngine:
         packed: bytes = index.__reduce__()[1][0]
         return packed
 
-    def load(self, prepared: bytes) -> OutlinesGrammar:
+    def load_prepared(self, prepared: bytes) -> OutlinesGrammar:
         return OutlinesGrammar(self, Index.from_binary(prepared), 2 * len(prepared))
 
     def spell(self, text: bytes) -> list[int]:

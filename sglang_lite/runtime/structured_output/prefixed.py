@@ -48,7 +48,7 @@ class ContinuedGrammar:
         """Returns a matcher after the existing text. Raises ConstraintError if no text of the
         grammar begins with it.
         """
-        whole = matcher_after(self._whole, self._text)
+        whole = start_matcher_after_text(self._whole, self._text)
         return (
             whole
             if self._part is None
@@ -79,14 +79,14 @@ class ContinuedGrammar:
         return None if part is None or whole is None else PartEndings(part, whole)
 
 
-def matcher_after(grammar: CompiledGrammar, text: str) -> Matcher:
+def start_matcher_after_text(grammar: CompiledGrammar, text: str) -> Matcher:
     """Returns a matcher that has advanced past a text.
 
     Raises:
         ConstraintError: no text of the grammar begins with this text.
     """
     matcher = grammar.matcher()
-    if text and not matcher.advance(text.encode("utf-8", "surrogatepass")):
+    if text and not matcher.accept_text(text.encode("utf-8", "surrogatepass")):
         end = repr(text) if len(text) < 80 else f"…{text[-80:]!r}"
         raise ConstraintError(f"no text of the grammar begins with {end}.")
     return matcher
@@ -135,13 +135,15 @@ class ContinuedMatcher(DelegatingMatcher):
         self._finished = self._inner.finished
         if self._inner.complete and not self._finished:
             going_on = (
-                self._inner.going_on if isinstance(self._inner, OpenEndMatcher) else self._inner
+                self._inner.continuing_matcher
+                if isinstance(self._inner, OpenEndMatcher)
+                else self._inner
             )
             self._finished = not (next_mask(self._whole) & next_mask(going_on) & ~self._end).any()
         return True
 
-    def advance(self, text: bytes) -> bool:
-        return self._inner.advance(text) and self._whole.advance(text)
+    def accept_text(self, text: bytes) -> bool:
+        return self._inner.accept_text(text) and self._whole.accept_text(text)
 
     @property
     def finished(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_lite.constraints.formal.copies import Copied, copied
+from sglang_lite.constraints.formal.copies import Copied, copy_positions
 from sglang_lite.constraints.formal.nodes import Substring
 from sglang_lite.runtime.structured_output.base import (
     CompiledGrammar,
@@ -30,7 +30,11 @@ from sglang_lite.runtime.structured_output.base import (
 )
 from sglang_lite.runtime.structured_output.language_endings import LanguageEndings, Place
 from sglang_lite.runtime.structured_output.language_states import LanguageStates, State
-from sglang_lite.runtime.structured_output.vocabulary import mask_of, tokens_of, without
+from sglang_lite.runtime.structured_output.vocabulary import (
+    build_token_mask,
+    list_allowed_tokens,
+    without_tokens,
+)
 
 _QUOTE = ord('"')
 _MANY = 64  # places in documents, above which a mask is cached
@@ -65,8 +69,8 @@ class QuoteTokens:
             for at, byte in enumerate(text):
                 if byte == _QUOTE:
                     self._closing.setdefault(text[:at], []).append(token)
-        self.opening = mask_of(self._closing.pop(b"", []), size)
-        self.passing = mask_of(
+        self.opening = build_token_mask(self._closing.pop(b"", []), size)
+        self.passing = build_token_mask(
             (token for token, text in enumerate(texts) if _QUOTE in text[:-1]), size
         )
         self._longest = max(map(len, whole), default=0)
@@ -194,17 +198,19 @@ class QuoteGrammar:
 
     # --------------------------------------------------------------------------------------- states
 
-    def after(self, place: Place, token: int) -> Place | None:
+    def place_after_token(self, place: Place, token: int) -> Place | None:
         """Returns the place after a token, or None if it is not allowed or there are too many
         states.
         """
-        return self._endings.after(place, token) if self._tokens.has_text(token) else place
+        return (
+            self._endings.place_after_token(place, token) if self._tokens.has_text(token) else place
+        )
 
-    def advance(self, place: Place, text: bytes) -> Place | None:
+    def place_after_text(self, place: Place, text: bytes) -> Place | None:
         """Returns the place after a text, or None if it is not allowed or there are too many
         states.
         """
-        return self._endings.advance(place, text)
+        return self._endings.advance_state(place, text)
 
     # ---------------------------------------------------------------------------------------- masks
 
@@ -218,10 +224,10 @@ class QuoteGrammar:
         )
 
     def _narrow_to_documents(self, mask: Mask, place: Place) -> Mask:
-        """Restricts a mask that allows any strings to the tokens that the language allows at a
-        place.
+        """Restricts a mask that allows any string as a quote to the tokens that the language allows
+        at a place.
         """
-        found = self._endings.known(place)
+        found = self._endings.resolve_place(place)
         if found is None:
             return np.zeros_like(mask)
         states, state = found
@@ -231,8 +237,10 @@ class QuoteGrammar:
         places = _find_source_places(states, state)
         if places:
             mask = mask & self._copying_mask(states, state, places)
-        if wrong := self._find_disallowed(tokens_of(mask & self._tokens.passing), states, state):
-            mask = without(mask, wrong)
+        if wrong := self._find_disallowed(
+            list_allowed_tokens(mask & self._tokens.passing), states, state
+        ):
+            mask = without_tokens(mask, wrong)
         if len(kept) * mask.nbytes < _KEPT_BYTES and (
             not places or sum(len(offsets) for _, offsets in places) > _MANY
         ):
@@ -242,7 +250,7 @@ class QuoteGrammar:
     def _find_disallowed(
         self, tokens: Iterable[int], states: LanguageStates, state: State
     ) -> list[int]:
-        """Returns those of the given tokens that the language does not allow."""
+        """Returns the given tokens that the language does not allow."""
         known = self._tokens
         return [
             token
@@ -252,17 +260,17 @@ class QuoteGrammar:
         ]
 
     def _allows_next_text(self, text: bytes, states: LanguageStates, state: State) -> bool:
-        """Returns True if a text that any strings would allow is also a prefix of the language's
-        texts.
+        """Returns True if the language allows a text next, given that it is allowed when any string
+        may stand for a quote.
         """
-        after = states.advance(state, text)
+        after = states.state_after_text(state, text)
         if after is None:
             return False
         places = _find_source_places(states, after)
         return not places or any(
             document.text.startswith(after[1], document.starts[offset])
             for number, offsets in places
-            for document in [self._bytes_of(states, number)]
+            for document in [self._source_bytes(states, number)]
             for offset in offsets
         )
 
@@ -272,7 +280,7 @@ class QuoteGrammar:
         found = set[int]()
         ends = False
         for number, offsets in places:
-            document = self._bytes_of(states, number)
+            document = self._source_bytes(states, number)
             starts = (document.starts[offset] for offset in offsets)
             if partial:
                 starts = (
@@ -281,12 +289,12 @@ class QuoteGrammar:
             reached = list(starts)
             ends = ends or any(document.cuts[at] for at in reached)
             found |= self._tokens.tokens_continuing(document, reached)
-        mask = mask_of(found, self.vocab_size)
+        mask = build_token_mask(found, self.vocab_size)
         if ends:
             mask |= self._tokens.opening
         return mask
 
-    def _bytes_of(self, states: LanguageStates, number: int) -> SourceBytes:
+    def _source_bytes(self, states: LanguageStates, number: int) -> SourceBytes:
         if number not in self._bytes:
             self._bytes[number] = SourceBytes(states.automaton.sources[number])
         return self._bytes[number]
@@ -294,7 +302,7 @@ class QuoteGrammar:
 
 def _find_source_places(states: LanguageStates, state: State) -> list[Copied]:
     with states.lock:
-        return copied(states.automaton, state[0])
+        return copy_positions(states.automaton, state[0])
 
 
 class QuoteMatcher(LoneMatcher):
@@ -335,10 +343,14 @@ class QuoteMatcher(LoneMatcher):
         return twin
 
     def accept(self, token: int) -> bool:
-        return self.strings.accept(token) and self._move_to(self.engine.after(self.place, token))
+        return self.strings.accept(token) and self._move_to(
+            self.engine.place_after_token(self.place, token)
+        )
 
-    def advance(self, text: bytes) -> bool:
-        return self.strings.advance(text) and self._move_to(self.engine.advance(self.place, text))
+    def accept_text(self, text: bytes) -> bool:
+        return self.strings.accept_text(text) and self._move_to(
+            self.engine.place_after_text(self.place, text)
+        )
 
     def _move_to(self, place: Place | None) -> bool:
         self._mask = None
@@ -348,8 +360,8 @@ class QuoteMatcher(LoneMatcher):
         self.place = place
         return True
 
-    def forced(self) -> list[int]:
-        return self.strings.forced()
+    def find_forced_tokens(self) -> list[int]:
+        return self.strings.find_forced_tokens()
 
     @property
     def complete(self) -> bool:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from sglang_lite.constraints.json_schema.repeats import RepeatRules
 from sglang_lite.runtime.structured_output.base import Endings, Mask
 from sglang_lite.runtime.structured_output.list_text import ListText
-from sglang_lite.runtime.structured_output.vocabulary import mask_of
+from sglang_lite.runtime.structured_output.vocabulary import build_token_mask
 
 
 class RepeatGuard:
-    """Guard of one text against repetition. It gives way where nothing else is possible.
+    """Guard that keeps one text from repeating items too often. It gives way where nothing else is
+    possible.
 
     Args:
         rules: how many equal items may come in a row.
@@ -35,12 +36,12 @@ class RepeatGuard:
 
     @property
     def repeated(self) -> int:
-        """Number of items beyond the permitted repetitions, because nothing else was possible."""
+        """Number of items repeated beyond the limit because nothing else was possible."""
         return self._lists.repeated
 
     @property
-    def narrows(self) -> bool:
-        """True if the mask of the current place lacks tokens."""
+    def removes_tokens_here(self) -> bool:
+        """True if tokens were rejected at the current position, so that the mask must exclude them."""
         return bool(self._tokens)
 
     def refuses(self, token: int) -> bool:
@@ -48,23 +49,23 @@ class RepeatGuard:
         if self._gives_way:
             return False
         lists = self._lists.copy()
-        if lists.write(self._text_of((token,))):
+        if lists.append_and_find_repeat(self._text_of((token,))):
             self._tokens.append(token)
             return True
         self._next = token, lists
         return False
 
-    def give_way(self) -> None:
+    def stop_rejecting_here(self) -> None:
         """Stops rejecting tokens at the current place."""
         self._tokens = []
         self._gives_way = True
 
-    def accept(self, token: int) -> None:
-        """Advances by the next token, drawn or not."""
+    def advance_guard(self, token: int) -> None:
+        """Advances by the next token, whether or not it was drawn."""
         if self._next is not None and self._next[0] == token:
             self._lists = self._next[1]
         else:
-            self._lists.write(self._text_of((token,)))
+            self._lists.append_and_find_repeat(self._text_of((token,)))
         self.refused += bool(self._tokens)
         self._tokens = []
         self._gives_way = False
@@ -74,8 +75,8 @@ class RepeatGuard:
         """Returns the mask without the rejected tokens, or the mask itself if none would be left."""
         if not self._tokens:
             return mask
-        allowed: Mask = mask & ~mask_of(self._tokens, 32 * len(mask))
+        allowed: Mask = mask & ~build_token_mask(self._tokens, 32 * len(mask))
         if allowed.any():
             return allowed
-        self.give_way()
+        self.stop_rejecting_here()
         return mask

@@ -37,7 +37,7 @@ class RequestMatcher(DelegatingMatcher):
         if not self._inner.accept(token):
             return False
         if self.repeats is not None:
-            self.repeats.accept(token)
+            self.repeats.advance_guard(token)
         return True
 
     def accept_all(self, tokens: Sequence[int]) -> bool:
@@ -47,7 +47,7 @@ class RequestMatcher(DelegatingMatcher):
             else self._inner.accept_all(tokens)
         )
 
-    def skip(self, inner: Matcher) -> bool:
+    def adopt_copied_position(self, inner: Matcher) -> bool:
         """Moves to the position of a copy. Returns False without moving if the guard must see each
         token.
 
@@ -72,8 +72,8 @@ class RequestMatcher(DelegatingMatcher):
 
     @property
     def state_key(self) -> Hashable:
-        narrowed = self.repeats is not None and self.repeats.narrows
+        narrowed = self.repeats is not None and self.repeats.removes_tokens_here
         return id(self) if narrowed else self._inner.state_key
 
-    def advance(self, text: bytes) -> bool:
-        return self._inner.advance(text)
+    def accept_text(self, text: bytes) -> bool:
+        return self._inner.accept_text(text)

@@ -20,7 +20,7 @@ from sglang_lite.constraints.formal import nodes
 from sglang_lite.constraints.json_schema import mask_rules
 from sglang_lite.constraints.json_schema.document import REFERENCES, SchemaLocation
 from sglang_lite.constraints.json_schema.mask_rules import RulePosition
-from sglang_lite.constraints.json_schema.normal_form import document_in, normalise
+from sglang_lite.constraints.json_schema.normal_form import normalise, parse_schema_document
 from sglang_lite.protocol import Constraint, JsonSchema
 from sglang_lite.runtime.structured_output.base import (
     CompiledGrammar,
@@ -35,7 +35,11 @@ from sglang_lite.runtime.structured_output.json_text import JsonText, RulePositi
 from sglang_lite.runtime.structured_output.limited_endings import RuledEndings
 from sglang_lite.runtime.structured_output.own_classes import load_trusted_classes
 from sglang_lite.runtime.structured_output.unique_names import UniqueNames
-from sglang_lite.runtime.structured_output.vocabulary import allowed, tokens_of, without
+from sglang_lite.runtime.structured_output.vocabulary import (
+    filter_allowed,
+    list_allowed_tokens,
+    without_tokens,
+)
 
 _SCALARS = frozenset({"null", "boolean", "number", "integer", "string"})
 _ELSEWHERE = ("enum", "const", *REFERENCES, "anyOf", "oneOf", "allOf")
@@ -47,11 +51,14 @@ def names_are_open(constraint: Constraint) -> bool:
     """
     if not isinstance(constraint, JsonSchema):
         return False
-    document = document_in(constraint.schema)
-    return any(_is_open(document.schema(location), location) for location in document.locations)
+    document = parse_schema_document(constraint.schema)
+    return any(
+        _allows_unlisted_parts(document.schema(location), location)
+        for location in document.locations
+    )
 
 
-def _is_open(schema: object, location: SchemaLocation) -> bool:
+def _allows_unlisted_parts(schema: object, location: SchemaLocation) -> bool:
     if not isinstance(schema, dict):
         return schema is True and not location.pointer.endswith(("/additionalProperties", "/items"))
     types = schema.get("type", ())
@@ -77,7 +84,7 @@ def mask_rules_of(constraint: Constraint) -> tuple[RulePosition, ...] | None:
     return positions if positions or names_are_open(constraint) else None
 
 
-def packed(positions: tuple[RulePosition, ...] | None) -> bytes:
+def pack_mask_rules(positions: tuple[RulePosition, ...] | None) -> bytes:
     """Serialises the result of `mask_rules_of` for another process or the disk."""
     return b"" if positions is None else pickle.dumps(positions, protocol=5)
 
@@ -170,7 +177,7 @@ class RuledMatcher(DelegatingMatcher):
         if self._mask is None and (mask := self._inner.cached_mask()) is not None:
             self._mask = mask
             if self._watches and not self._settled and (breaking := self._find_rule_breakers(mask)):
-                left = without(mask, breaking)
+                left = without_tokens(mask, breaking)
                 self._mask = left if self._text.is_strict or left.any() else mask
         return self._mask
 
@@ -180,17 +187,19 @@ class RuledMatcher(DelegatingMatcher):
         tokens = self._tokens
         if self._used is not (used := text.used_names):  # changes only at some places
             self._used = used
-            self._writing = tokens.writing(used)
+            self._writing = tokens.tokens_repeating_names(used)
         self._watches = text.is_restricted or bool(self._writing)
         if not self._watches:
             return []
-        forbidden = text.forbidden()
+        forbidden = text.forbidden_continuations()
         tried = self._tokens_to_try(mask)
         if not forbidden and not tried:
             self._settled = text.is_naming
             return []
         found = [
-            each for each in allowed(mask, tried) if not text.copy().write(tokens.token_bytes[each])
+            each
+            for each in filter_allowed(mask, tried)
+            if not text.copy().track_text(tokens.token_bytes[each])
         ]
         others: list[bytes] = []
         for ending in forbidden:
@@ -201,18 +210,18 @@ class RuledMatcher(DelegatingMatcher):
         if others:
             found += (
                 token
-                for token in tokens_of(mask)
+                for token in list_allowed_tokens(mask)
                 if tokens.text_of(token).startswith(tuple(others))
             )
         return found
 
     def _tokens_to_try(self, mask: Mask) -> Sequence[int]:
-        """Returns the tokens to try if the mask has them: all that may break a rule, except those
-        that merely complete a forbidden continuation.
+        """Returns the tokens to test against the rules if the mask allows them: all that may break
+        a rule, except those that merely complete a forbidden continuation.
         """
         text = self._text
         if text.has_rules or text.escaped:
-            return self._tokens.ending(mask, text)
+            return self._tokens.tokens_that_may_end(mask, text)
         begun = text.name_so_far
         if begun and (ending := self._tokens.tokens_ending_and_repeating(begun)):
             return [*self._writing, *ending]
@@ -236,14 +245,14 @@ class RuledMatcher(DelegatingMatcher):
         elif not self._watches:
             return True
         text = self._tokens.text_of(token)
-        return not text or self._text.write(text) or self._record_violation(obeys=False)
+        return not text or self._text.track_text(text) or self._record_violation(obeys=False)
 
-    def advance(self, text: bytes) -> bool:
+    def accept_text(self, text: bytes) -> bool:
         self._mask = None
         self._watches = True
         self._settled = False
-        obeys = self._text.write(text)
-        return self._inner.advance(text) and self._record_violation(obeys=obeys)
+        obeys = self._text.track_text(text)
+        return self._inner.accept_text(text) and self._record_violation(obeys=obeys)
 
     def _record_violation(self, *, obeys: bool) -> bool:
         if self._text.is_strict and not obeys:
@@ -251,11 +260,11 @@ class RuledMatcher(DelegatingMatcher):
             return False
         return True
 
-    def forced(self) -> list[int]:
-        forced = self._inner.forced()
+    def find_forced_tokens(self) -> list[int]:
+        forced = self._inner.find_forced_tokens()
         if forced:
             text = self._text.copy()
-            obeys = [text.write(self._tokens.token_bytes[token]) for token in forced]
+            obeys = [text.track_text(self._tokens.token_bytes[token]) for token in forced]
             return forced if all(obeys) else forced[: obeys.index(False)]
         return forced
 

@@ -22,8 +22,8 @@ from sglang_lite.runtime.structured_output.base import (
     Matcher,
 )
 from sglang_lite.runtime.structured_output.free_text import FreeText
-from sglang_lite.runtime.structured_output.vocabulary import mask_of
-from sglang_lite.text.reasoning import closing_text, model_type_of, reasoning_format
+from sglang_lite.runtime.structured_output.vocabulary import build_token_mask
+from sglang_lite.text.reasoning import detect_model_type, reasoning_format, thought_closing_text
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -38,10 +38,10 @@ _SENTENCE_END = re.compile(
 EndedBy = Literal["model", "limit", "time"]
 
 
-def answer_room(shortest: int, total: int) -> int:
-    """Returns the number of tokens that a thought leaves for the answer: twice its shortest text,
-    but at least `_MIN_ROOM` more than that text. Never more than half of the total, unless the
-    shortest text needs it.
+def tokens_left_for_answer(shortest: int, total: int) -> int:
+    """Returns the number of tokens that a thought leaves for the answer: twice the shortest answer,
+    but at least `_MIN_ROOM` more than it. Never more than half of the total, unless the shortest
+    answer needs it.
 
     Args:
         shortest: number of tokens of the answer's shortest text.
@@ -68,12 +68,12 @@ class ThoughtFormat:
         found = reasoning_format(model_type)
         self._tokenizer = tokenizer
         self._open = found.open
-        self._closing = closing_text(found, tokenizer.chat_template or "")
+        self._closing = thought_closing_text(found, tokenizer.chat_template or "")
         self.start = found.start.encode()
         self.end = found.end.encode()
 
     @staticmethod
-    def of(model_type: str | None, tokenizer: Tokenizer) -> ThoughtFormat:
+    def for_model_type(model_type: str | None, tokenizer: Tokenizer) -> ThoughtFormat:
         """Returns the format of a model type, or the one detected in the model's chat template if
         the type is None.
 
@@ -81,7 +81,7 @@ class ThoughtFormat:
             ParameterError: the type is unknown, or not given where the template shows no thoughts.
         """
         if model_type is None:
-            model_type = model_type_of(tokenizer.chat_template or "")
+            model_type = detect_model_type(tokenizer.chat_template or "")
         if model_type is None:
             raise ParameterError(
                 "thinking",
@@ -92,14 +92,14 @@ class ThoughtFormat:
 
     def is_open_after(self, prompt: Sequence[int]) -> bool:
         """Returns True if an output after a prompt begins inside a thought."""
-        end = self.text_of(prompt[-_LOOKED_AT:]).rstrip()
+        end = self.decode_with_special_tokens(prompt[-_LOOKED_AT:]).rstrip()
         return end.endswith(self.start.strip()) or (self._open and not end.endswith(self.end))
 
-    def text_of(self, tokens: Sequence[int]) -> bytes:
+    def decode_with_special_tokens(self, tokens: Sequence[int]) -> bytes:
         """Decodes tokens, including special ones."""
         return self._tokenizer.decode_bytes(tokens, skip_special=False)
 
-    def endings(self, text: bytes, *, constrained: bool) -> list[list[int]]:
+    def closing_spellings(self, text: bytes, *, constrained: bool) -> list[list[int]]:
         """Returns tokenizations of the text that ends a thought, the model's own first.
 
         Args:
@@ -137,7 +137,7 @@ class ThinkingLimits:
     reserve: int
 
     @staticmethod
-    def of(
+    def from_parameter(
         thinking: int | tuple[str, ...] | None, total: int, shortest: int | None, closing: int
     ) -> ThinkingLimits:
         """Returns the limits for a value of the parameter `thinking`.
@@ -158,7 +158,7 @@ class ThinkingLimits:
                 f"{closing:,} to end the thought.",
                 hint="Raise it, or let the model not think.",
             )
-        room = answer_room(1 if shortest is None else shortest, total)
+        room = tokens_left_for_answer(1 if shortest is None else shortest, total)
         reserve = min(room + closing, max(total - 1, 0))
         tokens: int | None = None
         seconds: float | None = None
@@ -174,7 +174,7 @@ class ThinkingLimits:
 
     @property
     def most(self) -> int:
-        """Most tokens of the thoughts, not counting `GRACE`."""
+        """Maximum number of tokens of the thoughts, not counting `GRACE`."""
         available = self.total - self.reserve
         return available if self.tokens is None else min(self.tokens, available)
 
@@ -266,15 +266,15 @@ class ThinkingMatcher(DelegatingMatcher):
             return self._inner.accept_all(tokens)
         return super().accept_all(tokens)
 
-    def advance(self, text: bytes) -> bool:
-        return self._inner.advance(text)
+    def accept_text(self, text: bytes) -> bool:
+        return self._inner.accept_text(text)
 
-    def forced(self) -> list[int]:
-        return list(self._progress.forced) or self._inner.forced()
+    def find_forced_tokens(self) -> list[int]:
+        return list(self._progress.forced) or self._inner.find_forced_tokens()
 
     def cached_mask(self) -> Mask | None:
         if forced := self._progress.forced:
-            return mask_of(forced[:1], self.engine.vocab_size)
+            return build_token_mask(forced[:1], self.engine.vocab_size)
         return self._inner.cached_mask()
 
     @property
@@ -304,16 +304,16 @@ class ThinkingMatcher(DelegatingMatcher):
         if progress.forced:
             self._follow_closing(token)
         elif progress.stage == "thought":
-            self._extend_thought(self._form.text_of((token,)))
+            self._extend_thought(self._form.decode_with_special_tokens((token,)))
         elif progress.stage == "before" or not self._constrained:
-            self._look_for_start(self._form.text_of((token,)))
+            self._look_for_start(self._form.decode_with_special_tokens((token,)))
 
     def _follow_closing(self, token: int) -> None:
         progress = self._progress
         if progress.forced[0] != token:  # another part of the engine chose the token
             progress.forced = []
             progress.stage = "thought"
-            self._extend_thought(self._form.text_of((token,)))
+            self._extend_thought(self._form.decode_with_special_tokens((token,)))
             return
         progress.forced = progress.forced[1:]
         if not progress.forced:
@@ -413,7 +413,7 @@ class ThinkingMatcher(DelegatingMatcher):
 
     def _closing_tokens(self) -> list[int]:
         """Returns tokens that end the thought here; empty if the grammar allows no such text."""
-        endings = self._form.endings(self._progress.tail, constrained=self._constrained)
+        endings = self._form.closing_spellings(self._progress.tail, constrained=self._constrained)
         if not self._constrained:
             return endings[0]
         for tokens in endings:
@@ -442,7 +442,7 @@ class ThoughtLimiter:
         self.free_text = free_text
         self._now = now
 
-    def limit(
+    def limit_thoughts(
         self,
         inner: Matcher,
         grammar: CompiledGrammar | None,
@@ -465,9 +465,9 @@ class ThoughtLimiter:
         """
         form = self._form
         constrained = grammar is not None
-        closing = len(form.endings(b"", constrained=constrained)[0])
+        closing = len(form.closing_spellings(b"", constrained=constrained)[0])
         shortest = None if grammar is None else grammar.lengths().fewest or 1
-        limits = ThinkingLimits.of(thinking, total, shortest, closing)
+        limits = ThinkingLimits.from_parameter(thinking, total, shortest, closing)
         inside = form.is_open_after(prompt)
         return ThinkingMatcher(
             inner, form, limits, inside=inside, constrained=constrained, now=self._now

@@ -14,7 +14,7 @@ class Durations:
         self._ring = np.zeros(MAX_SAMPLES)
         self._count = 0
 
-    def add(self, seconds: float) -> None:
+    def add_duration(self, seconds: float) -> None:
         self._ring[self._count % MAX_SAMPLES] = seconds
         self._count += 1
 

@@ -17,7 +17,7 @@ from sglang_lite.constraints.formal.automaton import Automaton
 from sglang_lite.constraints.formal.charsets import Ranges, union
 from sglang_lite.constraints.formal.terms import DEAD
 from sglang_lite.constraints.formal.terms import State as Term
-from sglang_lite.runtime.structured_output.utf8 import byte_ranges, pattern_of
+from sglang_lite.runtime.structured_output.utf8 import byte_ranges, character_set_pattern
 
 _FEW = 4096  # most rests for which a run is computed eagerly
 _CHECKED = 24  # most rests of a place for which its `worth` is computed
@@ -43,13 +43,13 @@ class Rests(Protocol):
     @property
     def price(self) -> int: ...
 
-    def step(self, low: int, high: int) -> Step:
+    def step_byte(self, low: int, high: int) -> Step:
         """Returns the place after a byte from `low` to `high`."""
         ...
 
     def leave(self, low: int, high: int) -> Step:
-        """Returns the same as `step`, but only where a preceding run can't continue with a whole
-        character of a token.
+        """Returns the same as `step_byte`, but only where a preceding run can't continue with a
+        whole character of a token.
         """
         ...
 
@@ -73,9 +73,9 @@ class ListedRests:
         self.rests = rests
         self._known: dict[object, Step] = {}
         self.price = 1
-        self.worth = max(map(tokens.count, rests)) if len(rests) <= _CHECKED else 0
+        self.worth = max(map(tokens.fewest_tokens_to_spell, rests)) if len(rests) <= _CHECKED else 0
 
-    def step(self, low: int, high: int) -> Step:
+    def step_byte(self, low: int, high: int) -> Step:
         key = low, high
         found = self._known.get(key)
         if found is None:
@@ -83,19 +83,19 @@ class ListedRests:
             start = bisect_left(rests, bytes((low,)))
             end = len(rests) if high == 255 else bisect_left(rests, bytes((high + 1,)))
             after = [rest[1:] for rest in rests[start:end]]
-            found = self._known[key] = self._tokens.place(after, ordered=low == high)
+            found = self._known[key] = self._tokens.intern_place(after, ordered=low == high)
         return found
 
-    leave = step
+    leave = step_byte
 
     def run(self, ranges: Ranges) -> Step:
         found = self._known.get(ranges)
         if found is None:
-            found = self._known[ranges] = self._run(ranges)
+            found = self._known[ranges] = self._compute_run(ranges)
         return found
 
-    def _run(self, ranges: Ranges) -> Step:
-        pattern = pattern_of(ranges)
+    def _compute_run(self, ranges: Ranges) -> Step:
+        pattern = character_set_pattern(ranges)
         if len(self.rests) > _FEW:
             long = LongRun(self._tokens, self.rests, ranges)
             return long, long.ends
@@ -108,7 +108,7 @@ class ListedRests:
                 for at in range(end + 1)
                 if at == len(rest) or rest[at] & 0xC0 != 0x80 or not at
             ]
-        return self._tokens.place(after)
+        return self._tokens.intern_place(after)
 
 
 class LongRun:
@@ -142,7 +142,7 @@ class LongRun:
         self._known: dict[object, Step] = {}
         self.price = 1
         self.worth = 0
-        match = pattern_of(ranges).match
+        match = character_set_pattern(ranges).match
         self._ends = [found.end() if (found := match(rest)) else 0 for rest in rests]
         self.ends = any(end == len(rest) for end, rest in zip(self._ends, rests))
         self._exits: dict[int, set[bytes]] = {}
@@ -150,7 +150,7 @@ class LongRun:
             if end < len(rest):
                 self._exits.setdefault(rest[end], set()).add(rest[end + 1 :])
 
-    def step(self, low: int, high: int) -> Step:
+    def step_byte(self, low: int, high: int) -> Step:
         key = low, high
         found = self._known.get(key)
         if found is None:
@@ -160,7 +160,7 @@ class LongRun:
             ):
                 for rest, end in zip(self._rests, self._ends):
                     after.update([rest[at + 1 :] for at in range(end) if low <= rest[at] <= high])
-            found = self._known[key] = self._tokens.place(after)
+            found = self._known[key] = self._tokens.intern_place(after)
         return found
 
     def leave(self, low: int, high: int) -> Step:
@@ -168,7 +168,7 @@ class LongRun:
         found = self._known.get(key)
         if found is None:
             after = {rest for byte in range(low, high + 1) for rest in self._exits.get(byte, ())}
-            found = self._known[key] = self._tokens.place(after)
+            found = self._known[key] = self._tokens.intern_place(after)
         return found
 
     def run(self, ranges: Ranges) -> Step:
@@ -182,7 +182,7 @@ class LongRun:
                 for at in range(end + 1)
                 if at == len(rest) or rest[at] & 0xC0 != 0x80
             }
-            place, ends = self._tokens.place(after)
+            place, ends = self._tokens.intern_place(after)
             more, ends_later = (None, False) if place is None else place.run(ranges)
             found = self._known[ranges] = more, ends or ends_later
         return found
@@ -204,14 +204,16 @@ class Written:
     price: ClassVar[int] = 0
     worth: ClassVar[int] = 0
 
-    def step(self, low: int, high: int) -> Step:
-        return self._at([at + 1 for at in self.places if low <= self.text[at] <= high])
+    def step_byte(self, low: int, high: int) -> Step:
+        return self._place_at_offsets(
+            [at + 1 for at in self.places if low <= self.text[at] <= high]
+        )
 
-    leave = step
+    leave = step_byte
 
     def run(self, ranges: Ranges) -> Step:
         found = set[int]()
-        pattern = pattern_of(ranges)
+        pattern = character_set_pattern(ranges)
         for start in self.places:
             if start not in found:
                 match = pattern.match(self.text, start)
@@ -219,12 +221,12 @@ class Written:
                 found.update(
                     at for at in range(start, end + 1) if not self._is_inside(at) or at == start
                 )
-        return self._at(sorted(found))
+        return self._place_at_offsets(sorted(found))
 
     def _is_inside(self, at: int) -> bool:
         return at < len(self.text) and self.text[at] & 0xC0 == 0x80
 
-    def _at(self, places: list[int]) -> Step:
+    def _place_at_offsets(self, places: list[int]) -> Step:
         open_places = tuple(at for at in places if at < len(self.text))
         place = Written(self.tokens, self.text, open_places) if open_places else None
         return place, len(open_places) < len(places)
@@ -262,7 +264,7 @@ class TokenRests:
             self._bytes = 0
             self.__dict__.pop("start", None)
 
-    def place(self, rests: Sequence[bytes] | set[bytes], *, ordered: bool = False) -> Step:
+    def intern_place(self, rests: Sequence[bytes] | set[bytes], *, ordered: bool = False) -> Step:
         """Returns the place with the given rests, and whether one of them is empty."""
         different = tuple(rests) if ordered else tuple(sorted(set(rests)))
         ends = bool(different) and not different[0]
@@ -276,7 +278,7 @@ class TokenRests:
             self._bytes += 200 + 50 * len(different)
         return found, ends
 
-    def ways(self, states: Automaton, state: Term) -> Ways:
+    def transitions_from(self, states: Automaton, state: Term) -> Ways:
         """Returns the states that one character leads to, each with the characters that lead there."""
         found: dict[Term, list[tuple[int, int]]] = {}
         for symbol in states.classes:
@@ -318,18 +320,20 @@ class TokenRests:
 
     def _ends_token(self, text: bytes) -> bool:
         backwards = text[::-1]
-        i = bisect_left(self._backwards, backwards)
-        return i < len(self._backwards) and self._backwards[i].startswith(backwards)
+        i = bisect_left(self._sorted_reversed_texts, backwards)
+        return i < len(self._sorted_reversed_texts) and self._sorted_reversed_texts[i].startswith(
+            backwards
+        )
 
     @cached_property
-    def _backwards(self) -> list[bytes]:
+    def _sorted_reversed_texts(self) -> list[bytes]:
         return sorted([text[::-1] for text in self._texts])
 
     @cached_property
     def _joined(self) -> bytes:
         return b"\xff\xff\xff".join(self._texts)  # a separator that occurs in no text
 
-    def count(self, text: bytes) -> int:
+    def fewest_tokens_to_spell(self, text: bytes) -> int:
         """Returns the fewest tokens that spell a text; a very large number if none do."""
         found = self._counts.get(text)
         if found is None:

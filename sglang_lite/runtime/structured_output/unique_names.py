@@ -12,7 +12,7 @@ _QUOTE, _BACKSLASH, _COMMA, _OBJECT, _ARRAY = b'"\\,{['
 
 
 @lru_cache(maxsize=4096)  # mostly called with tokens, few of which are frequent
-def _marks(text: bytes, start: bool) -> list[tuple[int, int]]:
+def _find_marks(text: bytes, start: bool) -> list[tuple[int, int]]:
     """Returns the marks of a text as pairs of index and first byte, skipping the first byte if it
     is escaped.
     """
@@ -48,7 +48,7 @@ class UniqueNames:
         vars(copied).update(vars(self), _open=self._open.copy())
         return copied
 
-    def write(self, text: bytes) -> bool:
+    def track_text(self, text: bytes) -> bool:
         """Appends a text. Returns False if it repeats a name."""
         if not text:
             return True
@@ -60,7 +60,7 @@ class UniqueNames:
         unique = True
         name = self._name
         escaped = False
-        for at, byte in _marks(text, self.escaped):
+        for at, byte in _find_marks(text, self.escaped):
             if self.quoted:
                 if byte == _BACKSLASH:
                     escaped = at + 1 == len(text)
@@ -121,7 +121,7 @@ class UniqueNames:
             self._used = [names for names in self._open if names]
         return self._used
 
-    def forbidden(self) -> list[bytes]:
+    def forbidden_continuations(self) -> list[bytes]:
         """Returns continuations after which only names already used would be possible."""
         used = self._open[-1] if self._open else None
         if not used or self.escaped or not (self._expected or self._name is not None):

@@ -21,7 +21,9 @@ def byte_ranges(ranges: Ranges) -> tuple[ByteRanges, ...]:
 
 
 def _split_code_points(low: int, high: int) -> Iterator[ByteRanges]:
-    """Splits a range so that each piece contains all combinations of its byte ranges."""
+    """Splits a range of code points so that the UTF-8 encodings of each piece are all combinations
+    of one range per byte.
+    """
     for last in _LAST_OF_SIZE:  # characters of one size
         if low <= last < high:
             yield from _split_code_points(low, last)
@@ -42,7 +44,7 @@ def _split_code_points(low: int, high: int) -> Iterator[ByteRanges]:
 
 
 @lru_cache(maxsize=512)
-def pattern_of(ranges: Ranges) -> re.Pattern[bytes]:
+def character_set_pattern(ranges: Ranges) -> re.Pattern[bytes]:
     """Returns a bytes pattern that matches any number of characters of a set."""
     options = b"|".join(
         b"".join(b"[\\x%02x-\\x%02x]" % each for each in sequence)

@@ -35,7 +35,7 @@ class Vocabulary:
     eos_ids: tuple[int, ...]
 
     @staticmethod
-    def of(tokenizer: Tokenizer, vocab_size: int, eos_ids: Iterable[int]) -> Vocabulary:
+    def from_tokenizer(tokenizer: Tokenizer, vocab_size: int, eos_ids: Iterable[int]) -> Vocabulary:
         """Returns the vocabulary of a model.
 
         Args:
@@ -57,10 +57,10 @@ class Vocabulary:
 
     def eos_mask(self) -> NDArray[np.int32]:
         """Returns the mask that allows only the end of the sequence."""
-        return mask_of(self.eos_ids, self.size)
+        return build_token_mask(self.eos_ids, self.size)
 
 
-def tokens_of(mask: NDArray[np.int32]) -> list[int]:
+def list_allowed_tokens(mask: NDArray[np.int32]) -> list[int]:
     """Returns the tokens that a mask allows."""
     words = np.flatnonzero(mask)
     bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(len(words), 32)
@@ -69,22 +69,22 @@ def tokens_of(mask: NDArray[np.int32]) -> list[int]:
     return found
 
 
-def mask_of(tokens: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
+def build_token_mask(tokens: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
     """Returns the mask that allows the given tokens."""
     allowed = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     allowed[list(tokens)] = 1
     return np.packbits(allowed, bitorder="little").view(np.int32)
 
 
-def allowed(mask: NDArray[np.int32], tokens: Iterable[int]) -> list[int]:
-    """Returns the tokens that a mask allows, out of a few."""
+def filter_allowed(mask: NDArray[np.int32], tokens: Iterable[int]) -> list[int]:
+    """Returns those of a few tokens that a mask allows."""
     bits = memoryview(mask.data).cast("B")
     return [
         token for token in tokens if token >> 3 < len(bits) and bits[token >> 3] >> (token & 7) & 1
     ]
 
 
-def without(mask: NDArray[np.int32], tokens: Iterable[int]) -> NDArray[np.int32]:
+def without_tokens(mask: NDArray[np.int32], tokens: Iterable[int]) -> NDArray[np.int32]:
     """Returns the mask with a few tokens removed."""
     bits = bytearray(mask)  # item access is faster than an array's
     for token in tokens:
@@ -93,10 +93,10 @@ def without(mask: NDArray[np.int32], tokens: Iterable[int]) -> NDArray[np.int32]
     return np.frombuffer(bits, np.int32)
 
 
-def marks_of(tokenizer: Foreign) -> dict[bytes, int]:
-    """Returns the marks of a tokenizer by their text: tokens such as `</think>` that it recognises
-    in text as a whole, and that llguidance takes for special because of their spelling, although
-    they are text.
+def find_mark_tokens(tokenizer: Foreign) -> dict[bytes, int]:
+    """Returns the marks of a tokenizer by their text: tokens such as `</think>` that are text, but
+    that the tokenizer recognises only as a whole and llguidance takes for special because of their
+    spelling.
 
     Args:
         tokenizer: content of a tokenizer's JSON, in the format of Hugging Face's `tokenizers`.
@@ -109,12 +109,12 @@ def marks_of(tokenizer: Foreign) -> dict[bytes, int]:
 
 
 def without_special_texts(tokenizer: Foreign) -> str:
-    """Returns the JSON of a tokenizer that encodes no text as a special token, because these have
-    secret names. Its marks (`marks_of`) are ordinary tokens, so it spells their text with other
-    tokens.
+    """Returns the JSON of a tokenizer that encodes no text as a special token, because special
+    tokens get secret names. Its marks (`find_mark_tokens`) are ordinary tokens, so it spells their text
+    with other tokens.
 
     Args:
-        tokenizer: as for `marks_of`. It is modified.
+        tokenizer: as for `find_mark_tokens`. It is modified.
     """
     secret = secrets.token_hex(8)
     model = tokenizer["model"]
@@ -123,7 +123,7 @@ def without_special_texts(tokenizer: Foreign) -> str:
         for each in tokenizer["added_tokens"]
         if each["special"]
     }
-    marks = marks_of(tokenizer)
+    marks = find_mark_tokens(tokenizer)
     added = [each for each in tokenizer["added_tokens"] if each["content"].encode() not in marks]
     if marks:
         model["vocab"] |= {mark.decode(): token for mark, token in marks.items()}

@@ -29,7 +29,7 @@ from sglang_lite.runtime.host.child_process import start_child
 from sglang_lite.runtime.host.parent import be_killed_with_parent
 from sglang_lite.runtime.structured_output.base import GrammarEngine, PreparedGrammar
 from sglang_lite.runtime.structured_output.registry import make_engine
-from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, packed
+from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, pack_mask_rules
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
 # for a process to start and import an engine: 1 s of CPU time, but a busy machine gives little
@@ -89,10 +89,10 @@ class Worker:
             )
         except TimeoutError:
             self._discard_process()
-            raise self._too_slow() from None
+            raise self._compile_timeout_error() from None
         except _DISCONNECTED as error:
             if self._discard_process() == -signal.SIGPROF:
-                raise self._too_slow() from None
+                raise self._compile_timeout_error() from None
             raise TransientError(
                 f"compiling the constraint ended its process: it may need more than {self._memory} MB.",
                 hint="Simplify it, or raise the engine's compile_memory_mb.",
@@ -104,7 +104,7 @@ class Worker:
         prepared, seconds = response
         return prepared, seconds
 
-    def _too_slow(self) -> TransientError:
+    def _compile_timeout_error(self) -> TransientError:
         return TransientError(
             f"compiling the constraint took more than {self._timeout:g} s.",
             hint="Simplify it, or raise the engine's compile_timeout_s.",
@@ -242,7 +242,7 @@ def _respond(
     try:
         began = time.process_time()
         with _cpu_time_limit(timeout):
-            prepared = engine.prepare(constraint), packed(mask_rules_of(constraint))
+            prepared = engine.prepare(constraint), pack_mask_rules(mask_rules_of(constraint))
         return prepared, time.process_time() - began
     except ConstraintError as error:
         return error

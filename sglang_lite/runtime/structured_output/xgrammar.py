@@ -48,23 +48,23 @@ class XgrammarMatcher(LoneMatcher):
         return copied
 
     def accept(self, token: int) -> bool:
-        return self._finish_move(
+        return self._update_if_accepted(
             not self.inner.is_terminated() and self.inner.accept_token(token), f"token {token}"
         )
 
-    def advance(self, text: bytes) -> bool:
-        return self._finish_move(
+    def accept_text(self, text: bytes) -> bool:
+        return self._update_if_accepted(
             not self.inner.is_terminated() and self.inner.accept_string(text), "the text before it"
         )
 
-    def _finish_move(self, accepted: bool, what: str) -> bool:
+    def _update_if_accepted(self, accepted: bool, what: str) -> bool:
         if self.error or not accepted:
             self.error = self.error or f"xgrammar does not allow {what}"
             return False
-        self._update()
+        self._refresh_termination()
         return True
 
-    def _update(self) -> None:
+    def _refresh_termination(self) -> None:
         self._mask = None
         self._finished = False
         if self.inner.is_terminated():
@@ -74,7 +74,7 @@ class XgrammarMatcher(LoneMatcher):
             self._mask = self.engine.masks([self])[0]
             self._finished = not (self._mask & self.engine.not_eos).any()
 
-    def forced(self) -> list[int]:
+    def find_forced_tokens(self) -> list[int]:
         if self.engine.spell is None or self.error or self.inner.is_terminated():
             return []
         try:
@@ -149,7 +149,7 @@ class XgrammarEngine:
     def prepare(self, constraint: Constraint) -> str:
         return str(self._compile_grammar(constraint).serialize_json())
 
-    def load(self, prepared: str) -> XgrammarGrammar:
+    def load_prepared(self, prepared: str) -> XgrammarGrammar:
         return XgrammarGrammar(
             self, xgrammar.CompiledGrammar.deserialize_json(prepared, self._info)
         )

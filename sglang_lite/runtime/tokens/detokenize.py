@@ -29,7 +29,7 @@ class IncrementalDecoder:
         self._length += len(text)
         return text
 
-    def rest_of(self, text: str) -> str:
+    def take_new_text(self, text: str) -> str:
         """Returns the new part of a text that was decoded elsewhere and begins with all text so
         far.
         """

@@ -17,15 +17,15 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import (
     MAX_TOKENS,
     TOKENIZER,
+    abbreviate,
     check,
     read_json,
     read_text,
-    shown,
 )
 from sglang_lite.runtime.tokens.from_tekken import SPECIAL_TOKENS, TEKKEN, tekken_backend
 from sglang_lite.runtime.tokens.token_bytes import byte_table, is_control, tokenizer_errors
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
-from sglang_lite.text.tool_formats import marks_among
+from sglang_lite.text.tool_formats import select_output_marks
 
 TOKENIZER_FILES = (  # a folder with a tokenizer has at least one of these
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
@@ -50,7 +50,7 @@ def tokenizer_from_folder(folder: Path, most: int | None = None) -> Tokenizer:
 
 
 def word_tokenizer_from_folder(folder: Path) -> Tokenizer:
-    """Builds the tokenizer of an encoder, which may be of any kind since its tokens decode to their
+    """Builds the tokenizer of an encoder. It may be of any kind, since its tokens decode to their
     names.
 
     Raises:
@@ -111,10 +111,12 @@ def _build_tokenizer(folder: Path, most: int | None) -> Tokenizer:
         config = SPECIAL_TOKENS | config
     check(config, TOKENIZER, str(settings))
     template_file = folder / "chat_template.jinja"
-    template = read_text(template_file) if template_file.exists() else _template(config, settings)
+    template = (
+        read_text(template_file) if template_file.exists() else _chat_template(config, settings)
+    )
     added = description.get("added_tokens", ())
     control = {t["id"]: t for t in added if t["special"] or is_control(t["content"], template)}
-    texts = marks_among(token["content"] for token in added)
+    texts = select_output_marks(token["content"] for token in added)
     marks = [token for token in added if token["special"] and token["content"] in texts]
     if marks:  # for readers and grammars, these tokens are text
         for token in marks:
@@ -157,13 +159,13 @@ def _token_text(token: Any, name: str, file: Path) -> str:
     text = token.get("content") if isinstance(token, dict) else token
     if not isinstance(text, str):
         raise ModelError(
-            f"{file}: `{name}`: {shown(token)} is neither text nor an object with a content.",
+            f"{file}: `{name}`: {abbreviate(token)} is neither text nor an object with a content.",
             hint="Correct it, or fetch the file again.",
         )
     return text
 
 
-def _template(config: Mapping[str, Any], file: Path) -> str | None:
+def _chat_template(config: Mapping[str, Any], file: Path) -> str | None:
     """Returns the chat template, or the default one of several named templates; None if the config
     has none.
     """
@@ -173,7 +175,7 @@ def _template(config: Mapping[str, Any], file: Path) -> str | None:
         template = next((t.get("template") for t in named if t.get("name") == "default"), None)
     if template is not None and not isinstance(template, str):
         raise ModelError(
-            f"{file}: `chat_template`: {shown(template)} is no text.",
+            f"{file}: `chat_template`: {abbreviate(template)} is no text.",
             hint="Correct it, or fetch the file again.",
         )
     return template

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as Backend
 from sglang_lite.protocol import ModelError
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.models.config_fields import (
+    abbreviate,
     check_ids,
-    shown,
 )
 from sglang_lite.runtime.tokens.token_bytes import (
     byte_level_bytes,
@@ -22,7 +22,7 @@ from sglang_lite.runtime.tokens.token_bytes import (
     tokenizer_errors,
 )
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
-from sglang_lite.text.tool_formats import marks_among
+from sglang_lite.text.tool_formats import select_output_marks
 
 # Pre-tokenizers by name in `tokenizer.ggml.pre`: the patterns that split text before BPE, and
 # whether whole words in the vocabulary skip the merges.
@@ -149,7 +149,7 @@ def _build_from_metadata(metadata: Mapping[str, Any], label: str, *, later: bool
         for i, t in enumerate(types)
         if t == _CONTROL or (t == _USER_DEFINED and is_control(tokens[i], template))
     ]
-    marks = marks_among(tokens)
+    marks = select_output_marks(tokens)
     types = [
         _USER_DEFINED if t == _CONTROL and tokens[i] in marks else t for i, t in enumerate(types)
     ]
@@ -243,7 +243,7 @@ def _build_byte_level(metadata: Mapping[str, Any], tokens: list[str], label: str
             merge[0] in vocab and merge[1] in vocab and "".join(merge) in vocab
         ):
             raise ModelError(
-                f"{label}: the merge {shown(' '.join(merge))} is not of tokens of the vocabulary.",
+                f"{label}: the merge {abbreviate(' '.join(merge))} is not of tokens of the vocabulary.",
                 hint="Fetch the file again.",
             )
     backend = Backend(models.BPE(vocab=vocab, merges=merges, ignore_merges=ignore_merges))

@@ -89,8 +89,8 @@ def _special_texts(content: Mapping[str, Any], count: int) -> list[str]:
 
 
 def _derive_merges(tokens: list[bytes], file: Path) -> list[tuple[int, int]]:
-    """Returns the ranks of the neighbours to join, in order of the rank of their union, the lowest
-    first.
+    """Returns the merges: pairs of ranks to join, ordered by the rank of the token that they form,
+    lowest first.
     """
     rank = {token: i for i, token in enumerate(tokens)}
     merges: list[tuple[int, int]] = []

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
 
@@ -32,7 +32,7 @@ class ImageOptions:
     wanted_by: str | None = None
 
 
-def read_by_kind(name: str, value: UserValue) -> dict[str, UserValue]:
+def parse_media_setting(name: str, value: UserValue) -> dict[str, UserValue]:
     """Returns the values of a setting by kind of media, given as a mapping or as JSON; {} for None.
 
     Raises:
@@ -43,13 +43,13 @@ def read_by_kind(name: str, value: UserValue) -> dict[str, UserValue]:
         try:
             found = json.loads(value)
         except ValueError as error:
-            raise ParameterError(name, f"{shown(value)} is no JSON: {error}") from None
+            raise ParameterError(name, f"{short_repr(value)} is no JSON: {error}") from None
     if not isinstance(found, Mapping) or not set(found) <= set(_KINDS):
         if found is None:
             return {}
         raise ParameterError(
             name,
-            f"{shown(value)} is no object with {', '.join(_KINDS)}.",
+            f"{short_repr(value)} is no object with {', '.join(_KINDS)}.",
             hint='Write {"image": …}.',
         )
     return dict(found)

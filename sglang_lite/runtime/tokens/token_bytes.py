@@ -88,11 +88,11 @@ def byte_level_bytes(token: str) -> bytes:
 
 def byte_level_text(token: bytes) -> str:
     """Returns GPT-2's printable stand-ins for the bytes of a token."""
-    return token.decode("latin-1").translate(_stand_ins())
+    return token.decode("latin-1").translate(_printable_code_points())
 
 
 @lru_cache(maxsize=1)
-def _stand_ins() -> dict[int, int]:
+def _printable_code_points() -> dict[int, int]:
     """Maps bytes to the code points of GPT-2's printable stand-ins."""
     return {byte: point for point, byte in _byte_level_alphabet().items() if byte < 0x100}
 

@@ -11,7 +11,7 @@ import copy
 from array import array
 from collections.abc import Iterable, Sequence
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.protocol import ParameterError, Span
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
 from sglang_lite.runtime.tokens.image_span import ImageSpan, MediaItem
@@ -50,10 +50,10 @@ class TokenLog:
                 self._append_image(span)
             elif span.ids is not None:
                 if self.open:
-                    self.fixed += self._open_ids()
+                    self.fixed += self._encode_open_text()
                     self.open = []
                     self._known = None
-                self._extend(span.ids)
+                self._append_fixed_ids(span.ids)
                 self._placeholder = None
             elif span.text:
                 self.open.append(span)
@@ -68,16 +68,16 @@ class TokenLog:
             self.fixed += self.encode([*self.open, token])[:-1]
             self.open = []
             self._known = None
-        self._extend(span.ids or ())
+        self._append_fixed_ids(span.ids or ())
         self._placeholder = token
         if span.item is not None:
             self.media += (span.item,)
 
-    def _extend(self, ids: Sequence[int]) -> None:
+    def _append_fixed_ids(self, ids: Sequence[int]) -> None:
         try:
             self.fixed.extend(ids)
         except (TypeError, OverflowError):  # other errors are found when the prompt is complete
-            raise ParameterError("input_ids", f"{shown(ids)} are no token ids.") from None
+            raise ParameterError("input_ids", f"{short_repr(ids)} are no token ids.") from None
 
     def encode(self, spans: Iterable[Span], *, alone: bool = False) -> array[int]:
         """Encodes spans that follow the fixed ids, or that form a separate prompt if `alone`. The
@@ -97,9 +97,11 @@ class TokenLog:
 
     def ids(self) -> array[int]:
         """Returns the token ids of the whole prompt."""
-        return self.fixed + self._open_ids() if self.open or not self.fixed else self.fixed[:]
+        return (
+            self.fixed + self._encode_open_text() if self.open or not self.fixed else self.fixed[:]
+        )
 
-    def _open_ids(self) -> array[int]:
+    def _encode_open_text(self) -> array[int]:
         if self._known is None:
             self._known = self.encode(self.open)
         return self._known
@@ -124,7 +126,7 @@ class TokenLog:
         return twin
 
 
-def kept_spans(
+def spans_for_next_prompt(
     tokenizer: Tokenizer, ids: tuple[int, ...], text: str, *, skip_special: bool = True
 ) -> tuple[Span, ...]:
     """Returns the spans of a generation for the prompt that follows it.

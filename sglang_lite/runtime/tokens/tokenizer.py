@@ -197,7 +197,9 @@ class Tokenizer:
         ids = array("i")
         start = 0
         while (
-            self._cuts and len(text) - start > BLOCK and (cut := _CUT.search(text, start + BLOCK))
+            self._can_encode_in_blocks
+            and len(text) - start > BLOCK
+            and (cut := _CUT.search(text, start + BLOCK))
         ):
             ids += self._encode_block(text[start : cut.start()], first and not start)
             start = cut.start()
@@ -232,7 +234,7 @@ class Tokenizer:
         return sum(parts, array("i"))
 
     @cached_property
-    def _cuts(self) -> bool:
+    def _can_encode_in_blocks(self) -> bool:
         """True if encoding text in blocks gives the same ids as encoding it whole."""
         tokens = b"\0".join(b for i, b in enumerate(self.token_bytes) if i not in self._control)
         if _SPANS_CUT.search(tokens):

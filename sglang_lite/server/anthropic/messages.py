@@ -13,19 +13,23 @@ from typing import Any, Literal
 import msgspec
 from starlette.responses import Response
 
+from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import Delta, Generation, ParameterError, Prompt, Usage
-from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.anthropic.messages_request import CountTokensRequest, conversation_of
-from sglang_lite.server.async_engine import with_first_event
+from sglang_lite.server.async_engine import wait_for_first_event
 from sglang_lite.server.conversation.addresses import image_addresses
 from sglang_lite.server.conversation.images import RequestImages
 from sglang_lite.server.conversation.sample_reader import CallDelta, SampleDelta, SampleReader
-from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
+from sglang_lite.server.endpoint import HttpRequest, Route, json_response, read_body
 from sglang_lite.server.fields import MESSAGES_NEUTRAL, MESSAGES_REFUSED, Fields
-from sglang_lite.server.http.sse import EventStream, event
+from sglang_lite.server.http.sse import EventStream, encode_event
 from sglang_lite.server.parameters import sampling
-from sglang_lite.server.parameters.thinking import report_thinking, with_budget, with_thinking
+from sglang_lite.server.parameters.thinking import (
+    report_thinking,
+    set_thinking_budget,
+    set_thinking_limit,
+)
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
 from sglang_lite.text.chat_format import RenderedConversation
@@ -49,44 +53,48 @@ _NAMES = {"stop_sequences": "stop"}
 
 async def create(service: Service, call: HttpRequest) -> Response:
     """Writes a message."""
-    body, rendered, ids = await read(service, call, _read)
-    service.adapter_of(body.model)  # rejects an unknown model
+    body, rendered, ids = await read_body(service, call, _read)
+    service.find_requested_adapter(body.model)  # rejects an unknown model
     prompt: Prompt | Sequence[int] = ids
     if rendered.prompt.images:
-        prompt = await service.images.prompt(rendered.prompt)
+        prompt = await service.images.fetch_prompt(rendered.prompt)
         ids = ids or await asyncio.to_thread(service.reader.ids, prompt)
-    params = with_budget(sampling.read(body, _NAMES), "thinking.budget_tokens", body.budget_tokens)
-    params = with_thinking(params, rendered, body.effort)
+    params = set_thinking_budget(
+        sampling.read_sampling_params(body, _NAMES), "thinking.budget_tokens", body.budget_tokens
+    )
+    params = set_thinking_limit(params, rendered, body.effort)
     request = GenerateRequest(prompt, params, rendered.constraint, stream=bool(body.stream))
-    request = service.adapted(body.model, request)
+    request = service.select_requested_adapter(body.model, request)
     message = _Message(service, body, SampleReader(rendered, prefix="toolu_"), len(ids))
     if body.stream:
-        events = await with_first_event(service.async_engine.generate(request))
+        events = await wait_for_first_event(service.async_engine.generate(request))
         return EventStream(events, partial(_stream, message), "anthropic")
     (generation,) = await service.async_engine.results(request)
-    for _ in message.events_of(generation):
+    for _ in message.encode_message_events(generation):
         pass
-    await message.end(generation)
-    return answer(message.response)
+    await message.end_message(generation)
+    return json_response(message.response)
 
 
 async def count_tokens(service: Service, call: HttpRequest) -> Response:
     """Counts the tokens of a message's prompt."""
-    model, found = await read(service, call, _count)
-    service.adapter_of(model)  # rejects an unknown model
+    model, found = await read_body(service, call, _count_message_tokens)
+    service.find_requested_adapter(model)  # rejects an unknown model
     if isinstance(found, Prompt):
-        found = len(await asyncio.to_thread(service.reader.ids, await service.images.prompt(found)))
-    return answer({"input_tokens": found})
+        found = len(
+            await asyncio.to_thread(service.reader.ids, await service.images.fetch_prompt(found))
+        )
+    return json_response({"input_tokens": found})
 
 
 def _read(
     reader: RequestReader, call: HttpRequest
 ) -> tuple[MessagesRequest, RenderedConversation, Sequence[int]]:
-    """Returns the request without its conversation and tools, the rendered conversation, and the
-    token ids, whose number the answer begins with. The ids are empty if images are still to be
-    fetched.
+    """Returns the request without its conversation and tools, the rendered conversation, and its
+    token ids, because an answer begins with their number. There are no ids if images are still to
+    be fetched.
     """
-    body = call.read(MESSAGES)
+    body = call.read_fields(MESSAGES)
     if body.max_tokens < 1:
         raise ParameterError(
             "max_tokens", f"{body.max_tokens} is less than 1.", hint="Give 1 or more."
@@ -104,11 +112,13 @@ def _images(reader: RequestReader) -> RequestImages:
     return RequestImages(reader.media_kinds)
 
 
-def _count(reader: RequestReader, call: HttpRequest) -> tuple[str | None, int | Prompt]:
+def _count_message_tokens(
+    reader: RequestReader, call: HttpRequest
+) -> tuple[str | None, int | Prompt]:
     """Returns the model's name and the number of the prompt's tokens, or the prompt itself if its
     images are still to be fetched.
     """
-    body = call.read(COUNTED)
+    body = call.read_fields(COUNTED)
     prompt = reader.render(conversation_of(body, call.unused, _images(reader)), call.unused).prompt
     return body.model, prompt if image_addresses(prompt) else len(reader.ids(prompt))
 
@@ -121,15 +131,17 @@ async def _stream(
 ) -> AsyncGenerator[bytes, None]:
     yield _event({"type": "message_start", "message": message.head})
     async for batch in events:
-        if parts := b"".join(_event(each) for new in batch for each in message.events_of(new)):
+        if parts := b"".join(
+            _event(each) for new in batch for each in message.encode_message_events(new)
+        ):
             yield parts
         if isinstance(batch[-1], Generation):
-            yield _event(await message.end(batch[-1]))
+            yield _event(await message.end_message(batch[-1]))
     yield _event({"type": "message_stop"})
 
 
 def _event(content: dict[str, Any]) -> bytes:
-    return event(content, content["type"])
+    return encode_event(content, content["type"])
 
 
 @dataclass(slots=True)
@@ -163,32 +175,32 @@ class _Message:
             "id": f"msg_{random_id()[:24]}",
             "type": "message",
             "role": "assistant",
-            "model": self.service.name_of(self.body.model),
+            "model": self.service.resolve_answering_model(self.body.model),
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
             "usage": {"input_tokens": self.prompt_tokens, **_NOT_CREATED, "output_tokens": 0},
         }
 
-    def events_of(self, each: Delta | Generation) -> Iterator[dict[str, Any]]:
+    def encode_message_events(self, each: Delta | Generation) -> Iterator[dict[str, Any]]:
         """Yields the stream's events for an event of the engine."""
-        yield from self._deltas(self.sample.read(each))
+        yield from self._encode_sample_delta(self.sample.read_event(each))
         if isinstance(each, Generation):
             yield from self._close_block()
 
-    async def end(self, generation: Generation) -> dict[str, Any]:
+    async def end_message(self, generation: Generation) -> dict[str, Any]:
         """Returns the event that ends the message, and sets `response`. Called after all content
         was read.
         """
         end = _stop_fields(self.sample, generation, self.body.max_tokens)
-        usage = await self._usage(generation.usage)
+        usage = await self._encode_message_usage(generation.usage)
         self.response = {**self.head, "content": self.blocks, **end, "usage": usage}
         return {"type": "message_delta", "delta": end, "usage": usage}
 
-    def _deltas(self, new: SampleDelta) -> Iterator[dict[str, Any]]:
-        for kind, part in new.in_order:
+    def _encode_sample_delta(self, new: SampleDelta) -> Iterator[dict[str, Any]]:
+        for kind, part in new.ordered_pieces:
             if isinstance(part, CallDelta):
-                yield from self._call(part)
+                yield from self._encode_call_delta(part)
             elif kind == "content":
                 yield from self._text("text", part)
             else:
@@ -203,7 +215,7 @@ class _Message:
             self.blocks[-1][kind] += text
             yield self._delta({"type": f"{kind}_delta", kind: text})
 
-    def _call(self, part: CallDelta) -> Iterator[dict[str, Any]]:
+    def _encode_call_delta(self, part: CallDelta) -> Iterator[dict[str, Any]]:
         if part.begins:
             yield from self._open_block(
                 {"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": {}}
@@ -240,14 +252,14 @@ class _Message:
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}
 
-    async def _usage(self, usage: Usage) -> dict[str, Any]:
+    async def _encode_message_usage(self, usage: Usage) -> dict[str, Any]:
         return {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
             **_NOT_CREATED,
             "cache_read_input_tokens": usage.cached_tokens,
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {
-                "thinking_tokens": await self.service.tokens(self.sample.reasoning)
+                "thinking_tokens": await self.service.count_text_tokens(self.sample.reasoning)
             },
         }
 
@@ -258,9 +270,9 @@ _NOT_CREATED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 
 def _stop_fields(sample: SampleReader, generation: Generation, limit: int) -> dict[str, Any]:
     """Returns the fields that tell why a message ended: its stop reason, its stop sequence, and
-    what a limit has cut off.
+    which values a limit has cut off.
     """
-    reason = sample.finish(generation)
+    reason = sample.openai_finish_reason(generation)
     matched = None
     found = "end_turn"
     if reason == "tool_calls":
@@ -271,7 +283,7 @@ def _stop_fields(sample: SampleReader, generation: Generation, limit: int) -> di
     elif isinstance(generation.matched, str):
         found = "stop_sequence"
         matched = generation.matched
-    return {"stop_reason": found, "stop_sequence": matched, **sample.shortened(generation)}
+    return {"stop_reason": found, "stop_sequence": matched, **sample.shortened_field(generation)}
 
 
 ROUTES = (

@@ -10,7 +10,7 @@ import msgspec
 
 from sglang_lite.constraints.schema import client_schema
 from sglang_lite.protocol import CapabilityError, Constraint, ParameterError
-from sglang_lite.server.conversation.images import Part, RequestImages, joined
+from sglang_lite.server.conversation.images import Part, RequestImages, join_parts
 from sglang_lite.server.fields import BILLING_HEADER
 from sglang_lite.server.http.body import convert
 from sglang_lite.text.chat_format import Conversation, Tool
@@ -208,11 +208,11 @@ def conversation_of(
     if not body.messages:
         raise ParameterError("messages", "is empty.")
     messages: list[dict[str, Any]] = []
-    if system := _system(body.system, unused):
+    if system := _build_system_message(body.system, unused):
         messages.append({"role": "system", "content": system})
     for i, message in enumerate(body.messages):
         messages += _template_messages(message, f"messages[{i}].content", unused, images)
-    tools, hosted = _tools(body.tools or (), unused)
+    tools, hosted = _split_hosted_tools(body.tools or (), unused)
     choice = body.tool_choice or ToolChoice(type="auto")
     continues = isinstance(body.messages[-1], AssistantMessage)
     if continues and messages[-1].get("tool_calls"):
@@ -270,11 +270,11 @@ def _choice(
     return "auto" if choice.type == "auto" else "none"
 
 
-def _tools(
+def _split_hosted_tools(
     given: Sequence[Mapping[str, Any]], unused: list[str]
 ) -> tuple[list[Tool], dict[str, str]]:
-    """Separates the caller's tools from Anthropic's hosted ones, whose types it returns by name;
-    those are never called.
+    """Separates the caller's tools from Anthropic's hosted tools. Returns the types of the hosted
+    tools by name; they are never called.
     """
     tools: list[Tool] = []
     hosted: dict[str, str] = {}
@@ -299,7 +299,7 @@ def _tools(
 # ----------------------------------------------------------------------------------------- messages
 
 
-def _system(system: str | list[TextBlock] | None, unused: list[str]) -> str:
+def _build_system_message(system: str | list[TextBlock] | None, unused: list[str]) -> str:
     if isinstance(system, list):
         _require_texts(system, "system")
     texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
@@ -326,7 +326,7 @@ def _template_messages(
     own.
     """
     if isinstance(message, AssistantMessage):
-        return [_assistant(message, where, unused)]
+        return [_build_assistant_message(message, where, unused)]
     role = "system" if isinstance(message, SystemMessage) else "user"
     if not message.content:
         raise ParameterError(where, "is empty.", hint="Give text, or leave the message out.")
@@ -343,11 +343,11 @@ def _template_messages(
             parts.append(_text(block, f"{where}[{i}]"))
             continue
         if parts:
-            shown.append({"role": role, "content": joined(parts)})
+            shown.append({"role": role, "content": join_parts(parts)})
             parts = []
-        shown.append(_result(block, f"{where}[{i}]"))
+        shown.append(_build_tool_result(block, f"{where}[{i}]"))
     if parts or not shown:
-        shown.append({"role": role, "content": joined(parts)})
+        shown.append({"role": role, "content": join_parts(parts)})
     return shown
 
 
@@ -372,10 +372,12 @@ def _image(block: ImageBlock, where: str, images: RequestImages) -> dict[str, st
     if block.transformations is not None:
         raise CapabilityError("images are shown as they are.", parameter=f"{where}.transformations")
     given = source.get("data") if source.get("type") == "base64" else source.get("url")
-    return images.part(given, "images", f"{where}.source")
+    return images.add_part(given, "images", f"{where}.source")
 
 
-def _assistant(message: AssistantMessage, where: str, unused: list[str]) -> dict[str, Any]:
+def _build_assistant_message(
+    message: AssistantMessage, where: str, unused: list[str]
+) -> dict[str, Any]:
     blocks = (
         [TextBlock(text=message.content)] if isinstance(message.content, str) else message.content
     )
@@ -399,7 +401,7 @@ def _assistant(message: AssistantMessage, where: str, unused: list[str]) -> dict
     return {**shown, "tool_calls": calls} if calls else shown
 
 
-def _result(block: ToolResultBlock, where: str) -> dict[str, Any]:
+def _build_tool_result(block: ToolResultBlock, where: str) -> dict[str, Any]:
     if isinstance(block.content, str):
         text = block.content
     else:

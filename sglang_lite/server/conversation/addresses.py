@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sglang_lite.fetching import FetchBounds, FetchEnd, fetch
+from sglang_lite.media.fetching import FetchBounds, FetchEnd, fetch_files
 from sglang_lite.program.nodes import Fork, ImagePart, Node
 from sglang_lite.protocol import Media, OverloadedError, ParameterError, Prompt
 from sglang_lite.runtime.core.submission import GenerateRequest
@@ -50,7 +50,7 @@ class ImageFetcher:
             partial(asyncio.Semaphore, most)
         )
 
-    async def prompt(self, prompt: Prompt) -> Prompt:
+    async def fetch_prompt(self, prompt: Prompt) -> Prompt:
         """Returns the prompt with the bytes of its images.
 
         Raises:
@@ -60,7 +60,7 @@ class ImageFetcher:
         """
         return _fill_prompt(prompt, await self._fetch_urls([prompt]))
 
-    async def requests(self, requests: Sequence[GenerateRequest]) -> list[GenerateRequest]:
+    async def fetch_requests(self, requests: Sequence[GenerateRequest]) -> list[GenerateRequest]:
         """Returns requests with the bytes of their images. Raises like `fetch_prompt`."""
         found = await self._fetch_urls([each.prompt for each in requests])
         return [
@@ -68,7 +68,7 @@ class ImageFetcher:
             for each in requests
         ]
 
-    async def branches(self, branches: Sequence[Sequence[Node]]) -> Sequence[Sequence[Node]]:
+    async def fetch_branches(self, branches: Sequence[Sequence[Node]]) -> Sequence[Sequence[Node]]:
         """Returns the nodes of a program's branches with the bytes of their images. Raises like
         `fetch_prompt`.
         """
@@ -95,7 +95,7 @@ class ImageFetcher:
         turn = self._turns[key_in_use.get()]
         await turn.acquire()
         fetching = asyncio.get_running_loop().run_in_executor(
-            self._threads, fetch, urls, self._bounds, "image", end
+            self._threads, fetch_files, urls, self._bounds, "image", end
         )
         fetching.add_done_callback(partial(_release_turn, turn))
         try:
@@ -147,7 +147,7 @@ def _fill_prompt(prompt: P, found: Mapping[str, bytes]) -> P:
     if not found or not isinstance(prompt, Prompt):
         return prompt
     filled: Any = msgspec.structs.replace(
-        prompt, images=tuple(_with_bytes(each, found) for each in prompt.images)
+        prompt, images=tuple(_insert_fetched_bytes(each, found) for each in prompt.images)
     )
     return filled  # type: ignore[no-any-return] # a Prompt, as P is here
 
@@ -161,7 +161,7 @@ def _images(nodes: Sequence[Node]) -> Iterator[Media]:
                 yield from _images(branch)
 
 
-def _with_bytes(image: Media, found: Mapping[str, bytes]) -> Media:
+def _insert_fetched_bytes(image: Media, found: Mapping[str, bytes]) -> Media:
     if image.url not in found:
         return image
     filled: Media = msgspec.structs.replace(image, data=found[image.url], url="")
@@ -172,7 +172,7 @@ def _fill_images(nodes: Sequence[Node], found: Mapping[str, bytes]) -> Sequence[
     filled: list[Node] = []
     for node in nodes:
         if isinstance(node, ImagePart):
-            node = msgspec.structs.replace(node, image=_with_bytes(node.image, found))
+            node = msgspec.structs.replace(node, image=_insert_fetched_bytes(node.image, found))
         elif isinstance(node, Fork):
             node = msgspec.structs.replace(
                 node, branches=tuple(tuple(_fill_images(each, found)) for each in node.branches)

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from sglang_lite.protocol import CapabilityError, Media, MediaKind, ParameterError
 from sglang_lite.protocol.anything import Json
-from sglang_lite.runtime.media.data_url import medium_from
+from sglang_lite.runtime.media.data_url import parse_medium
 from sglang_lite.runtime.media.placeholders import NAMES
 from sglang_lite.server.fields import MEDIA_NEUTRAL
 
@@ -28,7 +28,7 @@ class RequestImages:
         self._accepted = accepted
         self.found: list[Media] = []
 
-    def part(
+    def add_part(
         self,
         source: object,
         name: str,
@@ -58,7 +58,7 @@ class RequestImages:
         if role != "user":
             problem = f"only a user's message can have {NAMES[kind]}s, not one of role {role!r}."
             raise CapabilityError(problem, parameter=where)
-        self.found.append(medium_from(_source(source, where), where, kind))
+        self.found.append(parse_medium(_source(source, where), where, kind))
         return {"type": kind}
 
 
@@ -74,12 +74,14 @@ def _source(given: object, where: str) -> object:
 
 
 def unreadable_part_error(kind: str, where: str) -> CapabilityError:
-    """Returns the error for a part of a message that no model reads here, or not in that place."""
+    """Returns the error for a part of a message that the model can't read, or can't read in that
+    place.
+    """
     hint = "Send text, and images in a user's message if the model reads them."
     return CapabilityError(f"no {kind} is read here.", parameter=where, hint=hint)
 
 
-def joined(parts: Sequence[Part]) -> str | list[dict[str, Json]]:
+def join_parts(parts: Sequence[Part]) -> str | list[dict[str, Json]]:
     """Joins the parts of a message into its content: a text in which each part has its own line, or
     a list of parts if some are not text.
     """

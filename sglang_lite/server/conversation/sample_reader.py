@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import Delta, Generation, TokenLogprob
 from sglang_lite.protocol.anything import Json
-from sglang_lite.random_ids import random_id
-from sglang_lite.server.conversation.tools import input_of
+from sglang_lite.server.conversation.tools import parse_custom_input
 from sglang_lite.text.chat_format import AnswerReader, RenderedConversation
 from sglang_lite.text.tool_calls import CallPiece, Pieces
 
@@ -66,7 +66,7 @@ class SampleDelta:
         return bool(self.reasoning or self.content or self.calls)
 
     @property
-    def in_order(self) -> Iterator[DeltaPiece]:
+    def ordered_pieces(self) -> Iterator[DeltaPiece]:
         """Pieces in the order of the text: further arguments of a call that began earlier come
         before content.
         """
@@ -81,7 +81,7 @@ class SampleDelta:
             yield "call", part
 
 
-def logprobs_of(generation: Generation) -> tuple[TokenLogprob, ...]:
+def reported_logprobs(generation: Generation) -> tuple[TokenLogprob, ...]:
     """Returns the log-probabilities of a generation's tokens. If no tokens were generated, the
     engine reports those of the token that would follow, which OpenAI's protocols leave out.
     """
@@ -121,18 +121,20 @@ class SampleReader:
     _reader: AnswerReader = field(init=False)
 
     def __post_init__(self) -> None:
-        self._reader = self.rendered.reader(separate=self.separate)
+        self._reader = self.rendered.new_answer_reader(separate=self.separate)
 
-    def read(self, each: Delta | Generation) -> SampleDelta:
+    def read_event(self, each: Delta | Generation) -> SampleDelta:
         """Returns what an event adds to the sample."""
         if isinstance(each, Delta):
             self.length += len(each.text)
             self.logprobs += len(each.logprobs)
-            return self._parts(self._reader.push(each.text), ended=False)
-        first = self._parts(self._reader.push(each.text[self.length :]), ended=False)
-        return first + self._parts(self._reader.flush(), ended=True)
+            return self._split_into_deltas(self._reader.push(each.text), ended=False)
+        first = self._split_into_deltas(self._reader.push(each.text[self.length :]), ended=False)
+        return first + self._split_into_deltas(self._reader.flush(), ended=True)
 
-    def finish(self, generation: Generation) -> Literal["stop", "length", "abort", "tool_calls"]:
+    def openai_finish_reason(
+        self, generation: Generation
+    ) -> Literal["stop", "length", "abort", "tool_calls"]:
         """Returns the sample's finish reason as OpenAI's protocols report it."""
         if generation.finish_reason == "stop" and self.calls and not self.cut:
             return "tool_calls"
@@ -143,12 +145,12 @@ class SampleReader:
         """True while a call has begun and has not ended."""
         return self._reader.open
 
-    def shortened(self, generation: Generation) -> dict[str, list[str]]:
-        """Returns the field that `shortened_of` makes. The engine takes a call without the format's
-        marks for free text: if a limit cuts it, the whole answer is marked here, like that of any
-        other call.
+    def shortened_field(self, generation: Generation) -> dict[str, list[str]]:
+        """Returns the field that `shortened_fields` makes. To the engine, a call that is written
+        without the format's marks is free text. If a limit cuts such a call, this marks the whole
+        answer as cut, as the engine does for other calls.
         """
-        found = shortened_of(generation)
+        found = shortened_fields(generation)
         return (
             {"shortened": [""]}
             if not found and self.cut and generation.finish_reason == "length"
@@ -157,10 +159,10 @@ class SampleReader:
 
     @property
     def ended(self) -> int:
-        """Number of calls that have ended, which are the first of `calls`."""
+        """Number of calls that have ended. They come first in `calls`."""
         return self._reader.ended
 
-    def _parts(self, pieces: Pieces, *, ended: bool) -> SampleDelta:
+    def _split_into_deltas(self, pieces: Pieces, *, ended: bool) -> SampleDelta:
         self.reasoning += pieces.reasoning
         self._reasoning += pieces.reasoning
         content = pieces.content
@@ -173,7 +175,7 @@ class SampleReader:
             calls += self._input_deltas(self.rendered.input_of, content)
             content = ""
         for piece in pieces.calls:
-            calls += self._call(piece)
+            calls += self._read_call_piece(piece)
         if ended or not self._reader.open:
             calls += self._flush_inputs()
         return SampleDelta(reasoning, content, tuple(calls))
@@ -192,7 +194,7 @@ class SampleReader:
         begun = [] if self.calls else [self._begin_call(name, custom=True)]
         return [*begun, *([self._extend_call(self.calls[0], text)] if text else [])]
 
-    def _call(self, piece: CallPiece) -> list[CallDelta]:
+    def _read_call_piece(self, piece: CallPiece) -> list[CallDelta]:
         found = []
         if piece.name:
             found = self._flush_inputs()
@@ -211,12 +213,12 @@ class SampleReader:
         found = self._inputs
         self._inputs = {}
         return [
-            self._extend_call(self.calls[index], input_of(arguments))
+            self._extend_call(self.calls[index], parse_custom_input(arguments))
             for index, arguments in found.items()
         ]
 
 
-def entries_of(
+def encode_openai_logprobs(
     token_bytes: Sequence[bytes], entries: Sequence[TokenLogprob]
 ) -> list[dict[str, Json]]:
     """Converts log-probabilities of tokens to the form of OpenAI's protocols."""
@@ -234,8 +236,8 @@ def entries_of(
     ]
 
 
-def shortened_of(generation: Generation) -> dict[str, list[str]]:
-    """Returns the field of an answer that lists JSON Pointers to what a limit has cut off; no field
-    if nothing is missing.
+def shortened_fields(generation: Generation) -> dict[str, list[str]]:
+    """Returns a field for the answer, with JSON Pointers to the values that a limit has cut off.
+    Returns no field if nothing is missing.
     """
     return {"shortened": [*generation.shortened]} if generation.shortened else {}

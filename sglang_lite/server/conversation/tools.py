@@ -116,7 +116,7 @@ def _tool(definition: FunctionDefinition | CustomDefinition, *, forced: bool) ->
     return Tool(name, definition.description, parameters, strict=True, custom=True)
 
 
-def input_of(arguments: str) -> str:
+def parse_custom_input(arguments: str) -> str:
     """Returns the input of a custom tool that was called like a function, or the unparsed arguments
     if the call was cut.
     """
@@ -126,7 +126,7 @@ def input_of(arguments: str) -> str:
         return arguments
 
 
-def arguments_of(given: str | dict[str, Json], name: str) -> dict[str, Json]:
+def parse_earlier_arguments(given: str | dict[str, Json], name: str) -> dict[str, Json]:
     """Returns the arguments of an earlier call. Raises ParameterError if they aren't a JSON object."""
     found: Any = given
     if isinstance(given, str):
@@ -139,12 +139,12 @@ def arguments_of(given: str | dict[str, Json], name: str) -> dict[str, Json]:
     return found
 
 
-def variables_of_template(given: Mapping[str, Json] | None) -> dict[str, dict[str, Json]]:
+def split_template_kwargs(given: Mapping[str, Json] | None) -> dict[str, dict[str, Json]]:
     """Returns the chat template's variables from a request's `chat_template_kwargs`, by field."""
     return {f"chat_template_kwargs.{name}": {name: value} for name, value in (given or {}).items()}
 
 
-def variables_of_effort(effort: str) -> dict[str, Json]:
+def effort_variables(effort: str) -> dict[str, Json]:
     """Returns the chat template's variables for a `reasoning_effort`."""
     thinks = {} if effort not in ("none", "minimal") else {"enable_thinking": False}
     return {"reasoning_effort": effort, **thinks}

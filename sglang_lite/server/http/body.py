@@ -32,7 +32,7 @@ async def read_bytes(request: Request, most: int, seconds: float) -> bytes:
         SlowRequestError: the body has not arrived after `seconds`.
     """
     if int(request.headers.get("content-length", 0)) > most:
-        raise _too_large(most)
+        raise _body_too_large_error(most)
     parts = []
     size = 0
     try:
@@ -40,7 +40,7 @@ async def read_bytes(request: Request, most: int, seconds: float) -> bytes:
             async for part in request.stream():
                 size += len(part)
                 if size > most:
-                    raise _too_large(most)
+                    raise _body_too_large_error(most)
                 parts.append(part)
     except TimeoutError:
         told = f"the body did not arrive within {seconds:g} seconds."
@@ -50,7 +50,7 @@ async def read_bytes(request: Request, most: int, seconds: float) -> bytes:
     return b"".join(parts)
 
 
-def _too_large(most: int) -> TooLargeError:
+def _body_too_large_error(most: int) -> TooLargeError:
     return TooLargeError(
         f"the body is larger than {most:,} bytes.", hint="Send less, or raise max_body_mb."
     )
@@ -90,12 +90,12 @@ def convert(body: object, kind: type[T], where: str = "", *, strict: bool = True
     try:
         return msgspec.convert(body, kind, strict=strict)
     except msgspec.ValidationError as error:
-        raise _error_with_path(str(error), where) from None
+        raise _locate_validation_error(str(error), where) from None
     except RecursionError:
         raise ParameterError(where or "body", "is nested too deeply.") from None
 
 
-def _error_with_path(told: str, where: str) -> ParameterError:
+def _locate_validation_error(told: str, where: str) -> ParameterError:
     found = _PLACE.search(told)
     path = ".".join(filter(None, (where, found[1] if found else "")))
     problem = told[: found.start()] if found else told

@@ -23,18 +23,18 @@ class EventLog:
     def __len__(self) -> int:
         return len(self._events)
 
-    def add(self, events: Sequence[bytes]) -> None:
+    def append_events(self, events: Sequence[bytes]) -> None:
         """Appends events, and wakes the readers."""
         self._events += events
         self.size += sum(map(len, events))
         self._wake()
 
-    def end(self) -> None:
+    def mark_complete(self) -> None:
         """Marks the log as complete, which ends the streams of its readers."""
         self.ended = True
         self._wake()
 
-    async def after(self, number: int) -> AsyncGenerator[bytes, None]:
+    async def read_after(self, number: int) -> AsyncGenerator[bytes, None]:
         """Yields the events after a number (-1 for all), joined, and waits for more until the log
         is complete.
         """

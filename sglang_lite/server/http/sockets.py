@@ -1,5 +1,5 @@
-"""The socket that a server listens on, the number of connections it may open, and how long a client
-may not read.
+"""Sockets of a server: the one that it listens on, how many connections it may open, and for how
+long a client may fail to read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ logger = logging.getLogger("sglang_lite.server")
 _OTHER_FILES: Final = 256  # files of the engine, logs and fetches
 
 
-def bound(host: str, port: int, flag: str = "--port") -> socket.socket:
+def bind_socket(host: str, port: int, flag: str = "--port") -> socket.socket:
     """Binds a socket to an address. Called before a model is loaded, so that a port in use is
     reported early.
 
@@ -61,8 +61,9 @@ def allow_connections(count: int) -> None:
 
 
 def limit_unread(connection: socket.socket, seconds: float) -> None:
-    """Makes the system end a connection whose other side accepts no data for some seconds, because
-    it is gone or doesn't read. Does nothing on systems without this limit (all but Linux).
+    """Makes the system end a connection if the other side accepts no data for some seconds, either
+    because it is gone or because it doesn't read. Does nothing on systems without this limit (all
+    but Linux).
     """
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         connection.setsockopt(

@@ -13,14 +13,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from sglang_lite.protocol import SglError
 from sglang_lite.protocol.anything import Json
-from sglang_lite.server.errors import Protocol, content_of
+from sglang_lite.server.errors import Protocol, encode_error_content
 from sglang_lite.wire.json_lines import one_line
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
-def event(content: object, name: str | None = None) -> bytes:
+def encode_event(content: object, name: str | None = None) -> bytes:
     """Encodes a server-sent event.
 
     Args:
@@ -90,13 +90,13 @@ class EventStream(Response):
                     async for part in parts:
                         await send_part(part)
                 except SglError as error:
-                    await send_part(self.failed(content_of(error, self._protocol)))
+                    await send_part(self.encode_error(encode_error_content(error, self._protocol)))
             await send_part(b"", more=False)
 
-    def failed(self, content: Mapping[str, Json]) -> bytes:
+    def encode_error(self, content: Mapping[str, Json]) -> bytes:
         """Encodes the error that ends a stream, from its content."""
         return (
-            event(content, content["type"])
+            encode_event(content, content["type"])
             if self._protocol == "anthropic"
-            else event(content) + DONE
+            else encode_event(content) + DONE
         )

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from sglang_lite.engine import embedding
 from sglang_lite.protocol import ParameterError, SglError
 from sglang_lite.runtime.models.resolve import resolve_for_engine
-from sglang_lite.server.endpoint import HttpRequest, Route, answer, read_record
+from sglang_lite.server.endpoint import HttpRequest, Route, json_response, read_record
 from sglang_lite.server.fields import OLLAMA_EMBEDDINGS_NEUTRAL, Fields
 from sglang_lite.server.ollama.lines import served_name
 from sglang_lite.server.ollama.ollama_request import OllamaRequest, read_options
@@ -63,7 +63,7 @@ async def embed(service: Service, call: HttpRequest) -> Response:
         service, call, body, texts, body.dimensions, truncate=body.truncate
     )
     rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-    return answer(
+    return json_response(
         {"model": body.model, "embeddings": rows.tolist(), "prompt_eval_count": sum(tokens)}
     )
 
@@ -72,7 +72,7 @@ async def embeddings(service: Service, call: HttpRequest) -> Response:
     """Returns the embedding of a text."""
     body = await read_record(service, call, EMBEDDINGS)
     rows, _ = await _embed_texts(service, call, body, [body.prompt], None, truncate=body.truncate)
-    return answer({"embedding": rows[0].tolist()})
+    return json_response({"embedding": rows[0].tolist()})
 
 
 async def _embed_texts(
@@ -84,7 +84,7 @@ async def _embed_texts(
     *,
     truncate: bool,
 ) -> embedding.Numbers:
-    adapter = service.adapter_of(served_name(service, body.model))
+    adapter = service.find_requested_adapter(served_name(service, body.model))
     read_options(body, call)
     if not texts:
         return np.zeros((0, 1), np.float32), []
@@ -126,7 +126,7 @@ def _config(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _details(service: Service, files: _Files, adapter: str | None) -> dict[str, Any]:
+def _model_details(service: Service, files: _Files, adapter: str | None) -> dict[str, Any]:
     config = service.engine.config
     stored = files.config.get("dtype") or files.config.get("torch_dtype") or ""
     level = config.quantization or (stored if config.dtype == "auto" else config.dtype)
@@ -147,7 +147,7 @@ def _card(service: Service, files: _Files, adapter: str | None) -> dict[str, Any
         "model": name,
         "size": files.size,
         "digest": files.digest,
-        "details": _details(service, files, adapter),
+        "details": _model_details(service, files, adapter),
     }
 
 
@@ -156,15 +156,15 @@ async def tags(service: Service, _: HttpRequest) -> Response:
     files = _Files(service)
     changed = datetime.fromtimestamp(files.changed, UTC).isoformat()
     cards = [_card(service, files, adapter) for adapter in (None, *service.adapters)]
-    return answer({"models": [{**card, "modified_at": changed} for card in cards]})
+    return json_response({"models": [{**card, "modified_at": changed} for card in cards]})
 
 
-async def loaded(service: Service, _: HttpRequest) -> Response:
+async def loaded_models(service: Service, _: HttpRequest) -> Response:
     """Describes the loaded model, which is never unloaded."""
     files = _Files(service)
     context = service.engine.context_length
     card = {**_card(service, files, None), "expires_at": _NEVER, "context_length": context}
-    return answer({"models": [card]})
+    return json_response({"models": [card]})
 
 
 async def show(service: Service, call: HttpRequest) -> Response:
@@ -177,7 +177,7 @@ async def show(service: Service, call: HttpRequest) -> Response:
         raise ParameterError("model", "is missing.")
     name = served_name(service, given)
     files = _Files(service)
-    adapter = service.adapter_of(name)
+    adapter = service.find_requested_adapter(name)
     engine = service.engine
     architecture = files.architecture or "unknown"
     template = engine.chat_template()
@@ -187,13 +187,13 @@ async def show(service: Service, call: HttpRequest) -> Response:
         "embedding_length": files.config.get("hidden_size"),
     }
     info = {f"{architecture}.{key}": value for key, value in sizes.items() if value is not None}
-    return answer(
+    return json_response(
         {
             "modelfile": f"FROM {name}\n",
             "parameters": "",
             "license": "",
             "template": "" if template is None else template.source,
-            "details": _details(service, files, adapter),
+            "details": _model_details(service, files, adapter),
             "model_info": {"general.architecture": architecture, **info},
             "capabilities": ["embedding"] if reads else _capabilities(service),
             "modified_at": datetime.fromtimestamp(files.changed, UTC).isoformat(),
@@ -219,7 +219,7 @@ async def alive(_: Service, __: HttpRequest) -> Response:
 
 async def version(_: Service, __: HttpRequest) -> Response:
     """Returns the version of Ollama whose protocol this is."""
-    return answer({"version": _SPOKEN, "server": f"sglang_lite {__version__}"})
+    return json_response({"version": _SPOKEN, "server": f"sglang_lite {__version__}"})
 
 
 ROUTES = (
@@ -233,7 +233,7 @@ ROUTES = (
         media_type="",
     ),
     Route("/api/tags", tags, "The models", ("GET",), protocol="ollama"),
-    Route("/api/ps", loaded, "The models that are loaded", ("GET",), protocol="ollama"),
+    Route("/api/ps", loaded_models, "The models that are loaded", ("GET",), protocol="ollama"),
     Route("/api/show", show, "A model", protocol="ollama", fields=SHOW),
     Route("/api/version", version, "The version of the protocol", ("GET",), protocol="ollama"),
     Route(

@@ -14,14 +14,14 @@ from starlette.responses import Response
 from sglang_lite.protocol import BackendError, Delta, Generation, TokenLogprob
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.server.async_engine import with_first_event
+from sglang_lite.server.async_engine import wait_for_first_event
 from sglang_lite.server.conversation.sample_reader import (
     PartialToolCall,
     SampleReader,
-    entries_of,
-    logprobs_of,
+    encode_openai_logprobs,
+    reported_logprobs,
 )
-from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
+from sglang_lite.server.endpoint import HttpRequest, Route, json_response, read_body
 from sglang_lite.server.http.sse import EventStream
 from sglang_lite.server.ollama.ollama_request import (
     CHAT,
@@ -32,7 +32,7 @@ from sglang_lite.server.ollama.ollama_request import (
     read_chat,
     read_generate,
 )
-from sglang_lite.server.parameters.thinking import with_thinking
+from sglang_lite.server.parameters.thinking import set_thinking_limit
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
 from sglang_lite.wire.json_lines import one_line
@@ -43,7 +43,7 @@ class JsonLines(EventStream):
 
     media_type = "application/x-ndjson"
 
-    def failed(self, content: Mapping[str, Json]) -> bytes:
+    def encode_error(self, content: Mapping[str, Json]) -> bytes:
         return _encode_line(content)
 
 
@@ -56,30 +56,30 @@ class _Sample:
     reader: SampleReader
     calls: int = 0  # number of calls sent
 
-    def read(self, each: Delta | Generation) -> tuple[dict[str, Any], Sequence[TokenLogprob]]:
+    def read_part(self, each: Delta | Generation) -> tuple[dict[str, Any], Sequence[TokenLogprob]]:
         """Returns what an event adds: a message with new content, reasoning and completed calls,
         and its log-probabilities.
         """
         sent = self.reader.logprobs
-        new = self.reader.read(each)
+        new = self.reader.read_event(each)
         ended = self.reader.ended
         calls = self.reader.calls[self.calls : ended]
         self.calls = ended
         message: dict[str, Any] = {
             "content": new.content,
             "thinking": new.reasoning,
-            "tool_calls": [_call(call) for call in calls],
+            "tool_calls": [_encode_ollama_call(call) for call in calls],
         }
-        entries = each.logprobs if isinstance(each, Delta) else logprobs_of(each)[sent:]
+        entries = each.logprobs if isinstance(each, Delta) else reported_logprobs(each)[sent:]
         return {name: value for name, value in message.items() if value}, entries
 
     def lines(self, each: Delta | Generation) -> Iterator[dict[str, Any]]:
         """Yields the lines of an event of a stream."""
-        message, entries = self.read(each)
+        message, entries = self.read_part(each)
         if message or (entries and self.body.logprobs):
             yield _line(self.service, self.body, message, entries)
         if isinstance(each, Generation):
-            yield {**_line(self.service, self.body, {}), **_ended(self.reader, each)}
+            yield {**_line(self.service, self.body, {}), **_last_line_fields(self.reader, each)}
 
 
 def _line(
@@ -98,12 +98,12 @@ def _line(
     else:
         said = {"message": {"role": "assistant", **message, "content": content}}
     if body.logprobs:
-        said["logprobs"] = entries_of(service.engine.tokenizer.token_bytes, entries)
+        said["logprobs"] = encode_openai_logprobs(service.engine.tokenizer.token_bytes, entries)
     now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     return {"model": body.model, "created_at": now, **said, "done": False}
 
 
-def _call(call: PartialToolCall) -> dict[str, Any]:
+def _encode_ollama_call(call: PartialToolCall) -> dict[str, Any]:
     try:
         arguments = msgspec.json.decode(call.arguments or "{}")
     except msgspec.DecodeError as error:
@@ -114,15 +114,15 @@ def _call(call: PartialToolCall) -> dict[str, Any]:
     }
 
 
-def _ended(sample: SampleReader, generation: Generation) -> dict[str, Any]:
+def _last_line_fields(sample: SampleReader, generation: Generation) -> dict[str, Any]:
     """Returns the fields of an answer's last line: reason, counts, and times in nanoseconds. The
-    prompt's time begins when it is first computed.
+    prompt's time does not include waiting in the queue.
     """
     usage = generation.usage
     return {
         "done": True,
         "done_reason": "length" if generation.finish_reason == "length" else "stop",
-        **sample.shortened(generation),
+        **sample.shortened_field(generation),
         "total_duration": int(usage.total_s * 1e9),
         "load_duration": 0,
         "prompt_eval_count": usage.prompt_tokens,
@@ -141,30 +141,33 @@ def served_name(service: Service, name: str) -> str:
     """
     if ":" not in service.model_name:
         name = name.removesuffix(":latest")
-    return service.name_of(name)
+    return service.resolve_answering_model(name)
 
 
-def _answers(function: Callable[[RequestReader, HttpRequest], Read]) -> Callable[..., Any]:
-    """Returns a handler for the requests that `function` reads."""
+def _answer_handler(function: Callable[[RequestReader, HttpRequest], Read]) -> Callable[..., Any]:
+    """Returns a handler for requests whose bodies `function` reads."""
 
     async def handle(service: Service, call: HttpRequest) -> Response:
-        body, rendered, params = await read(service, call, function)
+        body, rendered, params = await read_body(service, call, function)
         name = served_name(service, body.model)
         streams = body.stream is not False
         if rendered is None:  # without a prompt, Ollama only loads the model
-            return answer({**_line(service, body, {}), "done": True, "done_reason": "load"})
-        params = with_thinking(
+            return json_response({**_line(service, body, {}), "done": True, "done_reason": "load"})
+        params = set_thinking_limit(
             params, rendered, body.think if isinstance(body.think, str) else None
         )
         request = GenerateRequest(rendered.prompt, params, rendered.constraint, stream=streams)
-        request = service.adapted(name, request)
+        request = service.select_requested_adapter(name, request)
         sample = _Sample(service, body, SampleReader(rendered))
         if streams:
-            events = await with_first_event(service.async_engine.generate(request))
+            events = await wait_for_first_event(service.async_engine.generate(request))
             return JsonLines(events, partial(_stream, sample), "ollama")
         (generation,) = await service.async_engine.results(request)
-        return answer(
-            {**_line(service, body, *sample.read(generation)), **_ended(sample.reader, generation)}
+        return json_response(
+            {
+                **_line(service, body, *sample.read_part(generation)),
+                **_last_line_fields(sample.reader, generation),
+            }
         )
 
     return handle
@@ -184,11 +187,11 @@ async def _stream(
 
 ROUTES = (
     Route(
-        "/api/chat", _answers(read_chat), "Answer a conversation", protocol="ollama", fields=CHAT, streams=True,
+        "/api/chat", _answer_handler(read_chat), "Answer a conversation", protocol="ollama", fields=CHAT, streams=True,
         counts_as_open=True,
     ),
     Route(
-        "/api/generate", _answers(read_generate), "Answer or continue a prompt", protocol="ollama", fields=GENERATE,
-        streams=True, counts_as_open=True,
+        "/api/generate", _answer_handler(read_generate), "Answer or continue a prompt", protocol="ollama",
+        fields=GENERATE, streams=True, counts_as_open=True,
     ),
 )  # fmt: skip

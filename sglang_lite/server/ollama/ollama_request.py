@@ -11,8 +11,8 @@ import msgspec
 
 from sglang_lite.constraints.schema import client_schema
 from sglang_lite.protocol import Constraint, ParameterError, Prompt, SamplingParams, Span
-from sglang_lite.server.conversation.images import Part, RequestImages, joined
-from sglang_lite.server.conversation.tools import variables_of_effort
+from sglang_lite.server.conversation.images import Part, RequestImages, join_parts
+from sglang_lite.server.conversation.tools import effort_variables
 from sglang_lite.server.endpoint import HttpRequest
 from sglang_lite.server.fields import (
     OLLAMA_NEUTRAL,
@@ -52,7 +52,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     penalize_newline: bool | None = None
 
 
-class _Answered(OllamaRequest, kw_only=True):
+class _AnswerRequest(OllamaRequest, kw_only=True):
     stream: bool | None = True
     format: str | dict[str, Any] | None = None
     think: bool | str | None = None
@@ -104,14 +104,14 @@ class OllamaTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: Literal["function"] = "function"
 
 
-class OllamaChat(_Answered, kw_only=True):
+class OllamaChat(_AnswerRequest, kw_only=True):
     """Ollama's request to answer a conversation."""
 
     messages: list[OllamaMessage] | None = None
     tools: list[OllamaTool] | None = None
 
 
-class OllamaGenerate(_Answered, kw_only=True):
+class OllamaGenerate(_AnswerRequest, kw_only=True):
     """Ollama's request to answer a prompt, or with `raw` to continue it."""
 
     prompt: str | None = None
@@ -143,14 +143,19 @@ def read_chat(reader: RequestReader, call: HttpRequest) -> Read:
     """Returns the request without its messages, the rendered conversation (None without messages)
     and the sampling parameters.
     """
-    body = call.read(CHAT)
+    body = call.read_fields(CHAT)
     images = RequestImages(reader.media_kinds)
     messages = [
         _template_message(each, f"messages[{i}]", images)
         for i, each in enumerate(body.messages or ())
     ]
     tools = [
-        Tool(each.name, each.description, _schema(each.parameters), each.strict is True)
+        Tool(
+            each.name,
+            each.description,
+            _parse_arguments_schema(each.parameters),
+            each.strict is True,
+        )
         for each in (tool.function for tool in body.tools or ())
     ]
     body.messages = None
@@ -165,7 +170,7 @@ def read_generate(reader: RequestReader, call: HttpRequest) -> Read:
     """Returns the request without its prompt, the rendered conversation (None without a prompt) and
     the sampling parameters.
     """
-    body = call.read(GENERATE)
+    body = call.read_fields(GENERATE)
     params = _params(reader, call, body)
     text = body.prompt or ""
     images = RequestImages(reader.media_kinds)
@@ -175,10 +180,12 @@ def read_generate(reader: RequestReader, call: HttpRequest) -> Read:
                 raise ParameterError(
                     name, "can't be combined with raw, whose prompt is the whole text."
                 )
-        prompt = reader.prompt(Prompt((Span(text),)))
+        prompt = reader.prepare_prompt(Prompt((Span(text),)))
         assert isinstance(prompt, Prompt)
         rendered = (
-            RenderedConversation(prompt, _constraint(body.format), None, None, {}) if text else None
+            RenderedConversation(prompt, _constraint_from_format(body.format), None, None, {})
+            if text
+            else None
         )
     else:
         asked = OllamaMessage(role="user", content=text, images=body.images)
@@ -205,14 +212,14 @@ def _render_messages(
     if body.think is not None:
         think = body.think
         variables = {
-            "think": variables_of_effort(think)
+            "think": effort_variables(think)
             if isinstance(think, str)
             else {"enable_thinking": think}
         }
     conversation = Conversation(
         messages,
         tools or (),
-        answer=_constraint(body.format),
+        answer=_constraint_from_format(body.format),
         variables=variables,
         images=images.found,
         continue_final=messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"),
@@ -229,19 +236,19 @@ def _field(name: str) -> str:
     return f"{message}{dot}{_OF_TEMPLATES.get(last, last)}"
 
 
-def _schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+def _parse_arguments_schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns the schema of a tool's arguments. Ollama's client writes the types of a union as one
     text: "integer, string".
     """
     found: dict[str, Any] = dict(parameters or {"type": "object", "properties": {}})
     if isinstance(found.get("properties"), dict):
         found["properties"] = {
-            name: _with_types(each) for name, each in found["properties"].items()
+            name: _split_type_list(each) for name, each in found["properties"].items()
         }
     return found
 
 
-def _with_types(schema: object) -> object:
+def _split_type_list(schema: object) -> object:
     if isinstance(schema, dict) and isinstance(schema.get("type"), str) and ", " in schema["type"]:
         return {**schema, "type": schema["type"].split(", ")}
     return schema
@@ -250,12 +257,12 @@ def _with_types(schema: object) -> object:
 def _template_message(message: OllamaMessage, where: str, images: RequestImages) -> dict[str, Any]:
     """Converts a message to the form that templates take."""
     parts: list[Part] = [
-        images.part(image, "image", f"{where}.images[{i}]".lstrip("."), role=message.role)
+        images.add_part(image, "image", f"{where}.images[{i}]".lstrip("."), role=message.role)
         for i, image in enumerate(message.images or ())
     ]
     shown: dict[str, Any] = {
         "role": message.role,
-        "content": joined([*parts, message.content or ""]) if parts else message.content or "",
+        "content": join_parts([*parts, message.content or ""]) if parts else message.content or "",
     }
     if message.thinking is not None:
         shown["reasoning_content"] = message.thinking
@@ -275,7 +282,7 @@ def _template_message(message: OllamaMessage, where: str, images: RequestImages)
     return shown
 
 
-def _constraint(format: str | Mapping[str, Any] | None) -> Constraint | None:
+def _constraint_from_format(format: str | Mapping[str, Any] | None) -> Constraint | None:
     if not format and not isinstance(format, Mapping):
         return None
     if isinstance(format, str) and format != "json":
@@ -291,7 +298,7 @@ def _params(
         raise ParameterError("top_logprobs", "needs logprobs: true.")
     scored = bool(body.logprobs)
     try:
-        return sampling.read(
+        return sampling.read_sampling_params(
             options,
             _NAMES,
             max_tokens=reader.context_length,
@@ -320,7 +327,7 @@ def read_options(body: OllamaRequest, call: HttpRequest) -> OllamaOptions:
     """
     unknown: list[str] | None = [] if call.reports else None
     try:
-        options = OPTIONS.read(body.options or {}, unknown)
+        options = OPTIONS.parse_record(body.options or {}, unknown)
     except ParameterError as error:
         raise _rename_parameter(error, f"options.{error.parameter}") from None
     call.unused.extend(f"options.{name}" for name in unknown or ())

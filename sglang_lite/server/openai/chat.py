@@ -9,17 +9,27 @@ from typing import Any
 
 from starlette.responses import Response
 
+from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import Delta, Generation, ParameterError, TokenLogprob, Usage
-from sglang_lite.random_ids import random_id
-from sglang_lite.server.async_engine import with_first_event
+from sglang_lite.server.async_engine import wait_for_first_event
 from sglang_lite.server.conversation.sample_reader import (
     SampleReader,
-    entries_of,
-    logprobs_of,
+    encode_openai_logprobs,
+    reported_logprobs,
 )
-from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_priorities
-from sglang_lite.server.http.sse import DONE, EventStream, event
-from sglang_lite.server.openai.chat_answer import delta_of, message_of, usage_of
+from sglang_lite.server.endpoint import (
+    HttpRequest,
+    Route,
+    json_response,
+    read_body,
+    with_priorities,
+)
+from sglang_lite.server.http.sse import DONE, EventStream, encode_event
+from sglang_lite.server.openai.chat_answer import (
+    build_assistant_reply,
+    chat_token_counts,
+    encode_chat_delta,
+)
 from sglang_lite.server.openai.chat_request import (
     CHAT,
     ChatStreamOptions,
@@ -33,53 +43,68 @@ from sglang_lite.server.service import Service
 
 async def complete(service: Service, call: HttpRequest) -> Response:
     """Answers a request for a chat completion."""
-    chat = await read(service, call, _read)
+    chat = await read_body(service, call, _read)
     body = chat.body
-    service.adapter_of(body.model)  # rejects an unknown model
+    service.find_requested_adapter(body.model)  # rejects an unknown model
     check_stream(body.stream, body.stream_options, call.unused)
     if body.stream_options is not None and body.stream_options.continuous_usage_stats:
         raise ParameterError(
             "stream_options.continuous_usage_stats", "is not supported.", hint="Use include_usage."
         )
-    [request] = await service.images.requests([chat.request(service.engine.context_length)])
-    [request] = with_priorities(service, call, [service.adapted(body.model, request)])
+    [request] = await service.images.fetch_requests(
+        [chat.engine_request(service.engine.context_length)]
+    )
+    [request] = with_priorities(
+        service, call, [service.select_requested_adapter(body.model, request)]
+    )
     head = {
         "id": f"chatcmpl-{random_id()}",
         "object": f"chat.completion{'.chunk' if body.stream else ''}",
         "created": int(time.time()),
-        "model": service.name_of(body.model),
+        "model": service.resolve_answering_model(body.model),
     }
     if body.stream:
-        events = await with_first_event(service.async_engine.generate(request))
+        events = await wait_for_first_event(service.async_engine.generate(request))
         return EventStream(events, partial(_stream, service, chat, head), "openai")
     found = await service.async_engine.results(request)
     choices = [
-        {**_choice_of(service, chat, each), **body.ids_of(service, request, each)} for each in found
+        {
+            **_encode_chat_choice(service, chat, each),
+            **body.requested_id_fields(service, request, each),
+        }
+        for each in found
     ]
     reasoning = sum(
-        [await service.tokens(choice["message"].get("reasoning_content", "")) for choice in choices]
+        [
+            await service.count_text_tokens(choice["message"].get("reasoning_content", ""))
+            for choice in choices
+        ]
     )
-    usage = usage_of([generation.usage for generation in found], reasoning)
+    usage = chat_token_counts([generation.usage for generation in found], reasoning)
     # like vLLM
     prompt = {"prompt_token_ids": choices[0]["prompt_token_ids"]} if body.return_token_ids else {}
-    return answer({**head, **prompt, "choices": choices, "usage": usage})
+    return json_response({**head, **prompt, "choices": choices, "usage": usage})
 
 
 def _read(reader: RequestReader, call: HttpRequest) -> RenderedChat:
-    return render_chat(reader, call.read(CHAT), call.unused)
+    return render_chat(reader, call.read_fields(CHAT), call.unused)
 
 
-def _choice_of(service: Service, chat: RenderedChat, generation: Generation) -> dict[str, Any]:
-    sample = chat.sample()
-    new = sample.read(generation)
-    message = message_of(new.content, new.reasoning, sample.calls)
+def _encode_chat_choice(
+    service: Service, chat: RenderedChat, generation: Generation
+) -> dict[str, Any]:
+    sample = chat.new_sample_reader()
+    new = sample.read_event(generation)
+    message = build_assistant_reply(new.content, new.reasoning, sample.calls)
     return {
         "index": generation.index,
         "message": {**message, "refusal": None},
-        "logprobs": _logprobs(service, logprobs_of(generation)) if chat.body.logprobs else None,
-        "finish_reason": sample.finish(generation),
+        "logprobs": _logprobs(service, reported_logprobs(generation))
+        if chat.body.logprobs
+        else None,
+        "finish_reason": sample.openai_finish_reason(generation),
         "matched_stop": generation.matched,
-        **sample.shortened(generation),
+        **sample.shortened_field(generation),
     }
 
 
@@ -111,38 +136,52 @@ async def _stream(
             "finish_reason": finish,
             **more,
         }
-        return event({**head, "choices": [choice]})
+        return encode_event({**head, "choices": [choice]})
 
     async for batch in events:
         parts: list[bytes] = []
         for each in batch:
             if each.index not in samples:
-                samples[each.index] = chat.sample()
+                samples[each.index] = chat.new_sample_reader()
                 parts.append(chunk(each.index, {"role": "assistant", "content": ""}))
             sample = samples[each.index]
-            new = delta_of(sample.read(each))
+            new = encode_chat_delta(sample.read_event(each))
             if isinstance(each, Delta):
                 logprobs = _logprobs(service, each.logprobs) if body.logprobs else None
                 if new or (logprobs and logprobs["content"]):
                     parts.append(chunk(each.index, new, logprobs=logprobs))
             else:
-                rest = logprobs_of(each)[sample.logprobs :]
+                rest = reported_logprobs(each)[sample.logprobs :]
                 logprobs = _logprobs(service, rest) if body.logprobs and rest else None
                 if new or logprobs:
                     parts.append(chunk(each.index, new, logprobs=logprobs))
-                parts.append(chunk(each.index, {}, sample.finish(each), **sample.shortened(each)))
+                parts.append(
+                    chunk(
+                        each.index,
+                        {},
+                        sample.openai_finish_reason(each),
+                        **sample.shortened_field(each),
+                    )
+                )
                 usages[each.index] = each.usage
         yield b"".join(parts)
     end = b""
     if options.include_usage:
-        reasoning = sum([await service.tokens(sample.reasoning) for sample in samples.values()])
-        end = event({**head, "choices": [], "usage": usage_of(list(usages.values()), reasoning)})
+        reasoning = sum(
+            [await service.count_text_tokens(sample.reasoning) for sample in samples.values()]
+        )
+        end = encode_event(
+            {**head, "choices": [], "usage": chat_token_counts(list(usages.values()), reasoning)}
+        )
     yield end + DONE
 
 
 def _logprobs(service: Service, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
     """Converts log-probabilities of generated tokens to the protocol's form."""
-    return {"content": entries_of(service.engine.tokenizer.token_bytes, entries), "refusal": None}
+    return {
+        "content": encode_openai_logprobs(service.engine.tokenizer.token_bytes, entries),
+        "refusal": None,
+    }
 
 
 ROUTES = (

@@ -10,18 +10,20 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.server.conversation.sample_reader import CallDelta, PartialToolCall, SampleDelta
 
 
-def message_of(text: str, reasoning: str, calls: Sequence[PartialToolCall]) -> dict[str, Json]:
+def build_assistant_reply(
+    text: str, reasoning: str, calls: Sequence[PartialToolCall]
+) -> dict[str, Json]:
     """Creates the assistant's message."""
     message: dict[str, Json] = {"role": "assistant", "content": text}
     if reasoning:
         message["reasoning_content"] = reasoning
     if calls:
         message["content"] = text or None
-        message["tool_calls"] = [_as_call(call) for call in calls]
+        message["tool_calls"] = [_encode_tool_call(call) for call in calls]
     return {**message, "refusal": None}
 
 
-def _as_call(call: PartialToolCall) -> dict[str, Json]:
+def _encode_tool_call(call: PartialToolCall) -> dict[str, Json]:
     """Converts a call, as received so far, to the protocol's form."""
     if call.custom:
         return {
@@ -36,7 +38,7 @@ def _as_call(call: PartialToolCall) -> dict[str, Json]:
     }
 
 
-def delta_of(new: SampleDelta) -> dict[str, Json]:
+def encode_chat_delta(new: SampleDelta) -> dict[str, Json]:
     """Converts what is new in a sample to the delta of a chunk."""
     delta: dict[str, Json] = {}
     if new.reasoning:
@@ -52,14 +54,14 @@ def _call_delta(part: CallDelta) -> dict[str, Json]:
     call = part.call
     new = part.arguments
     if part.begins:
-        return {"index": call.index, **_as_call(replace(call, arguments=new))}
+        return {"index": call.index, **_encode_tool_call(replace(call, arguments=new))}
     return {
         "index": call.index,
         **({"custom": {"input": new}} if call.custom else {"function": {"arguments": new}}),
     }
 
 
-def usage_of(usages: Sequence[Usage], reasoning: int) -> dict[str, Json]:
+def chat_token_counts(usages: Sequence[Usage], reasoning: int) -> dict[str, Json]:
     """Returns the token counts of an answer, whose samples share their prompt."""
     prompt = usages[0].prompt_tokens
     completion = sum(usage.completion_tokens for usage in usages)

@@ -17,7 +17,7 @@ from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.conversation.images import (
     Part,
     RequestImages,
-    joined,
+    join_parts,
     unreadable_part_error,
 )
 from sglang_lite.server.conversation.sample_reader import SampleReader
@@ -26,16 +26,16 @@ from sglang_lite.server.conversation.tools import (
     CustomDefinition,
     FunctionDefinition,
     GrammarText,
-    arguments_of,
-    variables_of_effort,
-    variables_of_template,
+    effort_variables,
+    parse_earlier_arguments,
+    split_template_kwargs,
     with_tools,
 )
 from sglang_lite.server.fields import CHAT_NEUTRAL, CHAT_REFUSED, Fields
 from sglang_lite.server.http.body import convert
 from sglang_lite.server.parameters import sampling
 from sglang_lite.server.parameters.completion_fields import CompletionFields, StreamOptions
-from sglang_lite.server.parameters.thinking import report_thinking, with_thinking
+from sglang_lite.server.parameters.thinking import report_thinking, set_thinking_limit
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.text.chat_format import Conversation, RenderedConversation
 
@@ -179,7 +179,9 @@ class Allowed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class AllowedTools(
     msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True
 ):
-    """Choice that limits which tools may be called; with the mode "required", one of them must be."""
+    """Choice that limits which tools may be called. With the mode "required", one of them must be
+    called.
+    """
 
     allowed_tools: Allowed
 
@@ -230,7 +232,7 @@ class RenderedChat:
     body: ChatRequest
     rendered: RenderedConversation
 
-    def request(self, context_length: int) -> GenerateRequest:
+    def engine_request(self, context_length: int) -> GenerateRequest:
         """Converts the chat to a request of the engine, whose answer has at most `context_length`
         tokens unless the chat sets another limit.
 
@@ -240,7 +242,7 @@ class RenderedChat:
         body = self.body
         if not body.logprobs and body.top_logprobs:
             raise ParameterError("top_logprobs", "needs logprobs: true.")
-        params = sampling.read(
+        params = sampling.read_sampling_params(
             body,
             _NAMES,
             max_tokens=context_length,
@@ -249,7 +251,7 @@ class RenderedChat:
             return_text_in_logprobs=bool(body.logprobs),
             return_prompt_token_ids=body.asks_for_ids,
         )
-        params = with_thinking(params, self.rendered, body.reasoning_effort)
+        params = set_thinking_limit(params, self.rendered, body.reasoning_effort)
         return GenerateRequest(
             self.rendered.prompt,
             params,
@@ -261,7 +263,7 @@ class RenderedChat:
             routed_dp_rank=body.replica,
         )
 
-    def sample(self) -> SampleReader:
+    def new_sample_reader(self) -> SampleReader:
         """Creates a reader for a new sample."""
         separate = self.body.separate_reasoning is not False
         stream_reasoning = self.body.stream_reasoning is not False
@@ -319,9 +321,9 @@ def conversation_of(body: ChatRequest, unused: list[str], images: RequestImages)
     effort = (
         {}
         if body.reasoning_effort is None
-        else {"reasoning_effort": variables_of_effort(body.reasoning_effort)}
+        else {"reasoning_effort": effort_variables(body.reasoning_effort)}
     )
-    variables = {**effort, **variables_of_template(body.chat_template_kwargs)}
+    variables = {**effort, **split_template_kwargs(body.chat_template_kwargs)}
     conversation = Conversation(
         messages=messages,
         parallel=body.parallel_tool_calls is not False,
@@ -428,28 +430,30 @@ def _content(
             parts.append(part.refusal)
         elif isinstance(part, ImageUrlPart):
             parts.append(
-                images.part(part.image_url, "image_url", f"{where}.content[{i}]", role=role)
+                images.add_part(part.image_url, "image_url", f"{where}.content[{i}]", role=role)
             )
         elif isinstance(part, VideoUrlPart):
             parts.append(
-                images.part(
+                images.add_part(
                     part.video_url, "video_url", f"{where}.content[{i}]", role=role, kind="video"
                 )
             )
         elif isinstance(part, AudioPart):
             sound = part.input_audio
             parts.append(
-                images.part(sound, "input_audio", f"{where}.content[{i}]", role=role, kind="audio")
+                images.add_part(
+                    sound, "input_audio", f"{where}.content[{i}]", role=role, kind="audio"
+                )
             )
         else:
             raise unreadable_part_error(str(part.__struct_config__.tag), f"{where}.content[{i}]")
-    return joined(parts)
+    return join_parts(parts)
 
 
 def _template_call(call: FunctionCall | CustomCall, where: str) -> dict[str, Any]:
     if isinstance(call, CustomCall):
         function = {"name": call.custom.name, "arguments": {INPUT: call.custom.input}}
     else:
-        arguments = arguments_of(call.function.arguments, f"{where}.function.arguments")
+        arguments = parse_earlier_arguments(call.function.arguments, f"{where}.function.arguments")
         function = {"name": call.function.name, "arguments": arguments}
     return {"type": "function", "id": call.id or "", "function": function}

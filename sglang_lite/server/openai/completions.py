@@ -12,6 +12,7 @@ from typing import Any
 from starlette.responses import Response
 
 from sglang_lite.constraints.schema import client_schema
+from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import (
     Delta,
     Generation,
@@ -21,13 +22,18 @@ from sglang_lite.protocol import (
     Usage,
 )
 from sglang_lite.protocol.anything import Json
-from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.server.async_engine import merged, with_first_event
-from sglang_lite.server.conversation.sample_reader import logprobs_of, shortened_of
-from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_priorities
+from sglang_lite.server.async_engine import merge_streams, wait_for_first_event
+from sglang_lite.server.conversation.sample_reader import reported_logprobs, shortened_fields
+from sglang_lite.server.endpoint import (
+    HttpRequest,
+    Route,
+    json_response,
+    read_body,
+    with_priorities,
+)
 from sglang_lite.server.fields import COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED, Fields
-from sglang_lite.server.http.sse import DONE, EventStream, event
+from sglang_lite.server.http.sse import DONE, EventStream, encode_event
 from sglang_lite.server.parameters import sampling
 from sglang_lite.server.parameters.completion_fields import (
     CompletionFields,
@@ -56,38 +62,44 @@ _MAX_TOKENS = 16  # OpenAI's default
 
 async def complete(service: Service, call: HttpRequest) -> Response:
     """Continues text."""
-    given = await read(service, call, _read)
+    given = await read_body(service, call, _read)
     if isinstance(given, program.ParsedProgram):
-        return await program.played(service, call, given)
+        return await program.play_program(service, call, given)
     body, texts, requests = given
-    requests = [service.adapted(body.model, request) for request in requests]
+    requests = [service.select_requested_adapter(body.model, request) for request in requests]
     check_stream(body.stream, body.stream_options, call.unused)
     requests = with_priorities(service, call, requests)
     head = {
         "id": f"cmpl-{random_id()}",
         "object": "text_completion",
         "created": int(time.time()),
-        "model": service.name_of(body.model),
+        "model": service.resolve_answering_model(body.model),
     }
     parsed = _ParsedCompletions(body, head, requests, texts)
     engine = service.async_engine
     if body.stream:
-        events = await with_first_event(merged([engine.generate(request) for request in requests]))
+        events = await wait_for_first_event(
+            merge_streams([engine.generate(request) for request in requests])
+        )
         return EventStream(events, partial(_stream, service, parsed), "openai")
     found: dict[int, list[Generation]] = {index: [] for index in range(len(requests))}
     async with contextlib.aclosing(
-        merged([engine.generate(request) for request in requests])
+        merge_streams([engine.generate(request) for request in requests])
     ) as events:
         async for index, batch in events:
             found[index] += (each for each in batch if isinstance(each, Generation))
     choices = []
     for index, generations in found.items():
         for generation in sorted(generations, key=lambda each: each.index):
-            sample = parsed.sample(service, index, generation.index)
-            choice = sample.choice(generation.text, logprobs_of(generation), generation)
-            choices.append({**choice, **body.ids_of(service, requests[index], generation)})
+            sample = parsed.new_sample(service, index, generation.index)
+            choice = sample.next_choice(generation.text, reported_logprobs(generation), generation)
+            choices.append(
+                {**choice, **body.requested_id_fields(service, requests[index], generation)}
+            )
     usages = [[generation.usage for generation in generations] for generations in found.values()]
-    return answer({**parsed.head, "choices": choices, "usage": usage_of(usages)})
+    return json_response(
+        {**parsed.head, "choices": choices, "usage": completions_token_counts(usages)}
+    )
 
 
 # Values that gateways add to requests without these fields.
@@ -95,8 +107,8 @@ _ADDED = {"echo": False, "ignore_eos": False, "no_stop_trim": False, "skip_speci
 
 
 def _program(body: CompletionRequest) -> dict[str, Any]:
-    """Returns the body of the program in a request. The request's `prompt` and `stream` are only
-    for gateways.
+    """Returns the program in a request's body. In such a request, `prompt` and `stream` are only
+    there for gateways.
     """
     assert body.program is not None
     for name in body.__struct_fields__:
@@ -120,10 +132,11 @@ def _program(body: CompletionRequest) -> dict[str, Any]:
 def _read(
     reader: RequestReader, call: HttpRequest
 ) -> tuple[CompletionRequest, Sequence[str | None], list[GenerateRequest]] | program.ParsedProgram:
-    """Returns the request without its prompts, the text of each prompt that is given as text and
-    echoed (None for others), and the requests of the engine; or a program.
+    """Returns the request without its prompts, the texts to echo (None for a prompt that is not
+    echoed or not given as text), and the requests for the engine. If the body has a program,
+    returns only the program.
     """
-    body = call.read(COMPLETIONS)
+    body = call.read_fields(COMPLETIONS)
     if body.program is not None:
         parsed = program.parse_request(reader, call, _program(body), "/program")
         return replace(parsed, models=(body.model, *parsed.models))
@@ -146,7 +159,7 @@ def _requests(reader: RequestReader, body: CompletionRequest) -> list[GenerateRe
             "names one request, but `prompt` has several. Send them one by one, or leave rid out.",
         )
     scored = body.logprobs is not None
-    params = sampling.read(
+    params = sampling.read_sampling_params(
         body,
         max_tokens=_MAX_TOKENS,
         return_logprob=scored,
@@ -159,7 +172,7 @@ def _requests(reader: RequestReader, body: CompletionRequest) -> list[GenerateRe
     constraint = body.constraint(json_schema=schema)
     return [
         GenerateRequest(
-            reader.prompt(prompt),
+            reader.prepare_prompt(prompt),
             params,
             constraint,
             stream=bool(body.stream),
@@ -193,8 +206,8 @@ def _prompts(given: str | Sequence[str | int | list[int]]) -> Sequence[str | Seq
 
 @dataclass(frozen=True, slots=True)
 class _ParsedCompletions:
-    """Request, checked and converted, and the fields that all parts of its answer share. `texts`
-    are those of `_read`.
+    """Checked and converted request, and the fields that all parts of its answer share. `texts` are
+    those that `_read` returns.
     """
 
     body: CompletionRequest
@@ -202,7 +215,7 @@ class _ParsedCompletions:
     requests: Sequence[GenerateRequest]
     texts: Sequence[str | None]
 
-    def sample(self, service: Service, prompt: int, index: int) -> _Sample:
+    def new_sample(self, service: Service, prompt: int, index: int) -> _Sample:
         request = self.requests[prompt]
         return _Sample(
             service, self.body, request, self.texts[prompt], prompt * request.samples + index
@@ -232,7 +245,7 @@ class _Sample:
     told: int = 0
     entries: int = 0
 
-    def choice(
+    def next_choice(
         self, text: str, entries: Sequence[TokenLogprob], generation: Generation | None
     ) -> dict[str, Any]:
         """Returns the choice for further text.
@@ -257,7 +270,7 @@ class _Sample:
             "logprobs": logprobs,
             "finish_reason": None if generation is None else generation.finish_reason,
             "matched_stop": None if generation is None else generation.matched,
-            **({} if generation is None else shortened_of(generation)),
+            **({} if generation is None else shortened_fields(generation)),
         }
 
     @property
@@ -308,20 +321,22 @@ async def _stream(
         parts = []
         for each in batch:
             at = (prompt, each.index)
-            sample = samples.setdefault(at, parsed.sample(service, *at))
+            sample = samples.setdefault(at, parsed.new_sample(service, *at))
             if isinstance(each, Delta):
-                parts.append(sample.choice(each.text, each.logprobs, None))
+                parts.append(sample.next_choice(each.text, each.logprobs, None))
             else:
-                rest = logprobs_of(each)[sample.entries :]
-                parts.append(sample.choice(each.text[sample.told :], rest, each))
+                rest = reported_logprobs(each)[sample.entries :]
+                parts.append(sample.next_choice(each.text[sample.told :], rest, each))
                 usages.setdefault(prompt, []).append(each.usage)
-        yield b"".join(event({**head, "choices": [choice]}) for choice in parts)
+        yield b"".join(encode_event({**head, "choices": [choice]}) for choice in parts)
     if options.include_usage:
-        yield event({**head, "choices": [], "usage": usage_of(list(usages.values()))})
+        yield encode_event(
+            {**head, "choices": [], "usage": completions_token_counts(list(usages.values()))}
+        )
     yield DONE
 
 
-def usage_of(usages: Sequence[Sequence[Usage]]) -> dict[str, Json]:
+def completions_token_counts(usages: Sequence[Sequence[Usage]]) -> dict[str, Json]:
     """Returns the token counts of the samples of several prompts."""
     prompt = sum(samples[0].prompt_tokens for samples in usages)
     completion = sum(usage.completion_tokens for samples in usages for usage in samples)

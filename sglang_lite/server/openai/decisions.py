@@ -21,6 +21,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from sglang_lite.process.random_ids import random_id
 from sglang_lite.program.nodes import Fork, Node, Program, Select, Text
 from sglang_lite.protocol import (
     UNSET,
@@ -37,9 +38,8 @@ from sglang_lite.protocol import (
     Unset,
     Usage,
 )
-from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest
-from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
+from sglang_lite.server.endpoint import HttpRequest, Route, json_response, read_body
 from sglang_lite.server.openai.decisions_request import (
     DECISIONS,
     ChoiceQuestion,
@@ -47,8 +47,8 @@ from sglang_lite.server.openai.decisions_request import (
     Options,
     PredicateQuestion,
     Question,
-    messages_of,
-    options_of,
+    build_question_options,
+    parse_decision_messages,
 )
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
@@ -75,7 +75,9 @@ class _QuestionTemplate:
     def prompt(self) -> Prompt:
         return Prompt((Span(self.text, self.ids),))
 
-    def branch(self, options: Options, lora_path: tuple[str, ...] | Unset) -> tuple[Node, ...]:
+    def build_branch(
+        self, options: Options, lora_path: tuple[str, ...] | Unset
+    ) -> tuple[Node, ...]:
         """Returns the nodes of a question's branch, whose choices an adapter scores."""
         # The shared quotation mark is computed once, with the question.
         quote = '"' if all(each.startswith('"') for each in options.choices_json) else ""
@@ -134,20 +136,23 @@ def _question_template(
 
 async def decide(service: Service, call: HttpRequest) -> Response:
     """Answers the questions of a request."""
-    body, questions, template = await read(service, call, _read)
-    adapter = service.adapter_of(body.model)
+    body, questions, template = await read_body(service, call, _read)
+    adapter = service.find_requested_adapter(body.model)
     # The input goes first, by itself: it is computed only once, and the number of its cached tokens
     # is known.
     alone = SamplingParams(max_tokens=0, lora_path=UNSET if adapter is None else (adapter,))
     (input_only,) = await service.async_engine.results(GenerateRequest(template.ids, alone))
     found: dict[int, Selection] = {}
-    for wave in _waves(questions):
+    for wave in _group_questions(questions):
         found.update(await _score_questions(service, template, wave, alone.lora_path))
     answers = [
-        _answer(question, questions[i], found.get(i)) for i, question in enumerate(body.questions)
+        _build_decision(question, questions[i], found.get(i))
+        for i, question in enumerate(body.questions)
     ]
-    usage = _usage(input_only.usage, found.values())
-    return answer({"model": service.name_of(body.model), "answers": answers, "usage": usage})
+    usage = _decision_token_counts(input_only.usage, found.values())
+    return json_response(
+        {"model": service.resolve_answering_model(body.model), "answers": answers, "usage": usage}
+    )
 
 
 def _read(
@@ -156,20 +161,21 @@ def _read(
     """Returns the request without its input, the options of each question, and the prompt around
     each.
     """
-    body = call.read(DECISIONS)
+    body = call.read_fields(DECISIONS)
     if not 1 <= len(body.questions) <= MAX_QUESTIONS:
         raise ParameterError(
             "questions", f"has {len(body.questions):,} questions. Give 1 to {MAX_QUESTIONS}."
         )
     questions = [
-        options_of(question, f"questions[{i}]") for i, question in enumerate(body.questions)
+        build_question_options(question, f"questions[{i}]")
+        for i, question in enumerate(body.questions)
     ]
-    template = _question_template(reader, messages_of(body.input))
+    template = _question_template(reader, parse_decision_messages(body.input))
     body.input = ""
     return body, questions, template
 
 
-def _waves(questions: Sequence[Options | None]) -> Iterator[dict[int, Options]]:
+def _group_questions(questions: Sequence[Options | None]) -> Iterator[dict[int, Options]]:
     """Yields groups of questions that are scored together, by index."""
     wave: dict[int, Options] = {}
     rows = 0
@@ -198,7 +204,7 @@ async def _score_questions(
         SglError: the engine is closed, or has no room.
     """
     indices = list(wave)
-    program = Program((Fork(tuple(template.branch(wave[i], lora_path) for i in indices)),))
+    program = Program((Fork(tuple(template.build_branch(wave[i], lora_path) for i in indices)),))
     found: dict[int, Selection] = {}
     async with contextlib.aclosing(
         service.async_engine.play(ProgramRequest(template.prompt, program))
@@ -216,7 +222,7 @@ async def _score_questions(
     return found
 
 
-def _answer(
+def _build_decision(
     question: Question, options: Options | None, selection: Selection | None
 ) -> dict[str, Any]:
     """Returns the answer to a question, or a refusal if nothing could be scored."""
@@ -258,7 +264,7 @@ def _confidence(shares: Sequence[float]) -> float:
     return min(max((max(shares) - even) / (1 - even), 0.0), 1.0)
 
 
-def _usage(input_usage: Usage, selections: Iterable[Selection]) -> dict[str, Any]:
+def _decision_token_counts(input_usage: Usage, selections: Iterable[Selection]) -> dict[str, Any]:
     """Returns the token counts; each token of the input, of a question and of a choice counts once."""
     total = input_usage.prompt_tokens
     for selection in selections:

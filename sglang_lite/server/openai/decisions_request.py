@@ -12,7 +12,7 @@ import msgspec
 
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
-from sglang_lite.server.conversation.tools import INPUT, arguments_of
+from sglang_lite.server.conversation.tools import INPUT, parse_earlier_arguments
 from sglang_lite.server.fields import DECISIONS_NEUTRAL, Fields
 from sglang_lite.server.openai.responses_items import ContentPart, InputText, OutputRefusal
 
@@ -137,7 +137,7 @@ class Options:
     choices_json: tuple[str, ...]
 
 
-def messages_of(given: str | list[dict[str, Json]]) -> list[dict[str, Json]]:
+def parse_decision_messages(given: str | list[dict[str, Json]]) -> list[dict[str, Json]]:
     """Converts the input to messages in the form that templates take.
 
     Raises:
@@ -152,12 +152,15 @@ def messages_of(given: str | list[dict[str, Json]]) -> list[dict[str, Json]]:
     calls: set[tuple[type, str]] = set()
     for i, data in enumerate(given):
         where = f"input[{i}]"
-        item = _item(data, where)
+        item = _parse_input_item(data, where)
         if isinstance(item, InputMessage):
             messages.append({"role": item.role, "content": _text(item.content, f"{where}.content")})
         elif isinstance(item, InputCall | InputCustomCall):
             calls.add((type(item), item.call_id))
-            function = {"name": item.name, "arguments": _arguments(item, f"{where}.arguments")}
+            function = {
+                "name": item.name,
+                "arguments": _parse_call_arguments(item, f"{where}.arguments"),
+            }
             called = {"type": "function", "id": item.call_id, "function": function}
             if messages and messages[-1].get("tool_calls"):
                 messages[-1]["tool_calls"].append(called)
@@ -179,7 +182,7 @@ def messages_of(given: str | list[dict[str, Json]]) -> list[dict[str, Json]]:
     return messages
 
 
-def _item(data: dict[str, Any], where: str) -> Item:
+def _parse_input_item(data: dict[str, Any], where: str) -> Item:
     try:
         item: Item = msgspec.convert({"type": "message", **data} if "role" in data else data, Item)
     except msgspec.ValidationError as error:
@@ -190,11 +193,11 @@ def _item(data: dict[str, Any], where: str) -> Item:
     return item
 
 
-def _arguments(item: InputCall | InputCustomCall, where: str) -> dict[str, Json]:
+def _parse_call_arguments(item: InputCall | InputCustomCall, where: str) -> dict[str, Json]:
     return (
         {INPUT: item.input}
         if isinstance(item, InputCustomCall)
-        else arguments_of(item.arguments, where)
+        else parse_earlier_arguments(item.arguments, where)
     )
 
 
@@ -208,7 +211,7 @@ def _text(content: str | Sequence[ContentPart], where: str) -> str:
         elif isinstance(part, OutputRefusal):
             texts.append(part.refusal)
         elif isinstance(part, InputJson):
-            texts.append(_json(part, f"{where}[{i}].data"))
+            texts.append(_encode_json_part(part, f"{where}[{i}].data"))
         else:
             kind = part.__struct_config__.tag
             raise CapabilityError(
@@ -217,13 +220,13 @@ def _text(content: str | Sequence[ContentPart], where: str) -> str:
     return "\n".join(texts)
 
 
-def _json(part: InputJson, where: str) -> str:
+def _encode_json_part(part: InputJson, where: str) -> str:
     written = msgspec.json.encode(part.data)
     if len(written) > _JSON_BYTES:
         raise ParameterError(
             where, f"has {len(written):,} bytes of JSON; the limit is {_JSON_BYTES:,}."
         )
-    depths = list(_depths(part.data, 1))
+    depths = list(_nesting_depths(part.data, 1))
     if max(depths) > _JSON_DEPTH:
         raise ParameterError(where, f"is nested more than {_JSON_DEPTH} levels deep.")
     if len(depths) > _JSON_VALUES:
@@ -231,7 +234,7 @@ def _json(part: InputJson, where: str) -> str:
     return written.decode()
 
 
-def _depths(value: Any, depth: int) -> Iterator[int]:  # of plain data
+def _nesting_depths(value: Any, depth: int) -> Iterator[int]:  # of plain data
     """Yields the depth of each value: the number of containers around it, itself included if it is
     one.
     """
@@ -239,17 +242,17 @@ def _depths(value: Any, depth: int) -> Iterator[int]:  # of plain data
     for each in (
         value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     ):
-        yield from _depths(each, depth + 1)
+        yield from _nesting_depths(each, depth + 1)
 
 
-def options_of(question: Question, where: str) -> Options | None:
+def build_question_options(question: Question, where: str) -> Options | None:
     """Returns a question as the model reads it, or None if it has an image, which the model can't
     read.
 
     Raises:
         ParameterError: the question has too few or too many choices, or a choice twice.
     """
-    values, descriptions = _values(question, where)
+    values, descriptions = _choice_values_and_descriptions(question, where)
     choices_json = tuple(msgspec.json.encode(value).decode() for value in values)
     try:
         text = _text(question.instructions, f"{where}.instructions")
@@ -266,7 +269,9 @@ def options_of(question: Question, where: str) -> Options | None:
     return Options(f"{text}\n{head}{choice_list}", values, choices_json)
 
 
-def _values(question: Question, where: str) -> tuple[Sequence[str | bool], Sequence[str | None]]:
+def _choice_values_and_descriptions(
+    question: Question, where: str
+) -> tuple[Sequence[str | bool], Sequence[str | None]]:
     """Returns the values of a question's choices, and their descriptions."""
     if isinstance(question, PredicateQuestion):
         return (True, False), (None, None)

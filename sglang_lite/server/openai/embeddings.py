@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from starlette.responses import Response
 
 from sglang_lite.engine import embedding
+from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Json
-from sglang_lite.random_ids import random_id
-from sglang_lite.runtime.embedding.request import EncodeRequest, EncoderInput, are_ids
+from sglang_lite.runtime.embedding.request import EncodeRequest, EncoderInput, is_token_id_list
 from sglang_lite.server import features
-from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, read_record
+from sglang_lite.server.endpoint import HttpRequest, Route, json_response, read_body, read_record
 from sglang_lite.server.fields import EMBEDDINGS_NEUTRAL, Fields
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
@@ -73,28 +73,32 @@ RERANK: Fields[RerankRequest] = Fields(RerankRequest, EMBEDDINGS_NEUTRAL, {})
 
 async def embeddings(service: Service, call: HttpRequest) -> Response:
     """Returns the embeddings of texts."""
-    body, texts = await read(service, call, _read)
+    body, texts = await read_body(service, call, _read)
     vectors, tokens = await service.encode(
         embedding.embeddings,
         texts,
         body.dimensions,
         truncate=body.truncate,
         prompt_name=body.prompt_name,
-        lora_path=service.adapter_of(body.model),
+        lora_path=service.find_requested_adapter(body.model),
         field="input",
     )
     found = encode_rows(vectors, body.encoding_format)
     data = [{"object": "embedding", "index": i, "embedding": each} for i, each in enumerate(found)]
-    model = service.name_of(body.model)
-    return answer({"object": "list", "data": data, "model": model, "usage": usage_of(tokens)})
+    model = service.resolve_answering_model(body.model)
+    return json_response(
+        {"object": "list", "data": data, "model": model, "usage": embedding_usage(tokens)}
+    )
 
 
 def _read(
     reader: RequestReader, call: HttpRequest
 ) -> tuple[EmbeddingsRequest, Sequence[EncoderInput] | Sequence[EncodeRequest]]:
-    """Returns the request without its texts, and the texts, tokenised if the reader does that."""
-    body = call.read(EMBEDDINGS)
-    texts = texts_of(body.input, "input")
+    """Returns the request without its texts, and the texts, or their token ids if this reader
+    tokenises.
+    """
+    body = call.read_fields(EMBEDDINGS)
+    texts = require_text_list(body.input, "input")
     spec = reader.encoder
     if reader.tokenises and spec is not None and spec.classifier is None:
         prompt = embedding.find_prompt(spec, body.prompt_name)
@@ -134,30 +138,32 @@ async def encode(service: Service, call: HttpRequest) -> Response:
                 f"{service.model_name} gives a number for each label, not vectors. Leave it out.",
             )
     return await sglang_answer(
-        service, body, partial(embedding.label_numbers, plain=True, lora_path=body.lora_path)
+        service, body, partial(embedding.classifier_outputs, plain=True, lora_path=body.lora_path)
     )
 
 
 async def sglang_answer(
     service: Service, body: NativeTexts, compute: Callable[..., embedding.Numbers]
 ) -> Response:
-    """Computes a response in SGLang's form, with `embedding.embeddings` or `label_numbers` and
+    """Computes a response in SGLang's form, with `embedding.embeddings` or `classifier_outputs` and
     their other arguments.
     """
     field = "input_ids" if body.text is None else "text"
     given: Any = getattr(body, field)
-    texts_of(given, field)
+    require_text_list(given, field)
     compute = partial(compute, truncate=body.truncate, field=field)
-    return answer(
-        await service.encode(lambda engine: embedding.sglang_form(partial(compute, engine), given))
+    return json_response(
+        await service.encode(
+            lambda engine: embedding.encode_in_sglang_form(partial(compute, engine), given)
+        )
     )
 
 
 async def rerank(service: Service, call: HttpRequest) -> Response:
     """Orders the documents of a request by their relevance to its query."""
     body = await read_record(service, call, RERANK)
-    adapter = service.adapter_of(body.model)
-    documents: list[str] = texts_of(body.documents, "documents")
+    adapter = service.find_requested_adapter(body.model)
+    documents: list[str] = require_text_list(body.documents, "documents")
     if body.top_n is not None and body.top_n < 1:
         raise ParameterError("top_n", f"{body.top_n} is less than 1.")
     pairs = [(body.query, document) for document in documents]
@@ -173,11 +179,11 @@ async def rerank(service: Service, call: HttpRequest) -> Response:
     if body.return_documents:
         for result in results:
             result["document"] = {"text": documents[result["index"]]}
-    return answer(
+    return json_response(
         {
             "id": f"rerank-{random_id()}",
-            "model": service.name_of(body.model),
-            "usage": usage_of(tokens),
+            "model": service.resolve_answering_model(body.model),
+            "usage": embedding_usage(tokens),
             "results": results,
         }
     )
@@ -191,15 +197,15 @@ def encode_rows(rows: NDArray[np.float32], form: str | None) -> Sequence[Json]:
     return lists
 
 
-def texts_of(given: Any, field: str) -> list[Any]:  # each a text or token ids
+def require_text_list(given: Any, field: str) -> list[Any]:  # each a text or token ids
     """Returns the texts of a field as a list. Raises ParameterError if there are none or too many."""
-    texts = [given] if isinstance(given, str) or are_ids(given) else given
+    texts = [given] if isinstance(given, str) or is_token_id_list(given) else given
     if not 1 <= len(texts) <= _MAX_TEXTS:
         raise ParameterError(field, f"has {len(texts):,} texts. Give 1 to {_MAX_TEXTS:,}.")
     return texts
 
 
-def usage_of(tokens: Sequence[int]) -> dict[str, int]:
+def embedding_usage(tokens: Sequence[int]) -> dict[str, int]:
     """Returns the usage of texts in OpenAI's form, from their numbers of tokens."""
     return {"prompt_tokens": sum(tokens), "completion_tokens": 0, "total_tokens": sum(tokens)}
 

@@ -13,21 +13,21 @@ import msgspec
 from starlette.responses import Response
 
 from sglang_lite.engine import embedding
+from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import ParameterError
-from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.embedding.request import too_long_error
 from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.server.conversation.images import RequestImages
-from sglang_lite.server.conversation.tools import variables_of_template
-from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
+from sglang_lite.server.conversation.tools import split_template_kwargs
+from sglang_lite.server.endpoint import HttpRequest, Route, json_response, read_body
 from sglang_lite.server.fields import POOLING_NEUTRAL, POOLING_REFUSED, Fields
 from sglang_lite.server.openai.chat_request import Message, template_messages
 from sglang_lite.server.openai.embeddings import (
     NativeTexts,
+    embedding_usage,
     encode_rows,
+    require_text_list,
     sglang_answer,
-    texts_of,
-    usage_of,
 )
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
@@ -70,8 +70,8 @@ POOLING: Fields[PoolingRequest] = Fields(PoolingRequest, POOLING_NEUTRAL, POOLIN
 
 async def classify(service: Service, call: HttpRequest) -> Response:
     """Returns the labels of texts; in SGLang's form, the outputs of a reward model."""
-    body, ids = await read(service, call, _read, (CLASSIFY,))
-    adapter = service.adapter_of(body.model)
+    body, ids = await read_body(service, call, _read, (CLASSIFY,))
+    adapter = service.find_requested_adapter(body.model)
     given = [
         name
         for name in ("input", "messages", "text", "input_ids")
@@ -86,7 +86,7 @@ async def classify(service: Service, call: HttpRequest) -> Response:
         )
     if given[0] in ("text", "input_ids"):
         _check_template(body)
-        rewards = partial(embedding.label_numbers, plain=True, lora_path=adapter)
+        rewards = partial(embedding.classifier_outputs, plain=True, lora_path=adapter)
         return await sglang_answer(service, body, rewards)
     texts, field = _texts_and_field(service, body, ids)
     found, tokens = await service.encode(
@@ -106,8 +106,8 @@ async def classify(service: Service, call: HttpRequest) -> Response:
 
 async def pooling(service: Service, call: HttpRequest) -> Response:
     """Returns vectors, or numbers by label, as probabilities or raw outputs."""
-    body, ids = await read(service, call, _read, (POOLING,))
-    adapter = service.adapter_of(body.model)
+    body, ids = await read_body(service, call, _read, (POOLING,))
+    adapter = service.find_requested_adapter(body.model)
     if (body.input is None) == (body.messages is None):
         raise ParameterError(
             "input",
@@ -115,7 +115,7 @@ async def pooling(service: Service, call: HttpRequest) -> Response:
             if body.input is None
             else "and messages are both given. Give one of them.",
         )
-    spec = embedding.spec_of(service.engine)
+    spec = embedding.require_encoder_spec(service.engine)
     _check_kind(body, spec, service.model_name)
     texts, field = _texts_and_field(service, body, ids)
     if spec.classifier is None:
@@ -126,7 +126,7 @@ async def pooling(service: Service, call: HttpRequest) -> Response:
         plain = (
             spec.classifier.raw_score if body.use_activation is None else not body.use_activation
         )
-        compute = partial(embedding.label_numbers, plain=plain)
+        compute = partial(embedding.classifier_outputs, plain=plain)
     rows, tokens = await service.encode(
         compute, texts, truncate=body.truncate, lora_path=adapter, field=field
     )
@@ -159,10 +159,10 @@ def _check_kind(body: PoolingRequest, spec: EncoderSpec, model: str) -> None:
 
 
 def _read(reader: RequestReader, call: HttpRequest, fields: Fields[B]) -> tuple[B, Sequence[int]]:
-    """Returns the request without its messages, and the token ids of its conversation; no ids
-    without a conversation.
+    """Returns the request without its messages, and the token ids of its conversation. There are no
+    ids if the request has no conversation.
     """
-    body = call.read(fields)
+    body = call.read_fields(fields)
     if body.priority:
         call.unused.append("priority")  # texts are processed in order of arrival
     if body.messages is None:
@@ -170,7 +170,7 @@ def _read(reader: RequestReader, call: HttpRequest, fields: Fields[B]) -> tuple[
     conversation = Conversation(
         template_messages(body.messages, RequestImages(frozenset())),
         complete=not body.add_generation_prompt,
-        variables=variables_of_template(body.chat_template_kwargs),
+        variables=split_template_kwargs(body.chat_template_kwargs),
     )
     body.messages = []
     return body, reader.ids(reader.render(conversation, call.unused).prompt)
@@ -184,8 +184,8 @@ def _texts_and_field(
     """
     if body.messages is None:
         _check_template(body)
-        return texts_of(body.input, "input"), "input"
-    limit = embedding.spec_of(service.engine).limit
+        return require_text_list(body.input, "input"), "input"
+    limit = embedding.require_encoder_spec(service.engine).limit
     if len(ids) > limit and not body.truncate:
         raise too_long_error("messages", len(ids), limit)
     return [list(ids)], "messages"
@@ -205,14 +205,14 @@ def _list_response(
     data: list[dict[str, Any]],
     tokens: Sequence[int],
 ) -> Response:
-    return answer(
+    return json_response(
         {
             "id": f"{name}-{random_id()}",
             "object": "list",
             "created": int(time.time()),
-            "model": service.name_of(body.model),
+            "model": service.resolve_answering_model(body.model),
             "data": data,
-            "usage": usage_of(tokens),
+            "usage": embedding_usage(tokens),
         }
     )
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.responses import Response
 
+from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import (
     CapabilityError,
     Delta,
@@ -23,17 +24,22 @@ from sglang_lite.protocol import (
     SglError,
     Usage,
 )
-from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.server.async_engine import with_first_event
+from sglang_lite.server.async_engine import wait_for_first_event
 from sglang_lite.server.conversation.addresses import image_addresses
 from sglang_lite.server.conversation.sample_reader import SampleReader
-from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_priorities
-from sglang_lite.server.errors import NotFoundError, content_of
+from sglang_lite.server.endpoint import (
+    HttpRequest,
+    Route,
+    json_response,
+    read_body,
+    with_priorities,
+)
+from sglang_lite.server.errors import NotFoundError, encode_error_content
 from sglang_lite.server.http.event_log import EventLog
-from sglang_lite.server.http.sse import EventStream, event
+from sglang_lite.server.http.sse import EventStream, encode_event
 from sglang_lite.server.openai.responses_answer import Event, ResponseAnswer, TextLogprobs
-from sglang_lite.server.openai.responses_items import Item, items_of
+from sglang_lite.server.openai.responses_items import Item, complete_input_items
 from sglang_lite.server.openai.responses_request import (
     INPUT_TOKENS,
     LOGPROBS,
@@ -43,7 +49,7 @@ from sglang_lite.server.openai.responses_request import (
 )
 from sglang_lite.server.parameters import sampling
 from sglang_lite.server.parameters.completion_fields import check_stream
-from sglang_lite.server.parameters.thinking import report_thinking, with_thinking
+from sglang_lite.server.parameters.thinking import report_thinking, set_thinking_limit
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.responses_store import PACK, UNPACK, StoredResponse
 from sglang_lite.server.service import Service
@@ -58,10 +64,10 @@ async def create(service: Service, call: HttpRequest) -> Response:
     found, before_bytes = await _parse_with_store(service, call, _read)
     body = found.body
     rendered = found.rendered
-    service.adapter_of(body.model)  # rejects an unknown model
+    service.find_requested_adapter(body.model)  # rejects an unknown model
     check_stream(body.stream, body.stream_options, call.unused)
     scored = LOGPROBS in (body.include or ())
-    params = sampling.read(
+    params = sampling.read_sampling_params(
         body,
         _NAMES,
         max_tokens=service.engine.context_length,
@@ -69,7 +75,7 @@ async def create(service: Service, call: HttpRequest) -> Response:
         top_logprobs_num=body.top_logprobs or 0,
         return_text_in_logprobs=scored,
     )
-    params = with_thinking(
+    params = set_thinking_limit(
         params, rendered, None if body.reasoning is None else body.reasoning.effort
     )
     made = _Response(
@@ -92,32 +98,34 @@ async def create(service: Service, call: HttpRequest) -> Response:
         priority=body.priority or 0,
         rid=made.id,
     )
-    [generate] = with_priorities(service, call, [service.adapted(body.model, generate)])
-    [generate] = await service.images.requests([generate])
+    [generate] = with_priorities(
+        service, call, [service.select_requested_adapter(body.model, generate)]
+    )
+    [generate] = await service.images.fetch_requests([generate])
     if body.store is not False:
-        service.stored.check(made.input_bytes)
+        service.stored.check_conversation_size(made.input_bytes)
     if body.stream:
-        events = await with_first_event(service.async_engine.generate(generate))
+        events = await wait_for_first_event(service.async_engine.generate(generate))
         return EventStream(events, partial(_stream, made), "openai")
     (generation,) = await service.async_engine.results(generate)
-    for _ in made.answer.events_of(generation):
+    for _ in made.answer.encode_response_events(generation):
         pass
-    await made.end(generation)
+    await made.complete_with(generation)
     made.store()
-    return answer(made.content)
+    return json_response(made.content)
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """Parts of the store that a request refers to: an earlier response, and items."""
+class _StoreReferences:
+    """What a request needs from the store: the id of an earlier response, and ids of items."""
 
     response: str | None
     items: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """Parts of the store for a request: the conversation with the earlier response
+class _StoreParts:
+    """What the store has for a request: the conversation up to and including the earlier response
     (`StoredResponse.input` and the items of its answer), and items by id.
     """
 
@@ -127,7 +135,7 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parsed:
+class _ParsedRequest:
     """Request, parsed and rendered.
 
     Attributes:
@@ -142,49 +150,57 @@ class _Parsed:
 
 
 async def _parse_with_store(
-    service: Service, call: HttpRequest, function: Callable[..., T | _Wanted]
+    service: Service, call: HttpRequest, function: Callable[..., T | _StoreReferences]
 ) -> tuple[T, int]:
-    """Reads a request with a function that may need the parts of the store that the request refers
-    to. Returns the function's result, and the size of the conversation before the request in bytes.
+    """Reads a request with `function`, which may need parts of the store. Returns the function's
+    result, and the size in bytes of the conversation before the request.
 
     Raises:
         SglError: the request is invalid, or a part of the store doesn't exist.
     """
-    found = await read(service, call, function, (None,))
-    if not isinstance(found, _Wanted):
+    found = await read_body(service, call, function, (None,))
+    if not isinstance(found, _StoreReferences):
         return found, 0
-    items = {id: dict(service.stored.item(call.key, id)) for id in found.items}
-    before = None if found.response is None else _ended(service, call.key, found.response)
+    items = {id: dict(service.stored.find_item(call.key, id)) for id in found.items}
+    before = (
+        None if found.response is None else _finished_response(service, call.key, found.response)
+    )
     size = 0 if before is None else before.conversation_bytes
     known = (
-        _Known(PACK([]), (), items)
+        _StoreParts(PACK([]), (), items)
         if before is None
-        else _Known(before.input, before.content["output"], items)
+        else _StoreParts(before.input, before.content["output"], items)
     )
-    again = await read(service, call, function, (known,), size)
-    assert not isinstance(again, _Wanted)
+    again = await read_body(service, call, function, (known,), size)
+    assert not isinstance(again, _StoreReferences)
     return again, size
 
 
-def _read(reader: RequestReader, call: HttpRequest, known: _Known | None) -> _Parsed | _Wanted:
-    """Parses and renders a request, or returns what it refers to if that is not known."""
-    body = call.read(RESPONSES)
-    items = _items(call, body, known, reads_images="image" in reader.media_kinds)
-    if isinstance(items, _Wanted):
+def _read(
+    reader: RequestReader, call: HttpRequest, known: _StoreParts | None
+) -> _ParsedRequest | _StoreReferences:
+    """Parses and renders a request. If that needs parts of the store that are not given as `known`,
+    returns references to them instead.
+    """
+    body = call.read_fields(RESPONSES)
+    items = _resolve_conversation_items(
+        call, body, known, reads_images="image" in reader.media_kinds
+    )
+    if isinstance(items, _StoreReferences):
         return items
     conversation = conversation_of(body, items, call.unused)
     body.input = None
     rendered = reader.render(conversation, call.unused)
     effort = None if body.reasoning is None else body.reasoning.effort
     report_thinking(rendered, {}, ("reasoning.effort", effort), call.unused)
-    return _Parsed(body, PACK(items), rendered)
+    return _ParsedRequest(body, PACK(items), rendered)
 
 
-def _items(
-    call: HttpRequest, body: ResponsesRequest, known: _Known | None, *, reads_images: bool
-) -> list[Item] | _Wanted:
-    """Returns the items of a conversation, with those of an earlier response first, or the parts of
-    the store that they need.
+def _resolve_conversation_items(
+    call: HttpRequest, body: ResponsesRequest, known: _StoreParts | None, *, reads_images: bool
+) -> list[Item] | _StoreReferences:
+    """Returns the items of a conversation, beginning with those of an earlier response. If they
+    need parts of the store that are not given as `known`, returns references to these instead.
     """
     wanted: list[str] = []
 
@@ -193,18 +209,18 @@ def _items(
         return {}
 
     find = want if known is None else known.items.__getitem__
-    items = items_of(body.input, find, call.unused, reads_images=reads_images)
+    items = complete_input_items(body.input, find, call.unused, reads_images=reads_images)
     if known is not None:
         return [*UNPACK(known.input), *map(dict, known.output), *items]
     if wanted or body.previous_response_id is not None:
-        return _Wanted(body.previous_response_id, tuple(dict.fromkeys(wanted)))
+        return _StoreReferences(body.previous_response_id, tuple(dict.fromkeys(wanted)))
     return items
 
 
-def _ended(service: Service, key: str, id: str) -> StoredResponse:
+def _finished_response(service: Service, key: str, id: str) -> StoredResponse:
     """Returns the earlier response with an id. Raises ParameterError if it is still running."""
     try:
-        found = service.stored.get(key, id)
+        found = service.stored.find_response(key, id)
     except NotFoundError as error:
         raise NotFoundError(f"previous_response_id: {error.message}", hint=error.hint) from None
     if found.status == "in_progress":
@@ -219,31 +235,31 @@ async def _stream(
     made.store()
     numbered = made.answer.new_event
     try:
-        yield made.encoded(
+        yield made.encode_events(
             numbered(f"response.{kind}", response=made.content)
             for kind in ("created", "in_progress")
         )
         async for batch in events:
-            new = [event for each in batch for event in made.answer.events_of(each)]
+            new = [event for each in batch for event in made.answer.encode_response_events(each)]
             if isinstance(batch[-1], Generation):
-                await made.end(batch[-1])
+                await made.complete_with(batch[-1])
                 new.append(numbered(f"response.{made.content['status']}", response=made.content))
             if new:
-                yield made.encoded(new)
+                yield made.encode_events(new)
     except SglError as error:
-        new = list(made.answer.closed("incomplete"))
-        made.fail(error)
+        new = list(made.answer.close_item("incomplete"))
+        made.complete_with_error(error)
         kind = "failed" if made.content["status"] == "failed" else "incomplete"
-        yield made.encoded([*new, numbered(f"response.{kind}", response=made.content)])
+        yield made.encode_events([*new, numbered(f"response.{kind}", response=made.content)])
     finally:
         if made.content["status"] == "in_progress":  # the client has disconnected
-            new = list(made.answer.closed("incomplete"))
+            new = list(made.answer.close_item("incomplete"))
             made.content = {**made.content, "status": "cancelled", "output": made.answer.items}
             # for other readers of the log
-            made.encoded([*new, numbered("response.incomplete", response=made.content)])
-        log.end()
+            made.encode_events([*new, numbered("response.incomplete", response=made.content)])
+        log.mark_complete()
         if made.stored is not None:
-            made.service.stored.update(made.key, made.stored, made.content)
+            made.service.stored.update_content(made.key, made.stored, made.content)
 
 
 @dataclass(slots=True)
@@ -293,7 +309,7 @@ class _Response:
             "max_output_tokens": body.max_output_tokens,
             "max_tool_calls": None,
             "metadata": body.metadata or {},
-            "model": self.service.name_of(body.model),
+            "model": self.service.resolve_answering_model(body.model),
             "output": [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
@@ -317,16 +333,16 @@ class _Response:
         """Stores the response, unless the request disables storing."""
         if self.body.store is not False:
             self.stored = StoredResponse(self.content, self.items, self.input_bytes, self.log)
-            self.service.stored.put(self.key, self.stored)
+            self.service.stored.add_response(self.key, self.stored)
 
-    def encoded(self, events: Iterable[Event]) -> bytes:
+    def encode_events(self, events: Iterable[Event]) -> bytes:
         """Encodes events, and appends them to the log if the response is stored."""
-        written = [event(each, each["type"]) for each in events]
+        written = [encode_event(each, each["type"]) for each in events]
         if self.log is not None and self.stored is not None:
             self.service.stored.add_events(self.key, self.stored, written)
         return b"".join(written)
 
-    async def end(self, generation: Generation) -> None:
+    async def complete_with(self, generation: Generation) -> None:
         """Completes the content with the result of the generation."""
         cut = generation.finish_reason == "length"
         self.content = {
@@ -335,27 +351,27 @@ class _Response:
             "completed_at": int(time.time()),
             "incomplete_details": {
                 "reason": "max_output_tokens",
-                **self.answer.sample.shortened(generation),
+                **self.answer.sample.shortened_field(generation),
             }
             if cut
             else None,
             "output": self.answer.items,
-            "usage": await self._usage(generation.usage),
+            "usage": await self._encode_response_usage(generation.usage),
         }
 
-    def fail(self, error: SglError) -> None:
+    def complete_with_error(self, error: SglError) -> None:
         """Completes the content with an error."""
         self.content = {**self.content, "output": self.answer.items}
         if isinstance(error, RequestAbortedError):
             self.content["status"] = "cancelled"
             return
-        told = content_of(error, "openai")["error"]
+        told = encode_error_content(error, "openai")["error"]
         self.content |= {
             "status": "failed",
             "error": {"code": "server_error", "message": told["message"]},
         }
 
-    async def _usage(self, usage: Usage) -> dict[str, Any]:
+    async def _encode_response_usage(self, usage: Usage) -> dict[str, Any]:
         return {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {
@@ -365,7 +381,9 @@ class _Response:
             },
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {
-                "reasoning_tokens": await self.service.tokens(self.answer.sample.reasoning)
+                "reasoning_tokens": await self.service.count_text_tokens(
+                    self.answer.sample.reasoning
+                )
             },
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
@@ -377,7 +395,7 @@ class _Response:
 async def retrieve(service: Service, call: HttpRequest) -> Response:
     """Returns a response, or replays its stream from a given event on if it was streamed."""
     _check_query(call, _OF_RESPONSE)
-    found = service.stored.get(call.key, call.path["id"])
+    found = service.stored.find_response(call.key, call.path["id"])
     stream = call.query.get("stream", "false")
     after = call.query.get("starting_after")
     if stream not in ("true", "false"):
@@ -387,14 +405,14 @@ async def retrieve(service: Service, call: HttpRequest) -> Response:
             raise ParameterError(
                 "starting_after", "needs a stream.", hint="Set stream=true, or leave it out."
             )
-        return answer(found.content)
+        return json_response(found.content)
     if found.log is None:
         raise ParameterError(
             "stream",
             "the response was not streamed, so it has no events.",
             hint="Leave it out, or make the response with stream=true.",
         )
-    written = found.log.after(-1 if after is None else _event_number(after, found.log))
+    written = found.log.read_after(-1 if after is None else _event_number(after, found.log))
     return EventStream(written, lambda parts: parts, "openai")
 
 
@@ -410,22 +428,27 @@ def _event_number(given: str, log: EventLog) -> int:
 
 async def input_tokens(service: Service, call: HttpRequest) -> Response:
     """Counts the tokens of a response's prompt."""
-    (model, found), _ = await _parse_with_store(service, call, _count)
-    service.adapter_of(model)  # rejects an unknown model
+    (model, found), _ = await _parse_with_store(service, call, _count_response_input)
+    service.find_requested_adapter(model)  # rejects an unknown model
     if isinstance(found, Prompt):
-        found = len(await asyncio.to_thread(service.reader.ids, await service.images.prompt(found)))
-    return answer({"object": "response.input_tokens", "input_tokens": found})
+        found = len(
+            await asyncio.to_thread(service.reader.ids, await service.images.fetch_prompt(found))
+        )
+    return json_response({"object": "response.input_tokens", "input_tokens": found})
 
 
-def _count(
-    reader: RequestReader, call: HttpRequest, known: _Known | None
-) -> tuple[str | None, int | Prompt] | _Wanted:
-    """Returns the model's name, and the number of the prompt's tokens, or the prompt if its images
-    are still to be fetched. Returns what the request refers to if that is not known.
+def _count_response_input(
+    reader: RequestReader, call: HttpRequest, known: _StoreParts | None
+) -> tuple[str | None, int | Prompt] | _StoreReferences:
+    """Returns the model's name and the number of the prompt's tokens, or the prompt itself if its
+    images are still to be fetched. If parts of the store are needed that are not given as `known`,
+    returns references to them instead.
     """
-    body = ResponsesRequest(**msgspec.structs.asdict(call.read(INPUT_TOKENS)))
-    items = _items(call, body, known, reads_images="image" in reader.media_kinds)
-    if isinstance(items, _Wanted):
+    body = ResponsesRequest(**msgspec.structs.asdict(call.read_fields(INPUT_TOKENS)))
+    items = _resolve_conversation_items(
+        call, body, known, reads_images="image" in reader.media_kinds
+    )
+    if isinstance(items, _StoreReferences):
         return items
     conversation = conversation_of(body, items, call.unused)
     prompt = reader.render(conversation, call.unused).prompt
@@ -442,28 +465,28 @@ async def compact(service: Service, _: HttpRequest) -> Response:
 
 async def delete(service: Service, call: HttpRequest) -> Response:
     """Deletes a response from the store."""
-    removed = service.stored.remove(call.key, call.path["id"])
-    return answer({"id": removed.id, "object": "response", "deleted": True})
+    removed = service.stored.remove_response(call.key, call.path["id"])
+    return json_response({"id": removed.id, "object": "response", "deleted": True})
 
 
 async def cancel(service: Service, call: HttpRequest) -> Response:
     """Aborts a running response."""
-    found = service.stored.get(call.key, call.path["id"])
+    found = service.stored.find_response(call.key, call.path["id"])
     if found.status == "in_progress":
         with contextlib.suppress(ParameterError):  # the response has just ended
             service.engine.abort(found.id)
-        return answer({**found.content, "status": "cancelled"})
+        return json_response({**found.content, "status": "cancelled"})
     if found.status != "cancelled":
         raise ParameterError(
             "response_id", f"is {found.status}. Only a running response can be cancelled."
         )
-    return answer(found.content)
+    return json_response(found.content)
 
 
 async def input_items(service: Service, call: HttpRequest) -> Response:
     """Returns a page of the input items of a response."""
     _check_query(call, _OF_ITEMS)
-    items = list(service.stored.get(call.key, call.path["id"]).items)
+    items = list(service.stored.find_response(call.key, call.path["id"]).items)
     limit = call.query.get("limit", "20")
     order = call.query.get("order", "desc")
     after = call.query.get("after")
@@ -480,7 +503,7 @@ async def input_items(service: Service, call: HttpRequest) -> Response:
         items = items[at + 1 :]
     data = items[: int(limit)]
     ends = (data[0]["id"], data[-1]["id"]) if data else ("", "")
-    return answer(
+    return json_response(
         {
             "object": "list",
             "data": data,

@@ -16,8 +16,8 @@ from sglang_lite.server.conversation.sample_reader import (
     CallDelta,
     SampleDelta,
     SampleReader,
-    entries_of,
-    logprobs_of,
+    encode_openai_logprobs,
+    reported_logprobs,
 )
 from sglang_lite.server.openai.responses_items import new_id
 
@@ -36,7 +36,7 @@ _EMPTY: dict[str, dict[str, Any]] = {
 }
 
 
-def _part(kind: str) -> dict[str, Any]:
+def _new_content_part(kind: str) -> dict[str, Any]:
     """Creates an empty content part for an item of text."""
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": ""}
@@ -59,7 +59,7 @@ class TextLogprobs:
         # with the index at which each begins
         self._entries: deque[tuple[int, TokenLogprob]] = deque()
 
-    def add(self, text: str, entries: Sequence[TokenLogprob]) -> None:
+    def append_text_and_tokens(self, text: str, entries: Sequence[TokenLogprob]) -> None:
         """Appends further text and its tokens."""
         self._text += text
         for entry in entries:
@@ -69,7 +69,7 @@ class TextLogprobs:
                 len(self._decoder.decode(self._token_bytes[entry.token_id])) if known else 0
             )
 
-    def of(self, part: str, *, last: bool) -> list[dict[str, Json]]:
+    def take_logprobs_of_part(self, part: str, *, last: bool) -> list[dict[str, Json]]:
         """Returns the log-probabilities of the next part of the text.
 
         Args:
@@ -84,7 +84,7 @@ class TextLogprobs:
             begins, entry = self._entries.popleft()
             if begins >= start:
                 found.append(entry)
-        return entries_of(self._token_bytes, found)
+        return encode_openai_logprobs(self._token_bytes, found)
 
 
 @dataclass(slots=True)
@@ -110,22 +110,26 @@ class ResponseAnswer:
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **content}
 
-    def events_of(self, each: Delta | Generation) -> Iterator[Event]:
+    def encode_response_events(self, each: Delta | Generation) -> Iterator[Event]:
         """Yields the stream's events for an event of the engine."""
         if self.logprobs is not None:
             before = self.sample.length
             known = self.sample.logprobs
             if isinstance(each, Delta):
-                self.logprobs.add(each.text, each.logprobs)
+                self.logprobs.append_text_and_tokens(each.text, each.logprobs)
             else:
-                self.logprobs.add(each.text[before:], logprobs_of(each)[known:])
-        yield from self._deltas(self.sample.read(each))
+                self.logprobs.append_text_and_tokens(
+                    each.text[before:], reported_logprobs(each)[known:]
+                )
+        yield from self._encode_output_delta(self.sample.read_event(each))
         if isinstance(each, Generation):
             if not self.items:
                 yield from self._open_item("message")
-            yield from self.closed("incomplete" if each.finish_reason == "length" else "completed")
+            yield from self.close_item(
+                "incomplete" if each.finish_reason == "length" else "completed"
+            )
 
-    def closed(self, status: str) -> Iterator[Event]:
+    def close_item(self, status: str) -> Iterator[Event]:
         """Yields the events that complete the last item."""
         if not self._open:
             return
@@ -136,19 +140,19 @@ class ResponseAnswer:
         if item["type"] in ("message", "reasoning"):
             part = item["content"][0]
             told = {} if item["type"] == "reasoning" else {"logprobs": part["logprobs"]}
-            yield self._at(f"{name}.done", content_index=0, text=part["text"], **told)
-            yield self._at("response.content_part.done", content_index=0, part=part)
+            yield self._part_event(f"{name}.done", content_index=0, text=part["text"], **told)
+            yield self._part_event("response.content_part.done", content_index=0, part=part)
         elif item["type"] == "function_call":
-            yield self._at(f"{name}.done", name=item["name"], arguments=item["arguments"])
+            yield self._part_event(f"{name}.done", name=item["name"], arguments=item["arguments"])
         else:
-            yield self._at(f"{name}.done", input=item["input"])
+            yield self._part_event(f"{name}.done", input=item["input"])
         yield self._item_event("response.output_item.done", item)
 
-    def _deltas(self, new: SampleDelta) -> Iterator[Event]:
+    def _encode_output_delta(self, new: SampleDelta) -> Iterator[Event]:
         calls_follow = any(part.begins for part in new.calls)
-        for kind, part in new.in_order:
+        for kind, part in new.ordered_pieces:
             if isinstance(part, CallDelta):
-                yield from self._call(part)
+                yield from self._encode_call_events(part)
             elif kind == "content":
                 yield from self._text("message", part, last=not calls_follow)
             else:
@@ -159,14 +163,16 @@ class ResponseAnswer:
             yield from self._open_item(kind)
         part = self.items[-1]["content"][0]
         part["text"] += text
-        found = [] if self.logprobs is None else self.logprobs.of(text, last=last)
+        found = (
+            [] if self.logprobs is None else self.logprobs.take_logprobs_of_part(text, last=last)
+        )
         told = {}
         if kind == "message":
             part["logprobs"] += found
             told["logprobs"] = found
-        yield self._at(f"{_DONE[kind]}.delta", content_index=0, delta=text, **told)
+        yield self._part_event(f"{_DONE[kind]}.delta", content_index=0, delta=text, **told)
 
-    def _call(self, part: CallDelta) -> Iterator[Event]:
+    def _encode_call_events(self, part: CallDelta) -> Iterator[Event]:
         call = part.call
         kind, name = (
             ("custom_tool_call", "input") if call.custom else ("function_call", "arguments")
@@ -175,10 +181,10 @@ class ResponseAnswer:
             yield from self._open_item(kind, call_id=call.id, name=call.name, **{name: ""})
         if part.arguments:
             self.items[-1][name] += part.arguments
-            yield self._at(f"{_DONE[kind]}.delta", delta=part.arguments)
+            yield self._part_event(f"{_DONE[kind]}.delta", delta=part.arguments)
 
     def _open_item(self, kind: str, **content: Any) -> Iterator[Event]:
-        yield from self.closed("completed")
+        yield from self.close_item("completed")
         item: dict[str, Any] = {
             "type": kind,
             "id": new_id(kind),
@@ -190,10 +196,12 @@ class ResponseAnswer:
         self._open = True
         yield self._item_event("response.output_item.added", dict(item))
         if "content" in item:
-            item["content"] = [_part(kind)]
-            yield self._at("response.content_part.added", content_index=0, part=_part(kind))
+            item["content"] = [_new_content_part(kind)]
+            yield self._part_event(
+                "response.content_part.added", content_index=0, part=_new_content_part(kind)
+            )
 
-    def _at(self, kind: str, **content: Any) -> Event:
+    def _part_event(self, kind: str, **content: Any) -> Event:
         return self.new_event(
             kind, item_id=self.items[-1]["id"], output_index=len(self.items) - 1, **content
         )

@@ -7,12 +7,12 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
-from sglang_lite.random_ids import random_id
-from sglang_lite.runtime.media.data_url import medium_from
-from sglang_lite.server.conversation.images import RequestImages, joined, unreadable_part_error
-from sglang_lite.server.conversation.tools import INPUT, arguments_of
+from sglang_lite.runtime.media.data_url import parse_medium
+from sglang_lite.server.conversation.images import RequestImages, join_parts, unreadable_part_error
+from sglang_lite.server.conversation.tools import INPUT, parse_earlier_arguments
 from sglang_lite.server.http.body import convert
 
 Item: TypeAlias = dict[str, Any]
@@ -148,7 +148,7 @@ def new_id(kind: str) -> str:
     return f"{_PREFIXES[kind]}_{random_id()}"
 
 
-def items_of(
+def complete_input_items(
     given: str | Sequence[Item] | None,
     known: Callable[[str], Item],
     unused: list[str],
@@ -169,12 +169,12 @@ def items_of(
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     return [
-        _item(each, f"input[{i}]", known, unused, reads_images)
+        _complete_input_item(each, f"input[{i}]", known, unused, reads_images)
         for i, each in enumerate(given or ())
     ]
 
 
-def _item(
+def _complete_input_item(
     given: Item, where: str, known: Callable[[str], Item], unused: list[str], reads_images: bool
 ) -> Item:
     kind = given.get("type")
@@ -198,10 +198,12 @@ def _item(
     match item:
         case MessageItem():
             shows = reads_images and item.role == "user"
-            content = _parts(item.content, item.role, f"{where}.content", images=shows)
+            content = _convert_content_parts(
+                item.content, item.role, f"{where}.content", images=shows
+            )
             return {**whole, "role": item.role, "content": content}
         case FunctionCallItem():
-            arguments_of(item.arguments, f"{where}.arguments")
+            parse_earlier_arguments(item.arguments, f"{where}.arguments")
             return {
                 **whole,
                 "call_id": item.call_id,
@@ -223,11 +225,17 @@ def _item(
             }
         case _:
             output = item.output
-            told = output if isinstance(output, str) else _parts(output, "user", f"{where}.output")
+            told = (
+                output
+                if isinstance(output, str)
+                else _convert_content_parts(output, "user", f"{where}.output")
+            )
             return {**whole, "call_id": item.call_id or "", "output": told}
 
 
-def _parts(content: Content, role: str, where: str, *, images: bool = False) -> list[Item]:
+def _convert_content_parts(
+    content: Content, role: str, where: str, *, images: bool = False
+) -> list[Item]:
     parts: list[Item] = []
     for i, part in enumerate([InputText(text=content)] if isinstance(content, str) else content):
         if isinstance(part, OutputRefusal):
@@ -244,14 +252,14 @@ def _parts(content: Content, role: str, where: str, *, images: bool = False) -> 
                     parameter=f"{where}[{i}]",
                     hint="Send the image as image_url: data:image/png;base64,…",
                 )
-            medium_from(part.image_url, f"{where}[{i}].image_url")
+            parse_medium(part.image_url, f"{where}[{i}].image_url")
             parts.append({"type": "input_image", "image_url": part.image_url, "detail": "auto"})
         else:
             raise unreadable_part_error(str(part.__struct_config__.tag), f"{where}[{i}]")
     return parts
 
 
-def messages_of(items: Sequence[Item], images: RequestImages) -> list[dict[str, Json]]:
+def build_template_messages(items: Sequence[Item], images: RequestImages) -> list[dict[str, Json]]:
     """Converts items to messages in the form that templates take; calls and reasoning become parts
     of the assistant's messages. Adds the images to `images`.
     """
@@ -280,7 +288,10 @@ def messages_of(items: Sequence[Item], images: RequestImages) -> list[dict[str, 
                 )
             case "message":
                 messages.append(
-                    {"role": item["role"], "content": _content(item["content"], images)}
+                    {
+                        "role": item["role"],
+                        "content": _join_message_content(item["content"], images),
+                    }
                 )
             case "function_call" | "custom_tool_call":
                 custom = item["type"] == "custom_tool_call"
@@ -304,16 +315,18 @@ def _arguments_or_empty(arguments: str) -> dict[str, Any]:
     that was cut.
     """
     try:
-        return arguments_of(arguments, "arguments")
+        return parse_earlier_arguments(arguments, "arguments")
     except ParameterError:
         return {}
 
 
-def _content(parts: Sequence[Item], images: RequestImages) -> str | list[dict[str, Any]]:
+def _join_message_content(
+    parts: Sequence[Item], images: RequestImages
+) -> str | list[dict[str, Any]]:
     """Returns the content of a message that is not the assistant's."""
-    return joined(
+    return join_parts(
         [
-            images.part(part["image_url"], "input_image", "input")
+            images.add_part(part["image_url"], "input_image", "input")
             if part["type"] == "input_image"
             else _text([part])
             for part in parts

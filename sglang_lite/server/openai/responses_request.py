@@ -14,7 +14,7 @@ from sglang_lite.server.conversation.tools import (
     CustomDefinition,
     FunctionDefinition,
     GrammarText,
-    variables_of_effort,
+    effort_variables,
     with_tools,
 )
 from sglang_lite.server.fields import (
@@ -25,7 +25,7 @@ from sglang_lite.server.fields import (
     Fields,
 )
 from sglang_lite.server.http.body import convert
-from sglang_lite.server.openai.responses_items import Item, messages_of
+from sglang_lite.server.openai.responses_items import Item, build_template_messages
 from sglang_lite.server.parameters import constraints, sampling
 from sglang_lite.server.parameters.completion_fields import EventOptions
 from sglang_lite.text.chat_format import Conversation
@@ -63,7 +63,7 @@ class CustomTool(
         return self.format if isinstance(self.format, GrammarInput) else None
 
 
-class Named(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class NamedTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Tool that is chosen or allowed."""
 
     type: Literal["function", "custom"]
@@ -71,7 +71,9 @@ class Named(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Allowed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Choice that limits which tools may be called; with the mode "required", one of them must be."""
+    """Choice that limits which tools may be called. With the mode "required", one of them must be
+    called.
+    """
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -171,7 +173,7 @@ def conversation_of(
     if not items:
         raise ParameterError("input", "is empty.")
     _check_include(body)
-    tools, hosted = _tools(body.tools or (), unused)
+    tools, hosted = _separate_hosted_tools(body.tools or (), unused)
     choice, allowed = _choice(body.tool_choice, tools, hosted)
     constraint = None if body.text is None else _format(body.text.format)
     if body.text is not None and body.text.verbosity not in (None, "medium"):
@@ -184,7 +186,7 @@ def conversation_of(
         )
     # `items_of` refuses images if the model reads none
     images = RequestImages(frozenset({"image"}))
-    messages = messages_of(items, images)
+    messages = build_template_messages(items, images)
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
     conversation = Conversation(
@@ -213,9 +215,7 @@ def _variables(reasoning: Reasoning | None, unused: list[str]) -> dict[str, dict
     if reasoning.summary is not None or reasoning.generate_summary is not None:
         unused.append("reasoning.summary")  # reasoning is returned whole
     return (
-        {}
-        if reasoning.effort is None
-        else {"reasoning.effort": variables_of_effort(reasoning.effort)}
+        {} if reasoning.effort is None else {"reasoning.effort": effort_variables(reasoning.effort)}
     )
 
 
@@ -227,7 +227,7 @@ def _format(format: Mapping[str, Any] | None) -> Constraint | None:
     return constraints.response_format(format, "text.format")
 
 
-def _tools(
+def _separate_hosted_tools(
     given: Sequence[Mapping[str, Any]], unused: list[str]
 ) -> tuple[dict[str, FunctionTool | CustomTool], frozenset[str]]:
     """Separates the caller's tools, by name, from the types of hosted tools, which are never
@@ -314,7 +314,7 @@ def _choice(
 def _tool_name(
     given: Mapping[str, Any], where: str, tools: Mapping[str, FunctionTool | CustomTool]
 ) -> str:
-    named = convert(given, Named, where)
+    named = convert(given, NamedTool, where)
     found = tools.get(named.name)
     if found is None or found.__struct_config__.tag != named.type:
         raise ParameterError(

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from sglang_lite.engine import embedding
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.core.submission import SelectRequest
-from sglang_lite.server.endpoint import HttpRequest, Route, answer, read_record
+from sglang_lite.server.endpoint import HttpRequest, Route, json_response, read_record
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.service import Service
 from sglang_lite.server.sglang.labels import label_calls, label_logprobs, label_scores
@@ -42,7 +42,7 @@ SCORE: Fields[ScoreRequest] = Fields(ScoreRequest, GATEWAY_NEUTRAL, {})
 async def score(service: Service, call: HttpRequest) -> Response:
     """Scores the texts of a request."""
     body = await read_record(service, call, SCORE)
-    service.adapter_of(body.model)  # rejects an unknown model
+    service.find_requested_adapter(body.model)  # rejects an unknown model
     if body.text_1 is not None or body.text_2 is not None:
         return await _pairs(service, body)
     ours = {"prompt": body.prompt, "continuations": body.continuations}
@@ -93,7 +93,7 @@ async def _pairs(service: Service, body: ScoreRequest) -> Response:
         )
     if len(first) > _MAX_TEXTS:
         raise ParameterError("text_2", f"has {len(second):,} texts. Give 1 to {_MAX_TEXTS:,}.")
-    adapter = service.adapter_of(body.model)
+    adapter = service.find_requested_adapter(body.model)
     pairs = list(zip(first, second))
     scores, tokens = await service.encode(
         embedding.score_text_pairs, pairs, lora_path=adapter, field="text_2"
@@ -102,8 +102,13 @@ async def _pairs(service: Service, body: ScoreRequest) -> Response:
         {"index": i, "object": "score", "score": score} for i, score in enumerate(scores.tolist())
     ]
     usage = {"prompt_tokens": sum(tokens), "completion_tokens": 0, "total_tokens": sum(tokens)}
-    return answer(
-        {"object": "list", "model": service.name_of(body.model), "data": data, "usage": usage}
+    return json_response(
+        {
+            "object": "list",
+            "model": service.resolve_answering_model(body.model),
+            "data": data,
+            "usage": usage,
+        }
     )
 
 
@@ -114,7 +119,9 @@ async def _continuations(service: Service, body: ScoreRequest) -> Response:
             "continuations", f"Give 1 to {_MAX_TEXTS:,} texts, none of them empty."
         )
     selection = await service.async_engine.select(
-        SelectRequest(body.prompt or "", texts, lora_path=service.adapter_of(body.model))
+        SelectRequest(
+            body.prompt or "", texts, lora_path=service.find_requested_adapter(body.model)
+        )
     )
     scores = [
         {
@@ -133,8 +140,13 @@ async def _continuations(service: Service, body: ScoreRequest) -> Response:
         "total_tokens": usage.prompt_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
-    return answer(
-        {"object": "score", "model": service.name_of(body.model), "scores": scores, "usage": counts}
+    return json_response(
+        {
+            "object": "score",
+            "model": service.resolve_answering_model(body.model),
+            "scores": scores,
+            "usage": counts,
+        }
     )
 
 
@@ -148,7 +160,7 @@ async def _labels(service: Service, body: ScoreRequest) -> Response:
     size = service.engine.vocab_size
     first = bool(body.item_first)
     calls = [
-        service.adapted(body.model, each)
+        service.select_requested_adapter(body.model, each)
         for each in label_calls(body.query, items, body.label_token_ids, size, item_first=first)
     ]
     found = await asyncio.gather(*(service.async_engine.results(call) for call in calls))
@@ -165,10 +177,10 @@ async def _labels(service: Service, body: ScoreRequest) -> Response:
         "total_tokens": prompt,
         "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)},
     }
-    return answer(
+    return json_response(
         {
             "object": "scoring",
-            "model": service.name_of(body.model),
+            "model": service.resolve_answering_model(body.model),
             "scores": scores,
             "usage": counts,
         }

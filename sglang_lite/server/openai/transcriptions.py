@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from starlette.responses import Response
 
-from sglang_lite.media_files import encode_wav
+from sglang_lite.media.files import encode_wav
 from sglang_lite.protocol import (
     CapabilityError,
     Generation,
@@ -26,11 +26,11 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.media.sound_families import SoundFormat
 from sglang_lite.runtime.media.speech import Task, VoxtralSpeech, WhisperSpeech
-from sglang_lite.server.async_engine import with_first_event
-from sglang_lite.server.endpoint import HttpRequest, Route, answer
+from sglang_lite.server.async_engine import wait_for_first_event
+from sglang_lite.server.endpoint import HttpRequest, Route, json_response
 from sglang_lite.server.fields import Fields
 from sglang_lite.server.http.form import parse_form
-from sglang_lite.server.http.sse import EventStream, event
+from sglang_lite.server.http.sse import EventStream, encode_event
 from sglang_lite.server.service import Service
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class _Transcript:
         self.language = body.language
         self.seconds = len(heard) / form.rate
 
-    async def parts(
+    async def generate_parts(
         self, speech: WhisperSpeech | VoxtralSpeech
     ) -> AsyncGenerator[list[_Part], None]:
         """Yields the parts of the transcript as they are generated. Closing the generator ends the
@@ -130,7 +130,9 @@ class _Transcript:
             return_logprob=self._body.timed,
         )
         if isinstance(speech, VoxtralSpeech):
-            found = await self._generate(speech.prompt(_sound(self._body), self.language), params)
+            found = await self._generate(
+                speech.prompt(_uploaded_sound(self._body), self.language), params
+            )
             yield [_Part(0.0, self.seconds, found.text, {})]
             return
         instructions = speech.instructions(self.language, self._task, timed=False)
@@ -146,16 +148,18 @@ class _Transcript:
             prompt = speech.prompt(
                 encode_wav(window, form.rate), instructions, self._body.prompt or ""
             )
-            found = await self._generate(prompt, params, speech.rules(instructions, timed=timed))
+            found = await self._generate(
+                prompt, params, speech.logit_rules(instructions, timed=timed)
+            )
             seconds = len(window) / form.rate
             start = at / form.rate
-            segments, complete = speech.segments(found.token_ids, seconds)
+            segments, complete = speech.read_segments(found.token_ids, seconds)
             yield [
                 _Part(
                     start + part.start,
                     start + part.end,
                     self._text(part.ids),
-                    self._details(found, part.ids, start),
+                    self._verbose_fields(found, part.ids, start),
                 )
                 for part in segments
             ]
@@ -174,14 +178,16 @@ class _Transcript:
     ) -> Generation:
         request = GenerateRequest(prompt, params, logit_processor=rules)
         (found,) = await self._service.async_engine.results(
-            self._service.adapted(self._body.model, request)
+            self._service.select_requested_adapter(self._body.model, request)
         )
         return found
 
     def _text(self, ids: Sequence[int]) -> str:
         return self._service.engine.tokenizer.decode(ids)
 
-    def _details(self, found: Generation, ids: Sequence[int], start: float) -> dict[str, Any]:
+    def _verbose_fields(
+        self, found: Generation, ids: Sequence[int], start: float
+    ) -> dict[str, Any]:
         if not self._body.timed:
             return {}
         text = self._text(ids).encode()
@@ -197,24 +203,24 @@ class _Transcript:
 
 async def transcribe(service: Service, call: HttpRequest) -> Response:
     """Transcribes the speech in a sound."""
-    return await _answer(service, call, "transcribe")
+    return await _transcribe(service, call, "transcribe")
 
 
 async def translate(service: Service, call: HttpRequest) -> Response:
     """Translates the speech in a sound to English."""
-    return await _answer(service, call, "translate")
+    return await _transcribe(service, call, "translate")
 
 
-async def _answer(service: Service, call: HttpRequest, task: Task) -> Response:
+async def _transcribe(service: Service, call: HttpRequest, task: Task) -> Response:
     speech = await asyncio.to_thread(lambda: service.speech)
     body = await asyncio.to_thread(_read, call)
-    service.adapter_of(body.model)  # rejects an unknown model
+    service.find_requested_adapter(body.model)  # rejects an unknown model
     _check(body, speech, task)
-    heard = await service.sounds.samples(_sound(body), speech.sound.rate)
+    heard = await service.sounds.decode_sound(_uploaded_sound(body), speech.sound.rate)
     transcript = _Transcript(service, body, task, heard, speech.sound)
-    parts = transcript.parts(speech)
+    parts = transcript.generate_parts(speech)
     if body.stream:
-        events = await with_first_event(parts)
+        events = await wait_for_first_event(parts)
         return EventStream(events, partial(_stream, transcript), "openai")
     found: list[_Part] = []
     async with contextlib.aclosing(parts):
@@ -240,8 +246,8 @@ async def _answer(service: Service, call: HttpRequest, task: Task) -> Response:
                 "text": text,
                 "segments": segments,
             }
-            return answer({**content, "usage": _usage(transcript)})
-    return answer({"text": text, "usage": _usage(transcript)})
+            return json_response({**content, "usage": _transcript_duration(transcript)})
+    return json_response({"text": text, "usage": _transcript_duration(transcript)})
 
 
 def _read(call: HttpRequest) -> TranscriptionRequest:
@@ -258,7 +264,7 @@ def _read(call: HttpRequest) -> TranscriptionRequest:
             values[name] = value
         else:
             values.setdefault(listed, []).append(value)
-    return TRANSCRIPTIONS.read(values, call.unused if call.reports else None, strict=False)
+    return TRANSCRIPTIONS.parse_record(values, call.unused if call.reports else None, strict=False)
 
 
 def _check(body: TranscriptionRequest, speech: WhisperSpeech | VoxtralSpeech, task: Task) -> None:
@@ -289,11 +295,11 @@ def _check(body: TranscriptionRequest, speech: WhisperSpeech | VoxtralSpeech, ta
         )
 
 
-def _sound(body: TranscriptionRequest) -> Media:
+def _uploaded_sound(body: TranscriptionRequest) -> Media:
     return Media(body.file, "audio/*")
 
 
-def _usage(transcript: _Transcript) -> dict[str, Any]:
+def _transcript_duration(transcript: _Transcript) -> dict[str, Any]:
     return {"type": "duration", "seconds": math.ceil(transcript.seconds)}
 
 
@@ -306,8 +312,10 @@ async def _stream(
         if delta := "".join(part.text for part in some):
             delta = delta if text else delta.lstrip()
             text += delta
-            yield event({"type": "transcript.text.delta", "delta": delta})
-    yield event({"type": "transcript.text.done", "text": text, "usage": _usage(transcript)})
+            yield encode_event({"type": "transcript.text.delta", "delta": delta})
+    yield encode_event(
+        {"type": "transcript.text.done", "text": text, "usage": _transcript_duration(transcript)}
+    )
 
 
 def _subtitles(parts: Sequence[_Part], kind: Literal["srt", "vtt"]) -> str:
@@ -315,13 +323,13 @@ def _subtitles(parts: Sequence[_Part], kind: Literal["srt", "vtt"]) -> str:
     lines = ["WEBVTT\n"] if kind == "vtt" else []
     for i, part in enumerate(parts, 1):
         number = f"{i}\n" if kind == "srt" else ""
-        lines.append(
-            f"{number}{_clock(part.start, kind)} --> {_clock(part.end, kind)}\n{part.text.strip()}\n"
-        )
+        start = _format_subtitle_time(part.start, kind)
+        end = _format_subtitle_time(part.end, kind)
+        lines.append(f"{number}{start} --> {end}\n{part.text.strip()}\n")
     return "\n".join(lines)
 
 
-def _clock(seconds: float, kind: Literal["srt", "vtt"]) -> str:
+def _format_subtitle_time(seconds: float, kind: Literal["srt", "vtt"]) -> str:
     """Formats a time of subtitles: hours, minutes, seconds and milliseconds."""
     thousandths = round(seconds * 1000)
     minutes, rest = divmod(thousandths, 60_000)

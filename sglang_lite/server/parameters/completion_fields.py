@@ -118,7 +118,7 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
                 return True
         return False
 
-    def ids_of(
+    def requested_id_fields(
         self, service: Service, request: GenerateRequest, generation: Generation
     ) -> dict[str, Json]:
         """Returns the requested fields of a choice about token ids."""

@@ -74,7 +74,7 @@ _NAMES = {name: name for name in CompletionSampling.__struct_fields__} | {
 }
 
 
-def read(
+def read_sampling_params(
     request: msgspec.Struct, names: Mapping[str, str] | None = None, **values: Json
 ) -> SamplingParams:
     """Reads the sampling parameters of a request.

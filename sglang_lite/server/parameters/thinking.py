@@ -6,10 +6,10 @@ import msgspec
 
 from sglang_lite.protocol import UNSET, ParameterError, SamplingParams
 from sglang_lite.text.chat_format import RenderedConversation
-from sglang_lite.text.reasoning import thinking_of_effort
+from sglang_lite.text.reasoning import thinking_for_effort
 
 
-def with_thinking(
+def set_thinking_limit(
     params: SamplingParams, rendered: RenderedConversation, effort: str | None
 ) -> SamplingParams:
     """Adds the limit on thinking to the parameters of an answer.
@@ -22,7 +22,7 @@ def with_thinking(
     """
     if rendered.reasoning is None:
         return msgspec.structs.replace(params, thinking=UNSET)
-    share = None if effort is None else thinking_of_effort(effort)
+    share = None if effort is None else thinking_for_effort(effort)
     if params.thinking is UNSET and share is not None:
         params = msgspec.structs.replace(params, thinking=(share,))
     if params.thinking is UNSET and rendered.constraint is None:
@@ -30,7 +30,7 @@ def with_thinking(
     return msgspec.structs.replace(params, reasoning_format=(rendered.reasoning,))
 
 
-def with_budget(params: SamplingParams, field: str, budget: int | None) -> SamplingParams:
+def set_thinking_budget(params: SamplingParams, field: str, budget: int | None) -> SamplingParams:
     """Adds a limit on thinking in tokens to parameters; None adds none. Raises ParameterError, with
     the name of the field, if the limit is below 0.
     """
@@ -58,5 +58,5 @@ def report_thinking(
     name, value = effort
     if rendered.reasoning is None:
         unused += [field for field, budget in budgets.items() if budget is not None]
-    elif value is not None and thinking_of_effort(value) is not None and name in unused:
+    elif value is not None and thinking_for_effort(value) is not None and name in unused:
         unused.remove(name)

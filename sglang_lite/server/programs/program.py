@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from sglang_lite import wire
 from sglang_lite.engine.core import OpenProgram
+from sglang_lite.process.random_ids import random_id
 from sglang_lite.program.nodes import (
     Fork,
     Gen,
@@ -40,13 +41,17 @@ from sglang_lite.protocol import (
     WireError,
 )
 from sglang_lite.protocol.anything import Json
-from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest
 from sglang_lite.runtime.media.placeholders import NAMES
 from sglang_lite.runtime.requests.resolved_params import resolve_params
-from sglang_lite.server.async_engine import ProgramEvent, with_first_event
-from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
-from sglang_lite.server.errors import NotFoundError, content_of, headers_of, status_of
+from sglang_lite.server.async_engine import ProgramEvent, wait_for_first_event
+from sglang_lite.server.endpoint import HttpRequest, Route, json_response, read_body
+from sglang_lite.server.errors import (
+    NotFoundError,
+    encode_error_content,
+    error_headers,
+    find_error_status,
+)
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.http.sse import DONE, EventStream
 from sglang_lite.server.reader import RequestReader
@@ -80,8 +85,8 @@ class PlayRequest(msgspec.Struct, kw_only=True):
 
 
 class ProgramAnswer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Further nodes of a branch, a verdict on one of its nodes, its end, or the winding down of the
-    whole program.
+    """Change to an open program: further nodes of a branch, a verdict on one of its nodes, an
+    expected pause, the end of the branch, or the winding down of the whole program.
     """
 
     path: list[int]
@@ -129,7 +134,7 @@ class ProgramBudget:
     open: bool = False
     media_kinds: frozenset[MediaKind] = frozenset()
 
-    def minus(self, nodes: Sequence[Node], pointer: str) -> ProgramBudget:
+    def remaining_after(self, nodes: Sequence[Node], pointer: str) -> ProgramBudget:
         """Returns the budget that is left after some nodes. Doesn't change this budget.
 
         Args:
@@ -217,7 +222,7 @@ def check_version(body: Mapping[str, Json], pointer: str) -> None:
 
 
 # the record of that name
-def record_of(name: str, data: object, pointer: str, call: HttpRequest) -> Any:
+def decode_named_record(name: str, data: object, pointer: str, call: HttpRequest) -> Any:
     """Decodes the record of a name from data. Raises WireError if the data is invalid, with its
     pointer into the body.
     """
@@ -231,7 +236,7 @@ def record_of(name: str, data: object, pointer: str, call: HttpRequest) -> Any:
 
 
 def _program(data: dict[str, Any], pointer: str, call: HttpRequest) -> Program:
-    found = record_of("Program", data, pointer, call)
+    found = decode_named_record("Program", data, pointer, call)
     assert isinstance(found, Program)
     return found
 
@@ -266,12 +271,12 @@ def parse_request(
             limit.
     """
     check_version(given, pointer)
-    body = PLAY.read(given, call.unused if call.reports else None)
+    body = PLAY.parse_record(given, call.unused if call.reports else None)
     prompt: Prompt | str = ""
     if isinstance(body.prompt, str):
         prompt = body.prompt
     else:
-        prompt = record_of("Prompt", body.prompt, f"{pointer}/prompt", call)
+        prompt = decode_named_record("Prompt", body.prompt, f"{pointer}/prompt", call)
     if body.open and prompt != "":
         raise ParameterError(
             f"{pointer}/prompt",
@@ -283,16 +288,16 @@ def parse_request(
         raise ParameterError(
             f"{pointer}/close", "is of programs that are open.", hint="Leave it out."
         )
-    budget, seconds = limits_of(reader, body.limits, pointer)
+    budget, seconds = parse_program_limits(reader, body.limits, pointer)
     budget.open = bool(body.open)
-    remaining = budget.minus(program.nodes, f"{pointer}/program/nodes")
+    remaining = budget.remaining_after(program.nodes, f"{pointer}/program/nodes")
     return ParsedProgram(
         (body.model,), f"prog-{random_id()}", prompt, program, remaining, seconds, bool(body.stream), bool(body.open),
         bool(body.close), body.cache_salt or "", body.priority or 0,
     )  # fmt: skip
 
 
-def limits_of(
+def parse_program_limits(
     reader: RequestReader, given: ProgramLimits | None, pointer: str
 ) -> tuple[ProgramBudget, float]:
     """Returns the budget and time limit (seconds) of a program: the lower of the client's and the
@@ -301,16 +306,16 @@ def limits_of(
     settings = reader.settings
     own = given or ProgramLimits()
     budget = ProgramBudget(
-        int(_least("tokens", own.tokens, settings.program_max_tokens, pointer)),
-        int(_least("nodes", own.nodes, settings.program_max_nodes, pointer)),
-        int(_least("branches", own.branches, settings.program_max_branches, pointer)),
+        int(_lower_limit("tokens", own.tokens, settings.program_max_tokens, pointer)),
+        int(_lower_limit("nodes", own.nodes, settings.program_max_nodes, pointer)),
+        int(_lower_limit("branches", own.branches, settings.program_max_branches, pointer)),
         reader.vocab_size,
         media_kinds=reader.media_kinds,
     )
-    return budget, _least("seconds", own.seconds, settings.program_max_s, pointer)
+    return budget, _lower_limit("seconds", own.seconds, settings.program_max_s, pointer)
 
 
-def _least(name: str, given: float | None, most: float, pointer: str) -> float:
+def _lower_limit(name: str, given: float | None, most: float, pointer: str) -> float:
     if given is None:
         return most
     if not (given > 0 and math.isfinite(given)):
@@ -323,14 +328,14 @@ def _least(name: str, given: float | None, most: float, pointer: str) -> float:
 
 async def play(service: Service, call: HttpRequest) -> Response:
     """Plays a program."""
-    return await played(service, call, await read(service, call, _read))
+    return await play_program(service, call, await read_body(service, call, _read))
 
 
 def _read(reader: RequestReader, call: HttpRequest) -> ParsedProgram:
-    return parse_request(reader, call, call.object(), "")
+    return parse_request(reader, call, call.parse_body(), "")
 
 
-async def played(service: Service, call: HttpRequest, request: ParsedProgram) -> Response:
+async def play_program(service: Service, call: HttpRequest, request: ParsedProgram) -> Response:
     """Plays a program, and returns the response."""
     for name in request.models:
         service.check_model(name)
@@ -343,7 +348,7 @@ async def played(service: Service, call: HttpRequest, request: ParsedProgram) ->
         )
         events = service.async_engine.play(whole, request.seconds)
     if request.open or request.stream:
-        events = await with_first_event(events)
+        events = await wait_for_first_event(events)
         return EventStream(events, _stream, "native", {PROGRAM_ID: request.id})
     found: list[ProgramEvent] = []
     async with contextlib.aclosing(events):
@@ -356,8 +361,8 @@ async def _fetch_images(service: Service, request: ParsedProgram) -> ParsedProgr
     """Returns the request with the bytes of images that it names by address."""
     prompt = request.prompt
     if isinstance(prompt, Prompt):
-        prompt = await service.images.prompt(prompt)
-    (nodes,) = await service.images.branches([request.program.nodes])
+        prompt = await service.images.fetch_prompt(prompt)
+    (nodes,) = await service.images.fetch_branches([request.program.nodes])
     return replace(request, prompt=prompt, program=Program(tuple(nodes)))
 
 
@@ -366,7 +371,7 @@ def _response(id: str, events: Sequence[ProgramEvent], call: HttpRequest) -> Res
     ended = events[-1]
     usages = _Usages()
     for event in events:
-        usages.add(event)
+        usages.count_usage(event)
     content = {
         "version": wire.VERSION,
         "id": id,
@@ -375,10 +380,14 @@ def _response(id: str, events: Sequence[ProgramEvent], call: HttpRequest) -> Res
         "usage": {**msgspec.to_builtins(usages.total), "segments": usages.segments},
     }
     if not isinstance(ended, SglError):
-        return answer(content)
-    status = status_of(ended).status
-    failed = {**content_of(ended, "native", call.request_id), "failure": _data(ended), **content}
-    return answer(failed, status, headers_of(ended))
+        return json_response(content)
+    status = find_error_status(ended).status
+    failed = {
+        **encode_error_content(ended, "native", call.request_id),
+        "failure": _data(ended),
+        **content,
+    }
+    return json_response(failed, status, error_headers(ended))
 
 
 class _Data(msgspec.Struct):
@@ -400,7 +409,7 @@ async def _stream(events: AsyncGenerator[list[ProgramEvent], None]) -> AsyncGene
     async for batch in events:
         parts = []
         for event in batch:
-            usages.add(event)
+            usages.count_usage(event)
             if not isinstance(event, Played):
                 parts.append(_event(usages.total))
             parts.append(_event(event))
@@ -420,7 +429,7 @@ class _Usages:
         self._of: list[tuple[Path, str | None, Usage]] = []
         self._prompts = self._cached = 0
 
-    def add(self, event: ProgramEvent) -> None:
+    def count_usage(self, event: ProgramEvent) -> None:
         """Adds the usage in an event, if it has any."""
         if not isinstance(event, Played) or not isinstance(event.event, Generation | Selection):
             return
@@ -493,8 +502,8 @@ async def extend(service: Service, call: HttpRequest) -> Response:
     """Changes an open program: adds nodes, gives verdicts, announces pauses, drops branches, or
     winds the program down.
     """
-    changes, close = await read(service, call, _read_answers)
-    branches = await service.images.branches([change.nodes for change in changes])
+    changes, close = await read_body(service, call, _read_answers)
+    branches = await service.images.fetch_branches([change.nodes for change in changes])
     changes = [
         replace(change, nodes=nodes) for change, nodes in zip(changes, branches, strict=True)
     ]
@@ -516,16 +525,17 @@ async def extend(service: Service, call: HttpRequest) -> Response:
         elif change.winds_down:
             entry.program.wind_down()
         else:
-            entry.program.drop(change.path)
+            entry.program.drop_branch(change.path)
     if close:
         entry.program.close()
-    return answer({"id": id})
+    return json_response({"id": id})
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Change to a branch: a verdict on the node at a place, further nodes, an expected pause, or
-    the winding down of the program. Without any of them, the branch is dropped.
+    """Change to an open program: further nodes of a branch, a verdict on the node at `place`, an
+    expected pause, or the winding down of the whole program. Without any of them, the branch is
+    dropped.
     """
 
     path: Path
@@ -538,17 +548,17 @@ class _Change:
 
 def _read_answers(reader: RequestReader, call: HttpRequest) -> tuple[Sequence[_Change], bool]:
     """Returns the changes to an open program, and whether it is closed after them."""
-    given = call.object()
+    given = call.parse_body()
     check_version(given, "")
-    body = ANSWERS.read(given, call.unused if call.reports else None)
-    changes = [_change(each, f"/answers/{i}", call) for i, each in enumerate(body.answers)]
+    body = ANSWERS.parse_record(given, call.unused if call.reports else None)
+    changes = [_parse_change(each, f"/answers/{i}", call) for i, each in enumerate(body.answers)]
     _budget_after(
-        replace(limits_of(reader, None, "")[0], open=True), changes
+        replace(parse_program_limits(reader, None, "")[0], open=True), changes
     )  # no program may have more
     return changes, body.close
 
 
-def _change(given: ProgramAnswer, pointer: str, call: HttpRequest) -> _Change:
+def _parse_change(given: ProgramAnswer, pointer: str, call: HttpRequest) -> _Change:
     path = tuple(given.path)
     place = given.place
     if len(path) % 2 or any(index < 0 for index in path):
@@ -571,7 +581,7 @@ def _change(given: ProgramAnswer, pointer: str, call: HttpRequest) -> _Change:
         raise ParameterError(f"{pointer}/pause", f"{given.pause!r} is no number of seconds.")
     if given.verdict is None or place is None:
         return _Change(path, pause_s=given.pause, winds_down=given.wind_down)
-    verdict = record_of("Verdict", given.verdict, f"{pointer}/verdict", call)
+    verdict = decode_named_record("Verdict", given.verdict, f"{pointer}/verdict", call)
     assert isinstance(verdict, Verdict)
     return _Change(path, place=place, verdict=verdict)
 
@@ -581,13 +591,13 @@ def _budget_after(remaining: ProgramBudget, changes: Sequence[_Change]) -> Progr
     for i, change in enumerate(changes):
         pointer = f"/answers/{i}"
         if change.nodes:
-            remaining = remaining.minus(change.nodes, f"{pointer}/nodes")
+            remaining = remaining.remaining_after(change.nodes, f"{pointer}/nodes")
         elif change.verdict is not None and change.verdict.again is not None:
-            remaining = replace(remaining, open=False).minus(
+            remaining = replace(remaining, open=False).remaining_after(
                 (change.verdict.again,), f"{pointer}/verdict/again"
             )
         else:  # any other change costs as much as a node
-            remaining = remaining.minus((Mark(),), pointer)
+            remaining = remaining.remaining_after((Mark(),), pointer)
     return replace(remaining, open=True)
 
 

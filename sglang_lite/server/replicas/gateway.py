@@ -133,7 +133,9 @@ class Gateway:
         self._lock = threading.Lock()
         self._over = self._answered = self.failed = False
         self._process = self._start_process()
-        self._thread = threading.Thread(target=self._run, name="sglang_lite-gateway", daemon=True)
+        self._thread = threading.Thread(
+            target=self._watch_until_closed, name="sglang_lite-gateway", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -163,7 +165,7 @@ class Gateway:
         with self._changed:
             return {url for url, sources in self._wanted.items() if sources > 0}
 
-    def add(self, url: str) -> None:
+    def add_worker(self, url: str) -> None:
         """Makes the gateway send requests to a worker until it has been removed as often as added,
         since a server may be listed both in a file and under a name.
         """
@@ -171,13 +173,13 @@ class Gateway:
             self._wanted[url] += 1
             self._changed.notify()
 
-    def remove(self, url: str) -> None:
+    def remove_worker(self, url: str) -> None:
         """Stops the gateway from sending requests to a worker, unless another source still has it."""
         with self._changed:
             self._wanted[url] -= 1
             self._changed.notify()
 
-    def _run(self) -> None:
+    def _watch_until_closed(self) -> None:
         with self._client:
             self._watch()
 

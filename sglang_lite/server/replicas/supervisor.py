@@ -21,7 +21,7 @@ from sglang_lite.protocol import BackendError, ParameterError
 from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.runtime.host.process_name import set_process_name
 from sglang_lite.server import log
-from sglang_lite.server.http.sockets import bound
+from sglang_lite.server.http.sockets import bind_socket
 from sglang_lite.server.replicas.discovery import lookup_for
 from sglang_lite.server.replicas.gateway import Gateway
 from sglang_lite.server.replicas.tied_process import TiedProcess
@@ -64,13 +64,13 @@ def serve(
     devices = _devices(engine.get("device", "auto"), replicas.replicas)
     if devices is None and engine.get("threads") is None and replicas.replicas > 1:
         engine = {**engine, "threads": max((os.cpu_count() or 1) // replicas.replicas, 1)}
-    with bound(settings.host, settings.port) as listening:  # reports a port in use early
+    with bind_socket(settings.host, settings.port) as listening:  # reports a port in use early
         host, port = listening.getsockname()[:2]
     gateway = Gateway(settings, replicas, host, port)
     workers: list[_Worker] = [
         _Remote(source, settings.health_timeout_s, gateway)
         if (find := lookup_for(source)) is None
-        else _Found(source, find, settings.health_timeout_s, gateway)
+        else _DiscoveryWorker(source, find, settings.health_timeout_s, gateway)
         for source in replicas.workers
     ]
     each: list[str | None] = [*devices] if devices else [None] * replicas.replicas
@@ -186,9 +186,11 @@ class _Worker(ABC):
         self.over = threading.Event()
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="sglang_lite-worker", daemon=True).start()
+        threading.Thread(
+            target=self._watch_with_client, name="sglang_lite-worker", daemon=True
+        ).start()
 
-    def _run(self) -> None:
+    def _watch_with_client(self) -> None:
         with httpx2.Client(trust_env=False, timeout=_TIMEOUT_S) as self._client:
             self._watch()
 
@@ -236,7 +238,7 @@ class _Remote(_Worker):
         self._url = url
         self._leaves = False
 
-    def leave(self) -> None:
+    def withdraw(self) -> None:
         """Removes the server from the gateway for good."""
         self._leaves = True
         self.over.set()
@@ -251,18 +253,18 @@ class _Remote(_Worker):
             if status == 200:
                 heard = time.monotonic()
                 if not alive:
-                    self._gateway.add(self._url)
+                    self._gateway.add_worker(self._url)
             elif alive and (status >= 0 or time.monotonic() - heard > self._health_timeout_s):
                 logger.error("%s is not healthy", self._url)
-                self._gateway.remove(self._url)
+                self._gateway.remove_worker(self._url)
             else:
                 continue
             alive = status == 200
         if self._leaves and alive:
-            self._gateway.remove(self._url)
+            self._gateway.remove_worker(self._url)
 
 
-class _Found(_Worker):
+class _DiscoveryWorker(_Worker):
     """Servers on other machines that a DNS name or a file lists, and that may come and go.
 
     Args:
@@ -294,7 +296,7 @@ class _Found(_Worker):
                 servers[url] = _Remote(url, self._health_timeout_s, self._gateway)
                 servers[url].start()
             for url in servers.keys() - urls:
-                servers.pop(url).leave()
+                servers.pop(url).withdraw()
             self.over.wait(FIND_S)
         for each in servers.values():
             each.over.set()
@@ -335,7 +337,7 @@ class _Replica(_Worker):
                 self._starts += 1
                 self._old.clear()
             try:
-                with bound("127.0.0.1", 0) as listening:
+                with bind_socket("127.0.0.1", 0) as listening:
                     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
                     process = self._start_process(url, listening)
             # out of memory or descriptors: the next attempt may succeed
@@ -347,12 +349,12 @@ class _Replica(_Worker):
                 reason = self._wait_until_ready(process, url)
             if process is not None and not reason:
                 self._lived = True
-                self._gateway.add(url)
+                self._gateway.add_worker(url)
                 reason = self._watch_health(process, url)
                 if not self.over.is_set():
-                    self._gateway.remove(url)
+                    self._gateway.remove_worker(url)
                     if not reason:
-                        self._end_for_restart(process, url)
+                        self._drain_before_restart(process, url)
                         continue
             if self.over.is_set():
                 return
@@ -402,7 +404,7 @@ class _Replica(_Worker):
         while not self.over.is_set():
             status = process.wait(_LOOK_S / 2)
             if status is not None:
-                return _ended(status)
+                return _exit_reason(status)
             if self._request_status(url, "/ready") == 200:
                 return ""
         return "is not needed"
@@ -417,7 +419,7 @@ class _Replica(_Worker):
                 self._reached = self._starts
             status = process.wait(_LOOK_S)
             if status is not None:
-                return _ended(status)
+                return _exit_reason(status)
             answer = self._request_status(url, "/health")
             if answer == 200:
                 heard = time.monotonic()
@@ -427,8 +429,8 @@ class _Replica(_Worker):
                 return "does not answer"
         return ""
 
-    def _end_for_restart(self, process: TiedProcess, url: str) -> None:
-        """Ends a server that is restarted, once the gateway doesn't know it any more and its open
+    def _drain_before_restart(self, process: TiedProcess, url: str) -> None:
+        """Ends a server that is being restarted, once the gateway no longer knows it and its open
         requests have ended.
         """
         until = time.monotonic() + self._settings.drain_s + _END_S
@@ -495,7 +497,7 @@ def run(content: dict[str, Json]) -> int:
         return 1
 
 
-def _ended(status: int) -> str:
+def _exit_reason(status: int) -> str:
     how = f"ended with status {status}"
     if status < 0:
         with contextlib.suppress(ValueError):

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from sglang_lite.import_paths import import_paths
+from sglang_lite.process.import_paths import import_paths
 from sglang_lite.protocol import BackendError
 from sglang_lite.protocol.anything import Json
 
@@ -98,13 +98,13 @@ def main() -> None:
         if not more:
             os._exit(1)
         line += more
-    _tie()
+    _fork_watchdog()
     task = json.loads(line)
     module, _, name = task["function"].partition(":")
     sys.exit(getattr(importlib.import_module(module), name)(task["content"]))
 
 
-def _tie() -> None:
+def _fork_watchdog() -> None:
     process = os.getpid()
     if os.fork():
         return

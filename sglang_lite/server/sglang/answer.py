@@ -74,28 +74,34 @@ class SampleAnswer:
             self._texts.append(event.text)
             self._ids += event.token_ids
             self._logprobs += event.logprobs
-            return self._partial(None, cached_tokens)
+            return self._encode_partial_answer(None, cached_tokens)
         if isinstance(event, Generation):
-            self.outcome = answer = self._whole(event, _finish(event))
+            self.outcome = answer = self._encode_complete_answer(
+                event, _encode_finish_reason(event)
+            )
         elif isinstance(event, RequestAbortedError) and event.partial is not None:
-            self.outcome = answer = self._whole(event.partial, _failure(event))
+            self.outcome = answer = self._encode_complete_answer(event.partial, _failure(event))
         else:
-            answer = self._partial(_failure(event), cached_tokens)
+            answer = self._encode_partial_answer(_failure(event), cached_tokens)
             self.outcome = answer if isinstance(event, RequestAbortedError) else event
         return answer
 
-    def _partial(self, finish: dict[str, Any] | None, cached_tokens: int) -> dict[str, Any]:
-        return self._answer(
+    def _encode_partial_answer(
+        self, finish: dict[str, Any] | None, cached_tokens: int
+    ) -> dict[str, Any]:
+        return self._build_answer_fields(
             "".join(self._texts), self._ids, finish, cached_tokens, {}, (), self._logprobs
         )
 
-    def _whole(self, generation: Generation, finish: dict[str, Any]) -> dict[str, Any]:
+    def _encode_complete_answer(
+        self, generation: Generation, finish: dict[str, Any]
+    ) -> dict[str, Any]:
         usage = generation.usage
         scores = {} if generation.scores is None else generation.scores.as_meta()
         told = {
             "e2e_latency": usage.total_s,
             "queue_time": usage.queue_s,
-            "cached_tokens_details": _by_tier(usage),
+            "cached_tokens_details": _cached_tokens_by_tier(usage),
         }
         meta = {
             **told,
@@ -104,7 +110,7 @@ class SampleAnswer:
             **scores,
             **self._recorded_fields(generation),
         }
-        return self._answer(
+        return self._build_answer_fields(
             generation.text,
             generation.token_ids,
             finish,
@@ -115,7 +121,7 @@ class SampleAnswer:
             generation,
         )
 
-    def _answer(
+    def _build_answer_fields(
         self,
         text: str,
         ids: Sequence[int],
@@ -145,8 +151,8 @@ class SampleAnswer:
         return answer if self._index is None else {**answer, "index": self._index}
 
     def _recorded_fields(self, generation: Generation) -> dict[str, Json]:
-        """Returns experts as base64 of their array, and hidden states in SGLang's lists: that of
-        the whole prompt first.
+        """Returns the recorded experts as their array in base64, and the hidden states as lists in
+        SGLang's layout: one entry for the whole prompt, then one for each generated token.
         """
         found: dict[str, Json] = {}
         if generation.routed_experts is not None:
@@ -193,13 +199,13 @@ class SampleAnswer:
         return [TokenLogprob(None, first, text), *prompt]
 
 
-def _by_tier(usage: Usage) -> dict[str, int]:
+def _cached_tokens_by_tier(usage: Usage) -> dict[str, int]:
     """Returns the numbers of the prompt's cached tokens, by where they were found."""
     on_device = usage.cached_tokens - usage.host_tokens - usage.disk_tokens
     return {"device": on_device, "host": usage.host_tokens, "storage": usage.disk_tokens}
 
 
-def _finish(generation: Generation) -> dict[str, Any]:
+def _encode_finish_reason(generation: Generation) -> dict[str, Any]:
     if generation.finish_reason == "length":
         return {"type": "length", "length": generation.usage.completion_tokens}
     return {"type": "stop", "matched": generation.matched}

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.protocol import ParameterError, Prompt, Unset
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.server.sglang.request import plain_ids, read_request
+from sglang_lite.server.sglang.request import arrays_to_lists, read_request
 
 # SGLang's other parameters, and the values that mean "not set"
 _NOT_SET: Mapping[str, tuple[object, ...]] = {
@@ -161,9 +161,9 @@ def label_calls(
         ParameterError: texts and token ids are mixed, there are no labels, or a label isn't a token
             id.
     """
-    query = plain_ids(query)
-    texts = plain_ids(texts)
-    labels = plain_ids(labels)
+    query = arrays_to_lists(query)
+    texts = arrays_to_lists(texts)
+    labels = arrays_to_lists(labels)
     kind: Any = str if isinstance(query, str) else list  # arrays and tuples count as lists
     if not isinstance(query, str | list | tuple) or not all(
         isinstance(each, str) == (kind is str) for each in texts
@@ -185,7 +185,7 @@ def label_calls(
     for label in itertools.chain(*labels_by_item) if several else labels:
         if type(label) is not int or not 0 <= label < vocab_size:
             raise ParameterError(
-                "label_token_ids", f"{shown(label)} is no token id (0 to {vocab_size - 1:,})."
+                "label_token_ids", f"{short_repr(label)} is no token id (0 to {vocab_size - 1:,})."
             )
     fields: Any = {**where, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
     return read_request(**fields, token_ids_logprob=labels_by_item).calls

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
+from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import (
     Constraint,
     Ebnf,
@@ -25,9 +26,8 @@ from sglang_lite.protocol import (
     Span,
 )
 from sglang_lite.protocol.sampling import named, read_params
-from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.runtime.media.data_url import medium_from
+from sglang_lite.runtime.media.data_url import parse_medium
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 from sglang_lite.server.sessions import SessionParams
 
@@ -85,25 +85,29 @@ def read_request(
             support.
         ConstraintError: a structural tag is invalid or not supported.
     """
-    _refuse(unsupported)
+    _refuse_unsupported_fields(unsupported)
     if (prompt is None) == (input_ids is None):
         raise ParameterError("prompt", "exactly one of prompt and input_ids is needed.")
     prompts, is_list = _prompts(prompt) if input_ids is None else _ids(input_ids)
     count = len(prompts)
-    params = _each("sampling_params", {} if sampling_params is None else sampling_params, count)
-    flags = _each("return_logprob", return_logprob, count)
-    tops = _each("top_logprobs_num", top_logprobs_num, count)
-    ids = _each_ids(plain_ids(token_ids_logprob), count)
-    starts = _each("logprob_start_len", logprob_start_len, count)
-    processors = _each("custom_logit_processor", custom_logit_processor, count)
-    priorities = _each("priority", priority, count)
-    salts = _each("cache_salt", cache_salt, count)
-    loras = _each("lora_path", lora_path, count)
+    params = _one_value_per_prompt(
+        "sampling_params", {} if sampling_params is None else sampling_params, count
+    )
+    flags = _one_value_per_prompt("return_logprob", return_logprob, count)
+    tops = _one_value_per_prompt("top_logprobs_num", top_logprobs_num, count)
+    ids = _logprob_ids_per_prompt(arrays_to_lists(token_ids_logprob), count)
+    starts = _one_value_per_prompt("logprob_start_len", logprob_start_len, count)
+    processors = _one_value_per_prompt("custom_logit_processor", custom_logit_processor, count)
+    priorities = _one_value_per_prompt("priority", priority, count)
+    salts = _one_value_per_prompt("cache_salt", cache_salt, count)
+    loras = _one_value_per_prompt("lora_path", lora_path, count)
     rids = _rids(rid, count, is_list)
     media = _media(
         {"image": image_data, "video": video_data, "audio": audio_data}, count, is_list, modalities
     )
-    outputs: list[Any] = [output_ids] if not is_list else _each("output_ids", output_ids, count)
+    outputs: list[Any] = (
+        [output_ids] if not is_list else _one_value_per_prompt("output_ids", output_ids, count)
+    )
     calls = []
     for i in range(count):
         logprobs: dict[str, Any] = (
@@ -127,7 +131,7 @@ def read_request(
         read, constraint = read_sampling(params[i], {**logprobs, **more})
         calls.append(
             GenerateRequest(
-                _with_media(prompts[i], media[i]),
+                _insert_prompt_media(prompts[i], media[i]),
                 read,
                 constraint,
                 namespace="" if salts[i] is None else salts[i],
@@ -161,7 +165,7 @@ def unused_logprob_fields(fields: Mapping[str, object]) -> list[str]:
     flags = fields.get("return_logprob", False)
     unused = []
     for name, nothing in _OF_LOGPROBS.items():
-        value = plain_ids(fields.get(name, nothing))
+        value = arrays_to_lists(fields.get(name, nothing))
         several = isinstance(value, list | tuple) and (
             name != "token_ids_logprob" or any(isinstance(each, list | tuple) for each in value)
         )
@@ -173,7 +177,7 @@ def unused_logprob_fields(fields: Mapping[str, object]) -> list[str]:
     return unused
 
 
-def _refuse(others: Mapping[str, object]) -> None:
+def _refuse_unsupported_fields(others: Mapping[str, object]) -> None:
     """Raises ParameterError if a field is unknown, or is set and not supported."""
     for name, value in others.items():
         if name not in _UNSUPPORTED:
@@ -214,7 +218,7 @@ def _prompts(prompt: Any) -> tuple[list[Any], bool]:
     return list(prompt), True
 
 
-def _with_media(prompt: Any, images: Sequence[Media]) -> Any:
+def _insert_prompt_media(prompt: Any, images: Sequence[Media]) -> Any:
     """Returns a prompt with images, videos and sounds, which its text names."""
     if not images:
         return prompt
@@ -237,12 +241,12 @@ def _media(
     for kind, given in by_kind.items():
         if given is not None and given != []:
             for own, each in zip(
-                found, _each(f"{kind}_data", given, count) if is_list else [given]
+                found, _one_value_per_prompt(f"{kind}_data", given, count) if is_list else [given]
             ):
                 several = (
                     each if isinstance(each, list | tuple) else [each] if each is not None else []
                 )
-                own += [_medium(kind, one) for one in several]
+                own += [_convert_medium(kind, one) for one in several]
     _check_modalities(modalities, found)
     return found
 
@@ -253,13 +257,13 @@ def _check_modalities(given: object, media: Sequence[Sequence[Media]]) -> None:
     for each in given if isinstance(given, list | tuple) else [] if given is None else [given]:
         for name in each if isinstance(each, list | tuple) else [each]:
             if name not in kinds:
-                problem = f"{shown(name)} is not the kind of what is given ({', '.join(kinds) or 'nothing'})."
+                problem = f"{short_repr(name)} is not the kind of what is given ({', '.join(kinds) or 'nothing'})."
                 raise ParameterError(
                     "modalities", problem, hint="Leave it out: image_data and others tell the kind."
                 )
 
 
-def _medium(kind: MediaKind, given: object) -> Media:
+def _convert_medium(kind: MediaKind, given: object) -> Media:
     if isinstance(given, Media):
         return given
     if isinstance(given, dict):
@@ -268,22 +272,22 @@ def _medium(kind: MediaKind, given: object) -> Media:
                 f"{kind}_data.{name}", "is not supported by this engine.", hint="Leave it out."
             )
         given = given.get("url")
-    return medium_from(given, f"{kind}_data", kind)
+    return parse_medium(given, f"{kind}_data", kind)
 
 
-def plain_ids(given: Any) -> Any:  # any value of a user
+def arrays_to_lists(given: Any) -> Any:  # any value of a user
     """Converts arrays of token ids of another package to lists, also within a list. Returns other
     values unchanged.
     """
     if hasattr(given, "tolist"):
         return given.tolist()
     if isinstance(given, list | tuple) and any(hasattr(each, "tolist") for each in given):
-        return [plain_ids(each) for each in given]
+        return [arrays_to_lists(each) for each in given]
     return given
 
 
 def _ids(input_ids: Any) -> tuple[list[Any], bool]:
-    input_ids = plain_ids(input_ids)
+    input_ids = arrays_to_lists(input_ids)
     if not isinstance(input_ids, list | tuple):
         raise ParameterError("input_ids", "is no list of token ids.")
     if input_ids and isinstance(input_ids[0], list | tuple):
@@ -291,7 +295,7 @@ def _ids(input_ids: Any) -> tuple[list[Any], bool]:
     return [input_ids], False
 
 
-def _each(name: str, value: Any, count: int) -> list[Any]:
+def _one_value_per_prompt(name: str, value: Any, count: int) -> list[Any]:
     """Returns a list with one value for each prompt, from such a list or from one value for all."""
     if not isinstance(value, list | tuple):
         return [value] * count
@@ -300,13 +304,13 @@ def _each(name: str, value: Any, count: int) -> list[Any]:
     return list(value)
 
 
-def _each_ids(value: Any, count: int) -> list[Any]:
+def _logprob_ids_per_prompt(value: Any, count: int) -> list[Any]:
     several = (
         isinstance(value, list | tuple)
         and value
         and all(isinstance(ids, list | tuple | None) for ids in value)
     )
-    return _each("token_ids_logprob", value, count) if several else [value] * count
+    return _one_value_per_prompt("token_ids_logprob", value, count) if several else [value] * count
 
 
 def _rids(rid: Any, count: int, is_list: bool) -> list[str]:
@@ -314,7 +318,7 @@ def _rids(rid: Any, count: int, is_list: bool) -> list[str]:
         return [random_id() for _ in range(count)]
     if isinstance(rid, str):
         return [f"{rid}_{i}" for i in range(count)] if is_list else [rid]
-    rids = _each("rid", rid, count)
+    rids = _one_value_per_prompt("rid", rid, count)
     if not all(isinstance(r, str) for r in rids) or len(set(rids)) < count:
         raise ParameterError("rid", "the names are not strings, or not all different.")
     return rids

@@ -100,7 +100,9 @@ class NativeRun:
         while self._waiting:
             first, call = self._waiting[0]
             try:
-                ticket = self._engine.submit(call, partial(_post, self._post, first), self._flush)
+                ticket = self._engine.submit(
+                    call, partial(_post_with_index, self._post, first), self._flush
+                )
             except OverloadedError:
                 if self._running:
                     return
@@ -175,19 +177,19 @@ class NativeRun:
         call = self._call
         self._call = None
         if call is not None:
-            self._engine.open_requests.leave(call)
+            self._engine.open_requests.give_up_place(call)
         for answer, ticket in zip(self._answers, self._tickets):
             if ticket is not None and answer.outcome is None:
                 ticket.abort()
 
-    def drop(self) -> None:
+    def abort_soon(self) -> None:
         """Aborts on the engine's thread. Meant for the garbage collector, whose thread may hold any
         lock.
         """
         self._engine.call_soon(self.abort)
 
 
-def _post(post: Post, first: int, event: Event) -> None:
+def _post_with_index(post: Post, first: int, event: Event) -> None:
     result = event.partial if isinstance(event, RequestAbortedError) else event
     index = result.index if isinstance(result, Delta | Generation) else 0
     post((first + index, event))

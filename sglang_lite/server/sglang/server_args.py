@@ -1,5 +1,5 @@
-"""SGLang's ServerArgs: the setting of this engine that each one stands for, or why it needs none,
-or what to use instead; and the record of them all. The table is server_args.json.
+"""SGLang's ServerArgs, from the table server_args.json. Says which setting of this engine each
+field stands for, why it needs none, or what to use instead. Also creates the record of all fields.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ServerArg:
     required: bool = False
 
     @property
-    def reversed(self) -> str | None:
+    def inverted_setting(self) -> str | None:
         """Name of the setting that the field turns off, or None if the field isn't the inverse of a
         setting.
         """
@@ -96,7 +96,7 @@ class ServerArg:
             else None
         )
 
-    def allows(self, value: object) -> bool:
+    def has_no_effect(self, value: object) -> bool:
         """Returns whether a value has no effect: it equals the default, or, if the default is None,
         is False or empty.
         """
@@ -105,7 +105,7 @@ class ServerArg:
         numbers = {type(value), type(self.default)} == {int, float}
         return (numbers or type(value) is type(self.default)) and value == self.default
 
-    def refusal(self) -> str:
+    def advice(self) -> str:
         """Returns advice on what to use instead of a value that isn't supported."""
         return (
             "It is a setting of `sglang-lite serve`." if self.support == "server" else self.meaning
@@ -143,7 +143,7 @@ def server_args() -> Mapping[str, ServerArg]:
     return MappingProxyType(found)
 
 
-def names_of(setting: str) -> list[str]:
+def sglang_names_for_setting(setting: str) -> list[str]:
     """Returns the names of the ServerArgs that stand for a setting of an engine under another name
     than the setting's.
     """
@@ -154,9 +154,8 @@ def names_of(setting: str) -> list[str]:
     ]
 
 
-def own_value(name: str, value: UserValue) -> UserValue:
-    """Translates a value of a setting from SGLang's name to this engine's, if it has another one
-    here.
+def translate_setting_value(name: str, value: UserValue) -> UserValue:
+    """Translates a setting's value from SGLang's spelling to this engine's, where they differ.
 
     Raises:
         ParameterError: the engine has no equivalent.
@@ -212,19 +211,19 @@ def engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
         elif arg.support == "engine":
             if (value is None or arg.name in _OWN_DEFAULTS) and value == arg.default:
                 continue
-            ours = arg.reversed or arg.meaning
-            value = not value if arg.reversed else own_value(arg.name, value)
-        elif arg.allows(value):
+            ours = arg.inverted_setting or arg.meaning
+            value = not value if arg.inverted_setting else translate_setting_value(arg.name, value)
+        elif arg.has_no_effect(value):
             continue
         elif arg.support == "always":
             level = given.get("log_level")
-            startup_messages.announce(
+            startup_messages.announce_line(
                 f"{name} changes nothing. {arg.meaning}", level if isinstance(level, str) else None
             )
             continue
         else:
             message = f"{value!r:.60} is not supported, only {arg.default!r}."
-            raise ParameterError(name, message, hint=arg.refusal())
+            raise ParameterError(name, message, hint=arg.advice())
         if ours in settings:
             raise ParameterError(
                 name,

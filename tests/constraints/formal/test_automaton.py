@@ -66,12 +66,16 @@ def test_emptiness():
 
 def test_whether_a_state_leads_to_a_text_is_worked_out_once(monkeypatch):
     machine = Automaton(intersection(parse("(ab)*c|(abb)*d"), parse("(ab)*|.*d")))
-    states = list(machine.reachable(machine.start))
+    states = list(machine.reachable_transitions(machine.start))
     useful = useful_states(machine, machine.start)
-    assert [machine.nonempty(state) for state in states] == [state in useful for state in states]
+    assert [machine.accepts_some_text(state) for state in states] == [
+        state in useful for state in states
+    ]
     assert 1 < len(useful) < len(states)
     monkeypatch.delattr(Automaton, "step")
-    assert [machine.nonempty(state) for state in states] == [state in useful for state in states]
+    assert [machine.accepts_some_text(state) for state in states] == [
+        state in useful for state in states
+    ]
 
 
 def test_a_lone_surrogate_is_in_no_language_and_in_no_complement():
@@ -87,7 +91,7 @@ def test_what_needs_too_many_states_is_refused():
 
 def test_equal_states_are_one():
     found = automaton(parse("(a|b)*(c|c)"))
-    assert len(found.reachable(found.start)) == 2
+    assert len(found.reachable_transitions(found.start)) == 2
     assert found.run(found.start, "abab") == found.start
     assert complement(NOTHING) == ANY_TEXT
 

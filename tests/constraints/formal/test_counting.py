@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sglang_lite.constraints.formal.counting import counted, has_text_outside
+from sglang_lite.constraints.formal.counting import count_texts, has_text_outside
 from sglang_lite.constraints.formal.nodes import alternation, concat, literal
 from sglang_lite.constraints.syntax.regex import parse
 
@@ -26,7 +26,7 @@ def test_listed_texts_and_an_automaton_of_them_are_counted_alike(seed):
     nested = alternation([alternation(map(literal, texts[:half])), *map(literal, texts[half:])])
     spelled = concat(alternation(map(literal, texts)), parse("(?:)?"))  # no list of literals
     rng = random.Random(seed)
-    for found in (counted(nested), counted(spelled)):
+    for found in (count_texts(nested), count_texts(spelled)):
         assert found.count == len(texts)
         for beginning in {text[:end] for text in texts for end in range(len(text) + 1)} | {
             "c",
@@ -35,20 +35,20 @@ def test_listed_texts_and_an_automaton_of_them_are_counted_alike(seed):
             behind = [text for text in texts if text.startswith(beginning)]
             assert found.count_with_prefix(beginning) == len(behind)
             assert found.prefix_counts(beginning)[-1] == len(behind)
-            assert found.has(beginning) == (beginning in texts)
+            assert found.has_text(beginning) == (beginning in texts)
             used = rng.sample(texts, half)
             assert has_text_outside(found, beginning, used) == bool({*behind} - {*used})
 
 
 def test_texts_without_end_have_no_count():
-    found = counted(parse("a|ba*|bc"))
+    found = count_texts(parse("a|ba*|bc"))
     assert found.count is None
     assert found.prefix_counts("bc") == [None, None, 1]
     assert found.count_with_prefix("a") == 1
 
 
 def test_thousands_of_listed_texts_need_no_automaton():
-    found = counted(
+    found = count_texts(
         alternation(
             literal(f'"a value with a long name, of which {i} is the number"') for i in range(5_000)
         )

@@ -22,7 +22,7 @@ def check(constraint):
     language = language_of(constraint)
     automaton = Automaton(language.rules[language.start], rules=language.rules)
     texts = ShortestTexts(language.rules)
-    text = texts.text(language.start)
+    text = texts.find_shortest_text(language.start)
     assert text is not None
     assert len(text) == texts.lengths[language.start]
     assert automaton.accepting(automaton.run(automaton.start, text))
@@ -52,7 +52,7 @@ def test_of_intersections_and_complements(written, length):
     language = language_of(Regex(written))
     texts = ShortestTexts(language.rules)
     assert texts.lengths[language.start] == length
-    assert len(texts.text(language.start) or "") == length
+    assert len(texts.find_shortest_text(language.start) or "") == length
 
 
 @pytest.mark.parametrize("document", ["\n -  a bc", "no blank, nor", "ab\n\n", '\\ "', "  é"])
@@ -65,7 +65,7 @@ def test_of_quotes(document):
         if accepts(quote(document).node, span)
     ]
     assert texts.lengths[""] == min(map(len, known))
-    assert texts.text("") in known
+    assert texts.find_shortest_text("") in known
 
 
 def test_what_takes_too_much_work_is_unknown():
@@ -79,11 +79,11 @@ def test_rules_that_begin_with_themselves_have_a_text():
     language = language_of(
         Ebnf('root ::= root "+" term | term\nterm ::= root | "(" root ")" | [0-9]')
     )
-    assert ShortestTexts(language.rules).text(language.start) == "0"
+    assert ShortestTexts(language.rules).find_shortest_text(language.start) == "0"
 
 
 def test_a_text_that_is_too_long_is_not_written():
     doubled = "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(60))
     texts = ShortestTexts(language_of(Ebnf(f'root ::= r0\n{doubled}\nr60 ::= "a"')).rules)
     assert texts.lengths["root"] == 2**60
-    assert texts.text("root") is None
+    assert texts.find_shortest_text("root") is None

@@ -9,7 +9,7 @@ import pytest
 
 from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.json_schema import idn
-from sglang_lite.constraints.json_schema.formats import ASSERTED, is_valid, language_of
+from sglang_lite.constraints.json_schema.formats import ASSERTED, format_language, is_valid
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema
 from tests.constraints.engine import accepts as engine_accepts
@@ -286,8 +286,8 @@ def test_examples(name):
     valid, invalid = EXAMPLES[name]
     assert [text for text in valid if not is_valid(name, text)] == []
     assert [text for text in invalid if is_valid(name, text)] == []
-    assert [text for text in invalid if accepts(language_of(name), text)] == []
-    assert [text for text in valid if not accepts(language_of(name), text)] == [
+    assert [text for text in invalid if accepts(format_language(name), text)] == []
+    assert [text for text in valid if not accepts(format_language(name), text)] == [
         text for text in valid if text in NOT_GENERATED.get(name, ())
     ]
 
@@ -370,4 +370,4 @@ def test_leap_seconds_are_the_last_of_a_day_in_utc():
     ):
         utc = (hour * 60 + minute - int(f"{sign}{offset}")) % (24 * 60)
         text = f"{hour:02}:{minute:02}:60{sign}{offset // 60:02}:{offset % 60:02}"
-        assert accepts(language_of("time"), text) == (utc == 23 * 60 + 59), text
+        assert accepts(format_language("time"), text) == (utc == 23 * 60 + 59), text

@@ -15,10 +15,10 @@ from sglang_lite.constraints.json_schema.numbers import (
     NONE,
     WHOLE,
     NumberRange,
-    intersect,
-    negate,
+    complement_numbers,
+    intersect_numbers,
     to_fraction,
-    unite,
+    unite_numbers,
 )
 from sglang_lite.constraints.json_schema.write_numbers import decimal_text, texts
 from sglang_lite.protocol import ConstraintError, SglError
@@ -61,11 +61,11 @@ def decimal(rng):
 @pytest.mark.parametrize("seed", range(60))
 def test_the_texts_spell_exactly_the_numbers_of_the_set(seed):
     rng = random.Random(seed)
-    numbers = tuple(p for p in (piece(rng), piece(rng)) if not p.empty())
+    numbers = tuple(p for p in (piece(rng), piece(rng)) if not p.has_no_numbers())
     if rng.random() < 0.4:
-        numbers = negate(numbers)
+        numbers = complement_numbers(numbers)
     if rng.random() < 0.4:
-        numbers = intersect(numbers, negate((piece(rng),)))
+        numbers = intersect_numbers(numbers, complement_numbers((piece(rng),)))
     language = texts(numbers)
     for _ in range(60):
         text = decimal(rng)
@@ -81,12 +81,14 @@ def test_the_texts_spell_exactly_the_numbers_of_the_set(seed):
 
 
 def test_sets():
-    assert negate(EVERY) == NONE
-    assert negate(NONE) == EVERY
-    assert intersect(WHOLE, (NumberRange(step=Fraction(3, 2)),)) == (NumberRange(step=Fraction(3)),)
-    assert intersect(WHOLE, negate(WHOLE)) == NONE
-    assert unite(WHOLE, EVERY) == EVERY
-    assert NumberRange(Fraction(1), Fraction(2), True, True, Fraction(1)).empty()
+    assert complement_numbers(EVERY) == NONE
+    assert complement_numbers(NONE) == EVERY
+    assert intersect_numbers(WHOLE, (NumberRange(step=Fraction(3, 2)),)) == (
+        NumberRange(step=Fraction(3)),
+    )
+    assert intersect_numbers(WHOLE, complement_numbers(WHOLE)) == NONE
+    assert unite_numbers(WHOLE, EVERY) == EVERY
+    assert NumberRange(Fraction(1), Fraction(2), True, True, Fraction(1)).has_no_numbers()
     assert [int(m) for m in NumberRange(Fraction(1), Fraction(9), step=Fraction(3)).members()] == [
         3,
         6,

@@ -288,7 +288,7 @@ def test_all_of_a_long_document_can_be_quoted_in_turns():
     for at in range(0, len(document), 30 * 101):
         matcher = start.copy()
         matcher.push(as_json(document[at : at + 30 * 101].strip()))
-        matcher.end()
+        matcher.check_complete()
 
 
 def test_long_substrings_of_lark_grammars():

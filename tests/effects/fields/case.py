@@ -178,7 +178,7 @@ def hide_body_field(
     if default is msgspec.NODEFAULT:
         default = found.default_factory()
     hidden: list[object] = []
-    read: Any = Fields.read
+    read: Any = Fields.parse_record
 
     def read_without(self: Fields[Any], *arguments: Any, **options: Any) -> Any:
         body = read(self, *arguments, **options)
@@ -188,7 +188,7 @@ def hide_body_field(
         return body
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fields, "read", read_without)
+        patch.setattr(Fields, "parse_record", read_without)
         yield hidden
 
 

@@ -100,7 +100,7 @@ def _without_field(record: type[msgspec.Struct], name: str, empty: Any) -> Itera
 def _without_key(outer: str, path: list[str]) -> Iterator[list[object]]:
     """Drops a key of the objects of a request's field after it was parsed."""
     dropped: list[object] = []
-    read: Any = Fields.read
+    read: Any = Fields.parse_record
 
     def read_without(self: Fields[Any], *arguments: Any, **options: Any) -> Any:
         body = read(self, *arguments, **options)
@@ -108,7 +108,7 @@ def _without_key(outer: str, path: list[str]) -> Iterator[list[object]]:
         return body
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fields, "read", read_without)
+        patch.setattr(Fields, "parse_record", read_without)
         yield dropped
 
 

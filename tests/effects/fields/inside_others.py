@@ -164,8 +164,8 @@ _OTHER = {"type": "function", "name": "sub"}
 CHOICES = [
     _in_choice(responses.Allowed, "mode", given=ALLOWED, empty="auto"),
     _in_choice(responses.Allowed, "tools", given=ALLOWED, empty=[_OTHER]),
-    _in_choice(responses.Named, "name", given=NAMED, empty="sub"),
-    _in_choice(responses.Named, "type", given=NAMED, empty="custom"),
+    _in_choice(responses.NamedTool, "name", given=NAMED, empty="sub"),
+    _in_choice(responses.NamedTool, "type", given=NAMED, empty="custom"),
 ]
 TEXT_FORMAT = {"type": "json_schema", "name": "one", "schema": ONE}
 OTHERS = [

@@ -81,7 +81,7 @@ ELSEWHERE = {
 }  # fmt: skip
 _REQUESTS = {route.fields.record for route in ROUTES if route.fields is not None}
 _PARSED_LATER = (  # from objects, which the request's record has as they come
-    responses.FunctionTool, responses.CustomTool, responses.Named, responses.Allowed, messages.OwnTool, chat.AllowedTools,
+    responses.FunctionTool, responses.CustomTool, responses.NamedTool, responses.Allowed, messages.OwnTool, chat.AllowedTools,
     items.MessageItem, items.FunctionCallItem, items.CustomCallItem, items.FunctionOutputItem, items.CustomOutputItem,
     items.ReasoningItem, items.ItemReference,
 )  # fmt: skip

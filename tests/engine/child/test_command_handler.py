@@ -25,8 +25,8 @@ def process():
     yield child
     child.connection.close()
     child.kill()
-    child.end()
-    child.connection.release()
+    child.await_process_end()
+    child.connection.release_socket()
 
 
 def framed(content):
@@ -50,7 +50,7 @@ def test_rubbish_ends_it(process, name, started):
         process.connection.send(START)
     process.connection.send(RUBBISH[name])
     processes.ended(process.pid)
-    assert "ended with status" in process.end().text
+    assert "ended with status" in process.await_process_end().text
 
 
 @pytest.mark.sampled(2)
@@ -62,13 +62,13 @@ def test_a_line_that_is_closed_ends_it_in_the_middle_of_a_frame_too(process, sen
         process.connection.send(sent)
     process.connection.close()
     processes.ended(process.pid)
-    assert "ended with status 0" in process.end().text
+    assert "ended with status 0" in process.await_process_end().text
 
 
 def test_what_is_no_start_ends_it(process):
     process.connection.send(encode_frame([(1, Abort())]))
     processes.ended(process.pid)
-    assert "ended with status 0" in process.end().text
+    assert "ended with status 0" in process.await_process_end().text
 
 
 def test_a_start_by_a_process_that_is_gone_ends_it(process):
@@ -77,14 +77,14 @@ def test_a_start_by_a_process_that_is_gone_ends_it(process):
         encode_frame([(0, Start(asdict(EngineConfig()), "/nowhere", 2**22 + 1))])
     )
     processes.ended(process.pid)
-    assert "ended with status 0" in process.end().text
+    assert "ended with status 0" in process.await_process_end().text
 
 
 def test_what_it_prints_is_kept_for_who_asks_why():
     child = SpawnedProcess("tests.engine.printing", "the process")
     processes.ended(child.pid)
-    end = child.end()
-    child.connection.release()
+    end = child.await_process_end()
+    child.connection.release_socket()
     said = end.text
     assert end.by_itself
     assert said.startswith("ended with status 7. Its last output:\n")
@@ -94,7 +94,7 @@ def test_what_it_prints_is_kept_for_who_asks_why():
 
 def test_a_process_that_was_killed_did_not_end_by_itself(process):
     process.kill()
-    end = process.end()
+    end = process.await_process_end()
     assert (end.by_itself, end.text.partition(".")[0]) == (False, "was ended by SIGKILL")
 
 
@@ -129,7 +129,7 @@ class FullCore:
         self.waiting.append(call)
         self.waits.set()
 
-    def leave(self, call):
+    def give_up_place(self, call):
         self.waiting = [each for each in self.waiting if each is not call]
 
 
@@ -158,8 +158,8 @@ def test_an_abort_that_comes_while_room_is_given_ends_what_gets_it(room):
         yield 1, Abort()
         core.told.set()
 
-    served.begin(core)  # type: ignore[arg-type]  # it has what is called here
-    reader = threading.Thread(target=served.read, args=(messages(),))
+    served.start_executing(core)  # type: ignore[arg-type]  # it has what is called here
+    reader = threading.Thread(target=served.execute_all, args=(messages(),))
     reader.start()
     assert core.waits.wait(60)
     core.waiting.pop()()  # as the loop does when there is room

@@ -24,7 +24,7 @@ class Line:
     def send_now(self, frame):
         self.sending.set()
         assert self.go.wait(60)
-        self.frames.append(frames.reports(memoryview(frame)[4:]))
+        self.frames.append(frames.decode_reports(memoryview(frame)[4:]))
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_deltas_that_are_unsent_are_joined_each_stream_by_itself(line):
     held(line, outgoing)
     for i in range(1000):
         for number, path, index in ((1, None, 0), (1, None, 1), (2, (), 0), (2, (0,), 0)):
-            outgoing.put(
+            outgoing.put_event(
                 RequestEvent(
                     number, Delta(f"{i},", (i,), (TokenLogprob(-1.0, i),), index), 3, path, "x"
                 )
@@ -74,7 +74,7 @@ def test_log_records_that_nobody_takes_are_bounded_and_cost_no_event(line):
     held(line, outgoing)
     for i in range(3 * MAX_LOGS):
         outgoing.post(Log("x", 20, str(i)))
-    outgoing.put(RequestEvent(1, Generation("end")))
+    outgoing.put_event(RequestEvent(1, Generation("end")))
     assert [told.event.text for told in messages(line, outgoing)] == ["end"]
     assert (
         sum(isinstance(message, Log) for frame in line.frames for message in frame) == 1 + MAX_LOGS
@@ -85,8 +85,8 @@ def test_nothing_is_joined_over_what_ends_a_generation(line):
     outgoing = Outgoing(line, 0)
     held(line, outgoing)
     for text in "abc":
-        outgoing.put(RequestEvent(1, Delta(text), path=(), name=text))
-        outgoing.put(RequestEvent(1, Generation(text), path=(), name=text))
+        outgoing.put_event(RequestEvent(1, Delta(text), path=(), name=text))
+        outgoing.put_event(RequestEvent(1, Generation(text), path=(), name=text))
     outgoing.flush()
     told = messages(line, outgoing)
     assert [(type(t.event), t.event.text, t.name) for t in told] == [
@@ -98,8 +98,8 @@ def test_all_that_is_flushed_together_is_one_frame(line):
     outgoing = Outgoing(line, 0)
     line.go.set()
     for i in range(50):
-        outgoing.put(RequestEvent(i, Delta("a")))
-        outgoing.put(RequestEvent(i, Generation("a")))
+        outgoing.put_event(RequestEvent(i, Delta("a")))
+        outgoing.put_event(RequestEvent(i, Generation("a")))
     assert line.frames == []
     outgoing.flush()
     outgoing.close()
@@ -109,11 +109,11 @@ def test_all_that_is_flushed_together_is_one_frame(line):
 def test_an_interval_holds_back_deltas_and_nothing_else(line):
     outgoing = Outgoing(line, 3600)
     line.go.set()
-    outgoing.put(RequestEvent(1, Generation("first")))
+    outgoing.put_event(RequestEvent(1, Generation("first")))
     outgoing.flush()
-    outgoing.put(RequestEvent(2, Delta("a")))
+    outgoing.put_event(RequestEvent(2, Delta("a")))
     outgoing.flush()
-    outgoing.put(RequestEvent(3, Generation("b")))
+    outgoing.put_event(RequestEvent(3, Generation("b")))
     outgoing.flush()
     told = messages(line, outgoing)
     assert [t.id for t in told] == [1, 2, 3]
@@ -124,7 +124,7 @@ def test_what_is_too_large_fails_alone(line, monkeypatch):
     outgoing = Outgoing(line, 0)
     held(line, outgoing)
     for i in range(40):
-        outgoing.put(RequestEvent(i, Generation("x" * (3000 if i == 20 else 100))))
+        outgoing.put_event(RequestEvent(i, Generation("x" * (3000 if i == 20 else 100))))
     outgoing.flush()
     outgoing.post(AskReply(50, "y" * 3000))
     outgoing.post(AskReply(51, object()))
@@ -147,6 +147,6 @@ def test_a_reader_that_is_gone_stops_nobody():
         outgoing.post(AskReply(i, "x" * 10_000))
     outgoing.close()
     for i in range(100):
-        outgoing.put(RequestEvent(i, Generation("a")))
+        outgoing.put_event(RequestEvent(i, Generation("a")))
         outgoing.flush()
     ours.close()

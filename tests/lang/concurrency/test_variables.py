@@ -28,7 +28,7 @@ def test_a_variable_that_is_taken_away_fails_although_it_is_set_at_the_same_time
         setter.start()
         for variable in variables:
             together.wait()
-            variable.take_away(error)
+            variable.replace_with_error(error)
         setter.join()
     finally:
         sys.setswitchinterval(switch_interval)

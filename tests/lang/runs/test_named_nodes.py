@@ -125,7 +125,7 @@ def test_a_value_that_its_node_would_refuse_is_refused(node, fine, wrong):
 def test_a_value_is_refused_also_where_the_end_of_the_run_is_told_first(monkeypatch):
     """The branch has failed before its node's variable has."""
     failed, told, caller = threading.Event(), threading.Event(), threading.current_thread()
-    really_set, really_finished = Variable.set, rerun.when_finished
+    really_set, really_finished = Variable.set, rerun.call_when_done
 
     def set_(self, value, error=None):
         if error is not None and threading.current_thread() is not caller:
@@ -142,7 +142,7 @@ def test_a_value_is_refused_also_where_the_end_of_the_run_is_told_first(monkeypa
     state = sgl.function(lambda s: s.__iadd__(node)).run(backend=Indifferent())
     state.sync()
     monkeypatch.setattr(Variable, "set", set_)
-    monkeypatch.setattr(rerun, "when_finished", when_finished)
+    monkeypatch.setattr(rerun, "call_when_done", when_finished)
     with pytest.raises(sgl.ParameterError, match=r"^value: "):
         state.rerun("n", "no")
 
@@ -329,7 +329,7 @@ class Busy(Answers):
     async def agenerate(self, prompt, params, constraint, *, stream):
         if self._answered:
             self.asked.set()
-            await self.free.get()
+            await self.free.wait_async()
         self._answered = True
         async for event in super().agenerate(prompt, params, constraint, stream=stream):
             yield event

@@ -35,7 +35,7 @@ class Words(BranchText[str]):
             raise ProgramError("this text can't be appended.")
         self.added.append(node.text)
 
-    def write(self, pieces):
+    def append_pieces(self, pieces):
         self.added += pieces
 
     def fork(self):
@@ -84,11 +84,11 @@ class Driver:
             elif isinstance(node, Gen) and node.name == "early":
                 self.verdicts.append(lambda place=place: self.player.judge(path, place, ("e",)))
         self.counts[path] = self.counts.get(path, 0) + len(nodes)
-        self.player.add(path, [queued(node) for node in nodes])
+        self.player.add_branch_nodes(path, [queued(node) for node in nodes])
         self.take()
 
     def take(self):
-        for effect in self.player.effects():
+        for effect in self.player.take_effects():
             self.events.append(effect)
             match effect:
                 case Ask(branch, place):
@@ -114,15 +114,15 @@ class Driver:
             ask = self.asks.pop(i)
             found = answer(str(ask.branch.text))
             if found is None:
-                self.player.failed(ask, ProgramError("no answer."))
+                self.player.accept_failure(ask, ProgramError("no answer."))
                 if ask.node.judged and ask.node.name != "early":
                     self.verdicts.append(lambda: self.judge(ask, None))
             elif ask.node.judged:
-                self.player.answered(ask, None)
+                self.player.accept_answer(ask, None)
                 if ask.node.name != "early":
                     self.verdicts.append(lambda: self.judge(ask, found))
             else:
-                self.player.answered(ask, (found,))
+                self.player.accept_answer(ask, (found,))
         self.take()
 
     def judge(self, ask, found):
@@ -131,7 +131,7 @@ class Driver:
             pieces, again = (("r",), queued(ask.node)) if what == "again" else ((what,), None)
             self.player.judge(ask.branch.path, ask.place, pieces, again)
         elif ask.branch.paused == ask.place and ask.branch.attempt == ask.attempt:
-            self.player.drop(ask.branch.path)
+            self.player.end_branch_quietly(ask.branch.path)
 
     def close(self):
         self.player.close()
@@ -311,8 +311,8 @@ def test_the_next_ask_of_an_answered_branch_comes_first():
     driver = Driver(random.Random(0))
     driver.add((), Fork(((Gen("a"), Gen("b")), (Gen("c"),))), Join(0, (1, 0)), Gen("d"))
     assert asked(driver) == [(0, 0, 0), (0, 1, 0)]
-    driver.player.answered(driver.asks[0], ("A",))
-    effects = driver.player.effects()
+    driver.player.accept_answer(driver.asks[0], ("A",))
+    effects = driver.player.take_effects()
     assert [(*each.branch.path, each.place) for each in effects if isinstance(each, Ask)] == [
         (0, 0, 1),
         (2,),
@@ -325,7 +325,7 @@ def test_a_join_claims_also_if_its_branch_has_failed():
     driver.add((0, 0), Mark(), Gen("a"), Gen("b"))
     driver.add((), Join(0, (3,), "gather_variable"))
     driver.add((0, 0), Rollback(0))
-    driver.player.answered(driver.asks.pop(), ("A",))
+    driver.player.accept_answer(driver.asks.pop(), ("A",))
     driver.take()
     assert asked(driver) == [(0, 0, 2)]
 
@@ -335,9 +335,9 @@ def test_a_stale_answer_is_ignored():
     driver.add((), Mark(), Gen("a"))
     (ask,) = driver.asks
     driver.add((), Rollback(0), Gen("b"))
-    driver.player.answered(ask, ("A",))
-    driver.player.failed(ask, ProgramError("late"))
-    assert driver.player.effects() == []
+    driver.player.accept_answer(ask, ("A",))
+    driver.player.accept_failure(ask, ProgramError("late"))
+    assert driver.player.take_effects() == []
     assert asked(driver) == [(3,)]
     assert driver.prompts[3,] == "P"
 
@@ -345,7 +345,7 @@ def test_a_stale_answer_is_ignored():
 def test_a_branch_waits_for_the_verdict_on_a_judged_answer():
     driver = Driver(random.Random(0))
     driver.add((), Gen("a", judged=True), Text("x"), Gen("b"))
-    driver.player.answered(driver.asks.pop(), None)
+    driver.player.accept_answer(driver.asks.pop(), None)
     driver.take()
     assert driver.player.main.returns
     assert not driver.asks
@@ -375,13 +375,13 @@ def test_a_program_ends_when_its_verdicts_have_come():
 def test_a_program_that_fails_as_a_whole_gives_up_what_it_asked_for():
     driver = Driver(random.Random(0))
     driver.add((), Fork(((Gen("a"),), (Gen("b"),))), Gen("c"))
-    driver.player.fail(RequestAbortedError("enough."))
+    driver.player.fail_program(RequestAbortedError("enough."))
     driver.take()
     assert not driver.asks
     assert [type(each) for each in driver.events[-4:]] == [Idle, Idle, Idle, Ended]
     assert isinstance(driver.events[-1].error, SglError)
     driver.add((), Text("late"))
-    assert driver.player.effects() == []
+    assert driver.player.take_effects() == []
 
 
 def test_a_branch_is_told_to_begin_before_its_first_ask():

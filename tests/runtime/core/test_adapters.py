@@ -122,7 +122,7 @@ def test_random_schedules_with_loads_and_unloads_between(llama, alone, overlap, 
         elif kind < 0.35 and named:
             name = draw.choice(sorted(named))
             del named[name]
-            leaving.append(engine.core.ask(UnloadLoraAdapter(name)))
+            leaving.append(engine.core.submit_call(UnloadLoraAdapter(name)))
         elif kind < 0.8:
             chosen = draw.choice([None, *sorted(named)])
             invoked = [3] * draw.randrange(2)
@@ -160,7 +160,7 @@ def test_a_request_finds_the_prefixes_of_its_own_adapter_only(llama):
             engine.drain()
             cached.append(ended(events).usage.cached_tokens)
     assert cached == [0, 18] * 9
-    engine.core.ask(UnloadLoraAdapter("one"))
+    engine.core.submit_call(UnloadLoraAdapter("one"))
     engine.drain()
     engine.load_lora_adapter("one", folders["three"])
     _, events = engine.start(prompt, params("one"))
@@ -206,7 +206,7 @@ def test_a_program_of_late_adapters_computes_its_document_once(llama):
             engine.scheduler.admission.prompt_tokens
             - engine.scheduler.admission.prompt_tokens_cached
         )
-        engine.scheduler.flush()
+        engine.scheduler.end_pauses_and_flush()
         return after - before
 
     assert computed([*LATE, None, *LATE]) <= 1.05 * computed(["late"])
@@ -295,7 +295,7 @@ def test_an_unload_waits_for_running_requests_and_ends_nobody(llama, alone):
     engine = AdaptedEngine(model=model, lora_paths={"one": str(folders["one"])})
     _, events = engine.start([5, 6], params("one", 12))
     engine.step()
-    unloading = engine.core.ask(UnloadLoraAdapter("one"))
+    unloading = engine.core.submit_call(UnloadLoraAdapter("one"))
     engine.step()
     assert not unloading.done()
     with pytest.raises(sgl.ParameterError, match="there is no adapter 'one'"):

@@ -38,7 +38,7 @@ class Launched:
     def __init__(self, sampled):
         self.sampled = sampled
 
-    def read(self):
+    def wait_for_tokens(self):
         return self.sampled
 
 
@@ -139,7 +139,7 @@ def test_a_generation_that_began_behind_another_text_than_the_program_has_is_mad
     monkeypatch,
 ):
     # one too few
-    monkeypatch.setattr(module, "kept_tokens", lambda request, tokens, *_: len(tokens) - 1)
+    monkeypatch.setattr(module, "count_kept_tokens", lambda request, tokens, *_: len(tokens) - 1)
     engine, events = stepped(overlap=True), []
     engine.run_program("xy", Program(TWO), sink=events.append)
     engine.drain()
@@ -172,7 +172,7 @@ def test_appended_tokens_are_counted():
         "xy", Program((*TWO, Text("e"), Gen("z", SamplingParams(max_tokens=2)))), sink=events.append
     )
     engine.drain()
-    stats = engine.core.ask(Stats())
+    stats = engine.core.submit_call(Stats())
     engine.drain()
     assert stats.result()["appended_tokens"] == len("cd") + len("e")
     assert stats.result()["steps"] == engine.loop.steps
@@ -184,8 +184,10 @@ def test_a_request_that_was_made_ahead_and_not_used_leaves_nothing_behind():
     gc.disable()
     try:
         engine, events, made = stepped(overlap=True), [], []
-        ahead = engine.core.builder.ahead
-        engine.core.builder.ahead = lambda *args, **options: keep(made, ahead(*args, **options))
+        ahead = engine.core.builder.build_ahead
+        engine.core.builder.build_ahead = lambda *args, **options: keep(
+            made, ahead(*args, **options)
+        )
         stops = Gen("x", greedy(40, stop=tuple("abcde ")))
         engine.run_program("xy", Program((Text("ab"), stops, *TWO[2:])), sink=events.append)
         engine.drain()
@@ -204,7 +206,7 @@ def keep(made, request):
 def test_calls_that_wait_run_once_and_in_order():
     ran = []
     postponed = Postponed()
-    now = [postponed.add(lambda i=i: ran.append(i)) for i in range(8)]
+    now = [postponed.postpone_call(lambda i=i: ran.append(i)) for i in range(8)]
     postponed.run(lambda: False)
     assert ran == [0, 1]  # a share of them, though there is no time
     now[5]()
@@ -212,7 +214,7 @@ def test_calls_that_wait_run_once_and_in_order():
     assert ran == [0, 1, 5]
     postponed.run(lambda: len(ran) < 6)
     assert ran == [0, 1, 5, 2, 3, 4]
-    postponed.add(lambda: postponed.add(lambda: ran.append("added")))
+    postponed.postpone_call(lambda: postponed.postpone_call(lambda: ran.append("added")))
     postponed.run_all()
     assert ran == [0, 1, 5, 2, 3, 4, 6, 7, "added"]
     assert not postponed
@@ -221,7 +223,7 @@ def test_calls_that_wait_run_once_and_in_order():
 def test_a_call_that_fails_as_the_loop_ends_keeps_no_other_from_running(caplog):
     ran, postponed = [], Postponed()
     for call in (lambda: ran.append(1), lambda: 1 / 0, lambda: ran.append(2)):
-        postponed.add(call)
+        postponed.postpone_call(call)
     postponed.close()
     assert ran == [1, 2]
     assert "ZeroDivisionError" in caplog.text

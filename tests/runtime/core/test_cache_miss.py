@@ -119,9 +119,9 @@ def test_an_engine_of_several_tells_nothing_of_others_prompts():
 
 def test_a_server_tells_of_others_prompts_only_if_it_is_told_to():
     parser = argparse.ArgumentParser()
-    flags.add(parser)
+    flags.add_serve_flags(parser)
     told = [
-        flags.read(parser.parse_args(given))[1]["explain_cache_misses"]
+        flags.read_serve_flags(parser.parse_args(given))[1]["explain_cache_misses"]
         for given in ([], ["--explain-cache-misses"])
     ]
     assert told == [False, True]

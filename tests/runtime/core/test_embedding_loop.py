@@ -29,7 +29,7 @@ def test_texts_of_a_step_that_panics_fail_with_those_that_wait():
     tokens = np.ones(2, np.int32)
     futures: list[Future] = [Future() for _ in range(2)]
     for future in futures:
-        loop.submit(EncodeRequest(tokens, tokens, np.array([2], np.int32)), [None], future)
+        loop.submit_texts(EncodeRequest(tokens, tokens, np.array([2], np.int32)), [None], future)
     with pytest.raises(Panic):
         loop.run()
     for future in futures:

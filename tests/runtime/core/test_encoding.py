@@ -86,11 +86,13 @@ def run(
     failed: dict[int, SglError] = {}
     complete: list[int] = []
     for request in requests:
-        waiting.add(request)
+        waiting.queue_request(request)
     while waiting.due:
         complete += [
             each.number
-            for each in waiting.step(lambda each, error: failed.setdefault(each.number, error))
+            for each in waiting.encode_next(
+                lambda each, error: failed.setdefault(each.number, error)
+            )
         ]
     assert not list(waiting)
     return complete, failed, store
@@ -138,19 +140,19 @@ def test_what_is_decoded_of_an_image_that_nobody_waits_for_is_given_up() -> None
     )
     left, kept = asked(1, 2), asked(2, 2)
     for request in (left, kept):
-        waiting.add(request)
-    waiting.step(lambda *_: None)
+        waiting.queue_request(request)
+    waiting.encode_next(lambda *_: None)
     left.ended = True
     pixels = weakref.ref(found := torch.ones(2, 4))
     made[0].set_result({"pixel_values": found})
     made[1].set_result(pixels_of(kept.media.items[0]))
     del found, made[:]
     while waiting.due:
-        done += [each.number for each in waiting.step(lambda *_: None)]
+        done += [each.number for each in waiting.encode_next(lambda *_: None)]
     assert done == [2]
     assert pixels() is None
-    waiting.add(asked(1, 2))  # the image is decoded again
-    waiting.step(lambda *_: None)
+    waiting.queue_request(asked(1, 2))  # the image is decoded again
+    waiting.encode_next(lambda *_: None)
     assert len(made) == 1
 
 
@@ -170,7 +172,8 @@ def test_an_encoder_gives_each_image_of_a_batch_its_features(family: str, tmp_pa
     assert media is not None
     preparer = MediaPreparer(tmp_path, media, ImageOptions())
     images = [
-        preparer.prepare(media.item(Media(png(40, 20, seed), "image/png"))) for seed in range(3)
+        preparer.prepare(media.media_item(Media(png(40, 20, seed), "image/png")))
+        for seed in range(3)
     ]
     together = tower.encode(images)
     for image, found in zip(images, together, strict=True):

@@ -129,9 +129,11 @@ def test_a_program_gives_what_its_calls_give(engine):
 def test_the_next_generation_goes_on_in_its_slot(engine, monkeypatch):
     engine.flush_cache()
     queued = []
-    add = engine.core.scheduler.add
+    add = engine.core.scheduler.accept_request
     monkeypatch.setattr(
-        engine.core.scheduler, "add", lambda request: (queued.append(request), add(request))
+        engine.core.scheduler,
+        "accept_request",
+        lambda request: (queued.append(request), add(request)),
     )
     program = Program((Gen("a", greedy(5)), Text(" And then"), Gen("b", greedy(5))))
     _, played = engine.play("Once upon a time", program)
@@ -438,7 +440,7 @@ def test_a_branch_that_was_dropped_tells_nothing_and_can_go_back():
     opened.program.extend((), (Text("abc"), Mark(), Gen("x", greedy(200, ignore_eos=True))))
     for _ in range(4):
         engine.step()
-    opened.program.drop(())
+    opened.program.drop_branch(())
     engine.drain()
     assert not opened.events
     opened.extend(Gen("y", greedy(3)))
@@ -495,7 +497,7 @@ def test_a_program_that_is_not_open_takes_no_verdicts():
     engine = stepped()
     whole = Program((Text("a"), Fork(((Pause(),),))))
     with pytest.raises(ParameterError, match="a pause needs a verdict"):
-        ProgramRequest("", whole).check()
+        ProgramRequest("", whole).check_fields()
     with pytest.raises(ParameterError, match="verdict: 'x' is no Verdict"):
         Opened(engine).program.judge((), 0, "x")
 
@@ -558,7 +560,7 @@ def test_the_branches_of_a_fork_and_their_nodes_count_towards_the_limit(monkeypa
     engine.drain()
     assert isinstance(opened.events[-1], sgl.OverloadedError)
     with pytest.raises(sgl.OverloadedError):
-        ProgramRequest("ab", Program((fork,))).check()
+        ProgramRequest("ab", Program((fork,))).check_fields()
     engine.check_empty()
 
 

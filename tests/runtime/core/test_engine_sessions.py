@@ -35,7 +35,7 @@ def turn(running, ids, session=None):
 
 
 def end(running, session):
-    done = running.core.ask(EndSession(session))
+    done = running.core.submit_call(EndSession(session))
     running.step()
     done.result(0)
 

@@ -74,7 +74,7 @@ def pickled(metadata: Any, **changes: Any) -> bytes:
 
 
 def test_handle_and_metadata_are_read_of_a_pickle(metadata, monkeypatch):
-    monkeypatch.setattr(handles, "_opened", lambda handle, device: handle)
+    monkeypatch.setattr(handles, "_open_tensor", lambda handle, device: handle)
     found = handles.read_bucket(pickled(metadata), torch.device("cuda"))
     handle = found["flattened_tensor"]
     assert (handle.shape, handle.dtype, handle.memory, handle.start, handle.waits) == (
@@ -124,7 +124,7 @@ def test_nothing_of_another_pickle_is_run(case, metadata):
 
 
 def test_a_pickle_changes_nothing_for_the_next_one(metadata, monkeypatch):
-    monkeypatch.setattr(handles, "_opened", lambda handle, device: handle)
+    monkeypatch.setattr(handles, "_open_tensor", lambda handle, device: handle)
     expected = handles.read_bucket(pickled(metadata), torch.device("cuda"))
     for name in ("a\nFlattenedTensorMetadata\n", "torch\nrebuild_cuda_tensor\n"):
         # sets an attribute of what has the name
@@ -135,7 +135,7 @@ def test_a_pickle_changes_nothing_for_the_next_one(metadata, monkeypatch):
 
 
 def test_a_changed_pickle_is_refused_or_read(metadata, monkeypatch):
-    monkeypatch.setattr(handles, "_opened", lambda handle, device: handle)
+    monkeypatch.setattr(handles, "_open_tensor", lambda handle, device: handle)
     draw, whole = random.Random(1), pickled(metadata)
     for _ in range(300):
         data = bytearray(whole)

@@ -21,7 +21,7 @@ def test_nothing_is_waited_for_after_a_lone_command():
     inbox, ran = Inbox(), []
     inbox.post(lambda: ran.append("lone"))
     inbox.wait()
-    inbox.gather(LONG, LONG)
+    inbox.run_until_quiet(LONG, LONG)
     assert ran == ["lone"]
 
 
@@ -33,7 +33,7 @@ def test_what_follows_a_burst_is_waited_for():
     inbox.post(follower.start)
     inbox.wait()
     with pytest.raises(ReachedError):  # it was run, too
-        inbox.gather(LONG, LONG)
+        inbox.run_until_quiet(LONG, LONG)
     assert ran == ["first", "second"]
     follower.join()
 
@@ -42,12 +42,12 @@ def test_a_burst_ends_where_no_more_commands_come():
     inbox, ran = Inbox(), []
     inbox.post(lambda: ran.append("first"))
     inbox.post(lambda: ran.append("second"))
-    inbox.gather(0.0, LONG)
+    inbox.run_until_quiet(0.0, LONG)
     assert ran == ["first", "second"]
 
 
 def test_a_burst_is_waited_for_no_longer_than_it_may_last():
     inbox = Inbox()
     inbox.post(last)
-    inbox.gather(LONG, 0.0)
+    inbox.run_until_quiet(LONG, 0.0)
     assert not inbox.empty

@@ -169,10 +169,10 @@ class Forcing(LoneMatcher):
             self.given = [1 + (token * 7 + 3 * k) % (VOCAB - 1) for k in range(token % 4 + 1)]
         return True
 
-    def forced(self):
+    def find_forced_tokens(self):
         return list(self.given)
 
-    def advance(self, _):
+    def accept_text(self, _):
         return False
 
 
@@ -208,8 +208,8 @@ def test_an_engine_that_crashes_ends_its_request_alone(broken, at):
         def accept(self, token):
             return self.crash("accept") or super().accept(token)
 
-        def forced(self):
-            return self.crash("forced") or super().forced()
+        def find_forced_tokens(self):
+            return self.crash("forced") or super().find_forced_tokens()
 
         def crash(self, name):
             self.calls += name == broken

@@ -49,8 +49,8 @@ SHORT = 1_000  # bytes that are spelled in microseconds
 CASES = {name: case for name, case in cases().items() if case.engine}
 SLOW = {
     Tokenizer: ("encode", "encode_spans"),
-    LlguidanceEngine: ("spell", "encode", "parser", "compile", "load", "states"),
-    Compiler: ("request", "build"),
+    LlguidanceEngine: ("spell", "encode", "new_parser", "compile", "load_prepared", "states"),
+    Compiler: ("compile_in_background", "build"),
 }
 
 

@@ -187,7 +187,7 @@ def test_nodes_of_a_branch_that_was_not_forked_are_an_error_at_once(path):
     program.add(Text("a"), Fork(((),)))
     program.add(Text("b"), path=(1, 0))
     program.add(SHORT, path=path)
-    program.program.drop((*path, 0, 0))  # nothing to drop: ignored
+    program.program.drop_branch((*path, 0, 0))  # nothing to drop: ignored
     assert isinstance(program.at(*path, 0)[0], sgl.ProgramError)
     program.add(SHORT, path=path)
     assert "not forked" in str(program.close())
@@ -214,7 +214,7 @@ def test_a_rollback_to_a_mark_that_the_engine_comes_to_after_the_drop_revives_th
     program.program.extend(
         (), (Text("p"), Fork(((SHORT,),)), Join(1, (1,)), Mark(), Text("q"), LONG)
     )
-    program.program.drop(())
+    program.program.drop_branch(())
     program.add(Rollback(3), Gen("y", greedy(3)))
     result = program.close()
     (x,), (y,) = program.at(1, 0, 0), program.at(7)
@@ -227,7 +227,7 @@ def test_nothing_behind_an_answer_is_played_in_a_branch_that_was_dropped():
     program.program.extend(
         (), (Text("p"), Fork(((SHORT,),)), Join(1, (1,)), LONG, Fork(((SHORT,),)))
     )
-    program.program.drop(())
+    program.program.drop_branch(())
     program.add(SHORT)
     program.add(SHORT, path=(4, 0))
     assert isinstance(program.close(), sgl.RequestAbortedError)

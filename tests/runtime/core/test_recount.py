@@ -25,7 +25,7 @@ def test_an_idle_engine_tells_of_pages_without_an_owner_and_logs_them_once(often
         assert engine.stats()["pages_without_owner"] == 0
         loop = engine.core.loop
         with caplog.at_level(logging.ERROR, "sglang_lite"):
-            loop.inbox.call(lambda: loop.scheduler.store.pool.allocate(3))
+            loop.inbox.call_and_wait(lambda: loop.scheduler.store.pool.allocate(3))
             until(lambda: engine.stats()["pages_without_owner"] == 3)
             engine.generate("abc", {"max_new_tokens": 4})
             until(lambda: engine.stats()["pages_without_owner"] == 3)

@@ -19,7 +19,7 @@ from sglang_lite.protocol import (
     ProgramResult,
     SamplingParams,
 )
-from sglang_lite.runtime.executor.memory_shortage import is_shortage
+from sglang_lite.runtime.executor.memory_shortage import is_out_of_memory
 from tests.runtime.core.test_equivalence import requests
 from tests.runtime.scripted import VOCAB, ScriptedModel, SteppedEngine, answer, ended, loaded
 
@@ -182,12 +182,12 @@ def test_an_engine_that_memory_is_too_small_for_says_so():
 def test_the_words_of_memory_that_ends():
     with pytest.raises(RuntimeError) as real:
         torch.empty(1 << 50)
-    assert is_shortage(real.value)
-    assert is_shortage(torch.OutOfMemoryError(""))
-    assert is_shortage(RuntimeError("Triton Error [CUDA]: out of memory"))
-    assert not is_shortage(RuntimeError("an illegal memory access was encountered"))
-    assert not is_shortage(ValueError("out of memory"))
+    assert is_out_of_memory(real.value)
+    assert is_out_of_memory(torch.OutOfMemoryError(""))
+    assert is_out_of_memory(RuntimeError("Triton Error [CUDA]: out of memory"))
+    assert not is_out_of_memory(RuntimeError("an illegal memory access was encountered"))
+    assert not is_out_of_memory(ValueError("out of memory"))
     with pytest.raises(OSError, match="memory") as refused:
         mmap(-1, 1 << 60)
-    assert is_shortage(refused.value)
-    assert not is_shortage(FileNotFoundError(errno.ENOENT, "no file"))
+    assert is_out_of_memory(refused.value)
+    assert not is_out_of_memory(FileNotFoundError(errno.ENOENT, "no file"))

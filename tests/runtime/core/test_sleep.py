@@ -255,9 +255,9 @@ def test_memory_of_the_host_is_given_back_and_is_zero_again():
     before = resident()
     tensor.fill_(1.0)
     assert resident() - before > 60e6
-    arena.release()
+    arena.release_memory()
     assert resident() - before < 10e6
-    arena.restore()
+    arena.restore_memory()
     assert tensor[::4096].count_nonzero() == 0
 
 

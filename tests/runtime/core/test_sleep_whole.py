@@ -36,18 +36,20 @@ class ForgettingArena:
     def __init__(self, _: torch.device) -> None:
         self.made: list[torch.Tensor] = []
 
-    def empty(self, size: int) -> torch.Tensor:
+    def allocate_bytes(self, size: int) -> torch.Tensor:
         self.made.append(torch.empty(size, dtype=torch.uint8))
         return self.made[-1]
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return self.empty(math.prod(shape) * dtype.itemsize).zero_().view(dtype).view(*shape)
+        return (
+            self.allocate_bytes(math.prod(shape) * dtype.itemsize).zero_().view(dtype).view(*shape)
+        )
 
-    def release(self) -> None:
+    def release_memory(self) -> None:
         for each in self.made:
             each.fill_(255)
 
-    def restore(self) -> None:
+    def restore_memory(self) -> None:
         pass
 
 
@@ -216,7 +218,7 @@ def test_memory_that_is_short_is_told_and_the_same_call_may_come_again(tmp_path,
         assert running.complete(prompt, few).token_ids == expected
         running.sleep()
         with monkeypatch.context() as patch:
-            patch.setattr(ForgettingArena, "restore", refused)
+            patch.setattr(ForgettingArena, "restore_memory", refused)
             with pytest.raises(
                 sgl.OverloadedError, match=r"not enough memory to wake: CUDA out of memory"
             ):

@@ -116,7 +116,7 @@ class Scheduling(RuleBasedStateMachine):
     @precondition(lambda self: len(list(self.engine.scheduler.queues.running())) > 1)
     @rule(data=st.data())
     def retract(self, data):
-        self.engine.scheduler.retraction.retract(
+        self.engine.scheduler.retraction.retract_request(
             data.draw(
                 st.sampled_from(sorted(self.engine.scheduler.queues.running(), key=lambda r: r.id))
             )
@@ -135,11 +135,11 @@ class Scheduling(RuleBasedStateMachine):
 
     @rule(pages=st.integers(1, 60))
     def evict(self, pages):
-        self.engine.store.evict(pages)
+        self.engine.store.evict_pages(pages)
 
     @rule()
     def flush(self):
-        self.engine.scheduler.flush()
+        self.engine.scheduler.end_pauses_and_flush()
 
     @invariant()
     def consistent(self):

@@ -32,7 +32,7 @@ class Loaded:
         self.media = self.preparer = self.tower = self
         self.decoded = self.encoded = self.most = 0
 
-    def item(self, image: Media) -> MediaItem:
+    def media_item(self, image: Media) -> MediaItem:
         return MediaItem(image, image.data, 1, 0)
 
     def prepare(self, item: MediaItem) -> dict[str, torch.Tensor]:
@@ -61,7 +61,7 @@ def test_few_media_are_decoded_before_those_that_wait_are_encoded(
     loop, others = TowerLoop(loaded, 1 << 20), {*threading.enumerate()}
     thread = threading.Thread(target=loop.run)
     thread.start()
-    answer = loop.submit([Media(bytes([i]), "image/png") for i in range(MEDIA)])
+    answer = loop.submit_media([Media(bytes([i]), "image/png") for i in range(MEDIA)])
     if closed:
         loaded.allowed.release(MEDIA // 2)
         loop.inbox.post(loop.inbox.close)

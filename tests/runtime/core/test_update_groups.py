@@ -275,7 +275,9 @@ def test_a_receiver_that_has_died_leaves_no_group_behind(monkeypatch):
     seed, receiver = (UpdateGroups(torch.device("cpu"), 10.0) for _ in range(2))
 
     def come(name):
-        receiver.join("127.0.0.1", seed.host("127.0.0.1", 0, name, "gloo"), 1, 2, name, "gloo")
+        receiver.join(
+            "127.0.0.1", seed.host_group("127.0.0.1", 0, name, "gloo"), 1, 2, name, "gloo"
+        )
 
     come("gone")
     receiver.close()

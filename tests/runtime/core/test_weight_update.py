@@ -108,7 +108,7 @@ def test_new_weights_come_between_two_steps_with_drafts(llamas, mode):
     with engine(llamas[0], speculation="again", draft_tokens=16) as running:
         running.core.scheduler.drafts.drafting.cost = FreeDrafts()
         old = tokens(running)
-        stream = Stream(running, then=lambda: running.core.ask(PauseGeneration(mode)))
+        stream = Stream(running, then=lambda: running.core.submit_call(PauseGeneration(mode)))
         assert stream.first.result(60).result(60) == 1
         running.update_weights_from_tensor(tensors_of(llamas[1]), weight_version="new")
         running.continue_generation()
@@ -143,7 +143,7 @@ def test_a_write_that_fails_leaves_an_engine_that_says_so(running, llamas, monke
         raise MemoryError("no room")
 
     with monkeypatch.context() as broken:
-        broken.setattr(weight_update.StagedWeights, "write", fail)
+        broken.setattr(weight_update.StagedWeights, "write_to_model", fail)
         with pytest.raises(MemoryError):
             running.update_weights(str(new))
     assert "weights incomplete" in str(Stream(running).end.result(60))

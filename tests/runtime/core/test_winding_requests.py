@@ -15,7 +15,7 @@ from sglang_lite.program.nodes import Fork, Gen, Select, Text
 from sglang_lite.protocol import Played, ProgramResult, Regex, SamplingParams
 from sglang_lite.runtime.kv_cache.check import check_cache
 from tests.constraints.test_generation import random_model
-from tests.runtime.core.test_cut import OPEN, PERSON, UNLIMITED, check_cut
+from tests.runtime.requests.test_cut import OPEN, PERSON, UNLIMITED, check_cut
 from tests.runtime.scripted import FreeDrafts
 
 LONG = 400
@@ -35,7 +35,7 @@ def engine(request):
             engine.core.scheduler.drafts.drafting.cost = FreeDrafts()
         yield engine
         loop = engine.core.loop
-        running = loop.inbox.call(lambda: list(loop.scheduler.queues.running()))
+        running = loop.inbox.call_and_wait(lambda: list(loop.scheduler.queues.running()))
         assert running == []
 
 
@@ -76,12 +76,12 @@ def test_json_ends_where_brackets_close_it(engine, schema):
 def test_a_request_whose_constraint_still_compiles_winds_down_as_json(engine, monkeypatch):
     """It is told so before the engine knows that brackets may close it."""
     compiler, compiling = engine.core.compiler, Future()
-    grammar = compiler.request(json_schema(PERSON)).result(60)
-    monkeypatch.setattr(compiler, "request", lambda constraint: compiling)
+    grammar = compiler.compile_in_background(json_schema(PERSON)).result(60)
+    monkeypatch.setattr(compiler, "compile_in_background", lambda constraint: compiling)
     done = Future()
     settings = SamplingParams(max_tokens=UNLIMITED, temperature=1.0, seed=3)
     engine.submit("x", settings, json_schema(PERSON), sink=done.set_result).wind_down()
-    engine.core.loop.inbox.call(lambda: None)
+    engine.core.loop.inbox.call_and_wait(lambda: None)
     compiling.set_result(grammar)
     parse_json(json_schema(PERSON), done.result(60).text)
 
@@ -168,4 +168,4 @@ def test_requests_wind_down_wherever_they_are(engine):
         assert each.result(timeout=60).finish_reason == "length"
         assert len(each.result().token_ids) < LONG
     loop = engine.core.loop
-    loop.inbox.call(lambda: check_cache(loop.scheduler.store, []))
+    loop.inbox.call_and_wait(lambda: check_cache(loop.scheduler.store, []))

@@ -147,9 +147,9 @@ def test_every_schedule_sees_what_is_in_the_window(seed):
 def test_a_prefix_can_be_used_up_to_the_end_of_a_whole_window():
     windows = WindowPages(10, 10, page_size=4, window=6, slots=1, step_tokens=8)
     pages = np.arange(8, dtype=np.int32)
-    windows.give(pages)
+    windows.allocate_window_pages(pages)
     assert [windows.usable_pages(pages[:n]) for n in range(9)] == [*range(9)]
-    windows.free(pages[2:3], 0)
+    windows.release_window_pages(pages[2:3], 0)
     # A token at 8 or 12 sees positions from 3 and 7 on: pages 0 and 1; at 16 from 11 on, page 2,
     # and at 20 from 15 on.
     assert [windows.usable_pages(pages[:n]) for n in range(9)] == [0, 1, 2, 2, 2, 5, 6, 7, 8]
@@ -160,18 +160,18 @@ def test_a_prefix_that_a_window_cuts_does_not_end_in_a_late_adapter_s_first_toke
     windows = WindowPages(32, 32, page_size=1, window=2, slots=2, step_tokens=32)
     store = PrefixCache(32, 1, 2, 32, reuse=True, priority=EVICTION["lru"], windows=windows)
     tokens = np.arange(20, dtype=np.int32)
-    space = PrefixSpace.of("", Adapter("late", 1, 8, (), "its digest", (10,))).start_at_invocation(
-        tokens
-    )
-    handle = store.allocate_slot_for(tokens, store.match(tokens, space), space)
+    space = PrefixSpace.in_namespace(
+        "", Adapter("late", 1, 8, (), "its digest", (10,))
+    ).start_at_invocation(tokens)
+    handle = store.allocate_slot_for(tokens, store.match_usable(tokens, space), space)
     assert store.reserve_pages(handle.slot, len(tokens))
     store.table.computed[handle.slot] = len(tokens)
     store.publish_pages(handle)
-    pages = store.match(tokens, space).pages
+    pages = store.match_usable(tokens, space).pages
     assert len(pages) == 19
-    windows.free(pages[12:], 0)
+    windows.release_window_pages(pages[12:], 0)
     assert windows.usable_pages(pages) == 12
-    assert store.match(tokens, space).cached(1) == space.start == 10
+    assert store.match_usable(tokens, space).count_cached(1) == space.start == 10
 
 
 def test_pages_behind_the_window_are_free_again():

@@ -25,7 +25,7 @@ def times(worth, count, turns, noise=0.0):
         now = worth(i) if turns.drafts else 1.0
         drafted += turns.drafts
         took = 0.005 * (1 + noise * dice.uniform(-1, 1))
-        turns.record(took * now, took)
+        turns.record_timing(took * now, took)
         seconds, plain = seconds + took, plain + took * now
     return seconds, plain, drafted / count
 
@@ -59,7 +59,7 @@ def test_slow_first_steps_with_drafts_are_soon_forgotten():
 
 def test_steps_of_few_and_of_many_rows_take_turns_apart():
     drafting = Drafting([], 8, 100, frozenset(), jump=False)
-    drafting.drafts = lambda request: True  # type: ignore[method-assign]  # there are no drafters
+    drafting.may_draft = lambda request: True  # type: ignore[method-assign]  # there are no drafters
     queues: Any = SimpleNamespace(decoding=[None] * 64, prefilling=[])
     store: Any = None
     rows, nothing = DraftedRows(store, queues, drafting, Turns), np.zeros(64, dtype=np.int32)
@@ -73,7 +73,7 @@ def test_steps_of_few_and_of_many_rows_take_turns_apart():
 def test_a_step_takes_as_long_as_the_next_larger_one_that_was_measured():
     cost = StepCost()
     cost.use_measured_times({1: 0.004, 64: 0.005, 128: 0.008})
-    assert [cost.seconds(tokens) for tokens in (1, 2, 64, 65, 10_000)] == [
+    assert [cost.estimate_seconds(tokens) for tokens in (1, 2, 64, 65, 10_000)] == [
         0.004,
         0.005,
         0.005,
@@ -83,8 +83,8 @@ def test_a_step_takes_as_long_as_the_next_larger_one_that_was_measured():
     assert cost.next_worthwhile_size(10, 10.0, likely=0.01, best=10 / 0.005) == 64
     for _ in range(200):
         for tokens in (10, 60):
-            cost.record(tokens, 0.005 + 0.001 + 0.00002 * tokens)
-    assert cost.seconds(30) == pytest.approx(0.005 + 0.001 + 0.0006, rel=1e-3)
+            cost.record_step_cost(tokens, 0.005 + 0.001 + 0.00002 * tokens)
+    assert cost.estimate_seconds(30) == pytest.approx(0.005 + 0.001 + 0.0006, rel=1e-3)
     assert cost.next_worthwhile_size(30, 15.0, likely=0.05, best=15 / 0.0066) == 64
     # too few to pay for their own time
     assert cost.next_worthwhile_size(30, 15.0, likely=0.04, best=15 / 0.0066) == 0
@@ -129,7 +129,7 @@ def written(likely, tokens, budget, likeliest=1.0, asked=None, matcher=None):
     class Told:
         name = "prompt"
 
-        def drafts(self, request):
+        def can_draft(self, request):
             return True
 
         def make_guesser(self, request, known, chance):
@@ -151,8 +151,8 @@ def written(likely, tokens, budget, likeliest=1.0, asked=None, matcher=None):
             pass
 
     drafting = Drafting([Told()], 8, 100, frozenset(), jump=False)
-    drafting.chance_of = lambda drafter, evidence: evidence  # type: ignore[method-assign]  # each is told
-    drafting.best_share = lambda: likeliest  # type: ignore[method-assign]  # of those told
+    drafting.share_of_right_guesses = lambda drafter, evidence: evidence  # type: ignore[method-assign]  # each is told
+    drafting.largest_right_share = lambda: likeliest  # type: ignore[method-assign]  # of those told
     drafting.cost.use_measured_times({16: 0.010, 64: 0.015})
     params = SimpleNamespace(speculation=True, scores_tokens=False)
     rows = []
@@ -162,6 +162,6 @@ def written(likely, tokens, budget, likeliest=1.0, asked=None, matcher=None):
             id=i, params=params, processor=None, prompt_len=1, output=output
         )
         rows.append(OpenRow(request, np.ones(1, dtype=np.int32), 100))
-    found = drafting.write(rows, tokens, tokens, budget)
+    found = drafting.write_drafts(rows, tokens, tokens, budget)
     assert all(each.drawn == tuple(range(1, len(each.tokens) + 1)) for each in found.values())
     return {row: len(each.tokens) for row, each in found.items()}

@@ -12,7 +12,7 @@ from sglang_lite.constraints.schema import json_schema
 from sglang_lite.program.nodes import Fork, Gen, Program, Text
 from sglang_lite.protocol import Lark, SamplingParams
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.drafting.contexts import ContextTable, node
+from sglang_lite.runtime.drafting.contexts import ContextTable, make_node_drafter
 from sglang_lite.runtime.drafting.drafting import StepCost
 from sglang_lite.runtime.drafting.prompt import PromptDrafter
 from sglang_lite.runtime.requests.output_builder import DraftProgress
@@ -71,7 +71,7 @@ def test_a_context_is_as_long_as_the_setting_says():
     text = [20, *range(9), 30], [21, *range(9), 31], [21, *range(9), 31]
     guessed = []
     for longest in (8, 16):
-        drafter = node(EngineConfig(draft_context=longest))
+        drafter = make_node_drafter(EngineConfig(draft_context=longest))
         for each in text:
             drafter.learn_tokens(request, [*range(40, 46), *each], 16)
         guesser = drafter.make_guesser(
@@ -300,8 +300,8 @@ def test_the_commonest_token_follows_and_memory_is_bounded():
     table = ContextTable(entries=1000, lengths=(8, 5, 3, 2, 1))
     for last in (7, 8, 8, 7, 8):
         table.record_text(1, [4, 5, 6, last], 3)
-    assert table.following(1, [5, 6])[0] == 8
-    assert table.following(2, [5, 6]) == (0, 0)
+    assert table.likely_next(1, [5, 6])[0] == 8
+    assert table.likely_next(2, [5, 6]) == (0, 0)
     dice = random.Random(0)
     for _ in range(50):
         table.record_text(1, [dice.randrange(10**6) for _ in range(100)], 0)
@@ -311,14 +311,14 @@ def test_the_commonest_token_follows_and_memory_is_bounded():
 def test_a_guess_has_to_pay_for_its_token():
     cost = StepCost()
     for tokens in (1, 5, 9, 1, 5, 9, 40):
-        cost.record(tokens, 0.010 + 0.001 * tokens)
+        cost.record_step_cost(tokens, 0.010 + 0.001 * tokens)
     assert cost.next_worthwhile_size(1, 1.0, likely=0.092, best=1 / 0.011) == 2
     assert not cost.next_worthwhile_size(1, 1.0, likely=0.090, best=1 / 0.011)
     assert cost.next_worthwhile_size(64, 64.0, likely=0.87, best=64 / 0.074) == 65
     assert not cost.next_worthwhile_size(64, 64.0, likely=0.86, best=64 / 0.074)
     free = StepCost()
     for tokens in (1, 5, 9):
-        free.record(tokens, 0.01)
+        free.record_step_cost(tokens, 0.01)
     assert free.next_worthwhile_size(9, 9.0, likely=1e-6, best=9 / 0.01)
 
 

@@ -45,7 +45,7 @@ class Oracle:
     def __init__(self, answers, kind):
         self.answers, self.kind, self.dice, self.calls = answers, kind, random.Random(7), 0
 
-    def drafts(self, request):
+    def can_draft(self, request):
         return True
 
     def make_guesser(self, request, known, chance):
@@ -213,7 +213,7 @@ class ShortTurns:
     def drafts(self):
         return self.steps // 3 % 2 == 0
 
-    def record(self, plain, seconds):
+    def record_timing(self, plain, seconds):
         self.steps += 1
 
 
@@ -293,7 +293,7 @@ class Halfway(LoneMatcher):
             raise RuntimeError("out of fuel")
         return len(self.accepted) <= self.taken + 1
 
-    def forced(self):
+    def find_forced_tokens(self):
         return [7, 8, 9]
 
 
@@ -303,10 +303,10 @@ def test_a_guess_whose_forced_text_the_grammar_refuses_is_not_drafted(taken, fai
     matcher: Any = Halfway(taken, fails)  # as much of a Matcher as is used
     writer = DraftWriter(matcher, 20, jump=True)
     before = writer.state
-    assert writer.append(5) == ([5, 7, 8, 9] if taken == 3 else [])
+    assert writer.append_with_forced(5) == ([5, 7, 8, 9] if taken == 3 else [])
     assert writer.tokens == ([5, 7, 8, 9] if taken == 3 else [])
     assert (writer.state == before) == (taken < 3)
-    assert writer.draft(()).drawn == ((4,) if taken == 3 else ())
+    assert writer.build_draft(()).drawn == ((4,) if taken == 3 else ())
 
 
 def greedy(drafter, **config):

@@ -331,6 +331,6 @@ def test_a_tensor_that_is_missing_is_named(tmp_path):
         if "layer.1.output.dense.bias" not in name
     }
     save_file(tensors, tmp_path / "model.safetensors")
-    assert not open_folder(tmp_path).has("encoder.layer.1.output.dense.bias")
+    assert not open_folder(tmp_path).has_tensor("encoder.layer.1.output.dense.bias")
     with pytest.raises(sgl.ModelError, match=r"'encoder.layer.1.output.dense.bias' is missing"):
         sgl.Engine(tmp_path, in_process=True)

@@ -19,7 +19,7 @@ def step(table, starts, ends, singles=None):
         singles=int((ends - starts == 1).sum()) if singles is None else singles, draws=np.ones(rows, dtype=bool),
         pending=np.zeros(rows, dtype=bool), started=(), copies=np.zeros((2, 0), dtype=np.int32),
     )  # fmt: skip
-    record = StepWriter(table).write(batch)
+    record = StepWriter(table).write_record(batch)
     pages = SlotPages(len(table.length), table.tokens.shape[1] - 1, table.page_size)
-    pages.update(record)
+    pages.apply_record(record)
     return record, pages

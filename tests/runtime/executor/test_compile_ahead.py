@@ -140,7 +140,7 @@ def started(tmp_path, monkeypatch):
     processes: list[CompileProcess] = []
     yield start
     for process in processes:
-        process.end()
+        process.kill()
 
 
 def test_a_kernel_is_waited_for_until_it_is_told(started, caplog):
@@ -171,8 +171,8 @@ def test_a_process_that_stands_still_is_ended_and_said(started, monkeypatch, cap
 
 def test_a_process_can_be_ended_at_any_time(started):
     process = started("os.read(0, 1)")
-    process.end()
-    process.end()
+    process.kill()
+    process.kill()
     process.wait_for("one")
 
 
@@ -238,7 +238,7 @@ class NoProcess(CompileProcess):
         self.work = work
 
     def wait_for(self, kernel: str) -> None: ...
-    def end(self) -> None: ...
+    def kill(self) -> None: ...
 
 
 started_processes: list[NoProcess] = []
@@ -310,7 +310,7 @@ def test_it_is_started_early_only_where_a_gpu_has_no_kernels_of_the_model(tmp_pa
     (tmp_path / "driver").touch()
     found = start_early("model", "cuda:1", 4)
     assert found is not None
-    found.end()
+    found.kill()
     assert start_early("model", "cpu", None) is None
     assert start_early("model", "auto", 0) is None
     with BackgroundCompilation(RUNNER, A10, "model", 0).waiting_for_kernels():
@@ -318,7 +318,7 @@ def test_it_is_started_early_only_where_a_gpu_has_no_kernels_of_the_model(tmp_pa
     assert start_early("model", "auto", None) is None
     another = start_early("another", "auto", None)
     assert another is not None
-    another.end()
+    another.kill()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "another"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
     assert start_early("model", "auto", None) is None

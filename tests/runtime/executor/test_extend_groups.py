@@ -50,7 +50,7 @@ def test_rows_see_together_what_they_see_alone(dtype, limit, options):
     )
     cache = KVCache((k,), (v,), scales)
     q = torch.randn(tokens, HEADS, DIM).to(torch.bfloat16 if dtype.itemsize == 1 else dtype)
-    group = ExtendGroup.of((rows[0], *rows[2:]), SHARED)  # the other is no part of it
+    group = ExtendGroup.from_rows((rows[0], *rows[2:]), SHARED)  # the other is no part of it
     together, alone = (
         attention(
             q,

@@ -27,7 +27,9 @@ def on_gpu(monkeypatch):
     if not GPU:
         monkeypatch.setattr("sglang_lite.runtime.loading.load_model.Decoder", GpuDecoder)
         monkeypatch.setattr(
-            CudaGraphs, "record", lambda self, compute: (graph := Again(compute), graph.logits)
+            CudaGraphs,
+            "capture_function",
+            lambda self, compute: (graph := Again(compute), graph.logits),
         )
 
 
@@ -112,18 +114,18 @@ def test_pages_have_each_number_of_an_adapter_once_and_again_when_their_memory_w
         lambda shape, _: made.append(torch.zeros(shape)) or made[0],
     )
     adapter, packed = (
-        reader.read("one", reader.open(reference.folders["one"]))
-        for room in (lambda rank: None, memory.room)
+        reader.read_adapter("one", reader.open(reference.folders["one"]))
+        for room in (lambda rank: None, memory.allocate_room)
         for reader in [AdapterReader(spec, "base", torch.float32, 32, room)]
     )
     assert packed.pages.nbytes == pool_bytes(spec, 3, torch.float32) == packed.bytes
     pool = AdapterPool(memory, size, 3, "lru")
     slot = pool.assign(packed, ())
-    step = memory.step(torch.zeros(1, dtype=torch.int32))
+    step = memory.build_lora_step(torch.zeros(1, dtype=torch.int32))
     assert step.ranks.tolist() == [24 * (i == slot) for i in range(3)]
     before = made[0].clone()
     made[0].fill_(0.0)
-    pool.write_again()
+    pool.rewrite_all_slots()
     assert torch.equal(made[0], before)
     assert pool.writes == 1
     for weights, deltas in zip(step.layers, adapter.layers):

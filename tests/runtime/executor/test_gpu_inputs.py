@@ -65,14 +65,14 @@ def test_short_prompts_are_decoded_where_they_read_little(
 def test_tokens_of_a_decoded_row_share_the_full_pages_before_them():
     rows, pages = steps((7000, 7001), (1000, 1010), (2009, 2029), (0, 30))
     groups = PrefixGroups(pages, 4, 8)
-    found = groups.find(rows, int, multi_token_rows=True)
+    found = groups.find_prefixes(rows, int, multi_token_rows=True)
     # the last have nothing before them
     assert found.lengths.tolist() == [0, *[992] * 10, *[2000] * 20, *[0] * 30]
     assert found.order.tolist() == [*range(1, 31)]
     assert {tuple(item) for item in found.items[:, :3].tolist()} == {
         (0, 8, 1), (8, 2, 1), (10, 8, 2), (18, 8, 2), (26, 4, 2)
     }  # fmt: skip
-    assert groups.find(rows, int, multi_token_rows=False) is None
+    assert groups.find_prefixes(rows, int, multi_token_rows=False) is None
     few, pages = steps((1000, 1001), (1000, 1005))
     # for which a kernel does not pay
-    assert PrefixGroups(pages, 4, 8).find(few, int, multi_token_rows=True) is None
+    assert PrefixGroups(pages, 4, 8).find_prefixes(few, int, multi_token_rows=True) is None

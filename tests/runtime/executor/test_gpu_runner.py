@@ -113,7 +113,9 @@ def with_graphs(device, monkeypatch):
 
     if not GPU:
         monkeypatch.setattr(
-            CudaGraphs, "record", lambda self, compute: (graph := Again(compute), graph.logits)
+            CudaGraphs,
+            "capture_function",
+            lambda self, compute: (graph := Again(compute), graph.logits),
         )
     return make
 
@@ -395,7 +397,11 @@ def test_warming_up_runs_every_operator_that_requests_do(device, tmp_path, monke
     one_layer = str(saved(tmp_path, layers=1))
     engine = device(model=one_layer, page_size=4, max_running=1, step_tokens=24, context_length=24)
     runner = engine.core.runner
-    for owner, name in ((runner, "forward"), (runner, "sample"), (GpuPendingTokens, "read")):
+    for owner, name in (
+        (runner, "forward"),
+        (runner, "sample"),
+        (GpuPendingTokens, "wait_for_tokens"),
+    ):
         monkeypatch.setattr(owner, name, asked.noting(getattr(owner, name)))
     everything = SamplingParams(
         max_tokens=2, temperature=0.7, return_logprob=True, top_logprobs_num=3, token_ids_logprob=(5,),
@@ -429,7 +435,7 @@ class Half:
     def __init__(self, known):
         self.known, self.dice = known, random.Random(3)
 
-    def drafts(self, request):
+    def can_draft(self, request):
         return True
 
     def make_guesser(self, request, known, chance):

@@ -29,7 +29,9 @@ def engine_of(tmp_path, monkeypatch):
     """Makes an engine of a kind of model."""
     opened = []
     if not GPU:
-        monkeypatch.setattr(load_transformers, "kind_of", lambda device: GpuTransformersModel)
+        monkeypatch.setattr(
+            load_transformers, "model_class_for", lambda device: GpuTransformersModel
+        )
 
     def make(kind, **settings):
         folder = save(model_of(kind), tmp_path)
@@ -93,7 +95,9 @@ def test_tokens_are_transformers_own(engine_of, kind):
 def test_decoding_steps_are_graphs(engine_of, monkeypatch):
     if not GPU:
         monkeypatch.setattr(
-            CudaGraphs, "record", lambda self, compute: (graph := Again(compute), graph.logits)
+            CudaGraphs,
+            "capture_function",
+            lambda self, compute: (graph := Again(compute), graph.logits),
         )
     engine = engine_of("qwen3")
     if not GPU:

@@ -33,7 +33,7 @@ def test_a_runner_has_the_methods_of_the_interface(runner):
             # `executor/stages.py` gives them
             assert all(default is None for _, _, default in more), name
     # which `make_runner` and `executor`'s ranks and stages call
-    others = {"warm_up", "logits", "with_drawn", "end"}
+    others = {"warm_up", "logits", "with_drawn_ids", "finish_forward"}
     assert public(runner) - public(ModelRunner) <= others
 
 

@@ -8,7 +8,7 @@ import torch
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.executor.page_memory import CpuPageMemory, GpuPageMemory, page_bytes
-from sglang_lite.runtime.kernels.kv_cache import KVCache, indexable
+from sglang_lite.runtime.kernels.kv_cache import KVCache, view_as_indexable
 from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
 from tests.runtime.kernels import needs_kernels
 
@@ -61,14 +61,14 @@ def test_planes_come_back_bit_for_bit(layout, dtype, page_size, memory_of):
     memory, before = memory_of(cache.planes, page_size, 5), bits(cache)
     assert memory.rows.shape == (5, page_bytes(cache.planes, page_size))
     pages, slots = np.array([4, 0, 5], np.int32), np.array([1, 2, 4], np.int32)
-    memory.read(pages, slots)
-    while memory.completed() < 1:
+    memory.copy_to_host(pages, slots)
+    while memory.count_completed() < 1:
         pass
     for plane in cache.planes:
-        indexable(plane).zero_()
-    memory.write(slots[1:], np.array([3, 1], np.int32))
-    memory.write(slots[:1], np.array([0], np.int32))
-    while memory.completed() < 3:
+        view_as_indexable(plane).zero_()
+    memory.copy_to_device(slots[1:], np.array([3, 1], np.int32))
+    memory.copy_to_device(slots[:1], np.array([0], np.int32))
+    while memory.count_completed() < 3:
         pass
     for old, new in zip(before, bits(cache)):
         old, new = (x.view(x.shape[0], PAGES, -1) for x in (old, new))
@@ -79,8 +79,8 @@ def test_planes_come_back_bit_for_bit(layout, dtype, page_size, memory_of):
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="no GPU")
 def test_a_closed_memory_is_no_longer_pinned():
     memory = GpuPageMemory(random_cache(LAYOUTS["heads"], 16, torch.float32, DEVICE).planes, 16, 5)
-    memory.read(np.array([1, 2], np.int32), np.array([0, 1], np.int32))
-    memory.completed()
+    memory.copy_to_host(np.array([1, 2], np.int32), np.array([0, 1], np.int32))
+    memory.count_completed()
     assert torch.from_numpy(memory.rows).is_pinned()
     memory.close()
     assert not torch.from_numpy(memory.rows).is_pinned()
@@ -94,10 +94,10 @@ def test_of_two_copies_to_a_slot_the_last_one_counts(memory_of):
     device = DEVICE if memory_of is GpuPageMemory else torch.device("cpu")
     cache = random_cache(LAYOUTS["heads"], 2, torch.float32, device)
     memory, before = memory_of(cache.planes, 2, 5), bits(cache)
-    memory.read(np.array([1, 2, 3], np.int32), np.array([0, 1, 2], np.int32))
-    memory.read(np.array([4, 5], np.int32), np.array([1, 0], np.int32))
-    memory.write(np.array([0, 1, 2], np.int32), np.array([0, 2, 1], np.int32))
-    while memory.completed() < 3:
+    memory.copy_to_host(np.array([1, 2, 3], np.int32), np.array([0, 1, 2], np.int32))
+    memory.copy_to_host(np.array([4, 5], np.int32), np.array([1, 0], np.int32))
+    memory.copy_to_device(np.array([0, 1, 2], np.int32), np.array([0, 2, 1], np.int32))
+    while memory.count_completed() < 3:
         pass
     for old, new in zip(before, bits(cache)):
         old, new = (x.view(x.shape[0], PAGES, -1) for x in (old, new))

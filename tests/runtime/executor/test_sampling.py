@@ -17,7 +17,7 @@ from sglang_lite.runtime.executor.sampler import Masks, SamplingTable, sample
 from sglang_lite.runtime.executor.step_record import SAMPLING, sampling_row
 from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear
-from sglang_lite.runtime.requests.random_uniforms import seed_of_sample, uniforms
+from sglang_lite.runtime.requests.random_uniforms import derive_sample_seed, uniforms
 from sglang_lite.runtime.requests.resolved_params import resolve_params
 from tests.runtime import scripted
 from tests.runtime.models.tiny import VOCAB, randomise, save
@@ -26,7 +26,9 @@ from tests.runtime.scripted import CHAT
 
 def set_row(table, params, seed):
     """Sets the parameters of slot 0."""
-    table.set(np.zeros(1, dtype=np.int32), np.array([sampling_row(params, seed)], dtype=SAMPLING))
+    table.set_parameters(
+        np.zeros(1, dtype=np.int32), np.array([sampling_row(params, seed)], dtype=SAMPLING)
+    )
 
 
 def greedy(**options):
@@ -71,7 +73,8 @@ def test_draws_are_uniform_and_seeds_do_not_shift_each_other():
         for s in (0, 1, -1, 0x9E3779B97F4A7C15)
     ]
     streams += [
-        uniforms(np.full(4000, seed_of_sample(0, i), dtype=np.uint64), positions) for i in (1, 2)
+        uniforms(np.full(4000, derive_sample_seed(0, i), dtype=np.uint64), positions)
+        for i in (1, 2)
     ]
     for stream in streams:
         assert 0 <= stream.min() < 0.01 < 0.99 < stream.max() < 1
@@ -359,10 +362,10 @@ def test_what_a_broken_request_left_in_the_cache_reaches_nobody(small_file):
             embedding[500] = values
 
         kept = embedding[500].clone()
-        engine.core.loop.inbox.call(lambda: become(float("inf")))
+        engine.core.loop.inbox.call_and_wait(lambda: become(float("inf")))
         with pytest.raises(sgl.ModelError, match="NaN"):
             engine.complete([500] * 200, greedy())
-        engine.core.loop.inbox.call(lambda: become(kept))
+        engine.core.loop.inbox.call_and_wait(lambda: become(kept))
         engine.flush_cache()
         assert [g.text for g in run_all(engine, [short, long])] == expected
 

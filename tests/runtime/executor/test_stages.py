@@ -46,7 +46,7 @@ class Rank:
         self.memory[0, 0] = 10 * (record.step if rows is None else float(rows)) + self.stage
         return SimpleNamespace(hidden=self.memory, token_slots=None)
 
-    def end(self, _: Any, rows: torch.Tensor) -> None:
+    def finish_forward(self, _: Any, rows: torch.Tensor) -> None:
         self.scored.append(float(rows))
 
 
@@ -60,7 +60,7 @@ def test_every_step_passes_all_stages_before_it_is_drawn_from(count, data):
     for step in range(1, data.draw(st.integers(1, 20)) + 1):
         record: Any = SimpleNamespace(ids=[0], step=step, scores=data.draw(st.booleans()))
         for rank in ranks:
-            rank.stages.begin(record)
+            rank.stages.begin_step(record)
         drawn = record.scores or data.draw(st.booleans())  # else it is a part of a prompt
         launched.append((step, drawn))
         if drawn and record.scores:
@@ -70,7 +70,7 @@ def test_every_step_passes_all_stages_before_it_is_drawn_from(count, data):
         while len(launched) == count or (launched and data.draw(st.booleans())):
             number, drawn = launched.popleft()
             if drawn:
-                forward: Any = [rank.stages.ended(number) for rank in ranks][-1]
+                forward: Any = [rank.stages.finish_step(number) for rank in ranks][-1]
                 assert int(forward.hidden) == int(f"{number}{''.join(map(str, range(count)))}")
     passed = [int(rows) // 10**count for rows in ranks[-1].scored]
     assert passed == scored[: len(passed)] if count > 1 else not passed

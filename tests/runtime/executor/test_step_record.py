@@ -24,14 +24,14 @@ class Watched:
     def forward(self, record):
         forward = self.runner.forward(record)
         self.records.append(record)
-        self.scored.append({row: each.read() for row, each in forward.scored.items()})
+        self.scored.append({row: each.wait_for_logprobs() for row, each in forward.scored.items()})
         return forward
 
     def sample(self, forward, draws):
         masks = draws.masks
         kept = None if masks is None else type(masks)(masks.words.copy(), masks.rows.copy())
         drawn = self.runner.sample(forward, draws)
-        self.draws.append((replace(draws, masks=kept, scored=None), drawn.read().tokens))
+        self.draws.append((replace(draws, masks=kept, scored=None), drawn.wait_for_tokens().tokens))
         return drawn
 
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from sglang_lite.runtime.host.numa import bind_near
+from sglang_lite.runtime.host.numa import bind_to_cores_near
 
 ADDRESS = "0000:3b:00.0"
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -18,7 +18,7 @@ def bound(folder):
     found = []
 
     def run():
-        bind_near(ADDRESS.upper(), folder)
+        bind_to_cores_near(ADDRESS.upper(), folder)
         found.append(sorted(os.sched_getaffinity(0)))
 
     thread = threading.Thread(target=run)

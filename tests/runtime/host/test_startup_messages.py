@@ -39,27 +39,27 @@ def test_messages_of_a_level_in_any_letters_are_shown_without_a_logging_set_up(c
 
 def test_who_sets_up_logging_later_hears_nothing_twice(capsys):
     with no_logging():
-        startup_messages.set_level("INFO")
+        startup_messages.set_up_logging("INFO")
         logging.getLogger().addHandler(logging.NullHandler())
-        startup_messages.announce("a line", "info")
+        startup_messages.announce_line("a line", "info")
     assert capsys.readouterr().err == ""
 
 
 def test_a_terminal_is_told_and_a_file_is_not(capsys, monkeypatch):
     with no_logging():
-        startup_messages.announce("a line", None)
+        startup_messages.announce_line("a line", None)
         assert capsys.readouterr().err == ""
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-        startup_messages.announce("a line", None)
+        startup_messages.announce_line("a line", None)
         assert capsys.readouterr().err == "a line\n"
-        startup_messages.announce("a line", "error")
+        startup_messages.announce_line("a line", "error")
         assert capsys.readouterr().err == ""
 
 
 def test_all_parts_come_whether_a_bar_is_shown_or_not(monkeypatch):
-    assert list(startup_messages.progress(range(3), None)) == [0, 1, 2]
+    assert list(startup_messages.show_loading_progress(range(3), None)) == [0, 1, 2]
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    assert list(startup_messages.progress(range(3), None)) == [0, 1, 2]
+    assert list(startup_messages.show_loading_progress(range(3), None)) == [0, 1, 2]
 
 
 def test_a_level_that_is_none_is_refused():

@@ -4,7 +4,7 @@ import torch
 
 from sglang_lite.runtime.kernels.lora import lora_rows
 from sglang_lite.runtime.kernels.lora_weights import RANKS, LoraStep, LoraWeights
-from sglang_lite.runtime.kernels.reference.lora_few import joined_ranks, shrink
+from sglang_lite.runtime.kernels.reference.lora_few import join_ranks, shrink
 from sglang_lite.runtime.kernels.reference.lora_own import own_ranks, own_shrink
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -80,7 +80,7 @@ def ranks_joined(run):
 def _shrinking(outputs, dtype=torch.float32, inputs=1100, slots=(0, 4, 1, 1, 2, 3, 0)):
     """Arguments of `shrink`; the ranks take a part of a tile."""
     step = lora_step((8, 24, 0, 16), longest=32)
-    ranks = joined_ranks(step, torch.tensor(slots, device=DEVICE))
+    ranks = join_ranks(step, torch.tensor(slots, device=DEVICE))
     return (
         torch.randn(len(slots), inputs, device=DEVICE).to(dtype),
         lora_weights(step, inputs, outputs, dtype),

@@ -7,11 +7,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sglang_lite.runtime.kernels.activation import gated, gated_eight, ungated, ungated_eight
+from sglang_lite.runtime.kernels.activation import (
+    apply_gated,
+    apply_gated_eight,
+    apply_ungated,
+    apply_ungated_eight,
+)
 from sglang_lite.runtime.kernels.all_reduce import (
     Peers,
     gather_ranks,
-    memory_shape,
+    rank_memory_shape,
     reduce_scatter,
     sum_ranks,
 )
@@ -36,7 +41,7 @@ from sglang_lite.runtime.kernels.experts_route import experts_route
 from sglang_lite.runtime.kernels.experts_tiled import block_rows
 from sglang_lite.runtime.kernels.gemv import SmallBatchLinear, linear_single_row
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
-from sglang_lite.runtime.kernels.int8_product import int8_linear, int8_parts, int8_parts_of
+from sglang_lite.runtime.kernels.int8_product import int8_linear, int8_parts, int8_reduction_splits
 from sglang_lite.runtime.kernels.invariant_attention import (
     InvariantWork,
     invariant_attention,
@@ -52,12 +57,17 @@ from sglang_lite.runtime.kernels.latent_attention import (
     latent_prefix,
 )
 from sglang_lite.runtime.kernels.latent_store import latent_store
-from sglang_lite.runtime.kernels.lora import lora_add, lora_gated, lora_rows
-from sglang_lite.runtime.kernels.lora_few import expand, expand_gated, joined_ranks, shrink
+from sglang_lite.runtime.kernels.lora import lora_add, lora_add_and_gate, lora_rows
+from sglang_lite.runtime.kernels.lora_few import expand, expand_and_gate, join_ranks, shrink
 from sglang_lite.runtime.kernels.lora_own import own_expand, own_ranks, own_shrink
 from sglang_lite.runtime.kernels.lora_weights import LoraStep, LoraWeights
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, norm_eight
-from sglang_lite.runtime.kernels.packed_products import add_parts, decoded, max_rows, packed_rows
+from sglang_lite.runtime.kernels.packed_products import (
+    add_parts,
+    decode_weight,
+    max_rows,
+    packed_rows,
+)
 from sglang_lite.runtime.kernels.packed_row import packed_row
 from sglang_lite.runtime.kernels.packed_weight import pack_weight
 from sglang_lite.runtime.kernels.page_table import update_pages
@@ -75,7 +85,7 @@ from sglang_lite.runtime.kernels.sampling import (
     pick_winner,
     token_scores,
 )
-from sglang_lite.runtime.kernels.tiled import MAX_ROWS, can_tile, linear_split_k, linear_tiled
+from sglang_lite.runtime.kernels.tiled import MAX_ROWS, can_tile, linear_by_tiles, linear_split_k
 from sglang_lite.runtime.kernels.two_shot import PartPeers, sum_parts
 
 DEVICE = torch.device("meta")
@@ -299,8 +309,8 @@ def products(dtype: torch.dtype) -> None:
             few(empty(rows, inputs, dtype=dtype), weight, None)
         if can_tile(weight):
             for rows in (16, 64):
-                linear_tiled(empty(rows, inputs, dtype=dtype), weight, None)
-                linear_tiled(empty(rows, inputs, dtype=dtype), weight, None, "silu")
+                linear_by_tiles(empty(rows, inputs, dtype=dtype), weight, None)
+                linear_by_tiles(empty(rows, inputs, dtype=dtype), weight, None, "silu")
             linear_split_k(empty(64, inputs, dtype=dtype), weight, 4)
 
 
@@ -329,7 +339,7 @@ def products_fp8(dtype: torch.dtype) -> None:
     quantise_rows(x, FLOAT8)
     norm_eight(x, empty(4096, dtype=dtype), 1e-5, FLOAT8)
     add_norm_eight(x, x, empty(4096, dtype=dtype), 1e-5, None, FLOAT8)
-    gated_eight(empty(8, 28_672, dtype=dtype), "silu", None, FLOAT8)
+    apply_gated_eight(empty(8, 28_672, dtype=dtype), "silu", None, FLOAT8)
 
 
 def products_int8(dtype: torch.dtype) -> None:
@@ -338,15 +348,24 @@ def products_int8(dtype: torch.dtype) -> None:
         weight, scales = empty(outputs, inputs, dtype=torch.int8), empty(outputs)
         for rows in (1, 64, 128, 2048):
             int8_linear(
-                EightBitRows.empty(empty(rows, 1), inputs, torch.int8), weight, scales, None, dtype
+                EightBitRows.allocate_eight_bit(empty(rows, 1), inputs, torch.int8),
+                weight,
+                scales,
+                None,
+                dtype,
             )
-        if (parts := int8_parts_of(weight)) > 1:
-            int8_parts(EightBitRows.empty(empty(64, 1), inputs, torch.int8), weight, scales, parts)
+        if (parts := int8_reduction_splits(weight)) > 1:
+            int8_parts(
+                EightBitRows.allocate_eight_bit(empty(64, 1), inputs, torch.int8),
+                weight,
+                scales,
+                parts,
+            )
     x = empty(8, 4096, dtype=dtype)
     quantise_rows(x, torch.int8)
     norm_eight(x, empty(4096, dtype=dtype), 1e-5, torch.int8)
     add_norm_eight(x, x, empty(4096, dtype=dtype), 1e-5, None, torch.int8)
-    gated_eight(empty(8, 28_672, dtype=dtype), "silu", None, torch.int8)
+    apply_gated_eight(empty(8, 28_672, dtype=dtype), "silu", None, torch.int8)
 
 
 def packed_products(dtype: torch.dtype) -> None:
@@ -369,7 +388,7 @@ def packed_products(dtype: torch.dtype) -> None:
         packed_rows(empty(16, inputs, dtype=dtype), weight, empty(outputs, dtype=dtype))
         parts = packed_rows(empty(32, inputs, dtype=dtype), weight, None, parts=4)
         add_parts(parts, dtype)
-        decoded(weight, dtype)
+        decode_weight(weight, dtype)
         if weight.table is None:
             row = empty(1, inputs, dtype=dtype)
             packed_row(row, weight, None)
@@ -402,7 +421,7 @@ def layer_norms(dtype: torch.dtype) -> None:
     x, weight = empty(8, 4096, dtype=dtype), empty(2, 4096, dtype=dtype)
     norm(x, weight, 1e-5)
     add_norm(x, x, weight, 1e-5)
-    ungated(empty(8, 16_384, dtype=dtype), "relu2")
+    apply_ungated(empty(8, 16_384, dtype=dtype), "relu2")
 
 
 def layer_norms_fp8(dtype: torch.dtype) -> None:
@@ -410,7 +429,9 @@ def layer_norms_fp8(dtype: torch.dtype) -> None:
     x, weight = empty(8, 4096, dtype=dtype), empty(2, 4096, dtype=dtype)
     norm_eight(x, weight, 1e-5, FLOAT8)
     add_norm_eight(x, x, weight, 1e-5, Scales(empty(8), empty(4096)), FLOAT8)
-    ungated_eight(empty(8, 16_384, dtype=dtype), "relu2", Scales(empty(8), empty(16_384)), FLOAT8)
+    apply_ungated_eight(
+        empty(8, 16_384, dtype=dtype), "relu2", Scales(empty(8), empty(16_384)), FLOAT8
+    )
 
 
 def experts(dtype: torch.dtype, weights: torch.dtype | None = None) -> None:
@@ -439,14 +460,16 @@ def around(dtype: torch.dtype) -> None:
     add_features(plan, empty(64, 2 * 4096, dtype=dtype), 1, x)
     add_norm(x, x, empty(4096, dtype=dtype), 1e-5)
     add_norm(empty(4, 8, 4096), x, empty(4096, dtype=dtype), 1e-5)
-    ranks = Peers.of(0, (0, 0), empty(*memory_shape(2, 4096 * dtype.itemsize), dtype=torch.int64))
+    ranks = Peers.for_rank(
+        0, (0, 0), empty(*rank_memory_shape(2, 4096 * dtype.itemsize), dtype=torch.int64)
+    )
     add_norm(x, x, empty(4096, dtype=dtype), 1e-5, None, ranks)
     sum_ranks(x[:1], ranks)
     for count in (1, 64, 512):
-        sum_parts(empty(count, 4096, dtype=dtype), PartPeers.of(0, (0, 0), empty(1)))
+        sum_parts(empty(count, 4096, dtype=dtype), PartPeers.for_rank(0, (0, 0), empty(1)))
     gather_ranks(x, ranks)
     reduce_scatter(x[:2], ranks)
-    gated(empty(8, 28_672, dtype=dtype), "silu")
+    apply_gated(empty(8, 28_672, dtype=dtype), "silu")
     update_pages(plan.page_table, ints(4), ints(4))
     logits, rows, masks = empty(8, 152_064, dtype=dtype), ints(8), ints(8, 152_064 // 32)
     sampling = DeviceSampling.allocate(9, DEVICE)
@@ -538,21 +561,21 @@ def adapters(dtype: torch.dtype) -> None:
             rows = lora_rows(step, ints(tokens))
             lora_add(x, weights, rows, product)
             if len(outputs) == 2:
-                lora_gated(x, weights, rows, product, "silu")
+                lora_add_and_gate(x, weights, rows, product, "silu")
             if len(outputs) == 1:
                 lora_add(x, weights, rows, product.float())
             weight = empty(sum(outputs), inputs, dtype=dtype)
             if tokens <= MAX_ROWS and can_tile(weight):
-                low = shrink(x, weights, joined_ranks(step, ints(tokens)))
-                linear_tiled(x, weight, None, "silu" if len(outputs) == 2 else "", shrunk=low)
+                low = shrink(x, weights, join_ranks(step, ints(tokens)))
+                linear_by_tiles(x, weight, None, "silu" if len(outputs) == 2 else "", shrunk=low)
                 linear_split_k(x, weight, 2, low)
                 expand(low, product)
                 own = own_shrink(x, weights, own_ranks(step, ints(tokens)))
-                linear_tiled(x, weight, None, shrunk=own)
+                linear_by_tiles(x, weight, None, shrunk=own)
                 linear_split_k(x, weight, 2, own)
                 own_expand(own, product)
                 if len(outputs) == 2:
-                    expand_gated(low, product, "silu")
+                    expand_and_gate(low, product, "silu")
                     own_expand(own, product, "silu")
 
 

@@ -4,7 +4,7 @@ they send is sent before the first one waits.
 
 import torch
 
-from sglang_lite.runtime.kernels.all_reduce import Peers, chunk_of, memory_shape
+from sglang_lite.runtime.kernels.all_reduce import Peers, rank_memory_shape, words_per_program
 from sglang_lite.runtime.kernels.reference.all_reduce import send, send_each
 from sglang_lite.runtime.kernels.reference.two_shot import send_parts, send_sum
 from sglang_lite.runtime.kernels.sampling import TokenMasks
@@ -17,16 +17,16 @@ TYPES = torch.float32, torch.float16
 
 def make_ranks(count, row_bytes):
     memories = [
-        torch.zeros(memory_shape(count, row_bytes), dtype=torch.int64, device=DEVICE)
+        torch.zeros(rank_memory_shape(count, row_bytes), dtype=torch.int64, device=DEVICE)
         for _ in range(count)
     ]
     addresses = [memory.data_ptr() for memory in memories]
-    return [Peers.of(rank, addresses, *memories) for rank in range(count)]
+    return [Peers.for_rank(rank, addresses, *memories) for rank in range(count)]
 
 
 def chunks(x):
     bits = x.view(-1).view(torch.int32)
-    return bits.split(chunk_of(len(bits)))
+    return bits.split(words_per_program(len(bits)))
 
 
 def rows(x):
@@ -73,7 +73,9 @@ def in_parts(run):
             torch.zeros(memory_bytes(count), dtype=torch.uint8, device=DEVICE) for _ in range(count)
         ]
         addresses = [memory.data_ptr() for memory in memories]
-        ranks = [PartPeers.of(rank, addresses, *memories, programs=2) for rank in range(count)]
+        ranks = [
+            PartPeers.for_rank(rank, addresses, *memories, programs=2) for rank in range(count)
+        ]
         for rows, dtype in ((1, torch.float16), (110 * count, torch.float32), (2, torch.float32)):
             xs = [normal(rows, 24 * count, dtype=dtype) for _ in range(count)]
             for send_all in (send_parts, send_sum):

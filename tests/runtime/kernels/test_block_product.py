@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from sglang_lite.runtime.host.cache_folder import cache_folder
-from sglang_lite.runtime.host.cpu_library import cpu_library
+from sglang_lite.runtime.host.cpu_library import load_cpu_library
 from sglang_lite.runtime.kernels.block_product import (
     SOURCE,
     BlockProduct,
-    decode,
-    fits,
+    decode_blocks,
     is_supported,
     pack_blocks,
+    supports_shape,
 )
 from sglang_lite.runtime.models.weights.blocks import Blocks, Format
 
@@ -23,7 +23,7 @@ LIMITS = {torch.float32: 1e-4, torch.bfloat16: 4e-3}  # of the error, as a part 
 def library():
     if not is_supported():
         pytest.skip("the processor lacks AVX2")
-    found = cpu_library(SOURCE, cache_folder() / "compiled")  # where engines find theirs
+    found = load_cpu_library(SOURCE, cache_folder() / "compiled")  # where engines find theirs
     if found is None:
         pytest.skip("no C++ compiler")
     return found
@@ -52,7 +52,7 @@ def test_blocks_are_decoded_to_the_nearest_bfloat16(library, group, minimum, low
     scale = torch.rand(OUTPUTS, INPUTS // group)
     minimum = None if minimum is None else minimum[:, : INPUTS // group].contiguous()
     found = torch.empty(OUTPUTS, INPUTS, dtype=torch.bfloat16)
-    decode(library, q, scale, minimum, found)
+    decode_blocks(library, q, scale, minimum, found)
     exact = (q.double().view(OUTPUTS, -1, group) * scale.double().unsqueeze(-1)).flatten(1)
     exact += 0 if minimum is None else minimum.double().repeat_interleave(group, 1)
     # A sum that is near 0 has the error of its terms.
@@ -119,6 +119,6 @@ def test_what_is_not_finite_stays_so(library, blocks, value, dtype):
 
 
 def test_matrices_that_fit():
-    assert fits(48, 64)
-    assert not fits(40, 64)
-    assert not fits(48, 48)
+    assert supports_shape(48, 64)
+    assert not supports_shape(40, 64)
+    assert not supports_shape(48, 48)

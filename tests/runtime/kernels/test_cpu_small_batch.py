@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.host.cache_folder import cache_folder
-from sglang_lite.runtime.host.cpu_library import cpu_library, warn_without_compiler
+from sglang_lite.runtime.host.cpu_library import load_cpu_library, warn_without_compiler
 from sglang_lite.runtime.kernels.attention_metadata import (
     AttentionPlan,
     AttentionRules,
@@ -29,7 +29,7 @@ ANYWHERE = torch.arange(SLOTS) * 7 % SLOTS
 
 @pytest.fixture(scope="module")
 def library():
-    found = cpu_library(SOURCE, cache_folder() / "compiled")  # where engines find theirs
+    found = load_cpu_library(SOURCE, cache_folder() / "compiled")  # where engines find theirs
     if found is None:
         pytest.skip("no C++ compiler")
     return found
@@ -37,7 +37,7 @@ def library():
 
 @pytest.fixture(scope="module")
 def threaded(library):
-    return cpu_library(STEP, cache_folder() / "compiled")
+    return load_cpu_library(STEP, cache_folder() / "compiled")
 
 
 @pytest.fixture(params=sorted(FORMATS, key=str), ids=str)
@@ -82,7 +82,7 @@ def test_what_is_not_finite_stays_so(library, formats, nan):
     assert not row.silu_mul(x).isfinite().any()
     keys, values = (torch.ones(1, 4, 40).to(formats[1]) for _ in range(2))
     q = x.view(1, 1, 40)
-    reads = ReadSlots.of(AttentionPlan(torch.zeros(1), (), (ExtendRow(0, 1, slice(0, 4)),)))
+    reads = ReadSlots.from_plan(AttentionPlan(torch.zeros(1), (), (ExtendRow(0, 1, slice(0, 4)),)))
     assert not row.attend(q, keys, values, reads, None, 1.0).isfinite().any()
 
 
@@ -142,7 +142,7 @@ def test_attend(library, formats, plan, window):
     k, v = (torch.randn(KV_HEADS, SLOTS, DIM).to(kept) for _ in range(2))
     q = torch.randn(len(plan.store_at), HEADS + 2, DIM).to(activations)[:, :HEADS]
     expected = attention(q, KVCache((k,), (v,)), 0, plan, AttentionRules(0.3, window=window))
-    found = SmallBatchOps(library, *formats).attend(q, k, v, ReadSlots.of(plan), window, 0.3)
+    found = SmallBatchOps(library, *formats).attend(q, k, v, ReadSlots.from_plan(plan), window, 0.3)
     assert found.dtype == activations
     assert (found.float() - expected.float()).norm() <= 1e-2 * expected.float().norm()
 
@@ -155,12 +155,14 @@ def test_threads_attend_as_one_does(library, threaded, formats, plan, window, th
     activations, kept = formats
     k, v = (torch.randn(KV_HEADS, SLOTS, DIM).to(kept) for _ in range(2))
     q = torch.randn(len(plan.store_at), HEADS + 2, DIM).to(activations)[:, :HEADS]
-    expected = SmallBatchOps(library, *formats).attend(q, k, v, ReadSlots.of(plan), window, 0.3)
+    expected = SmallBatchOps(library, *formats).attend(
+        q, k, v, ReadSlots.from_plan(plan), window, 0.3
+    )
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         found = ThreadedSmallBatchOps(threaded, *formats).attend(
-            q, k, v, ReadSlots.of(plan), window, 0.3
+            q, k, v, ReadSlots.from_plan(plan), window, 0.3
         )
     finally:
         torch.set_num_threads(before)
@@ -169,11 +171,11 @@ def test_threads_attend_as_one_does(library, threaded, formats, plan, window, th
 
 def test_a_library_is_compiled_once_and_found_again(tmp_path, library):
     (tmp_path / "a.cpp").write_text('extern "C" int seven() { return 7; }')
-    cpu_library(tmp_path / "a.cpp", tmp_path / "compiled")
+    load_cpu_library(tmp_path / "a.cpp", tmp_path / "compiled")
     (made,) = (tmp_path / "compiled").iterdir()
     before = made.stat()
-    cpu_library.cache_clear()
-    again = cpu_library(tmp_path / "a.cpp", tmp_path / "compiled")
+    load_cpu_library.cache_clear()
+    again = load_cpu_library(tmp_path / "a.cpp", tmp_path / "compiled")
     assert again is not None
     assert again.seven() == 7
     assert made.stat().st_mtime_ns == before.st_mtime_ns
@@ -183,7 +185,7 @@ def test_without_a_compiler_there_is_none(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     warn_without_compiler.cache_clear()
-    assert cpu_library(SOURCE, tmp_path / "compiled") is None
+    assert load_cpu_library(SOURCE, tmp_path / "compiled") is None
     assert "no C++ compiler was found" in caplog.text
 
 
@@ -197,6 +199,6 @@ def test_what_can_not_be_compiled_is_said_and_left(tmp_path, monkeypatch, caplog
         compiler.write_text("#!/bin/sh\nexit 1\n")
         compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("CXX", str(compiler))
-    assert cpu_library(source, folder) is None
+    assert load_cpu_library(source, folder) is None
     assert "can't be compiled" in caplog.text or "no C++ compiler was found" in caplog.text
     assert not list(folder.glob("*")) if folder.is_dir() else True

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sglang_lite.runtime.executor.prefix_groups import MAX_CHUNKS, split_shared_prefixes
 from sglang_lite.runtime.kernels import sampling as sampling_kernel
-from sglang_lite.runtime.kernels.activation import gated, gated_eight
+from sglang_lite.runtime.kernels.activation import apply_gated, apply_gated_eight
 from sglang_lite.runtime.kernels.attention_metadata import (
     AttentionPlan,
     AttentionRules,
@@ -362,12 +362,12 @@ def test_scales_of_a_product_are_applied_by_its_reader(kind):
     close(add_norm(y, residual, weight, 1e-5, scales), add_norm(product, total, weight, 1e-5))
     close(residual, total)
     y, scales, product = scaled(2 * 40)
-    close(gated(y, "silu", scales), gated(product, "silu"))
+    close(apply_gated(y, "silu", scales), apply_gated(product, "silu"))
     total = residual.clone()
     for eight, plain in (
         (norm_eight(y := normal(3, 64), weight, 1e-5, kind), norm(y, weight, 1e-5)),
         (add_norm_eight(y, residual, weight, 1e-5, None, kind), add_norm(y, total, weight, 1e-5)),
-        (gated_eight(y, "silu", None, kind), gated(y, "silu")),
+        (apply_gated_eight(y, "silu", None, kind), apply_gated(y, "silu")),
     ):
         assert eight.rows == 3
         twin = quantise_rows(plain, kind)
@@ -468,7 +468,7 @@ def apply_activation(x, kind):
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
 def test_gates(kind):
     x = normal(3, 2 * 1500)
-    close(gated(x, kind), apply_activation(x, kind))
+    close(apply_gated(x, kind), apply_activation(x, kind))
 
 
 def test_tokens_that_were_drawn_are_embedded():

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from sglang_lite.runtime.kernels.activation import gated
-from sglang_lite.runtime.kernels.lora import lora_add, lora_gated, lora_rows
-from sglang_lite.runtime.kernels.lora_few import joined_ranks, shrink
+from sglang_lite.runtime.kernels.activation import apply_gated
+from sglang_lite.runtime.kernels.lora import lora_add, lora_add_and_gate, lora_rows
+from sglang_lite.runtime.kernels.lora_few import join_ranks, shrink
 from sglang_lite.runtime.kernels.lora_own import own_expand, own_ranks, own_shrink
 from sglang_lite.runtime.kernels.lora_weights import RANKS
-from sglang_lite.runtime.kernels.tiled import can_expand, linear_split_k, linear_tiled
+from sglang_lite.runtime.kernels.tiled import can_expand, linear_by_tiles, linear_split_k
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.adapters import DEVICE, lora_step, lora_weights
 from tests.runtime.kernels.test_kernels import close
@@ -57,8 +57,8 @@ def test_ragged_ranks_are_added_for_each_tokens_own_adapter(rows, dtype):
 @pytest.mark.parametrize("rows", [1, 17, 257])
 def test_a_gated_pair_gets_its_adapters_before_the_activation(rows, dtype):
     step, weights, slots, x, product = drawn(rows, (16, 8), 72, (130, 130), dtype)
-    expected = gated(by_token(x, weights, step, slots, product).to(dtype), "silu")
-    close(lora_gated(x, weights, lora_rows(step, slots), product, "silu"), expected, dtype)
+    expected = apply_gated(by_token(x, weights, step, slots, product).to(dtype), "silu")
+    close(lora_add_and_gate(x, weights, lora_rows(step, slots), product, "silu"), expected, dtype)
 
 
 @pytest.mark.sampled(2)
@@ -70,13 +70,13 @@ def test_a_product_by_tiles_adds_adapters_where_its_sums_end(rows, inputs):
     step, weights, slots, x, _ = drawn(rows, ranks, inputs, (96, 96), half)
     weight = (torch.randn(192, inputs, device=DEVICE) / inputs**0.5).to(half)
     expected = by_token(x, weights, step, slots, x.double() @ weight.double().T)
-    joined = joined_ranks(step, slots)
+    joined = join_ranks(step, slots)
     assert can_expand(weight, weights.outputs)
     for _ in range(2):  # the counters are left as they were found
-        close(linear_tiled(x, weight, None, shrunk=shrink(x, weights, joined)), expected, half)
+        close(linear_by_tiles(x, weight, None, shrunk=shrink(x, weights, joined)), expected, half)
     close(linear_split_k(x, weight, 2, shrink(x, weights, joined)).sum(0), expected, half)
-    found = linear_tiled(x, weight, None, "silu", shrunk=shrink(x, weights, joined))
-    close(found, gated(expected.to(half), "silu"), half)
+    found = linear_by_tiles(x, weight, None, "silu", shrunk=shrink(x, weights, joined))
+    close(found, apply_gated(expected.to(half), "silu"), half)
 
 
 @pytest.mark.sampled(3)
@@ -91,7 +91,7 @@ def test_each_token_gets_the_products_of_its_own_adapter_alone(rows, dtype, outp
         own_shrink(x, weights, own_ranks(step, slots)),
     )
     if len(outputs) == 2:
-        close(own_expand(low, product, "silu"), gated(expected.to(dtype), "silu"), dtype)
+        close(own_expand(low, product, "silu"), apply_gated(expected.to(dtype), "silu"), dtype)
     close(own_expand(low, product), expected, dtype)
 
 
@@ -110,7 +110,7 @@ def test_a_product_runs_beside_that_of_each_tokens_own_adapter(outputs):
         copied = torch.empty_like(x).copy_(x)
         low = own_shrink(copied, weights, ranks)
         close(
-            own_expand(low, linear_tiled(copied, weight, None, out=y, shrunk=low)),
+            own_expand(low, linear_by_tiles(copied, weight, None, out=y, shrunk=low)),
             expected,
             torch.bfloat16,
         )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sglang_lite.runtime.kernels.packed_products import decoded, packed_rows, parts_of
+from sglang_lite.runtime.kernels.packed_products import decode_weight, packed_rows, parts_of
 from sglang_lite.runtime.kernels.packed_row import packed_row
 from sglang_lite.runtime.kernels.packed_weight import (
     PackedWeight,
@@ -66,8 +66,8 @@ def test_decoding(kind, outputs, inputs, group):
     assert weight.words.numel() * 8 <= outputs * max(inputs * 17 / 16, inputs + 127)
     # the interpreter cuts to bfloat16
     for dtype in (torch.float32, torch.bfloat16 if GPU else torch.float16):
-        assert torch.equal(decoded(weight, dtype), twin.decoded(weight, dtype))
-        assert torch.allclose(decoded(weight, dtype).double(), values, rtol=2**-8, atol=1e-6)
+        assert torch.equal(decode_weight(weight, dtype), twin.decode_weight(weight, dtype))
+        assert torch.allclose(decode_weight(weight, dtype).double(), values, rtol=2**-8, atol=1e-6)
 
 
 @pytest.mark.sampled(14)

@@ -6,7 +6,7 @@ import torch
 from sglang_lite.runtime.kernels.eight_bits import quantise_rows
 from sglang_lite.runtime.kernels.gemv import SmallBatchLinear, linear_single_row
 from sglang_lite.runtime.kernels.int8_product import int8_linear
-from sglang_lite.runtime.kernels.tiled import can_tile, linear_tiled
+from sglang_lite.runtime.kernels.tiled import can_tile, linear_by_tiles
 from tests.counts import some
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE, GPU, apply_activation, close, normal
@@ -68,7 +68,7 @@ def test_products_by_tiles(rows, outputs, inputs, biased, gate):
         x.double(), weight.double(), None if bias is None else bias.double()
     )
     close(
-        linear_tiled(x, weight, bias, gate),
+        linear_by_tiles(x, weight, bias, gate),
         apply_activation(expected, gate) if gate else expected,
         torch.float16,
     )

@@ -77,7 +77,7 @@ def test_what_computing_brings_sooner_is_computed(tmp_path):
     one(engine(tmp_path), LONG)
     later = engine(tmp_path)
     assert one(later, LONG) == 512  # and the time that files take is known
-    later.scheduler.flush()
+    later.scheduler.end_pauses_and_flush()
     later.scheduler.pauses.token_s = 1e-12
     _, events = later.start(LONG, SamplingParams(max_tokens=2, temperature=0))
     later.drain()
@@ -134,10 +134,10 @@ def test_a_file_that_is_gone_is_written_again(tmp_path):
     assert one(later, LONG) == 512
     for path in files:
         path.unlink()
-    later.scheduler.flush()
+    later.scheduler.end_pauses_and_flush()
     assert one(later, LONG) == 0
     assert one(later, LONG) == 599
-    later.scheduler.flush()
+    later.scheduler.end_pauses_and_flush()
     assert set(tmp_path.glob("*.kv")) == files
     assert one(later, LONG) == 512
 
@@ -233,8 +233,8 @@ def test_a_folder_that_vanishes_is_not_used_any_more(tmp_path, caplog):
 def test_no_look_for_files_waits_for_a_write(tmp_path):
     late = Late(random.Random(1))
     disk = DiskTier(Folder(tmp_path, 1_000_000), Inline(), late)
-    written = disk.write(b"a", np.zeros((1, 8), np.uint8), np.zeros(1, np.int32))
-    assert disk.find([b"a"]).result() == 0
+    written = disk.start_write(b"a", np.zeros((1, 8), np.uint8), np.zeros(1, np.int32))
+    assert disk.count_existing([b"a"]).result() == 0
     disk.close()
     assert written.done()
     assert [path.name for path in tmp_path.iterdir()] == ["61.kv"]
@@ -246,22 +246,22 @@ def test_the_least_recently_used_files_go_first(tmp_path):
     disk = DiskTier(Folder(tmp_path, 1_000_000), Inline())
     names = [bytes([i] * 16) for i in range(5)]
     for i, name in enumerate(names):
-        disk.write(name, rows, slots).result()
+        disk.start_write(name, rows, slots).result()
         path = tmp_path / f"{name.hex()}.kv"
         if path.exists():
             os.utime(path, (i, i))
         if i == 2:
             os.utime(tmp_path / f"{names[0].hex()}.kv", (10, 10))  # used again
-    assert [disk.find([name]).result() for name in names] == [1, 0, 0, 1, 1]
+    assert [disk.count_existing([name]).result() for name in names] == [1, 0, 0, 1, 1]
 
 
 def test_a_file_that_is_read_counts_as_used(tmp_path):
     rows, slots = np.zeros((1, 8), np.uint8), np.zeros(1, np.int32)
     disk = DiskTier(Folder(tmp_path, 1_000_000), Inline())
-    disk.write(b"a", rows, slots).result()
+    disk.start_write(b"a", rows, slots).result()
     path = tmp_path / "61.kv"
     os.utime(path, (1, 1))
-    assert disk.read(b"a", rows, slots, 0).result()
+    assert disk.start_read(b"a", rows, slots, 0).result()
     assert path.stat().st_mtime > 1
 
 
@@ -317,7 +317,7 @@ def test_a_folder_that_hangs_is_not_used_any_more(tmp_path, hangs, monkeypatch, 
     later.step()
     assert one(later, [8, *LONG]) == 0
     tiers.close()
-    tiers.host.check()
+    tiers.host.check_slots()
 
 
 @pytest.mark.parametrize("policy", ["write_through", "write_back"])
@@ -343,7 +343,7 @@ def test_whatever_threads_and_copies_do_answers_are_right(tmp_path, policy):
             if rng.random() < 0.1:
                 rng.choice(requests)[0].abort()
             if rng.random() < 0.05:
-                running.scheduler.flush()
+                running.scheduler.end_pauses_and_flush()
             for path in list(tmp_path.glob("*.kv")):
                 if rng.random() < 0.02:
                     rng.choice([cut, altered, os.unlink])(path)
@@ -356,7 +356,7 @@ def test_whatever_threads_and_copies_do_answers_are_right(tmp_path, policy):
         threads.run(len(requests) * 9)
         tiers.disk.writer = Inline()
         tiers.close()
-        tiers.host.check()
+        tiers.host.check_slots()
         read += tiers.read_pages
     assert read
 
@@ -387,7 +387,7 @@ def test_two_writers_that_are_killed_leave_whole_files(tmp_path):
         for path in tmp_path.glob("*.kv"):
             rows = np.zeros((64, 4096), np.uint8)
             with open_pages(path) as file:
-                file.read(rows, np.arange(64, dtype=np.int32))
+                file.read_into(rows, np.arange(64, dtype=np.int32))
             assert file.header == path.stem.encode()
             assert (rows == int(path.stem)).all()
 
@@ -399,7 +399,7 @@ def test_pages_are_read_into_any_places(tmp_path):
     into, places = np.zeros((9, 7), np.uint8), np.array([8, 0, 1, 5], np.int32)
     with open_pages(tmp_path / "a") as file, ThreadPoolExecutor(2) as threads:
         assert (file.header, file.pages, file.page_bytes) == (b"what", 6, 7)
-        file.read(into, places[:3], skip=2)
+        file.read_into(into, places[:3], skip=2)
         assert (into[places[:3]] == rows[slots[2:5]]).all()
         assert list(file.read_with_threads(threads, into, places)) == [4]
     assert (into[places] == rows[slots[:4]]).all()
@@ -424,4 +424,4 @@ def test_every_altered_byte_and_every_two_pages_that_change_places_are_found(tmp
         path.write_bytes(each)
         with pytest.raises(DamagedFileError), open_pages(path) as file:
             assert (file.header, file.pages, file.page_bytes) == (b"what", 5, size)
-            file.read(np.zeros((5, size), np.uint8), np.arange(5, dtype=np.int32))
+            file.read_into(np.zeros((5, size), np.uint8), np.arange(5, dtype=np.int32))

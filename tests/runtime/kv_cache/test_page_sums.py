@@ -13,7 +13,9 @@ from sglang_lite.runtime.kv_cache.page_sums import DamagedFileError, compute_pag
 @pytest.fixture(params=["compiled", "numpy"])
 def sums(request, monkeypatch):
     if request.param == "numpy":
-        monkeypatch.setattr("sglang_lite.runtime.kv_cache.page_sums.compiled", lambda: None)
+        monkeypatch.setattr(
+            "sglang_lite.runtime.kv_cache.page_sums.compile_sum_pages", lambda: None
+        )
     return compute_page_sums
 
 

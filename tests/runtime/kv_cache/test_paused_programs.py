@@ -33,14 +33,14 @@ class FailingFolder(Folder):
         super().__init__(folder, 20_000)
         self._place, self._draw = folder, draw
 
-    def write(self, name, rows, slots):
+    def store_pages(self, name, rows, slots):
         what = self._draw.random()
         if what < 0.05:
             raise OSError(errno.ENOSPC, "No space left on device")
         if what < 0.1:  # a writer that is killed leaves a part
             (self._place / f".{name.hex()}.kv.1.tmp").write_bytes(b"sglkv")
             return
-        super().write(name, rows, slots)
+        super().store_pages(name, rows, slots)
 
 
 @dataclass
@@ -126,11 +126,11 @@ def test_random_actions_on_programs_that_pause(tmp_path, policy):
         elif what < 0.55:
             engine.time += draw.choice([0.1, 2.0, 20.0])
         elif what < 0.56:
-            engine.scheduler.flush()
+            engine.scheduler.end_pauses_and_flush()
         elif what < 0.7:
             threads.run(draw.randrange(4))
         engine.step()
-        tiers.host.check()
+        tiers.host.check_slots()
         open_ones = [each for each in open_ones if each.end is None]
         failures += tiers.disk.off
         if tiers.disk.off:  # somebody has made room, and starts an engine on the folder again

@@ -24,11 +24,11 @@ def test_pages_are_handed_out_once_and_come_back_after_their_step():
     pool = PagePool(4)
     a, b = pool.allocate(2), pool.allocate(1)
     assert sorted([*a, *b]) == [0, 1, 2]
-    pool.release(a, step=5)
+    pool.quarantine_pages(a, step=5)
     assert (pool.free, pool.quarantined) == (1, 2)
-    pool.settle(4)
+    pool.settle_quarantine(4)
     assert pool.free == 1
-    pool.settle(5)
+    pool.settle_quarantine(5)
     assert (pool.free, pool.quarantined) == (3, 0)
     assert set(pool.free_pages()) == {0, 1, 3}
     with pytest.raises(AssertionError):
@@ -45,7 +45,7 @@ def test_matches_are_the_longest_inserted_prefixes(inserted, size):
         tokens = tokens[: len(tokens) - len(tokens) % size]
         pages = ints(range(following, following + len(tokens) // size))
         following += len(pages)
-        done = tree.insert(ints(tokens), pages)
+        done = tree.insert_sequence(ints(tokens), pages)
         want = [
             known.setdefault(tuple(tokens[: (i + 1) * size]), int(page))
             for i, page in enumerate(pages)
@@ -60,7 +60,7 @@ def test_matches_are_the_longest_inserted_prefixes(inserted, size):
             probe
         ):
             want.append(known[tuple(probe[: (len(want) + 1) * size])])
-        found = tree.match(ints(probe))
+        found = tree.match_prefix(ints(probe))
         assert found.pages.tolist() == want
         rest = probe[len(want) * size :][:size]
         beside = [
@@ -85,7 +85,7 @@ def test_a_match_costs_as_much_beside_ten_cached_prompts_as_beside_ten_thousand(
             ints([*range(16), 7, *random.integers(0, 30_000, size=15)]) for _ in range(prompts)
         ]
         for i, text in enumerate(texts):
-            tree.insert(text, ints([i, i]))
+            tree.insert_sequence(text, ints([i, i]))
 
         def counted(frame, event, _):
             nonlocal count
@@ -95,7 +95,7 @@ def test_a_match_costs_as_much_beside_ten_cached_prompts_as_beside_ten_thousand(
         gc.collect()
         gc.disable()  # or what other tests have left may be finalised, and counted
         sys.setprofile(counted)
-        match = tree.match(wanted)
+        match = tree.match_prefix(wanted)
         sys.setprofile(None)
         gc.enable()
         assert (len(match.pages), match.tail.count) == (1, 4)
@@ -110,12 +110,12 @@ def test_evicted_prefixes_are_remembered_however_nodes_were_split(inserted, agai
     for first, several in ((True, inserted), (False, again)):
         for tokens in several:
             tokens = tokens[: len(tokens) - len(tokens) % size]
-            tree.insert(ints(tokens), ints(range(len(tokens) // size)))
+            tree.insert_sequence(ints(tokens), ints(range(len(tokens) // size)))
             there |= {tuple(tokens[:end]) for end in range(size, len(tokens) + 1, size)}
-        tree.evict(data.draw(st.integers(0, 4)))
+        tree.evict_leaves(data.draw(st.integers(0, 4)))
         gone |= {prefix for prefix in there if tree.cached_length(ints(prefix)) < len(prefix)}
         for tokens in [*inserted, *again, [0, 1, 2, 2, 1, 0, 1]]:
-            node = tree.match(ints(tokens)).node
+            node = tree.match_prefix(ints(tokens)).node
             cached = tree.cached_length(ints(tokens))
             after = tuple(tokens[: cached + size])
             told = tree.remembers_evicted_page(node, ints(tokens[cached:]))
@@ -127,55 +127,55 @@ def test_evicted_prefixes_are_remembered_however_nodes_were_split(inserted, agai
 def test_namespaces_are_forgotten_with_their_pages():
     tree, tokens = RadixTree(2, LRU), ints([1, 2, 3])
     for i in range(100):
-        assert not len(tree.match(tokens, f"asked {i}").pages)
+        assert not len(tree.match_prefix(tokens, f"asked {i}").pages)
     assert len(tree.newest_namespaces(1000)) == 0
     for i in range(100):
-        tree.insert(tokens[:2], ints([i]), f"used {i}")
+        tree.insert_sequence(tokens[:2], ints([i]), f"used {i}")
     assert tree.newest_namespaces(2) == ["used 99", "used 98"]
-    assert len(tree.evict(60)) == 60
+    assert len(tree.evict_leaves(60)) == 60
     assert len(tree.newest_namespaces(1000)) == 40
-    assert len(tree.evict(100)) == 40
+    assert len(tree.evict_leaves(100)) == 40
     assert len(tree.newest_namespaces(1000)) == tree.pages == 0
     known = [
-        tree.remembers_evicted_page(tree.match(tokens, f"used {i}").node, tokens[:2])
+        tree.remembers_evicted_page(tree.match_prefix(tokens, f"used {i}").node, tokens[:2])
         for i in range(100)
     ]
     assert sum(known) >= 95  # a later one may have taken an earlier one's place
-    assert not tree.remembers_evicted_page(tree.match(tokens, "asked 0").node, tokens[:2])
+    assert not tree.remembers_evicted_page(tree.match_prefix(tokens, "asked 0").node, tokens[:2])
 
 
 def test_no_more_than_so_many_evictions_are_remembered():
     tree = RadixTree(1, LRU)
     for first in range(200):
-        tree.insert(ints([first % 7, first]), ints([0, 1]))
-        tree.evict(2)
-    assert tree.remembers_evicted_page(tree.match(ints([3])).node, ints([3]))
-    assert not tree.remembers_evicted_page(tree.match(ints([99])).node, ints([99]))
+        tree.insert_sequence(ints([first % 7, first]), ints([0, 1]))
+        tree.evict_leaves(2)
+    assert tree.remembers_evicted_page(tree.match_prefix(ints([3])).node, ints([3]))
+    assert not tree.remembers_evicted_page(tree.match_prefix(ints([99])).node, ints([99]))
 
 
 @given(sequences, st.data())
 def test_eviction_frees_everything_that_is_not_locked(inserted, data):
     tree, following = RadixTree(1, LRU), 0
     for tokens in inserted:
-        tree.insert(ints(tokens), ints(range(following, following + len(tokens))))
+        tree.insert_sequence(ints(tokens), ints(range(following, following + len(tokens))))
         following += len(tokens)
     kept = data.draw(st.sampled_from(inserted))
-    match = tree.match(ints(kept))
-    with tree.lock(match.node):
+    match = tree.match_prefix(ints(kept))
+    with tree.lock_node(match.node):
         assert tree.locked_pages == len(kept)
         evictable = tree.evictable
-        assert len(tree.evict(10_000)) == evictable
-        assert tree.match(ints(kept)).pages.tolist() == match.pages.tolist()
-    assert len(tree.evict(10_000)) == len(kept)
+        assert len(tree.evict_leaves(10_000)) == evictable
+        assert tree.match_prefix(ints(kept)).pages.tolist() == match.pages.tolist()
+    assert len(tree.evict_leaves(10_000)) == len(kept)
     assert tree.pages == tree.locked_pages == 0
 
 
 def test_the_least_recently_used_leaf_goes_first():
     tree = RadixTree(1, LRU)
-    tree.insert(ints([1, 2]), ints([0, 1]))
-    tree.insert(ints([1, 3]), ints([9, 2]))
-    tree.match(ints([1, 2]))
-    assert tree.evict(1).tolist() == [2]
+    tree.insert_sequence(ints([1, 2]), ints([0, 1]))
+    tree.insert_sequence(ints([1, 3]), ints([9, 2]))
+    tree.match_prefix(ints([1, 2]))
+    assert tree.evict_leaves(1).tolist() == [2]
 
 
 @pytest.mark.parametrize("policy", sorted(EVICTION))
@@ -189,33 +189,35 @@ def test_of_all_unlocked_leaves_the_lowest_goes_first(policy):
         ):
             case "insert":
                 following += len(tokens)
-                tree.insert(tokens, ints(range(following - len(tokens), following)))
+                tree.insert_sequence(tokens, ints(range(following - len(tokens), following)))
             case "match":
-                tree.match(tokens)
+                tree.match_prefix(tokens)
             case "lock":
-                locks.append(tree.lock(tree.match(tokens).node))
+                locks.append(tree.lock_node(tree.match_prefix(tokens).node))
             case "grow" if locks:
-                following += locks[-1].grow(tokens[:1], ints([following]))
+                following += locks[-1].extend_with(tokens[:1], ints([following]))
             case "shrink" if locks:
-                locks[-1].shrink(1)
+                locks[-1].unlock_last_pages(1)
             case "unlock" if locks:
-                locks.pop(random.randrange(len(locks))).release()
+                locks.pop(random.randrange(len(locks))).unlock_prefix()
             case "evict":
-                leaves = [node for node in tree.nodes() if not node.children and not node.locks]
+                leaves = [
+                    node for node in tree.iterate_nodes() if not node.children and not node.locks
+                ]
                 lowest = [
                     n.pages.tolist() for n in leaves if priority(n) == min(map(priority, leaves))
                 ]
-                assert tree.evict(1).tolist() in (lowest or [[]])
+                assert tree.evict_leaves(1).tolist() in (lowest or [[]])
             case "evict all":
                 evictable = tree.evictable
-                assert len(tree.evict(evictable + 1)) == evictable
+                assert len(tree.evict_leaves(evictable + 1)) == evictable
 
 
 def test_namespaces_do_not_share():
     tree = RadixTree(1, LRU)
-    tree.insert(ints([1]), ints([0]), "a")
-    assert tree.match(ints([1]), "b").pages.tolist() == []
-    assert tree.match(ints([1]), "a").pages.tolist() == [0]
+    tree.insert_sequence(ints([1]), ints([0]), "a")
+    assert tree.match_prefix(ints([1]), "b").pages.tolist() == []
+    assert tree.match_prefix(ints([1]), "a").pages.tolist() == [0]
 
 
 @given(sequences, st.sampled_from([1, 2, 3]), st.data())
@@ -226,30 +228,33 @@ def test_a_lock_grows_as_if_the_whole_sequence_was_inserted(inserted, size, data
         pages = ints(range(following, following + len(tokens) // size))
         following += len(pages)
         first = data.draw(st.integers(0, len(pages)))
-        done = grown.insert(tokens[: first * size], pages[:first])
-        lock = grown.lock(done.node)
-        if first == len(pages) or not lock.grow(tokens[first * size :], pages[first:]):
-            grown.insert(tokens, ints([*done.pages, *pages[first:]]))
-        lock.release()
-        whole.insert(tokens, pages)
+        done = grown.insert_sequence(tokens[: first * size], pages[:first])
+        lock = grown.lock_node(done.node)
+        if first == len(pages) or not lock.extend_with(tokens[first * size :], pages[first:]):
+            grown.insert_sequence(tokens, ints([*done.pages, *pages[first:]]))
+        lock.unlock_prefix()
+        whole.insert_sequence(tokens, pages)
     assert (grown.pages, grown.locked_pages) == (whole.pages, 0)
     for tokens in inserted:
-        assert grown.match(ints(tokens)).pages.tolist() == whole.match(ints(tokens)).pages.tolist()
+        assert (
+            grown.match_prefix(ints(tokens)).pages.tolist()
+            == whole.match_prefix(ints(tokens)).pages.tolist()
+        )
 
 
 def test_a_lock_that_grows_makes_all_above_it_recent():
     tree = RadixTree(1, LRU)
-    lock = tree.lock(tree.insert(ints([1]), ints([0])).node)
-    tree.insert(ints([2]), ints([1]))
-    assert lock.grow(ints([3]), ints([2]))
-    lock.release()
-    assert tree.evict(1).tolist() == [1]
-    assert tree.evict(2).tolist() == [2, 0]
+    lock = tree.lock_node(tree.insert_sequence(ints([1]), ints([0])).node)
+    tree.insert_sequence(ints([2]), ints([1]))
+    assert lock.extend_with(ints([3]), ints([2]))
+    lock.unlock_prefix()
+    assert tree.evict_leaves(1).tolist() == [1]
+    assert tree.evict_leaves(2).tolist() == [2, 0]
 
 
 def test_a_lock_is_released_once():
     tree = RadixTree(1, LRU)
-    lock = tree.lock(tree.insert(ints([1]), ints([0])).node)
-    lock.release()
-    lock.release()
+    lock = tree.lock_node(tree.insert_sequence(ints([1]), ints([0])).node)
+    lock.unlock_prefix()
+    lock.unlock_prefix()
     assert tree.locked_pages == 0

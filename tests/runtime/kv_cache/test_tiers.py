@@ -60,7 +60,7 @@ def test_whatever_happens_answers_are_those_of_a_cache_that_never_forgets(policy
         if rng.random() < 0.1:
             rng.choice(requests)[0].abort()
         if rng.random() < 0.01:
-            tiers.scheduler.flush()
+            tiers.scheduler.end_pauses_and_flush()
     tiers.drain()
     for _, events, ids, params in requests:
         result = ended(events)
@@ -96,7 +96,7 @@ def test_usage_and_stats_tell_the_tier():
         one(tiers, prompt)
     again = generation(tiers, [1] * 120).usage
     assert (again.cached_tokens, again.host_tokens, again.disk_tokens) == (100, 100, 0)
-    stats = tiers.core.ask(Stats())
+    stats = tiers.core.submit_call(Stats())
     tiers.step()
     assert stats.result()["host_tokens_fetched"] == 100
     assert (
@@ -175,7 +175,7 @@ def test_what_computing_brings_sooner_is_computed():
 def test_a_flush_forgets_the_hosts_copies():
     tiers = engine()
     one(tiers, [1] * 100)
-    tiers.scheduler.flush()
+    tiers.scheduler.end_pauses_and_flush()
     assert one(tiers, [1] * 100) == 0
 
 
@@ -231,10 +231,10 @@ def test_new_weights_and_flushes_come_while_copies_are_under_way(policy, tmp_pat
 def test_names_depend_on_header_namespace_and_all_tokens_before():
     def names(tokens, header=b"model 1", namespace=""):
         tree = RadixTree(4, EVICTION["lru"])
-        node = tree.insert(
+        node = tree.insert_sequence(
             np.array(tokens, np.int32), np.arange(len(tokens) // 4, dtype=np.int32), namespace
         ).node
-        return PageNames(header, 4).of(node)
+        return PageNames(header, 4).names_of_node(node)
 
     tokens = list(range(12))
     same = names(tokens)
@@ -255,15 +255,19 @@ def test_adapters_share_what_the_model_itself_has_computed_alone():
 
     def named(namespace="", digest="", invocation=()):
         adapter: Any = SimpleNamespace(digest=digest, invocation=invocation) if digest else None
-        ids, place = PrefixSpace.of(namespace, adapter).start_at_invocation(tokens).key(tokens)
-        return names.of(tree.insert(ids, pages, place).node)[-3:]
+        ids, place = (
+            PrefixSpace.in_namespace(namespace, adapter)
+            .start_at_invocation(tokens)
+            .tree_key(tokens)
+        )
+        return names.names_of_node(tree.insert_sequence(ids, pages, place).node)[-3:]
 
     plain, a, b = named(), named(digest="a"), named(digest="b")
     late_a, late_b = named(digest="a", invocation=(5, 6)), named(digest="b", invocation=(5, 6))
     same = {*plain} | {*a} | {*b} | {*late_a} | {*late_b} | {*named("a:")} | {*named("\0a:")}
     assert len(same) == 3 + 3 + 3 + 2 + 2 + 3 + 3
     assert named(digest="a") == a
-    first = names.after(names.root(b""), tokens)
+    first = names.names_after(names.root_name(b""), tokens)
     assert next(first) == plain[0]
 
 
@@ -286,13 +290,15 @@ def test_names_depend_on_what_an_engine_records_of_tokens():
 def test_names_of_a_node_stay_those_of_its_pages_when_it_is_split():
     tree, names = RadixTree(2, EVICTION["lru"]), PageNames(b"", 2)
     tokens = np.arange(8, dtype=np.int32)
-    node = tree.insert(tokens, np.arange(4, dtype=np.int32)).node
-    before = names.of(node)
-    end = tree.insert(np.array([0, 1, 2, 3, 9, 9], np.int32), np.array([0, 1, 7], np.int32))
-    assert names.of(node) == before[2:]
+    node = tree.insert_sequence(tokens, np.arange(4, dtype=np.int32)).node
+    before = names.names_of_node(node)
+    end = tree.insert_sequence(
+        np.array([0, 1, 2, 3, 9, 9], np.int32), np.array([0, 1, 7], np.int32)
+    )
+    assert names.names_of_node(node) == before[2:]
     assert end.node.parent is not None
-    assert names.last(end.node.parent) == before[1]
-    assert len(names.of(end.node)) == 1
+    assert names.last_name(end.node.parent) == before[1]
+    assert len(names.names_of_node(end.node)) == 1
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def ints(values):
 
 
 def digests_of(texts, every, namespace=""):
-    hasher, root = PrefixHasher(), PrefixHash.of(namespace)
+    hasher, root = PrefixHasher(), PrefixHash.for_namespace(namespace)
     return {
         digest
         for text in texts
@@ -39,26 +39,26 @@ def test_whoever_follows_the_changes_knows_what_the_tree_has(actions, sizes, dat
     for action, first, second in actions:
         if action == "insert":
             whole = first[: len(first) - len(first) % size]
-            tree.insert(ints(whole), ints(range(len(whole) // size)), second)
+            tree.insert_sequence(ints(whole), ints(range(len(whole) // size)), second)
         elif action == "grow":
-            lock = tree.lock(tree.match(ints(first)).node)
+            lock = tree.lock_node(tree.match_prefix(ints(first)).node)
             more = second[: len(second) - len(second) % size]
             if more:
-                lock.grow(ints(more), ints(range(len(more) // size)))
-            lock.release()
+                lock.extend_with(ints(more), ints(range(len(more) // size)))
+            lock.unlock_prefix()
         elif action == "evict":
-            tree.evict(first)
+            tree.evict_leaves(first)
         else:
-            tree.retire(" x")
-        if data.draw(st.booleans()) and (change := changes.take()) is not None:
+            tree.rename_namespaces(" x")
+        if data.draw(st.booleans()) and (change := changes.take_changes()) is not None:
             known = (set() if change.forgotten else known) - {*change.lost.tolist()} | {
                 *change.gained.tolist()
             }
-    if (change := changes.take()) is not None:
+    if (change := changes.take_changes()) is not None:
         known = (set() if change.forgotten else known) - {*change.lost.tolist()} | {
             *change.gained.tolist()
         }
-    assert changes.take() is None
+    assert changes.take_changes() is None
     there = {
         namespace: [
             text for text in _texts(tree) if tree.cached_length(ints(text), namespace) == len(text)
@@ -80,7 +80,7 @@ def test_whoever_follows_the_changes_knows_what_the_tree_has(actions, sizes, dat
 def _texts(tree):
     """The tokens from a root to each node's end."""
     found = []
-    for node in tree.nodes():
+    for node in tree.iterate_nodes():
         parts, current = [], node
         while current.parent is not None:
             parts.insert(0, current.tokens)
@@ -100,16 +100,16 @@ def _all_texts(actions):
 
 def test_changes_that_nobody_takes_are_forgotten_whole():
     changes = TreeChanges(1)
-    changes.add(np.arange(5, dtype=np.uint64), there=True)
-    changes.add(np.arange(2**17, dtype=np.uint64) + np.uint64(9), there=True)
-    changes.add(np.array([3], np.uint64), there=True)
-    taken = changes.take()
+    changes.record_digests(np.arange(5, dtype=np.uint64), there=True)
+    changes.record_digests(np.arange(2**17, dtype=np.uint64) + np.uint64(9), there=True)
+    changes.record_digests(np.array([3], np.uint64), there=True)
+    taken = changes.take_changes()
     assert (taken.forgotten, taken.gained.tolist(), taken.lost.tolist()) == (True, [3], [])
 
 
 def test_digests_are_the_same_in_every_process():
     digests = PrefixHasher().compute_digests(
-        PrefixHash.of("a\udcff"), np.arange(40, dtype=np.int32), 16
+        PrefixHash.for_namespace("a\udcff"), np.arange(40, dtype=np.int32), 16
     )
     assert digests.tolist() == [5956295051329969859, 3749494632519012043]
 

@@ -29,7 +29,7 @@ from transformers import (
 import sglang_lite as sgl
 from sglang_lite.cli import main
 from sglang_lite.runtime.loading.description import describe
-from sglang_lite.runtime.models.layers.linear import block_library, keeps_blocks_alone
+from sglang_lite.runtime.models.layers.linear import block_library, keeps_only_blocks
 from tests.runtime.embedding.tiny import saved
 from tests.runtime.media.seeing import FAMILIES, save_seeing
 from tests.runtime.models.tiny import VOCAB, save
@@ -130,7 +130,7 @@ def test_a_gguf_file(model_file):
     found = describe(str(model_file))
     assert (found.architecture, found.runs, found.refused) == ("llama", "native", ())
     assert found.cache_bytes == 30 * 2 * 3 * 64 * size_of(found.dtype)
-    has_copy = found.dtype != "float32" and not keeps_blocks_alone()
+    has_copy = found.dtype != "float32" and not keeps_only_blocks()
     in_blocks = not has_copy and block_library() is not None  # they stay as stored
     norms = 61 * 576  # stored in float32
     as_stored = found.stored_bytes - norms * (4 - size_of(found.dtype))

@@ -156,7 +156,7 @@ def pool_tokens(
         active_parameters=sum(layer.active_weights(spec.hidden_size) for layer in spec.layers),
         token_bytes=2 * spec.kv_layout.numbers, precision=Precision(half, half, half),
     )  # fmt: skip
-    sizes = EngineConfig().sizes_in_force(gpu=True, longest=spec.max_positions)
+    sizes = EngineConfig().resolve_sizes(gpu=True, longest=spec.max_positions)
     assert sizes == Sizes(256, 8192, 16)
     return kv_pool_size.pool_tokens(
         model,

@@ -38,7 +38,7 @@ def machine(monkeypatch):
         )
         for module in ("model_choice", "load_model"):
             monkeypatch.setattr(
-                f"sglang_lite.runtime.loading.{module}.keeps_blocks_alone", lambda: True
+                f"sglang_lite.runtime.loading.{module}.keeps_only_blocks", lambda: True
             )
 
     return pretend
@@ -225,7 +225,7 @@ def test_a_gguf_file_larger_than_the_memory_is_refused_with_both_numbers(
     """
     machine(free_gb)
     monkeypatch.setattr(
-        "sglang_lite.runtime.loading.load_model.keeps_blocks_alone", lambda: not has_copies
+        "sglang_lite.runtime.loading.load_model.keeps_only_blocks", lambda: not has_copies
     )
     needed, free = gib
     with pytest.raises(

@@ -16,7 +16,7 @@ def on_gpus(monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: names[index])
         monkeypatch.setattr(rank_device, "bus_address", lambda index: f"bus {index}")
-        monkeypatch.setattr(rank_device, "bind_near", bound.append)
+        monkeypatch.setattr(rank_device, "bind_to_cores_near", bound.append)
         return bound
 
     bound: list[str] = []
@@ -27,7 +27,7 @@ def devices(**settings):
     config = EngineConfig.make(model="m", device="cuda", **settings)
     for rank in range(config.parallel.ranks):
         try:
-            yield str(rank_device.rank_device(config, config.parallel.of(rank)))
+            yield str(rank_device.rank_device(config, config.parallel.as_seen_by(rank)))
         except ParameterError as error:
             yield str(error)
 

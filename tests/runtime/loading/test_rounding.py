@@ -42,7 +42,7 @@ def test_the_numbers_are_those_of_the_paper():
     blocks = moments.diagonal().view(3, 8).sum(1).argsort(descending=True)
     for block in blocks.tolist():
         results = []
-        for scale in grid.scales(left[8 * block :][:8].float()).tolist():
+        for scale in grid.candidate_scales(left[8 * block :][:8].float()).tolist():
             values, remaining, numbers, loss = left.clone(), inverse.clone(), [], 0.0
             for i in range(8 * block, 8 * block + 8):
                 numbers.append(min(max(round(values[i].item() / scale), -8), 7))

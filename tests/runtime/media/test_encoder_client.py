@@ -140,9 +140,9 @@ def test_an_engine_that_encodes_alone_makes_transformers_features(
     with sgl.Engine(
         str(tmp_path), encoder_only=True, in_process=True, dtype="float32", device=device
     ) as engine:
-        answer = engine.core.ask(
+        answer = engine.core.submit_call(
             EncodeMedia(tuple(Media(each, "image/png") for each in images))
         ).result(60)
-        items = [engine.core.builder.media.item(Media(each, "image/png")) for each in images]
+        items = [engine.core.builder.media.media_item(Media(each, "image/png")) for each in images]
     found = torch.cat([load(answer)[item.key.hex()] for item in items])
     assert torch.allclose(found, torch.cat(planes, -1), atol=1e-4)

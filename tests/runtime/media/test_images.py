@@ -194,11 +194,11 @@ def test_images_that_are_seen_as_a_whole_are_cut_by_no_chunk() -> None:
     tokens = np.array(
         [5, *virtual_ids(b"a", 4, 100), *virtual_ids(b"b", 4, 100), 6, 7], dtype=np.int32
     )
-    media = RequestMedia.of(items, tokens, 100)
+    media = RequestMedia.from_tokens(items, tokens, 100)
     assert media is not None
     assert media.limits.tolist() == [1, 5, 5, 5, 5, 9, 9, 9, 9]
     inside = {2: (1, 5), 3: (1, 5), 4: (1, 5), 6: (5, 9), 7: (5, 9), 8: (5, 9)}
-    assert [media.whole(end) for end in range(1, 12)] == [
+    assert [media.unsplit_ends(end) for end in range(1, 12)] == [
         inside.get(end, (end, end)) for end in range(1, 12)
     ]
 
@@ -548,9 +548,9 @@ def test_a_hash_that_two_images_share_by_chance_is_not_used() -> None:
     tokens = np.array(
         [5, *virtual_ids(b"a", 16, 100), 6, *virtual_ids(b"b", 16, 100), 7], dtype=np.int32
     )
-    media = RequestMedia.of(items, tokens, 100)
+    media = RequestMedia.from_tokens(items, tokens, 100)
     assert media is not None
-    assert [media.sure(cached) for cached in (0, 1, 2, 4, 5, 17, 18, 19, 21, 22, 35)] == [
+    assert [media.trusted_length(cached) for cached in (0, 1, 2, 4, 5, 17, 18, 19, 21, 22, 35)] == [
         0, 1, 1, 1, 5, 17, 18, 18, 18, 22, 35,
     ]  # fmt: skip
     assert media.with_placeholders(tokens).tolist() == [5, *[99] * 16, 6, *[99] * 16, 7]

@@ -19,7 +19,7 @@ from transformers.generation.logits_process import (
 )
 
 from sglang_lite.protocol import CapabilityError, ParameterError, SamplingParams
-from sglang_lite.runtime.media.speech import WhisperSpeech, speech_of
+from sglang_lite.runtime.media.speech import WhisperSpeech, load_whisper_speech
 from sglang_lite.runtime.media.whisper_rules import apply_whisper_rules
 from tests.media_files import wav
 from tests.runtime.media.seeing import Seeing, engine_of
@@ -42,7 +42,7 @@ NEVER, NOT_FIRST = GENERATION["suppress_tokens"], GENERATION["begin_suppress_tok
 @pytest.fixture
 def speech(whisper: Seeing) -> WhisperSpeech:
     engine = whisper.engine
-    found = speech_of(engine.core.builder.media, engine.tokenizer, lambda: whisper.folder)
+    found = load_whisper_speech(engine.core.builder.media, engine.tokenizer, lambda: whisper.folder)
     assert isinstance(found, WhisperSpeech)
     return found
 
@@ -96,7 +96,7 @@ def test_a_transcript_with_times_is_the_one_that_transformers_draws(
     )  # fmt: skip
     answer: Future[Any] = Future()
     params = SamplingParams(max_tokens=20, temperature=0)
-    rules = speech.rules(start, timed=True)
+    rules = speech.logit_rules(start, timed=True)
     whisper.engine.submit(
         speech.prompt(sound, start), params, sink=answer.set_result, logit_processor=rules
     )
@@ -127,7 +127,7 @@ def test_times_tell_segments(
     segments: list[tuple[float, float, tuple[int, ...]]],
     complete: float,
 ) -> None:
-    found, end = speech.segments(ids, 3)
+    found, end = speech.read_segments(ids, 3)
     assert ([tuple(each) for each in found], end) == (segments, complete)
 
 
@@ -140,10 +140,10 @@ def test_instructions_that_the_model_has_not_are_refused(
         speech.instructions("fr", "transcribe", timed=True)
     save_whisper(tmp_path, is_multilingual=False)
     with engine_of(tmp_path) as engine:
-        english = speech_of(engine.core.builder.media, engine.tokenizer, lambda: tmp_path)
+        english = load_whisper_speech(engine.core.builder.media, engine.tokenizer, lambda: tmp_path)
         assert isinstance(english, WhisperSpeech)
         assert english.instructions("en", "transcribe", timed=False) == [SOT, NO_TIMES]
         with pytest.raises(CapabilityError, match="knows English alone"):
             english.instructions(None, "translate", timed=False)
         (tmp_path / "generation_config.json").write_text(json.dumps({"suppress_tokens": None}))
-        assert english.rules([SOT], timed=False) is not None
+        assert english.logit_rules([SOT], timed=False) is not None

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image as Picture
 
-from sglang_lite.media_files import VideoHeader
+from sglang_lite.media.files import VideoHeader
 from sglang_lite.runtime.media.prepare import video_inputs
 from sglang_lite.runtime.media.video_families import VIDEO_FAMILIES, video_settings
 from sglang_lite.runtime.tokens.image_span import Grid

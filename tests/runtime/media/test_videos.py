@@ -15,7 +15,7 @@ import torch
 from transformers import AutoImageProcessor
 
 import sglang_lite as sgl
-from sglang_lite.media_files import VideoHeader
+from sglang_lite.media.files import VideoHeader
 from sglang_lite.protocol import (
     Generation,
     Media,

@@ -13,14 +13,14 @@ from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.triton import TritonAttention
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.lora import lora_rows
-from sglang_lite.runtime.kernels.lora_few import joined_ranks
+from sglang_lite.runtime.kernels.lora_few import join_ranks
 from sglang_lite.runtime.kernels.lora_own import own_ranks
 from sglang_lite.runtime.kernels.lora_weights import RANKS
 from sglang_lite.runtime.kernels.reference.lora import lora_add
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.layers.adapted_linear import AdaptedLinear
 from sglang_lite.runtime.models.layers.eight_bit_linear import Fp8Linear
-from sglang_lite.runtime.models.layers.gpu_linear import matrix
+from sglang_lite.runtime.models.layers.gpu_linear import as_gpu_product
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, RopeSpec
@@ -126,7 +126,7 @@ def test_a_row_is_computed_as_by_the_merged_model(name, own, rows):
         other = made(name)
         for layer, weights in zip(other.layers, layers):
             for product, linear in products(layer).items() if adapter < 2 else ():
-                merged(matrix(linear), weights[product], step, adapter)
+                merged(as_gpu_product(linear), weights[product], step, adapter)
         its = of_slot[:rows] == adapter
         if its.any():
             close(found[its], hidden(other, slots, None)[its])
@@ -149,12 +149,12 @@ def test_weights_of_any_format_have_adapters_in_sixteen_bits(kind, rows):
     )
     torch.manual_seed(0)
     weight, bias = (torch.randn(shape, device=DEVICE) / 16 for shape in ((192, 256), (192,)))
-    own = matrix(LinearBuilder(precision, DEVICE, fused=True).make([weight], bias))
+    own = as_gpu_product(LinearBuilder(precision, DEVICE, fused=True).build_linear([weight], bias))
     assert isinstance(own, Fp8Linear) == (kind == "fp8")
     step = lora_step(RANKS_OF)
     weights, slots = lora_weights(step, 256, (96, 96), half), torch.arange(rows, device=DEVICE) % 3
     sorted_rows = lora_rows(step, slots)
-    as_taken = joined_ranks(step, slots) if kind == "half" else sorted_rows
+    as_taken = join_ranks(step, slots) if kind == "half" else sorted_rows
     x = torch.randn(rows, 256, device=DEVICE).to(half)
     base = own(x)
     expected = lora_add(x, weights, sorted_rows, base.float())
@@ -162,10 +162,12 @@ def test_weights_of_any_format_have_adapters_in_sixteen_bits(kind, rows):
     for linear in (
         AdaptedLinear(own, weights, each) for each in (as_taken, own_ranks(step, slots))
     ):
-        assert linear.eight_bits(rows) is None
+        assert linear.eight_bit_input_type(rows) is None
         close(linear(x), expected, half)
-        summed, _ = linear.parts(x)
+        summed, _ = linear.multiply_in_parts(x)
         close(summed if summed.dim() == 2 else summed.sum(0), expected, half)
-        close(linear.into(x, torch.empty_like(base)), expected, half)
-        close(linear.gated(x, "silu", eight=None), torch.nn.functional.silu(gate) * up, half)
+        close(linear.multiply_into(x, torch.empty_like(base)), expected, half)
+        close(
+            linear.multiply_gated(x, "silu", eight=None), torch.nn.functional.silu(gate) * up, half
+        )
         np.testing.assert_array_equal(linear.multiply_unscaled(x)[0].isfinite().cpu(), True)

@@ -17,8 +17,8 @@ from sglang_lite.runtime.models.layers.linear import (
     bf16_linear,
     block_head,
     block_product,
+    block_products_in,
     many_rows_library,
-    products_of,
 )
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.precision import Precision
@@ -49,7 +49,7 @@ def eight(outputs=32, inputs=64):
 
 def made(parts, bias=None, **settings):
     precision = Precision(torch.float32, torch.float32, torch.float32, **settings)
-    return LinearBuilder(precision, CPU, fused=False).make(parts, bias)
+    return LinearBuilder(precision, CPU, fused=False).build_linear(parts, bias)
 
 
 @needs_compiler
@@ -84,7 +84,7 @@ def test_others_are_decoded(parts):
 
 
 def test_without_a_compiler_they_are_decoded(monkeypatch):
-    monkeypatch.setattr(linear, "cpu_library", lambda *_: None)
+    monkeypatch.setattr(linear, "load_cpu_library", lambda *_: None)
     assert isinstance(made([four()], blocks=True), DenseLinear)
     assert block_head(eight()) is None
 
@@ -117,7 +117,7 @@ def test_matrices_of_a_file_are_packed_without_a_reading_of_torch(kind, monkeypa
     found = bf16_linear(
         [GgufBlocks(data, kind, columns), GgufBlocks(data[:16], kind, columns)], None, blocks=True
     )
-    assert products_of(found)
+    assert block_products_in(found)
     assert found(torch.zeros(300, columns, dtype=torch.bfloat16)).shape == (300, 48)
 
 

@@ -178,7 +178,7 @@ def folders_of_blocks(tmp_path_factory):
 
 def in_blocks(matrix, bits):
     """A matrix in blocks of 32 inputs, as GGUF files have them."""
-    whole = linear.stacked([matrix], torch.float32)
+    whole = linear.stack_weights([matrix], torch.float32)
     of, most = whole.view(len(whole), -1, 32), 2**bits - 1
     minimum = of.amin(-1)
     scale = ((of.amax(-1) - minimum) / most).half().float()
@@ -201,9 +201,9 @@ def blocks(monkeypatch):
         def __init__(self, precision, *rest, **settings):
             super().__init__(replace(precision, blocks=True), *rest, **settings)
 
-        def make(self, parts, *rest, **settings):
+        def build_linear(self, parts, *rest, **settings):
             parts = [in_blocks(part, 4 if i < 2 else 8) for i, part in enumerate(parts)]
-            return super().make(parts, *rest, **settings)
+            return super().build_linear(parts, *rest, **settings)
 
     monkeypatch.setattr(weight_reader, "LinearBuilder", InBlocks)
 
@@ -274,7 +274,7 @@ def branches(folder):
             AttentionPlan(torch.arange(8), (), (ExtendRow(0, 8, slice(0, 8)),)),
             cache,
         )
-        plan = AttentionPlan(torch.arange(10, 13), (), rows, (ExtendGroup.of(rows, 8),))
+        plan = AttentionPlan(torch.arange(10, 13), (), rows, (ExtendGroup.from_rows(rows, 8),))
         return model.forward(ids[8:11], torch.full((3,), 8), plan, cache)
 
 

@@ -27,13 +27,13 @@ def test_matrices_of_layers_are_stored_as_declared(name):
     matrices = Q4_K if name == "gguf" else declared_matrices(FORMATS[name].config, "config.json")
     source = DummySource(CPU, matrices)
     assert source.has_packed
-    found = source.take(NAME, (64, 256))
+    found = source.take_tensor(NAME, (64, 256))
     assert isinstance(found, ScaledRows if matrices.scales else Blocks)
     values = found.decode(0, 64)
     assert values.std().item() == pytest.approx(0.02, rel=0.05)
     assert abs(values.mean().item()) < 0.005
     for plain in ("lm_head.weight", "model.embed_tokens.weight", "model.layers.3.mlp.gate.weight"):
-        assert isinstance(source.take(plain, (64, 256)), torch.Tensor)
+        assert isinstance(source.take_tensor(plain, (64, 256)), torch.Tensor)
 
 
 @needs_kernels
@@ -48,8 +48,10 @@ def test_matrices_of_layers_are_stored_as_declared(name):
 )
 def test_a_gpu_multiplies_them_as_stored(config, kind, formats):
     half = Precision(torch.float16, torch.float16, torch.float16, packed=True, **formats)
-    part = DummySource(DEVICE, declared_matrices(config, "config.json")).take(NAME, (64, 256))
-    assert type(LinearBuilder(half, DEVICE, fused=True).make([part], None)) is kind
+    part = DummySource(DEVICE, declared_matrices(config, "config.json")).take_tensor(
+        NAME, (64, 256)
+    )
+    assert type(LinearBuilder(half, DEVICE, fused=True).build_linear([part], None)) is kind
 
 
 def runs(folder, **settings):
@@ -60,7 +62,7 @@ def runs(folder, **settings):
 
 def test_matrices_in_eight_bit_floats_and_stacks_of_experts():
     fp8 = declared_matrices({"quant_method": "fp8", "weight_block_size": [128, 128]}, "config.json")
-    assert DummySource(CPU, fp8).take(NAME, (256, 256)).decode(
+    assert DummySource(CPU, fp8).take_tensor(NAME, (256, 256)).decode(
         0, 256
     ).std().item() == pytest.approx(0.02, rel=0.05)
     mxfp4 = declared_matrices({"quant_method": "mxfp4"}, "config.json")
@@ -95,7 +97,7 @@ def test_experts_in_mxfp4(tmp_path):
 def drawn_in_order(names, seed=0):
     """Returns tensors by name, read in this order."""
     source = DummySource(CPU, seed=seed)
-    found = {name: source.take(name, (8, 16)) for name in names}
+    found = {name: source.take_tensor(name, (8, 16)) for name in names}
     return {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
 
 

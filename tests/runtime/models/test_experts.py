@@ -208,7 +208,7 @@ class Upcycled(WeightSource):
         super().__init__("upcycled", {})
         self._source, self._taken = source, {}
 
-    def take(self, name, shape):
+    def take_tensor(self, name, shape):
         if name.endswith("block_sparse_moe.gate.weight"):
             return torch.randn(shape, generator=torch.Generator().manual_seed(len(self._taken)))
         parts = {"w1": "gate", "w2": "down", "w3": "up"}
@@ -218,7 +218,7 @@ class Upcycled(WeightSource):
             name,
         )
         if name not in self._taken:
-            weight = self._source.take(name, shape)
+            weight = self._source.take_tensor(name, shape)
             self._taken[name] = (
                 weight.decode(0, shape[0]) if isinstance(weight, EncodedMatrix) else weight
             )
@@ -227,7 +227,7 @@ class Upcycled(WeightSource):
     def check_all_used(self, may_ignore=()):
         pass
 
-    def _read(self, name, file):
+    def _read_stored(self, name, file):
         raise AssertionError("take() reads no file")
 
 

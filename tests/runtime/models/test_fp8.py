@@ -357,7 +357,7 @@ def test_a_product_in_eight_bits_takes_the_numbers_as_they_are(tmp_path, kind):
     folder, reference = write(tmp_path, CONFIGS[kind][0], kind)
     stored, source = open_state(folder), open_folder(folder, Matrices(block=BLOCK))
     names = [f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up")]
-    product = Fp8Linear([source.take(name, (80, 48)) for name in names], None, device)
+    product = Fp8Linear([source.take_tensor(name, (80, 48)) for name in names], None, device)
     ours = product.weight.float() * product.scales.unsqueeze(1)
     theirs = torch.cat([reference.state_dict()[name] for name in names]).to(device)
     if kind == "block":

@@ -6,7 +6,7 @@ import pytest
 import torch
 from gguf.quants import dequantize
 
-from sglang_lite.runtime.kernels.packed_products import decoded
+from sglang_lite.runtime.kernels.packed_products import decode_weight
 from sglang_lite.runtime.models.layers.packed_linear import pack_matrix
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.gguf_blocks import READERS, GgufBlocks
@@ -56,10 +56,10 @@ def test_a_matrix_of_a_file_is_read_when_it_is_needed(kind, monkeypatch):
     ids = torch.tensor([3, 0, 3])
     assert matrix[ids].equal(whole[ids])
     assert matrix.decode(1, 3).equal(whole.decode(1, 3))
-    assert matrix.part(slice(1, 4))[:].equal(whole[1:4])
+    assert matrix.slice_part(slice(1, 4))[:].equal(whole[1:4])
     assert rows == [3, 2, 3]  # only those that are asked for
     half = slice(whole.shape[1] // 3, whole.shape[1])
-    assert matrix.part(slice(1, 4), half)[:].equal(whole.part(slice(1, 4), half)[:])
+    assert matrix.slice_part(slice(1, 4), half)[:].equal(whole.slice_part(slice(1, 4), half)[:])
     assert matrix.q.equal(whole.q)
     assert matrix.scale.equal(whole.scale)
     assert (matrix.minimum is None) == (whole.minimum is None)
@@ -72,12 +72,12 @@ def test_a_matrix_of_a_file_is_read_when_it_is_needed(kind, monkeypatch):
 def test_a_gpu_keeps_blocks_of_four_bits(kind):
     """Scales and minima are exact, or rounded to float16."""
     blocks = READERS[kind](torch.from_numpy(random_blocks(kind)))
-    packed = pack_matrix([blocks, blocks.part(slice(2))], DEVICE)
+    packed = pack_matrix([blocks, blocks.slice_part(slice(2))], DEVICE)
     assert (packed is None) == (kind not in ("Q4_0", "Q4_1", "Q4_K"))
     if packed is None:
         return
     exact = torch.cat((blocks.decode(0, ROWS), blocks.decode(0, 2)))
-    error = (decoded(packed, torch.float32).cpu() - exact).abs()
+    error = (decode_weight(packed, torch.float32).cpu() - exact).abs()
     assert blocks.minimum is not None
     steps = torch.cat(
         (
@@ -101,7 +101,7 @@ def test_groups_of_one_value():
     packed = pack_matrix([Blocks(q.clone(), scale, minimum)], DEVICE)
     assert packed is not None
     torch.testing.assert_close(
-        decoded(packed, torch.float32).cpu(),
+        decode_weight(packed, torch.float32).cpu(),
         Blocks(q, scale, minimum).decode(0, 2),
         rtol=1e-3,
         atol=4e-3,

@@ -10,7 +10,7 @@ from sglang_lite.runtime.models.layers.eight_bit_linear import GpuInt8Linear
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear, SideBySide
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.precision import Precision
-from sglang_lite.runtime.models.weights.compressed_tensors import integers_in_bytes
+from sglang_lite.runtime.models.weights.compressed_tensors import byte_packing
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE, normal
 
@@ -19,7 +19,7 @@ HALF = torch.float16
 
 
 def made(*parts, bias=None):
-    linear = LinearBuilder(Precision(HALF, HALF, HALF, int8=True), DEVICE, fused=True).make(
+    linear = LinearBuilder(Precision(HALF, HALF, HALF, int8=True), DEVICE, fused=True).build_linear(
         [*parts], bias
     )
     assert isinstance(linear, GpuInt8Linear)
@@ -33,7 +33,7 @@ def stored(rows, columns, **more):
     return (
         numbers,
         scale,
-        integers_in_bytes(integer_inputs=True).read(
+        byte_packing(integer_inputs=True).read(
             {".weight": numbers, ".weight_scale": scale, **more}
         ),
     )
@@ -42,9 +42,11 @@ def stored(rows, columns, **more):
 def test_a_checkpoint_of_integers_keeps_what_it_has_in_sixteen_bits():
     formats = Precision(HALF, HALF, HALF, int8=True, packed=True)
     builder = LinearBuilder(formats, DEVICE, fused=True)
-    assert isinstance(builder.make([stored(48, 64)[2], stored(16, 64)[2]], None), GpuInt8Linear)
-    assert type(builder.make([torch.ones(48, 64)], None)) is GpuLinear
-    assert type(builder.make([stored(48, 64)[2], torch.ones(16, 64)], None)) is SideBySide
+    assert isinstance(
+        builder.build_linear([stored(48, 64)[2], stored(16, 64)[2]], None), GpuInt8Linear
+    )
+    assert type(builder.build_linear([torch.ones(48, 64)], None)) is GpuLinear
+    assert type(builder.build_linear([stored(48, 64)[2], torch.ones(16, 64)], None)) is SideBySide
 
 
 def test_integers_of_a_checkpoint_are_kept():
@@ -78,15 +80,15 @@ def test_products_are_those_of_rounded_rows_and_weights(rows, biased):
     back = linear.weight.double() * linear.scales.double().unsqueeze(1)
     assert (back - weight.double()).norm() < 0.01 * weight.norm()
     exact = x.double() @ back.T + (0 if bias is None else bias.double())
-    parts, scales = linear.parts(x)
+    parts, scales = linear.multiply_in_parts(x)
     assert scales is None
     for found in (
         linear(x),
-        linear.into(x, torch.empty_like(exact, dtype=HALF)),
+        linear.multiply_into(x, torch.empty_like(exact, dtype=HALF)),
         parts.sum(0) if parts.dim() == 3 else parts,
     ):
         assert (found.double() - exact).norm() < 0.03 * exact.norm()
-    gated = linear.gated(x, "silu", eight=torch.int8)
+    gated = linear.multiply_gated(x, "silu", eight=torch.int8)
     assert isinstance(gated, EightBitRows)
     values = gated.values[:rows] * gated.scales[:rows, None]
     gate, up = exact.chunk(2, 1)

@@ -534,14 +534,18 @@ def test_several_threads_read_the_same_weights(folder, sharded, dtype, monkeypat
 def test_as_many_threads_read_at_the_same_time_as_the_engine_is_told(folder, monkeypatch):
     """The first parts of tensors wait until three are read at the same time."""
     monkeypatch.setattr(ranges, "_PIECE", 100)  # bytes
-    together, read, started = threading.Barrier(3), ranges.LocalRanges.read, itertools.count()
+    together, read, started = (
+        threading.Barrier(3),
+        ranges.LocalRanges.read_bytes_into,
+        itertools.count(),
+    )
 
     def read_together(*arguments):
         if threading.current_thread().name.startswith("sglang_lite-weights") and next(started) < 3:
             together.wait(20)
         read(*arguments)
 
-    monkeypatch.setattr(ranges.LocalRanges, "read", read_together)
+    monkeypatch.setattr(ranges.LocalRanges, "read_bytes_into", read_together)
     with engine(folder, load_threads=3):
         assert not together.broken
 

@@ -127,7 +127,7 @@ def test_an_adapter_that_overflows_leaves_tokens_of_others_alone():
         return Adapter("", 1, 8, ({"down": delta},), "")
 
     step = CpuLoraStep(AdapterSet([adapter(0.5), adapter(3e38)]), np.array([0, -1, 0, 1]))
-    y = step.layer(0).add("down", torch.full((4, 4), 8.0), torch.zeros(4, 6))
+    y = step.layer(0).add_adapter_deltas("down", torch.full((4, 4), 8.0), torch.zeros(4, 6))
     assert y[:3].tolist() == [[128.0] * 6, [0.0] * 6, [128.0] * 6]
     assert not y[3].isfinite().any()
 
@@ -274,8 +274,8 @@ def test_a_file_that_has_changed_or_vanished_fails_the_requests_for_it(llama, ru
 
 
 def test_nobody_waits_for_an_adapter_that_is_read_for_another_request(llama, running, monkeypatch):
-    reading, read = threading.Event(), AdapterReader.read
-    monkeypatch.setattr(AdapterReader, "read", lambda *of: reading.wait(30) and read(*of))
+    reading, read = threading.Event(), AdapterReader.read_adapter
+    monkeypatch.setattr(AdapterReader, "read_adapter", lambda *of: reading.wait(30) and read(*of))
     running.load_lora_adapter("slow", llama[1].folders["plain"])
     (ids,) = prompts(9)
     slow = [ask(running, ids, "slow") for _ in range(2)]  # which returns at once

@@ -125,7 +125,7 @@ def test_new_weights_overwrite_those_of_a_gpu(name, tmp_path, monkeypatch):
     for start in range(0, len(given), 3):
         opener = opener_of(dict(given[start : start + 3]))
         with torch.inference_mode():
-            StagedWeights(running, opener, whole=False).write()
+            StagedWeights(running, opener, whole=False).write_to_model()
     assert [tensor.data_ptr() for tensor in all_tensors(running).values()] == addresses
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], expected[key]) for key in found)

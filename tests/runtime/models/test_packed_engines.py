@@ -123,7 +123,7 @@ def test_new_weights_overwrite_packed_ones_of_a_gpu(tmp_path, form):
     addresses = [tensor.data_ptr() for tensor in found.values()]
     assert any(not torch.equal(found[key], expected[key]) for key in found)
     with torch.inference_mode():
-        stage(running, new).write()
+        stage(running, new).write_to_model()
     found = all_tensors(running)
     assert [tensor.data_ptr() for tensor in found.values()] == addresses
     assert found.keys() == expected.keys()
@@ -161,9 +161,9 @@ def test_a_deterministic_gpu_decodes_a_packed_folder(tmp_path):
     """And multiplies as it does a plain one, whose rows have the same bits in every batch."""
     folder, reference = write(tmp_path, FORMATS["gptq"])
     source = open_folder(folder, read_quantisation(folder).matrices)
-    part = source.take(f"{Q}.weight", (64, 64))
+    part = source.take_tensor(f"{Q}.weight", (64, 64))
     alike = Precision(torch.float16, torch.float16, torch.float16, batch_invariant=True)
-    made = LinearBuilder(alike, DEVICE, fused=True).make([part], None)
+    made = LinearBuilder(alike, DEVICE, fused=True).build_linear([part], None)
     assert type(made) is InvariantLinear
     assert torch.equal(made.weight, reference.state_dict()[f"{Q}.weight"].half().to(DEVICE))
 
@@ -171,7 +171,7 @@ def test_a_deterministic_gpu_decodes_a_packed_folder(tmp_path):
 def two_orders(folder):
     """Matrices that a layer multiplies together, whose inputs are in two orders, and their values."""
     source = open_folder(folder, read_quantisation(folder).matrices)
-    first = source.take(f"{Q}.weight", (64, 64))
+    first = source.take_tensor(f"{Q}.weight", (64, 64))
     assert isinstance(first, Blocks)
     assert first.order is not None
     parts = [first, Blocks(first.q, first.scale, first.minimum, order=first.order.flip(0))]
@@ -192,7 +192,7 @@ def test_orders_that_differ_in_a_product_are_multiplied_apart(tmp_path):
         pytest.skip("needs AVX2 and a C++ compiler")
     parts, values = two_orders(folder_of("gptq, reordered", tmp_path))
     precision = Precision(torch.float32, torch.float32, torch.float32, blocks=True)
-    product = LinearBuilder(precision, CPU, fused=False).make(parts, None)
+    product = LinearBuilder(precision, CPU, fused=False).build_linear(parts, None)
     assert type(product) is StackedProducts
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
     expected = x @ values.t()
@@ -207,18 +207,22 @@ def test_formats_that_differ_in_a_product_are_multiplied_apart_on_a_gpu(tmp_path
     parts.append(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)) / 8)
     values = torch.cat((values, parts[2]))
     values, bias = values.to(DEVICE, torch.float64), normal(192, dtype=torch.float16)
-    made = LinearBuilder(HALF, DEVICE, fused=True).make(parts, bias)
+    made = LinearBuilder(HALF, DEVICE, fused=True).build_linear(parts, bias)
     assert type(made) is SideBySide
     assert [type(product) for product in made.products] == [PackedLinear, PackedLinear, GpuLinear]
     x = normal(rows, 64, dtype=torch.float16)
     expected = torch.nn.functional.linear(x.double(), values, bias.double())
     for found in (
         made(x),
-        made.into(x, torch.empty_like(expected, dtype=x.dtype)),
-        *made.parts(x)[:1],
+        made.multiply_into(x, torch.empty_like(expected, dtype=x.dtype)),
+        *made.multiply_in_parts(x)[:1],
     ):
         close(found / 4, expected / 4, torch.float16)
-    close(made.gated(x, "silu", eight=None), apply_activation(expected, "silu"), torch.float16)
+    close(
+        made.multiply_gated(x, "silu", eight=None),
+        apply_activation(expected, "silu"),
+        torch.float16,
+    )
 
 
 @needs_kernels
@@ -226,11 +230,11 @@ def test_formats_that_differ_in_a_product_are_multiplied_apart_on_a_gpu(tmp_path
 def test_two_formats_take_the_norm_before_a_single_row(gate):
     blocks, values = blocks_of_four_bits()
     wide = torch.randn(64, 64, generator=torch.Generator().manual_seed(1)) / 8
-    made = LinearBuilder(HALF, DEVICE, fused=True).make([blocks, wide], None)
+    made = LinearBuilder(HALF, DEVICE, fused=True).build_linear([blocks, wide], None)
     assert type(made) is SideBySide
     assert made.fuses_one
     x, residual, norm = (normal(size, 64, dtype=torch.float16) for size in (1, 1, 1))
-    y, total = made.one(x, residual=residual, norm=norm[0], eps=1e-5, gate=gate)
+    y, total = made.multiply_single_row(x, residual=residual, norm=norm[0], eps=1e-5, gate=gate)
     assert torch.equal(total, x + residual)
     normed = torch.nn.functional.rms_norm(total.double(), (64,), norm[0].double(), 1e-5)
     expected = normed @ torch.cat((values, wide)).to(DEVICE, torch.float64).t()

@@ -15,7 +15,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import sglang_lite as sgl
 from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
-from sglang_lite.runtime.kernels.packed_products import decoded
+from sglang_lite.runtime.kernels.packed_products import decode_weight
 from sglang_lite.runtime.kernels.packed_weight import PackedWeight
 from sglang_lite.runtime.loading.description import describe
 from sglang_lite.runtime.loading.load_model import precision
@@ -65,7 +65,7 @@ def test_its_matrices_have_the_values_that_the_tool_computes(tmp_path, name):
     folder, reference = write(tmp_path, (FORMATS | MIXED)[name])
     source = open_folder(folder, read_quantisation(folder).matrices)
     for stored, weight in reference.state_dict().items():
-        found = source.take(stored, tuple(weight.shape))
+        found = source.take_tensor(stored, tuple(weight.shape))
         values = found if isinstance(found, torch.Tensor) else found.decode(0, len(weight))
         assert torch.equal(values, weight) or torch.allclose(values, weight, rtol=3e-7, atol=0), (
             stored
@@ -110,8 +110,8 @@ def test_a_cpu_multiplies_it_without_decoding(tmp_path, name):
     source = open_folder(folder, read_quantisation(folder).matrices)
     names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
     weights = [reference.state_dict()[name] for name in names]
-    parts = [source.take(name, tuple(weight.shape)) for name, weight in zip(names, weights)]
-    product = LinearBuilder(FLOAT_IN_BLOCKS, CPU, fused=False).make(parts, None)
+    parts = [source.take_tensor(name, tuple(weight.shape)) for name, weight in zip(names, weights)]
+    product = LinearBuilder(FLOAT_IN_BLOCKS, CPU, fused=False).build_linear(parts, None)
     assert isinstance(product, DenseLinear | Bf16Linear) == FORMATS[name].wide
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
     expected = x @ torch.cat(weights).t()
@@ -125,11 +125,11 @@ def test_a_cpu_that_decodes_says_so(tmp_path, name, caplog):
     folder, reference = write(tmp_path, FORMATS[name])
     source = open_folder(folder, read_quantisation(folder).matrices)
     weight = "model.layers.0.self_attn.q_proj.weight"
-    parts = [source.take(weight, tuple(reference.state_dict()[weight].shape))]
+    parts = [source.take_tensor(weight, tuple(reference.state_dict()[weight].shape))]
     builder = LinearBuilder(FLOAT_IN_BLOCKS, CPU, fused=False)
     with caplog.at_level("INFO", "sglang_lite"):
-        builder.make(parts, None)
-        builder.make(parts, None)
+        builder.build_linear(parts, None)
+        builder.build_linear(parts, None)
     assert caplog.messages == ([TOLD] if FORMATS[name].wide else [])
 
 
@@ -677,7 +677,7 @@ def test_packing_a_layer_takes_little_memory(monkeypatch):
     with profile(
         activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
     ) as profiled:
-        made = [builder.make([*parts], None) for parts in products]
+        made = [builder.build_linear([*parts], None) for parts in products]
     assert {type(each) for each in made} == {PackedLinear}
     held = bytes_held(profiled)
     sizes = [part.nbytes for parts in products for part in parts]
@@ -698,7 +698,7 @@ def test_packing_experts_takes_the_memory_of_one(monkeypatch):
     with profile(
         activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
     ) as profiled:
-        made = stacker.matrices(gate_up, down, None, None)
+        made = stacker.build_matrices(gate_up, down, None, None)
     assert isinstance(made.gate_up, PackedWeight)
     held = bytes_held(profiled)
     numbers = sum(part.numel() for parts in (*gate_up, *down) for part in parts)
@@ -767,16 +767,17 @@ def test_a_gpu_keeps_experts_in_four_bits(made, formats, tokens, caplog):
     torch.manual_seed(0)
     gate_up, down = made(5, 2 * 96, 64), made(5, 64, 96)
     half = Precision(torch.float16, torch.float16, torch.float16, **formats)
-    own = ExpertStacker(half, DEVICE).matrices(gate_up, down, None, None)
+    own = ExpertStacker(half, DEVICE).build_matrices(gate_up, down, None, None)
     assert isinstance(own.gate_up, PackedWeight)
     assert isinstance(own.down, PackedWeight)
     gates, downs = (
-        decoded(each, torch.float16).view(5, -1, each.inputs) for each in (own.gate_up, own.down)
+        decode_weight(each, torch.float16).view(5, -1, each.inputs)
+        for each in (own.gate_up, own.down)
     )
     wide = ExpertMatrices(gates, downs)
     if "packed" in formats:
         with caplog.at_level("INFO", "sglang_lite"):
-            plain = ExpertStacker(replace(half, packed=False), DEVICE).matrices(
+            plain = ExpertStacker(replace(half, packed=False), DEVICE).build_matrices(
                 gate_up, down, None, None
             )
         assert caplog.messages == [TOLD.replace("matrices", "experts")]
@@ -802,7 +803,7 @@ def test_a_block_of_zeros_is_rounded_as_others_are(to):
     weight[3, :128] = 0
     matrix = pack_matrix([round_matrix(weight, to, 128)], DEVICE)
     assert matrix is not None
-    assert not decoded(matrix, torch.float16)[3, :128].any()
+    assert not decode_weight(matrix, torch.float16)[3, :128].any()
 
 
 @needs_kernels
@@ -810,6 +811,6 @@ def test_experts_that_a_gpu_does_not_round_are_told_once(caplog):
     half = Precision(torch.float16, torch.float16, torch.float16, rounding="int4")
     stacker = ExpertStacker(half, DEVICE)
     for _ in range(2):
-        made = stacker.matrices([[torch.ones(8, 32)]], [[torch.ones(32, 4)]], None, None)
+        made = stacker.build_matrices([[torch.ones(8, 32)]], [[torch.ones(32, 4)]], None, None)
         assert made.gate_up.dtype == torch.float16
     assert caplog.messages == ["experts stay in 16 bits: a GPU has no kernel for them in int4."]

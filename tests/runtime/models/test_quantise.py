@@ -49,7 +49,7 @@ def test_what_is_written_is_the_model_with_rounded_matrices(
         open_folder(out, read_quantisation(out).matrices),
     )
     weight = Qwen3ForCausalLM.from_pretrained(folder).state_dict()[name]
-    found = source.take(name, (64, 96))
+    found = source.take_tensor(name, (64, 96))
     assert isinstance(found, EncodedMatrix)
     assert (found.decode(0, 64) - weight).norm() < limit * weight.norm()
     before, after = (

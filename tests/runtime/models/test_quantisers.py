@@ -94,7 +94,7 @@ def test_a_folder_has_the_values_that_its_library_computes(plain, tmp_path, name
     for module, linear in theirs.model.layers.named_modules(prefix="model.layers"):
         if isinstance(linear, torch.nn.Linear):
             shape = linear.out_features, linear.in_features
-            found = source.take(f"{module}.weight", shape)
+            found = source.take_tensor(f"{module}.weight", shape)
             ours, expected = found.decode(0, shape[0]), values(linear.weight)
             if values is eight_bits:  # which multiplies by scales before it divides by 127
                 assert torch.allclose(ours, expected, rtol=3e-7, atol=0), module

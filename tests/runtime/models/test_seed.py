@@ -19,7 +19,7 @@ SEED = Seed("93.184.215.14", 30000)
 def test_a_seed_is_asked_without_a_proxy(monkeypatch):
     monkeypatch.setenv("http_proxy", "http://93.184.215.15:3128")
     with web(HOSTS, {"/info": sends(b"{}")}) as asked:
-        assert SEED.ask("/info") == {}
+        assert SEED.request_json("/info") == {}
     assert asked == ["/info"]
 
 
@@ -30,14 +30,14 @@ def test_no_redirect_of_a_seed_is_followed(monkeypatch):
         "/there": sends(b"{}"),
     }
     with web(HOSTS, pages) as asked, pytest.raises(ModelError, match="/info was refused with 302"):
-        SEED.ask("/info")
+        SEED.request_json("/info")
     assert asked == ["/info"]
 
 
 @pytest.mark.parametrize("host", ["2606:2800:21f::1", "[2606:2800:21f::1]"])
 def test_a_seed_may_have_an_address_of_ipv6(host):
     with web({"six.example": "2606:2800:21f::1"}, {"/info": sends(b"{}")}):
-        assert Seed(host, 30000).ask("/info") == {}
+        assert Seed(host, 30000).request_json("/info") == {}
     assert str(Seed(host, 30000)) == "instance://[2606:2800:21f::1]:30000"
 
 
@@ -53,7 +53,7 @@ def test_what_is_no_seed_is_named(page):
         web(HOSTS, {"/info": page}),
         pytest.raises(ModelError, match=r"instance://93\.184\.215\.14:30000: /info"),
     ):
-        SEED.ask("/info")
+        SEED.request_json("/info")
 
 
 class Offering(Seed):
@@ -67,7 +67,7 @@ class Offering(Seed):
         super().__init__("[::1]", 30000)
         self._offer, self.bodies = offer, list[Any]()
 
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def request_json(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         self.bodies.append(body)
         return {"weight_version": "one", **self._offer}
 

@@ -149,7 +149,7 @@ def test_a_config_is_read_as_transformers_reads_it(name):
             cos, sin = rotary(config, text, layer)
             ours, turned = RotaryTable(
                 rope, first.key_size, 5000, torch.float32, torch.device("cpu")
-            ).at(POSITIONS)
+            ).cos_sin_at(POSITIONS)
             torch.testing.assert_close(ours[:, 0], cos[0], atol=2e-3, rtol=0)
             half = sin.shape[-1] // 2
             torch.testing.assert_close(turned[:, 0, half:], sin[0, :, half:], atol=2e-3, rtol=0)

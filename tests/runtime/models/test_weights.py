@@ -241,7 +241,7 @@ def test_every_supported_gguf_type_is_read(tmp_path, kind):
         "llama", vocab_size=3, hidden_size=512, max_positions=8, rms_eps=1e-6, layers=()
     )
     source = GgufSource(GgufFile(tmp_path / "x.gguf"), spec)
-    tensor = source.take("model.embed_tokens.weight", (3, 512))
+    tensor = source.take_tensor("model.embed_tokens.weight", (3, 512))
     value = torch.cat([tensor.decode(0, 2), tensor.decode(2, 3)])
     expected = gguf.quants.dequantize(blocks.reshape(3, -1), quantised)
     assert np.abs(expected).max() > 1e-3

@@ -46,7 +46,7 @@ def sharing(
         others = [
             os.fdopen(os.dup(pipe), "wb", 0) for i, (_, pipe) in enumerate(pipes) if i != rank
         ]
-        ranks = threads.GlooCollectives(parallel.of(rank), meeting, threads.TIMEOUT_S)
+        ranks = threads.GlooCollectives(parallel.as_seen_by(rank), meeting, threads.TIMEOUT_S)
         steps = SharedSteps(ranks, os.fdopen(pipes[rank][0], "rb"), others, threads.TIMEOUT_S)
         loaded: Any = load(config, folder, iter, shared=steps)
         return sgl.Engine.of(loaded, model=str(folder), **settings)

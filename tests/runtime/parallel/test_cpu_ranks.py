@@ -76,7 +76,7 @@ def test_columns_of_any_sizes_are_gathered_in_order(sizes, tmp_path, small_slots
     def gathered(ranks):
         rank = ranks.parallel.rank
         return [
-            ranks.gather(drawn(rank, step, (rows, sizes[rank]), torch.float32), sizes)
+            ranks.gather_columns(drawn(rank, step, (rows, sizes[rank]), torch.float32), sizes)
             for step in range(3)
         ]
 
@@ -108,7 +108,7 @@ def test_bytes_of_any_lengths_are_swapped(tmp_path):
 
 
 def test_without_a_compiler_the_host_sums(tmp_path, monkeypatch):
-    monkeypatch.setattr(cpu_ranks, "cpu_library", lambda *_: None)
+    monkeypatch.setattr(cpu_ranks, "load_cpu_library", lambda *_: None)
     both = on_ranks(2, tmp_path / "meeting", lambda ranks: (ranks, ranks.sum(torch.ones(3))))
     for ranks, found in both:
         assert isinstance(ranks, GlooCollectives)

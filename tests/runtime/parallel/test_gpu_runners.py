@@ -54,11 +54,11 @@ class GlooAsNccl:
         if not CAPTURING.now:
             self.gloo.sum(x)
 
-    def gather(self, out, x):
+    def gather_into(self, out, x):
         if CAPTURING.now:
             return
         count = self.gloo.parallel.ranks
-        out.copy_(self.gloo.gather(x.reshape(1, -1), [x.numel()] * count).view(out.shape))
+        out.copy_(self.gloo.gather_columns(x.reshape(1, -1), [x.numel()] * count).view(out.shape))
 
     def send(self, x, rank):
         MESSAGES[self.gloo.parallel.rank, rank].put(x.clone())
@@ -132,7 +132,9 @@ def record_graphs(monkeypatch):
 
     monkeypatch.setattr("sglang_lite.runtime.executor.gpu_runner.CudaGraphs", captured)
     monkeypatch.setattr(
-        CudaGraphs, "record", lambda self, compute: (graph := Recorded(compute), graph.logits)
+        CudaGraphs,
+        "capture_function",
+        lambda self, compute: (graph := Recorded(compute), graph.logits),
     )
 
 

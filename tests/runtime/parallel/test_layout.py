@@ -14,8 +14,8 @@ from sglang_lite.runtime.models.parameter_tensors import ParameterTensors
 from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.sharding import (
-    cut,
     head_shares,
+    rank_part_of_parameter,
     rank_spec,
     stage_layers,
     vocabulary_part,
@@ -100,10 +100,10 @@ def test_the_parts_of_a_parameter_cover_it(name, ep):
         if ep > 1 and parameter.expert is not None:
             layout = ranks(4, ep)
             own = parameter.expert // (spec.layers[parameter.layer].feed_forward.count // 2) * 2
-            parts = [cut(parameter, spec, rank) for rank in layout]
+            parts = [rank_part_of_parameter(parameter, spec, rank) for rank in layout]
             assert all(part.size == 0 for i, part in enumerate(parts) if i not in (own, own + 1))
             layout = layout[own : own + 2]
-        parts = [cut(parameter, spec, rank) for rank in layout]
+        parts = [rank_part_of_parameter(parameter, spec, rank) for rank in layout]
         if any(part is None for part in parts):
             assert all(
                 part is None or (part.size == 0 and parameter.role.endswith("_bias"))
@@ -120,11 +120,12 @@ def test_replicas_that_share_feed_forwards_have_all_else_whole(name):
     spec, own = spec_of(name), Parallel(tp=2, dp=2)
     for parameter in parameters(spec):
         fed = ".mlp." in parameter.slices[0].name
-        assert cut(parameter, spec, own) == (
-            cut(parameter, spec, Parallel(tp=2)) if fed else None
-        ) or (parameter.layer is None and cut(parameter, spec, own).size == spec.vocab_size), (
-            parameter.role
-        )
+        assert rank_part_of_parameter(parameter, spec, own) == (
+            rank_part_of_parameter(parameter, spec, Parallel(tp=2)) if fed else None
+        ) or (
+            parameter.layer is None
+            and rank_part_of_parameter(parameter, spec, own).size == spec.vocab_size
+        ), parameter.role
     layers = zip(rank_spec(spec, own, even=True).layers, spec.layers, strict=True)
     assert all(part.attention == whole.attention for part, whole in layers)
 
@@ -249,17 +250,19 @@ def test_more_stages_than_layers_are_refused():
 class OnAnotherDevice(WeightSource):
     """Source of tensors that are not in the host's memory."""
 
-    def take(self, name, shape):
+    def take_tensor(self, name, shape):
         return torch.empty(shape, device="meta")
 
-    def _read(self, name, file):
+    def _read_stored(self, name, file):
         raise AssertionError("take() needs no file")
 
 
 def test_a_rank_keeps_no_more_of_a_tensor_on_a_device_than_its_part():
     spec, rank = spec_of("llama-2"), Parallel(tp=2)
-    tensors = ParameterTensors(OnAnotherDevice("none", {}), partial(cut, spec=spec, parallel=rank))
+    tensors = ParameterTensors(
+        OnAnotherDevice("none", {}), partial(rank_part_of_parameter, spec=spec, parallel=rank)
+    )
     for parameter in parameters(spec):
-        own = tensors.take(parameter)
+        own = tensors.take_parameter(parameter)
         assert own.is_contiguous()
         assert own.untyped_storage().nbytes() == own.nbytes

@@ -72,7 +72,9 @@ def test_each_row_finds_each_expert_in_one_group_at_its_place(tp, layer):
                 rank.rank for rank, table in zip(ranks, tables) if table[turn][expert] < slots // ep
             ]
             assert having == list(range(having[0], having[0] + tp // ep))
-            assert {placement.own(1, ranks[r])[tables[r][turn][expert]] for r in having} == {expert}
+            assert {
+                placement.experts_of_rank(1, ranks[r])[tables[r][turn][expert]] for r in having
+            } == {expert}
 
 
 def test_copies_are_chosen_equally_often():

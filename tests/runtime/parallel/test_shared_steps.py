@@ -43,5 +43,5 @@ def test_a_step_that_another_replica_never_begins_fails_and_names_it(monkeypatch
     problem = r"replica 1 of 2 failed in a step of all: BackendError: replica 0 did not begin it within 0\.01 s"
     with BytesIO() as inbox, BytesIO() as other:
         steps = shared_steps.SharedSteps(ranks, inbox, [other], 0.01)
-        with pytest.raises(BackendError, match=problem), steps.begin(3):
+        with pytest.raises(BackendError, match=problem), steps.enter_step(3):
             pass

@@ -36,7 +36,9 @@ class ThreadLinks:
         self._config, self._path, self._meeting = config, path, meeting
         self._queues: list[queue.Queue] = [queue.Queue() for _ in range(parallel.ranks - 1)]
         self._threads = [
-            threading.Thread(target=self._run, args=(parallel.of(rank), self._queues[rank - 1]))
+            threading.Thread(
+                target=self._run, args=(parallel.as_seen_by(rank), self._queues[rank - 1])
+            )
             for rank in range(1, parallel.ranks)
         ]
         for thread in self._threads:
@@ -57,14 +59,14 @@ class ThreadLinks:
     def states(self) -> list[dict[str, int]]:
         return [{"rank": rank} for rank in range(self.collectives.parallel.ranks)]
 
-    def wait_loaded(self) -> int:
+    def wait_until_loaded(self) -> int:
         return 0  # messages wait in the queues
 
     def send(self, content: bytes) -> None:
         for each in self._queues:
             each.put(content)
 
-    def fail(self, error: BaseException) -> NoReturn:
+    def end_ranks_and_raise(self, error: BaseException) -> NoReturn:
         raise error
 
     def close(self) -> None:

@@ -11,20 +11,20 @@ ENDS = ("one of these ends, which differ at once, as they do not begin alike", "
 
 def rows_by_step(engine, prompts):
     """Rows of each step that plays requests for one token."""
-    plan, rows = engine.scheduler.plan, []
+    plan, rows = engine.scheduler.plan_batch, []
 
     def planned():
         batch = plan()
         rows.append(0 if batch is None else len(batch.slots))
         return batch
 
-    engine.scheduler.plan = planned
+    engine.scheduler.plan_batch = planned
     for prompt in prompts:
         engine.submit(
             prompt, SamplingParams(max_tokens=1, ignore_eos=True), sink=lambda event: None
         )
     engine.drain()
-    engine.scheduler.plan = plan
+    engine.scheduler.plan_batch = plan
     return [count for count in rows if count]
 
 

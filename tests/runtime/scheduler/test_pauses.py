@@ -185,7 +185,7 @@ def test_those_give_way_that_have_been_seen_to_return_late():
         program, events = paused(engine, letters(0, 30), "slow")
         engine.time += 100
         returned(engine, program, events)
-    engine.scheduler.flush()
+    engine.scheduler.end_pauses_and_flush()
     slow, quick = paused(engine, letters(1, 100), "slow"), paused(engine, letters(2, 100), "quick")
     busy = engine.start([1, 2, 3], greedy(20))[1]
     engine.step()

@@ -36,7 +36,7 @@ def away(engine, others):
 
 
 def cached(engine, pause):
-    return len(engine.store.tree.match(pause.tokens, "").pages) * 4
+    return len(engine.store.tree.match_prefix(pause.tokens, "").pages) * 4
 
 
 def test_what_a_program_gave_up_is_back_when_it_returns():

@@ -131,7 +131,7 @@ def test_dropping_the_cache_drops_what_is_locked_too():
         engine.step()
     engine.step()
     assert len(engine.scheduler.pauses)
-    assert engine.scheduler.flush() >= 60
+    assert engine.scheduler.end_pauses_and_flush() >= 60
     assert engine.store.tree.pages == 0
     program.verdict()
     engine.drain()
@@ -253,8 +253,8 @@ def waiting(engine, *prompts):
     return [
         request
         for ids, options in prompts
-        for request in engine.core.builder.build(
-            ids, engine.core.builder.resolved(greedy(4)), print, **options
+        for request in engine.core.builder.build_requests(
+            ids, engine.core.builder.resolve_with_defaults(greedy(4)), print, **options
         )
     ]
 
@@ -315,7 +315,7 @@ def test_a_high_priority_does_not_keep_a_low_one_waiting_for_ever():
 
 
 def test_tokens_ahead_are_bounded_by_what_nodes_say():
-    resolved = engine_with(256).core.builder.resolved
+    resolved = engine_with(256).core.builder.resolve_with_defaults
     params = resolved(greedy(100))
     assert estimate_node_tokens(Text("abcdefgh"), None, ()) == ExpectedTokens(2, 0, 2)
     assert estimate_node_tokens(Text("", (1, 2, 3)), None, ()) == ExpectedTokens(3, 0, 3)

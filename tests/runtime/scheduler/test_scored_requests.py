@@ -11,8 +11,8 @@ PROMPT, CHOICES = "abc", ["d", "efg"]
 
 def planned(engine):
     """The steps that an engine plans from now on."""
-    plan, batches = engine.scheduler.plan, []
-    engine.scheduler.plan = lambda: batches.append(plan()) or batches[-1]
+    plan, batches = engine.scheduler.plan_batch, []
+    engine.scheduler.plan_batch = lambda: batches.append(plan()) or batches[-1]
     return batches
 
 

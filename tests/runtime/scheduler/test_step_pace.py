@@ -17,13 +17,13 @@ LONG = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
 @pytest.fixture
 def untimed(monkeypatch):
     """Bounds stay as they are at first, whatever time a step takes."""
-    monkeypatch.setattr(StepPace, "record_duration", lambda *_, **__: None)
+    monkeypatch.setattr(StepPace, "adapt_to_step", lambda *_, **__: None)
 
 
 def planned(engine):
     """A list that gets the batch of each step to come."""
-    plan, batches = engine.scheduler.plan, []
-    engine.scheduler.plan = lambda: batches.append(plan()) or batches[-1]  # type: ignore[method-assign]  # to see it
+    plan, batches = engine.scheduler.plan_batch, []
+    engine.scheduler.plan_batch = lambda: batches.append(plan()) or batches[-1]  # type: ignore[method-assign]  # to see it
     return batches
 
 
@@ -53,13 +53,16 @@ def test_an_image_that_is_seen_as_a_whole_is_computed_as_a_whole_beside_a_stream
         engine.step()
     limits = np.arange(1, 151, dtype=np.int32)
     limits[20:80], limits[90:150] = 80, 150
-    media, add = RequestMedia((), np.empty(0, dtype=np.int32), limits=limits), engine.scheduler.add
+    media, add = (
+        RequestMedia((), np.empty(0, dtype=np.int32), limits=limits),
+        engine.scheduler.accept_request,
+    )
 
     def add_with_images(request):
         request.media = media
         add(request)
 
-    engine.scheduler.add = add_with_images  # type: ignore[method-assign] # between submitting and planning
+    engine.scheduler.accept_request = add_with_images  # type: ignore[method-assign] # between submitting and planning
     engine.start([4] * 200, LONG)
     batches = planned(engine)
     for _ in range(5):
@@ -116,40 +119,46 @@ def test_a_prompt_beside_what_nobody_watches_is_computed_as_a_whole():
 )
 def test_the_bound_follows_how_long_steps_take(seconds, bound):
     pace = StepPace(512)
-    pace.record_duration(32, seconds, streams=1)
-    assert pace.room(1) == bound - 1
+    pace.adapt_to_step(32, seconds, streams=1)
+    assert pace.tokens_besides_streams(1) == bound - 1
 
 
 def test_others_get_on_however_many_streams_there_are():
     pace = StepPace(512)
-    assert [pace.room(streams) for streams in (1, 20, 30, 90, 508)] == [31, 12, 8, 8, 4]
+    assert [pace.tokens_besides_streams(streams) for streams in (1, 20, 30, 90, 508)] == [
+        31,
+        12,
+        8,
+        8,
+        4,
+    ]
 
 
 def test_a_model_whose_stream_is_slow_by_itself_is_given_more_time():
     pace = StepPace(512)
     for seconds in (10, 11, 90, 12):  # a slow step now and then says nothing
-        pace.record_duration(1, seconds * TARGET_S, streams=1)
+        pace.adapt_to_step(1, seconds * TARGET_S, streams=1)
     assert pace.remaining_pace_s(0) == pytest.approx(20 * TARGET_S, rel=0.1)
-    pace.record_duration(32, 10.5 * TARGET_S, streams=1)  # 31 tokens more take little
-    assert pace.room(0) > 60
-    pace.record_duration(1, TARGET_S / 4, streams=1)
+    pace.adapt_to_step(32, 10.5 * TARGET_S, streams=1)  # 31 tokens more take little
+    assert pace.tokens_besides_streams(0) > 60
+    pace.adapt_to_step(1, TARGET_S / 4, streams=1)
     assert pace.remaining_pace_s(0) == TARGET_S
 
 
 def test_the_bound_has_its_own():
     pace = StepPace(100)
     for _ in range(10):
-        pace.record_duration(100, 0.0, streams=1)
-    assert pace.room(0) == 100
+        pace.adapt_to_step(100, 0.0, streams=1)
+    assert pace.tokens_besides_streams(0) == 100
     for _ in range(10):
-        pace.record_duration(100, 10.0, streams=1)
-    assert pace.room(0) == 8
+        pace.adapt_to_step(100, 10.0, streams=1)
+    assert pace.tokens_besides_streams(0) == 8
 
 
 def test_a_step_that_did_not_use_its_bound_does_not_raise_it():
     pace = StepPace(512)
-    pace.record_duration(31, 0.0, streams=1)
-    assert pace.room(0) == 32
+    pace.adapt_to_step(31, 0.0, streams=1)
+    assert pace.tokens_besides_streams(0) == 32
 
 
 @pytest.mark.parametrize(
@@ -160,7 +169,7 @@ def test_what_follows_a_forward_has_the_rest_of_the_time_beside_a_stream(stream,
     engine.start([1, 2, 3], LONG, stream=stream)
     while not engine.scheduler.queues.decoding:
         engine.step()
-    batch = engine.scheduler.plan()
+    batch = engine.scheduler.plan_batch()
     assert batch is not None
     assert engine.scheduler.remaining_step_s(batch, TARGET_S * 0.75) == left
     assert engine.scheduler.remaining_step_s(batch, TARGET_S * 2) == (0 if stream else left)

@@ -439,7 +439,7 @@ def test_kept_grammars_count_with_what_they_were_seen_to_take():
     constraint = JsonSchema(json.dumps(schema))
     with make(threads=2) as engine:
         compiler = engine.core.compiler
-        compiler.request(constraint).result()
+        compiler.compile_in_background(constraint).result()
         counted, others, seen = compiler.cache.bytes, [], [native_bytes()]
         for _ in range(20):
             others.append(compiler.build(constraint))
@@ -465,10 +465,10 @@ def test_a_refused_constraint_keeps_nothing_of_those_who_asked_for_it(bad):
                 engine.play("ab", Program((Gen("x", PARAMS, bad),)))
             with pytest.raises(ConstraintError):
                 engine.compile_grammar(bad)
-        error = engine.core.compiler.request(bad).exception()
+        error = engine.core.compiler.compile_in_background(bad).exception()
         assert error is not None
         assert error.__traceback__ is None
-        assert error is not engine.core.compiler.request(bad).exception()
+        assert error is not engine.core.compiler.compile_in_background(bad).exception()
         engine.complete("ab", PARAMS)
         kept = [weakref.ref(sink) for sink in sinks]
         del sink, sinks
@@ -559,7 +559,7 @@ def test_the_engine_tells_what_masks_cost():
 def test_only_the_last_durations_are_summed_up():
     seconds = Durations()
     for value in range(2 * MAX_SAMPLES):
-        seconds.add(float(value))
+        seconds.add_duration(float(value))
     assert seconds.summary("x") == {
         "x_p50_s": pytest.approx(1.5 * MAX_SAMPLES, abs=1), "x_p99_s": pytest.approx(1.99 * MAX_SAMPLES, abs=1), "x_max_s": 2 * MAX_SAMPLES - 1,
     }  # fmt: skip

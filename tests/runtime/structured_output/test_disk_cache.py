@@ -114,8 +114,8 @@ def test_another_engine_of_constraints_or_vocabulary_or_constraint_is_something_
         Vocabulary((b"ab", b""), (1,)),
     )
     stores = [GrammarDiskCache(folder, vocabulary, "auto") for vocabulary in vocabularies]
-    stores[0].put(LARK, "x")
-    assert [store.get(LARK) for store in stores] == ["x", None, None]
+    stores[0].store_grammar(LARK, "x")
+    assert [store.read_grammar(LARK) for store in stores] == ["x", None, None]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_damaged_file_is_compiled_again_and_replaced(folder, damage):
 def test_what_an_engine_can_not_load_is_compiled_again(folder):
     text, _ = generated(LARK)
     with Engine.of(random_model()) as engine:
-        engine.core.compiler.disk_cache().put(LARK, "{}")
+        engine.core.compiler.disk_cache().store_grammar(LARK, "{}")
     assert generated(LARK) == (text, 0)
 
 
@@ -155,8 +155,8 @@ def store(folder, monkeypatch):
     """A store with a grammar, and room for little."""
     monkeypatch.setattr(keeping, "MAX_BYTES", 5000)
     store = GrammarDiskCache(folder, Vocabulary((b"a",), (0,)), "auto")
-    store.put(REGEX, "prepared")
-    assert store.get(REGEX) == "prepared"
+    store.store_grammar(REGEX, "prepared")
+    assert store.read_grammar(REGEX) == "prepared"
     return store
 
 
@@ -195,19 +195,19 @@ def others(path):
 def test_a_file_that_may_be_a_trap_is_not_used_and_said_once(store, change, said, caplog):
     change(store.path_of(REGEX))
     tracemalloc.start()
-    assert store.get(REGEX) is None
+    assert store.read_grammar(REGEX) is None
     assert tracemalloc.get_traced_memory()[1] < 100_000
     tracemalloc.stop()
-    assert store.get(REGEX) is None
+    assert store.read_grammar(REGEX) is None
     (message,) = caplog.messages
     assert "is not used" in message
     assert said in message
 
 
 def test_what_is_too_large_is_not_kept(store, folder):
-    store.put(Regex("b"), bytes(10**6))  # a few when compressed
-    assert store.get(Regex("b")) is None
-    assert store.get(REGEX) is not None
+    store.store_grammar(Regex("b"), bytes(10**6))  # a few when compressed
+    assert store.read_grammar(Regex("b")) is None
+    assert store.read_grammar(REGEX) is not None
     assert len(list(folder.iterdir())) == 1
 
 
@@ -217,7 +217,7 @@ def test_what_can_not_be_written_takes_no_space(store, folder, monkeypatch, capl
 
     before = set(folder.iterdir())
     monkeypatch.setattr(keeping.os, "replace", full)
-    store.put(Regex("b"), "prepared")
+    store.store_grammar(Regex("b"), "prepared")
     assert "could not be kept" in caplog.text
     assert set(folder.iterdir()) == before
 
@@ -226,7 +226,7 @@ def test_a_folder_in_the_cache_is_left_alone(store, folder, caplog):
     (folder / "notes").mkdir()
     os.utime(folder / "notes", (0, 0))
     for i in range(12):
-        store.put(Regex(f"b{i}"), os.urandom(1000))
+        store.store_grammar(Regex(f"b{i}"), os.urandom(1000))
     assert caplog.text == ""
     assert (folder / "notes").is_dir()
     assert len(list(folder.iterdir())) == 5
@@ -253,10 +253,10 @@ def test_the_files_used_longest_ago_go_first(folder, monkeypatch):
     monkeypatch.setattr(keeping, "MAX_BYTES", 2500)
     names = [Regex(f"a{{{i}}}") for i in range(5)]
     for i, name in enumerate(names):
-        store.put(name, os.urandom(500))
+        store.store_grammar(name, os.urandom(500))
         os.utime(store.path_of(name), (i, i))
-        store.get(names[0])
-    kept = [store.get(name) is not None for name in names]
+        store.read_grammar(names[0])
+    kept = [store.read_grammar(name) is not None for name in names]
     assert kept[0]
     assert kept[4]
     assert kept != [True] * 5
@@ -266,13 +266,13 @@ def test_the_files_used_longest_ago_go_first(folder, monkeypatch):
 def test_a_file_whose_time_can_not_be_set_is_used(folder, monkeypatch):
     """Another user's, say."""
     store = GrammarDiskCache(folder, Vocabulary((b"a",), (0,)), "auto")
-    store.put(Regex("a"), "prepared")
+    store.store_grammar(Regex("a"), "prepared")
 
     def refuse(path):
         raise PermissionError(path)
 
     monkeypatch.setattr(os, "utime", refuse)
-    assert store.get(Regex("a")) == "prepared"
+    assert store.read_grammar(Regex("a")) == "prepared"
 
 
 def test_a_disk_that_takes_nothing_does_no_harm(folder):

@@ -301,7 +301,7 @@ class Wrong:
 
     name = "prompt"
 
-    def drafts(self, request):
+    def can_draft(self, request):
         return True
 
     def make_guesser(self, request, known, chance):

@@ -30,7 +30,7 @@ from sglang_lite.runtime.structured_output.base import masks_allow, next_mask
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 from sglang_lite.runtime.structured_output.outlines import OutlinesEngine
-from sglang_lite.runtime.structured_output.prefixed import matcher_after
+from sglang_lite.runtime.structured_output.prefixed import start_matcher_after_text
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 from sglang_lite.runtime.structured_output.xgrammar import XgrammarEngine
 from tests.constraints.random_grammars import grammar as random_grammar
@@ -84,7 +84,7 @@ def byte_engines():
 @pytest.fixture(scope="module")
 def model_engines(engine):
     tokenizer, size, eos = engine.tokenizer, engine.vocab_size, sorted(engine.tokenizer.eos_ids)
-    vocabulary = Vocabulary.of(tokenizer, size, eos)
+    vocabulary = Vocabulary.from_tokenizer(tokenizer, size, eos)
     engines = (
         LlguidanceEngine(tokenizer, size, eos),
         XgrammarEngine(vocabulary),
@@ -222,7 +222,7 @@ def test_a_batch_is_filled_as_each_row_would_be():
     grammars = [engine.compile(each) for engine in byte_engines()[1] for each in REGULAR.values()]
     matchers = [grammar.matcher() for grammar in grammars]
     for matcher in matchers:  # the first masks are known
-        matcher.advance(b"1")
+        matcher.accept_text(b"1")
     matchers = [matcher for matcher in matchers if not matcher.error]
     together = np.full((len(matchers) + 1, 9), 77, np.int32)
     assert filler.fill(matchers, together.__setitem__) == []
@@ -248,8 +248,11 @@ def test_a_text_leads_to_where_any_tokens_of_it_lead(name, model_engines):
                 assert all(
                     by_byte.accept(spelled[bytes([byte])]) for byte in text[end - 1].encode()
                 )
-                at_once = matcher_after(grammar, text[:end])
-                assert (at_once.complete, at_once.forced()) == (by_byte.complete, by_byte.forced())
+                at_once = start_matcher_after_text(grammar, text[:end])
+                assert (at_once.complete, at_once.find_forced_tokens()) == (
+                    by_byte.complete,
+                    by_byte.find_forced_tokens(),
+                )
                 if not by_byte.finished:
                     assert allowed(next_mask(at_once), size) == allowed(next_mask(by_byte), size), (
                         text[:end]
@@ -260,13 +263,13 @@ def test_a_text_that_is_not_in_the_grammar_or_has_no_tokens_is_refused(model_eng
     tokens, engines = model_engines
     for engine in engines:
         grammar = engine.compile(Regex("[^\0]{3}x"))
-        assert not matcher_after(grammar, "é\u07ff").complete
+        assert not start_matcher_after_text(grammar, "é\u07ff").complete
         with pytest.raises(ConstraintError, match="no text of the grammar begins with 'aaay'"):
-            matcher_after(grammar, "aaay")
+            start_matcher_after_text(grammar, "aaay")
     assert b"\xf1" not in tokens
     for engine in engines[::2]:
         with pytest.raises(ConstraintError, match="begins with"):
-            matcher_after(engine.compile(Regex("[^\0]{3}x")), "\U00050000")
+            start_matcher_after_text(engine.compile(Regex("[^\0]{3}x")), "\U00050000")
 
 
 @pytest.mark.parametrize("text", ["a", "ab"])
@@ -276,7 +279,7 @@ def test_the_end_of_the_sequence_may_follow_a_text_that_may_or_cant_go_on(
     _, engines = model_engines
     (eos,) = engine.tokenizer.eos_ids
     for each in engines[:2]:
-        matcher = matcher_after(each.compile(Regex("ab?")), text)
+        matcher = start_matcher_after_text(each.compile(Regex("ab?")), text)
         assert matcher.finished or eos in allowed(next_mask(matcher), each.vocab_size)
         assert matcher.accept(eos)
         assert matcher.finished
@@ -297,12 +300,12 @@ def test_a_long_text_that_is_forced_is_not_written_out_at_once(constraint, text,
     _, (engine, *_) = model_engines
     matcher = engine.compile(constraint).matcher()
     for at in (0, 500):
-        assert matcher.forced() == []
+        assert matcher.find_forced_tokens() == []
         assert next_mask(matcher).any()
-        assert matcher.advance(text[at : at + 500].encode())
+        assert matcher.accept_text(text[at : at + 500].encode())
     short = engine.compile(Choices(("x" * 2_000, "b"))).matcher()
-    assert short.advance(b"x")
-    assert len(short.forced()) > 100
+    assert short.accept_text(b"x")
+    assert len(short.find_forced_tokens()) > 100
 
 
 @pytest.mark.parametrize(

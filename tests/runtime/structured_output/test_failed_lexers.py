@@ -85,4 +85,4 @@ def test_texts_of_a_block_go_on_after_one_that_fails(monkeypatch):
         ByteMatcher(MIXED).push("x" + " word" * 50)
     matcher = ByteMatcher(MIXED)
     matcher.push("12 345 6 7 8 9 10 11 12 13 14 15 1")
-    matcher.end()
+    matcher.check_complete()

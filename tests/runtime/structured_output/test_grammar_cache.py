@@ -13,9 +13,9 @@ class Growing:
 
 
 def kept(cache, pattern, size):
-    future, new = cache.find(Regex(pattern))
+    future, new = cache.find_or_reserve(Regex(pattern))
     assert new
-    cache.keep(Regex(pattern), future, size)
+    cache.keep_grammar(Regex(pattern), future, size)
     future.set_result(Growing(size))
     return future.result()
 
@@ -26,9 +26,14 @@ def test_what_has_grown_drops_others(monkeypatch):
     first, *_ = [kept(cache, pattern, 2_000) for pattern in "abcd"]
     assert 8_000 < cache.bytes < 10_000
     first.size = 7_000
-    assert not cache.find(Regex("a"))[1]
+    assert not cache.find_or_reserve(Regex("a"))[1]
     assert 7_000 < cache.bytes < 10_000
-    assert [cache.find(Regex(pattern))[1] for pattern in "adbc"] == [False, False, True, True]
+    assert [cache.find_or_reserve(Regex(pattern))[1] for pattern in "adbc"] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_nothing_is_left_counted_of_what_was_dropped(monkeypatch):
@@ -36,10 +41,10 @@ def test_nothing_is_left_counted_of_what_was_dropped(monkeypatch):
     cache = GrammarCache()
     for number in range(20):
         kept(cache, str(number), 1_000).size = 1_000 * number
-        cache.find(Regex(str(number)))
+        cache.find_or_reserve(Regex(str(number)))
     before = cache.bytes
     for number in range(3):
-        future, _ = cache.find(Regex(f"x{number}"))
+        future, _ = cache.find_or_reserve(Regex(f"x{number}"))
         cache.keep_error(Regex(f"x{number}"), future, ConstraintError("no"))
         future.set_exception(ConstraintError("no"))
     assert cache.bytes < 1_000 < before

@@ -35,7 +35,7 @@ def walk(endings, dice):
 
 def _after(endings, place, dice):
     after = [
-        (token, endings.after(place, token))
+        (token, endings.place_after_token(place, token))
         for token in dice.sample(range(len(TOKENS)), len(TOKENS))
     ]
     return [(token, to) for token, to in after if to is not None]
@@ -64,5 +64,5 @@ def test_texts_go_on_where_few_states_are_kept(name, monkeypatch):
     dice.shuffle(turns)
     for row in turns:
         token, following = texts[row].pop(0)
-        places[row] = endings.after(places[row], token)
+        places[row] = endings.place_after_token(places[row], token)
         assert _characters(endings, places[row]) == following

@@ -63,7 +63,7 @@ class Parity:
         self.count, self.kept = self.count + 1, None
         return True
 
-    def forced(self):
+    def find_forced_tokens(self):
         return []
 
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 import sglang_lite as sgl
-from sglang_lite.constraints.json_schema.any_strings import with_any_strings
+from sglang_lite.constraints.json_schema.any_strings import widen_quotes_to_strings
 from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.python_types.value_type import value_type
 from sglang_lite.constraints.schema import json_schema
@@ -20,7 +20,7 @@ from sglang_lite.runtime.structured_output import llguidance
 from sglang_lite.runtime.structured_output.base import next_mask
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from sglang_lite.runtime.structured_output.quotes import QuoteGrammar
-from sglang_lite.runtime.structured_output.vocabulary import tokens_of
+from sglang_lite.runtime.structured_output.vocabulary import list_allowed_tokens
 
 DOCUMENTS = [
     'The cat said "no",\r\nthen\tleft\\went.\n\nOr "not"? The cat is the cat. “Quoted”, "x": {"y"}',
@@ -91,7 +91,7 @@ def test_masks_are_those_of_the_whole_grammar(made, constraint, monkeypatch):
             mask = next_mask(matcher)
             assert np.array_equal(mask, next_mask(oracle))
             twin = matcher.copy()
-            token = dice.choice(tokens_of(mask))
+            token = dice.choice(list_allowed_tokens(mask))
             assert matcher.accept(token)
             assert oracle.accept(token)
             assert twin is not None
@@ -104,14 +104,14 @@ def test_text_outside_of_the_documents_is_refused(made, monkeypatch):
     grammar, _ = both(made, CONSTRAINTS["document 0"], monkeypatch)
     text = json.dumps("cat is the")
     matcher = grammar.matcher()
-    assert matcher.advance(text.encode())
+    assert matcher.accept_text(text.encode())
     assert matcher.complete
     matcher = grammar.matcher()
-    assert not matcher.advance(b'"cat is a')
+    assert not matcher.accept_text(b'"cat is a')
     assert "in none of the documents" in matcher.error
     endings = grammar.endings()
-    assert endings.advance(endings.start, b'"The cat sa') is not None
-    assert endings.advance(endings.start, b'"The cat is a') is None
+    assert endings.advance_state(endings.start, b'"The cat sa') is not None
+    assert endings.advance_state(endings.start, b'"The cat is a') is None
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_text_outside_of_the_documents_is_refused(made, monkeypatch):
     ],
 )
 def test_quotes_with_other_demands_are_left_to_the_engine(schema):
-    assert with_any_strings(language_of(json_schema({"type": "string", **schema}))) is None
+    assert widen_quotes_to_strings(language_of(json_schema({"type": "string", **schema}))) is None
 
 
 @pytest.mark.parametrize(
@@ -143,12 +143,12 @@ def test_texts_that_need_no_quote_are_left_to_the_engine(other):
         "additionalProperties": False,
         "anyOf": options,
     }
-    assert with_any_strings(language_of(json_schema(schema))) is None
+    assert widen_quotes_to_strings(language_of(json_schema(schema))) is None
 
 
 def test_substrings_of_grammars_are_left_to_the_engine():
     assert (
-        with_any_strings(
+        widen_quotes_to_strings(
             language_of(Lark('start: "<" X ">"\nX: %regex {"substring_words": "a b"}'))
         )
         is None

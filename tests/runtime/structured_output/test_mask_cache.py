@@ -15,7 +15,7 @@ from sglang_lite.runtime.structured_output.language_states import LanguageStates
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from sglang_lite.runtime.structured_output.mask_cache import MaskCache
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
-from sglang_lite.runtime.structured_output.prefixed import matcher_after
+from sglang_lite.runtime.structured_output.prefixed import start_matcher_after_text
 
 PERSON = (
     '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer"}, '
@@ -67,7 +67,7 @@ def test_shared_masks_are_those_of_a_matcher_alone(llguidance, filler, constrain
             mask = next_mask(theirs)
             assert np.array_equal(masks[i], mask), step
             if step % 4 == i % 4:
-                assert ours.forced() == theirs.forced()
+                assert ours.find_forced_tokens() == theirs.find_forced_tokens()
                 assert ours.complete == theirs.complete
             tokens = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
             token = int(dice.choice(tokens[: dice.choice((4, len(tokens)))]))
@@ -91,20 +91,20 @@ def test_copies_go_their_own_ways(llguidance, constraint):
         before, tokens = dice.choice(found)
         if before.finished:
             continue
-        matcher, new = before.copy(), before.forced()
+        matcher, new = before.copy(), before.find_forced_tokens()
         if not new or len(tokens) % 2:
             mask = next_mask(before)
             new = dice.choices(
                 np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[:9].tolist()
             )
-        matcher.forced()
+        matcher.find_forced_tokens()
         assert matcher.accept_all(new)
         found.append((matcher, (*tokens, *new)))
     for matcher, tokens in found:
         alone = llguidance.compile(constraint).matcher()
         assert all(map(alone.accept, tokens))
         assert np.array_equal(next_mask(matcher), next_mask(alone))
-        assert matcher.forced() == alone.forced()
+        assert matcher.find_forced_tokens() == alone.find_forced_tokens()
         assert (matcher.complete, matcher.finished) == (alone.complete, alone.finished)
 
 
@@ -124,7 +124,7 @@ def test_masks_are_kept_within_bounds():
     states = LanguageStates(ANYTHING, [b"a"], ())
     cache = MaskCache(100)
     for i in range(50):
-        cache.put(states, (i, b""), np.zeros(5, np.int32))
+        cache.cache_mask(states, (i, b""), np.zeros(5, np.int32))
     assert sorted(states.masks) == [(i, b"") for i in range(45, 50)]
 
 
@@ -158,13 +158,17 @@ def test_what_is_known_of_languages_is_kept_within_bounds(llguidance, engine, th
 def test_bytes_of_a_character_are_a_place_of_their_own():
     euro = "€".encode()
     states = LanguageStates(ANYTHING, [euro[:1], euro[1:], b"\xff", b"a", b"<end>"], {4})
-    begun = states.after(states.start, 0)
+    begun = states.state_after_token(states.start, 0)
     assert begun not in (states.start, None)
-    assert states.after(begun, 1) == states.start == states.after(states.start, 3)
     assert (
-        states.after(begun, 3)
-        is states.after(states.start, 2)
-        is states.after(states.start, 4)
+        states.state_after_token(begun, 1)
+        == states.start
+        == states.state_after_token(states.start, 3)
+    )
+    assert (
+        states.state_after_token(begun, 3)
+        is states.state_after_token(states.start, 2)
+        is states.state_after_token(states.start, 4)
         is None
     )
 
@@ -184,8 +188,10 @@ def test_texts_that_never_meet_are_followed_no_longer(monkeypatch, llguidance, f
 
 def test_requests_that_go_on_from_a_text_share_masks_too(llguidance):
     grammar = llguidance.compile(Regex("name: [a-zé]+, born [12][0-9]{3}"))
-    alone = matcher_after(grammar, "name: zoé, b")
-    matchers = [matcher_after(grammar, f"name: {name}, b") for name in ("ann", "bob", "zoé") * 8]
+    alone = start_matcher_after_text(grammar, "name: zoé, b")
+    matchers = [
+        start_matcher_after_text(grammar, f"name: {name}, b") for name in ("ann", "bob", "zoé") * 8
+    ]
     shared = [matcher for matcher in matchers if matcher.states is not None]
     assert len(shared) > 12
     assert len({matcher.state_key for matcher in shared}) == 1
@@ -194,7 +200,7 @@ def test_requests_that_go_on_from_a_text_share_masks_too(llguidance):
         token = int(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[0])
         for matcher in shared:
             assert np.array_equal(next_mask(matcher), mask)
-            assert matcher.forced() == alone.forced()
+            assert matcher.find_forced_tokens() == alone.find_forced_tokens()
             assert matcher.accept(token)
         assert alone.accept(token)
 

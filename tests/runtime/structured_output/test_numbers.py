@@ -17,7 +17,7 @@ from sglang_lite.constraints.schema import json_schema
 from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Program, Text
 from sglang_lite.protocol import Continuation, Delta, Number, Played, Prompt, Regex, SamplingParams
 from sglang_lite.runtime.loading.load_model import LoadedModel
-from sglang_lite.runtime.requests.random_uniforms import seed_of_sample, uniforms
+from sglang_lite.runtime.requests.random_uniforms import derive_sample_seed, uniforms
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from tests.counts import some
 from tests.runtime.scripted import ScriptedModel, SteppedEngine, ended, hashes
@@ -160,7 +160,7 @@ def test_a_number_is_what_free_text_begins_with(overlap, page, chunk, retract):
     seen = set()
     for prompt, params, number, events in started:
         generation = ended(events)
-        text, stopped = free_text(prompt, params, seed_of_sample(params.seed, 0))
+        text, stopped = free_text(prompt, params, derive_sample_seed(params.seed, 0))
         found = NUMBERS[number.kind].match(text)
         assert generation.text == (found[0] if found else "")
         tokens = [TOKENS[i] for i in generation.token_ids]
@@ -303,7 +303,7 @@ def test_samples_are_drawn_alone():
     _, events = engine.start([3, 4, 5], params, constraint=Number("integer"))
     engine.drain()
     for generation in events:
-        text, _ = free_text([3, 4, 5], params, seed_of_sample(5, generation.index))
+        text, _ = free_text([3, 4, 5], params, derive_sample_seed(5, generation.index))
         found = NUMBERS["integer"].match(text)
         assert generation.text == (found[0] if found else "")
     assert len({generation.text for generation in events}) > 1

@@ -13,7 +13,7 @@ from sglang_lite.protocol import ConstraintError, Ebnf
 from sglang_lite.runtime.structured_output.base import LoneMatcher, TextLengths, next_mask
 from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens
 from sglang_lite.runtime.structured_output.ruled_grammar import with_mask_rules
-from sglang_lite.runtime.structured_output.vocabulary import mask_of
+from sglang_lite.runtime.structured_output.vocabulary import build_token_mask
 from tests.counts import some
 
 JSON = Ebnf(r"""
@@ -87,7 +87,7 @@ class Plain(LoneMatcher):
         return [token for token, text in enumerate(TOKENS) if text in allowed]
 
     def cached_mask(self):
-        return mask_of(self.tokens(), 32 * (len(TOKENS) // 32 + 1))
+        return build_token_mask(self.tokens(), 32 * (len(TOKENS) // 32 + 1))
 
     def accept(self, token):
         self.at.push(TOKENS[token])

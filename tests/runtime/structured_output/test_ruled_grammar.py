@@ -10,7 +10,7 @@ from sglang_lite.runtime.structured_output import ruled_grammar
 from sglang_lite.runtime.structured_output.base import next_mask
 from sglang_lite.runtime.structured_output.ruled_grammar import (
     mask_rules_of,
-    packed,
+    pack_mask_rules,
     unpack_mask_rules,
 )
 
@@ -88,7 +88,7 @@ def test_what_lists_all_names_is_left_alone():
 
 @pytest.mark.parametrize("found", [None, ()])
 def test_what_there_is_to_watch_crosses_to_another_process(found):
-    assert unpack_mask_rules(packed(found)) == found
+    assert unpack_mask_rules(pack_mask_rules(found)) == found
 
 
 def test_a_schema_that_a_process_of_its_own_has_prepared_is_not_read_again(engine, monkeypatch):

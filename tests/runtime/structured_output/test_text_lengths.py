@@ -15,8 +15,8 @@ from sglang_lite.protocol import Choices, Constraint, ConstraintError, Ebnf, Lar
 from sglang_lite.runtime.structured_output import fewest_tokens
 from sglang_lite.runtime.structured_output.base import masks_allow, next_mask
 from sglang_lite.runtime.structured_output.token_rests import TokenRests
-from sglang_lite.runtime.structured_output.utf8 import byte_ranges, pattern_of
-from sglang_lite.runtime.structured_output.vocabulary import tokens_of
+from sglang_lite.runtime.structured_output.utf8 import byte_ranges, character_set_pattern
+from sglang_lite.runtime.structured_output.vocabulary import list_allowed_tokens
 from tests.constraints.random_grammars import grammar
 from tests.constraints.random_regexes import pattern
 from tests.constraints.suites import maskbench
@@ -157,7 +157,9 @@ def test_bytes_of_characters(low, high):
     for code in [low, high, *(dice.randrange(0x110000) for _ in range(some(300, 20_000)))]:
         if not 0xD800 <= code <= 0xDFFF:
             text = chr(code).encode()
-            assert (pattern_of(ranges).fullmatch(text) is not None) == (low <= code <= high), code
+            assert (character_set_pattern(ranges).fullmatch(text) is not None) == (
+                low <= code <= high
+            ), code
 
 
 @pytest.mark.parametrize(("constraint", "most"), [
@@ -270,7 +272,7 @@ def test_a_limit_of_the_fewest_tokens_admits_a_text(engine, name):
     def allowed(tokens):
         matcher = others.matcher()
         assert matcher.accept_all(tokens)
-        return [] if matcher.finished else tokens_of(next_mask(matcher))
+        return [] if matcher.finished else list_allowed_tokens(next_mask(matcher))
 
     found = witness(compiled, [*RANDOM_TOKENS, b""], allowed)
     assert found is not None

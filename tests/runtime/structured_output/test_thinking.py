@@ -10,7 +10,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Delta, ParameterError, Regex, SamplingParams
-from sglang_lite.text.reasoning import with_reasoning
+from sglang_lite.text.reasoning import allow_reasoning_before
 from tests.counts import some
 from tests.runtime.scripted import Guesses, SteppedEngine, ended
 from tests.runtime.thinkers import ANSWER, END, thinker, token_ids
@@ -22,7 +22,7 @@ PERSON = {
     "properties": {"steps": {"type": "string", "maxLength": 4}, "age": {"type": "integer", "maximum": 99}},
 }  # fmt: skip
 SCHEMA = json_schema(PERSON)
-WITH_THOUGHT = with_reasoning("qwen3", SCHEMA)
+WITH_THOUGHT = allow_reasoning_before("qwen3", SCHEMA)
 GRACE = 32
 
 
@@ -120,7 +120,10 @@ def test_a_thought_that_the_prompt_has_opened_is_ended():
         found, _ = played(engine, greedy(thinking=20, reasoning_format=(form,)), prompt="x<think>")
         assert found.text == f"{thought(SENTENCE, 20)}\n</think>\n\n{ANSWER}"
     found, _ = played(
-        engine, greedy(thinking=20), with_reasoning("deepseek-r1", SCHEMA), prompt="x<think>"
+        engine,
+        greedy(thinking=20),
+        allow_reasoning_before("deepseek-r1", SCHEMA),
+        prompt="x<think>",
     )
     assert found.text.startswith(f"{thought(SENTENCE, 20)}\n</think>\n\n{{")
     closed, _ = played(engine, greedy(thinking=2, max_tokens=30), prompt="x<think>\n\n</think>\n\n")
@@ -159,7 +162,10 @@ def test_marks_of_several_tokens_are_found_and_written():
     found, _ = played(engine, greedy(thinking=20), WITH_THOUGHT, prompt="x<think>")
     assert found.text.startswith("{") or "</think>" in found.text
     found, _ = played(
-        engine, greedy(thinking=20), with_reasoning("deepseek-r1", SCHEMA), prompt="x<think>"
+        engine,
+        greedy(thinking=20),
+        allow_reasoning_before("deepseek-r1", SCHEMA),
+        prompt="x<think>",
     )
     count = 20 + GRACE
     begun = found.text.partition("\n</think>\n\n")

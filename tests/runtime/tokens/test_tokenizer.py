@@ -18,8 +18,8 @@ from sglang_lite.runtime.tokens import tokenizer as module
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
 from sglang_lite.runtime.tokens.from_folder import tokenizer_from_folder
 from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf
-from sglang_lite.runtime.tokens.token_log import TokenLog, kept_spans
-from sglang_lite.text.tool_formats import marks_among
+from sglang_lite.runtime.tokens.token_log import TokenLog, spans_for_next_prompt
+from sglang_lite.text.tool_formats import select_output_marks
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_generated_ids_are_kept_and_text_between_is_encoded_as_one(tokenizer):
 @given(st.lists(st.integers(17, 49_151), min_size=1, max_size=12), st.integers(0, 40))
 def test_what_a_stop_cut_off_is_not_kept(tokenizer, ids, cut):
     text = tokenizer.decode(ids)[:cut]
-    spans = kept_spans(tokenizer, tuple(ids), text)
+    spans = spans_for_next_prompt(tokenizer, tuple(ids), text)
     assert "".join(span.text for span in spans) == text
     kept = spans[0].ids if spans and spans[0].ids else ()
     assert tuple(ids[: len(kept)]) == kept
@@ -297,9 +297,9 @@ def test_marks_of_calls_are_text_though_a_tokenizer_calls_them_special(tmp_path)
 
 def test_marks_of_harmony_are_text_where_they_are_its():
     harmony = {"<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"}
-    assert marks_among({*harmony, "<|return|>", "<tool_call>"}) == {*harmony, "<tool_call>"}
+    assert select_output_marks({*harmony, "<|return|>", "<tool_call>"}) == {*harmony, "<tool_call>"}
     # Phi's turns end so
-    assert marks_among({"<|end|>", "<|user|>", "<tool_call>"}) == {"<tool_call>"}
+    assert select_output_marks({"<|end|>", "<|user|>", "<tool_call>"}) == {"<tool_call>"}
 
 
 def test_a_grammar_can_be_written_with_marks_of_calls(tmp_path):
@@ -310,7 +310,7 @@ def test_a_grammar_can_be_written_with_marks_of_calls(tmp_path):
     )
     (tmp_path / "tokenizer.json").write_text(json.dumps(described))
     tokenizer = tokenizer_from_folder(tmp_path)
-    vocabulary = Vocabulary.of(tokenizer, 8, [2])
+    vocabulary = Vocabulary.from_tokenizer(tokenizer, 8, [2])
     assert vocabulary.tokens[7] == b"[TOOL_CALLS]"
     assert vocabulary.tokens[1] == b""
     for engine in (LlguidanceEngine(tokenizer, 8, [2]), XgrammarEngine(vocabulary)):

@@ -34,7 +34,7 @@ class Slow:
 
 async def fetched(images: ImageFetcher, key: str, path: str) -> bytes:
     key_in_use.set(key)
-    return (await images.prompt(asking(path))).images[0].data
+    return (await images.fetch_prompt(asking(path))).images[0].data
 
 
 @pytest.fixture
@@ -86,5 +86,5 @@ def test_a_request_that_will_be_refused_fetches_nothing(images):
         web(HOSTS, {}) as asked,
         pytest.raises(ParameterError, match="65 images are at addresses, and 64 is the limit"),
     ):
-        asyncio.run(images.requests([GenerateRequest(each) for each in many]))
+        asyncio.run(images.fetch_requests([GenerateRequest(each) for each in many]))
     assert asked == []

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from sglang_lite.protocol import RequestTimeoutError
-from sglang_lite.server.async_engine import with_first_event
+from sglang_lite.server.async_engine import wait_for_first_event
 from sglang_lite.server.http.sse import EventStream
 from tests.server.conftest import serving
 from tests.server.scripted import Scripted
@@ -55,7 +55,7 @@ def test_a_reader_who_leaves_ends_what_a_stream_is_made_of(sends, error):
             left -= 1
 
         with contextlib.suppress(asyncio.CancelledError):
-            await EventStream(await with_first_event(source.numbers()), write, "native")(
+            await EventStream(await wait_for_first_event(source.numbers()), write, "native")(
                 {"type": "http"}, receive, send
             )
         assert source.closed

@@ -270,8 +270,8 @@ def test_log_probabilities_of_reasoning_are_none_of_the_text():
         ("</think>\nb", (1, 4, 3), "b"),
         ("aä", (2, 5, 6, 7), "aä"),
     ):
-        logprobs.add(text, [TokenLogprob(-0.5, id, "") for id in ids])
-        told += logprobs.of(content, last=True) if content else []
+        logprobs.append_text_and_tokens(text, [TokenLogprob(-0.5, id, "") for id in ids])
+        told += logprobs.take_logprobs_of_part(content, last=True) if content else []
     assert [bytes(entry["bytes"]) for entry in told] == [b"b", b"a", b"\xc3", b"\xa4"]
 
 

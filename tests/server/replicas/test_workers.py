@@ -167,7 +167,7 @@ def test_requests_that_begin_as_no_other_are_shared_out(package, reporting):
     started = gateway.Gateway(ServerSettings(log_level="error"), replicas, "127.0.0.1", port)
     try:
         for url in urls:
-            started.add(url)
+            started.add_worker(url)
             until(lambda url=url: url in started.known)
         if package == "smg":  # it has asked each for its load
             until(lambda: all(each.asked["/v1/loads"] >= 2 for each in servers))
@@ -216,10 +216,10 @@ def test_the_gateway_hears_of_a_new_servers_load_soon(of_no_process):
 def test_a_server_of_two_sources_stays_until_both_have_lost_it(of_no_process):
     started, _ = of_no_process
     for _ in range(2):
-        started.add("http://10.0.0.1:1")
-    started.remove("http://10.0.0.1:1")
+        started.add_worker("http://10.0.0.1:1")
+    started.remove_worker("http://10.0.0.1:1")
     assert started.wanted == {"http://10.0.0.1:1"}
-    started.remove("http://10.0.0.1:1")
+    started.remove_worker("http://10.0.0.1:1")
     assert started.wanted == set()
 
 
@@ -262,7 +262,7 @@ def test_a_server_that_the_gateway_took_in_without_an_answer_becomes_reachable(
             ServerSettings(log_level="error"), settings, "127.0.0.1", server.server_port
         )
         try:
-            started.add(url)
+            started.add_worker(url)
             until(lambda: started.healthy == {url})
         finally:
             started.kill()
@@ -277,10 +277,10 @@ class Gateway:
     def __init__(self, *_):
         self.known = self.healthy = set()
 
-    def add(self, url):
+    def add_worker(self, url):
         self.known.add(url)
 
-    def remove(self, url):
+    def remove_worker(self, url):
         self.known.discard(url)
 
     def terminate(self):

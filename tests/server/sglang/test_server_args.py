@@ -105,17 +105,19 @@ def test_requests_are_logged_by_a_server_and_not_by_an_engine():
     with pytest.raises(sgl.ParameterError, match="log_requests: True is not supported"):
         engine_settings({"log_requests": True})
     parser = argparse.ArgumentParser()
-    flags.add(parser)
-    _, engine, _ = flags.read(parser.parse_args(["--model", "m", "--log-requests"]))
+    flags.add_serve_flags(parser)
+    _, engine, _ = flags.read_serve_flags(parser.parse_args(["--model", "m", "--log-requests"]))
     assert engine_settings(engine)["model"] == "m"
     with pytest.raises(sgl.ParameterError, match="log_requests: log_level='error' hides them"):
-        flags.read(parser.parse_args(["--model", "m", "--log-requests", "--log-level", "error"]))
+        flags.read_serve_flags(
+            parser.parse_args(["--model", "m", "--log-requests", "--log-level", "error"])
+        )
 
 
 def test_tokenizer_workers_are_a_servers_processes_for_large_bodies():
     parser = argparse.ArgumentParser()
-    flags.add(parser)
-    server, engine, _ = flags.read(
+    flags.add_serve_flags(parser)
+    server, engine, _ = flags.read_serve_flags(
         parser.parse_args(["--model", "m", "--tokenizer-worker-num", "4"])
     )
     assert (server.body_processes, engine_settings(engine)["model"]) == (4, "m")
@@ -141,8 +143,10 @@ def test_what_is_refused_has_a_cure(given, cure, capsys):
     assert refused.value.hint.startswith(cure)
     with pytest.raises((sgl.ParameterError, SystemExit)) as ended:
         parser = argparse.ArgumentParser()
-        flags.add(parser)
-        _, engine, _ = flags.read(parser.parse_args([f"--{name.replace('_', '-')}", str(value)]))
+        flags.add_serve_flags(parser)
+        _, engine, _ = flags.read_serve_flags(
+            parser.parse_args([f"--{name.replace('_', '-')}", str(value)])
+        )
         engine_settings(engine)
     told = (
         ended.value.hint if isinstance(ended.value, sgl.ParameterError) else capsys.readouterr().err
@@ -164,7 +168,7 @@ def test_values_of_sglang_are_translated():
     with pytest.raises(sgl.ParameterError, match="not of enable_multithread_load and num_threads"):
         engine_settings({"model_loader_extra_config": {"distributed": True}})
     parser = argparse.ArgumentParser()
-    flags.add(parser)
+    flags.add_serve_flags(parser)
     line = [
         "--kv-cache-dtype",
         "fp8_e4m3",
@@ -173,7 +177,7 @@ def test_values_of_sglang_are_translated():
         "--load-format",
         "auto",
     ]
-    engine = engine_settings(flags.read(parser.parse_args(line))[1])
+    engine = engine_settings(flags.read_serve_flags(parser.parse_args(line))[1])
     assert (engine["kv_dtype"], engine["attention_backend"], engine["load_format"]) == (
         "fp8",
         "torch",
@@ -233,7 +237,7 @@ def test_a_command_line_makes_a_record():
 
 def test_the_servers_command_takes_what_changes_nothing_and_hides_it():
     parser = argparse.ArgumentParser()
-    flags.add(parser)
+    flags.add_serve_flags(parser)
     given = [
         "--model",
         "m",
@@ -245,10 +249,10 @@ def test_the_servers_command_takes_what_changes_nothing_and_hides_it():
         "--watchdog-timeout",
         "300",
     ]
-    _, engine, _ = flags.read(parser.parse_args(given))
+    _, engine, _ = flags.read_serve_flags(parser.parse_args(given))
     assert engine_settings(engine)["model"] == "m"
     assert "dcp_size" not in engine_settings(engine)
     assert not re.search(r"--watchdog-timeout\b", parser.format_help())
-    _, engine, _ = flags.read(parser.parse_args(["--model", "m", "--dcp-size", "2"]))
+    _, engine, _ = flags.read_serve_flags(parser.parse_args(["--model", "m", "--dcp-size", "2"]))
     with pytest.raises(sgl.ParameterError, match="dcp_size: 2 is not supported"):
         engine_settings(engine)

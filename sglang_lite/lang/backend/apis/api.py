@@ -115,7 +115,7 @@ Shape: TypeAlias = JsonFormat | JsonTool | GrammarTool | OwnField | Tools | None
 ANSWER = "answer"  # name of the JSON format, or of the tool whose arguments are the answer
 
 
-def named_parameters(
+def split_parameters(
     params: SamplingParams, names: Mapping[str, str]
 ) -> tuple[dict[str, Json], dict[str, Json]]:
     """Splits the parameters that were set into those of an API, under its names, and the others.
@@ -204,12 +204,12 @@ class ApiReader(ABC):
         self.failure = ""
         self.paused = False
 
-    def whole(self, response: Foreign) -> None:
+    def read_whole_answer(self, response: Foreign) -> None:
         """Reads an answer that arrived in one piece. By default, reads it as an event."""
-        self.event(response)
+        self.read_event(response)
 
     @abstractmethod
-    def event(self, event: Foreign) -> Sequence[Delta]:
+    def read_event(self, event: Foreign) -> Sequence[Delta]:
         """Reads an event of a stream and returns its new text."""
 
 
@@ -241,7 +241,7 @@ _MAX_MARKS = 4  # maximum number of marks that Anthropic accepts
 _MARK = {"type": "ephemeral"}
 
 
-def marks(prompt: Prompt) -> tuple[int, ...]:
+def cacheable_prefixes(prompt: Prompt) -> tuple[int, ...]:
     """Returns the prefixes that are worth caching, as numbers of messages: at most four, in
     ascending order.
     """
@@ -283,7 +283,7 @@ def with_cache_control(request: Mapping[str, Json], prompt: Prompt) -> dict[str,
         if "system" in request
         else 0
     )
-    for count in marks(prompt):
+    for count in cacheable_prefixes(prompt):
         if count > system:
             at = count - system - 1
             messages[at] = {**messages[at], "content": _mark_last_block(messages[at]["content"])}
@@ -302,8 +302,8 @@ _MAX_TURNS = 4096  # stored turns
 
 class ProviderItems:
     """Provider items of the latest turns of one backend's models: encrypted reasoning, signed
-    thoughts, ids of tool calls. They are stored by the conversation up to and including the turn,
-    so forks, rollbacks and threads need no special handling. A turn without stored items is sent as
+    thoughts, ids of tool calls. Their key is the conversation up to and including the turn, so
+    forks, rollbacks and threads need no special handling. A turn without stored items is sent as
     text.
 
     Used only on the event loop that makes the calls, so that no lock is needed, which a forked
@@ -313,14 +313,14 @@ class ProviderItems:
     def __init__(self) -> None:
         self._items: OrderedDict[tuple[Message, ...], Sequence[Any]] = OrderedDict()
 
-    def keep(self, before: Sequence[Message], text: str, items: Sequence[Json]) -> None:
+    def store_turn(self, before: Sequence[Message], text: str, items: Sequence[Json]) -> None:
         """Stores the items of an answer that is a whole turn."""
         turn = Message("assistant", (text.lstrip(),))
         self._items[(*before, turn)] = items
         if len(self._items) > _MAX_TURNS:
             self._items.popitem(last=False)
 
-    def of(self, messages: Sequence[Message]) -> Mapping[int, Sequence[Json]]:
+    def items_by_message(self, messages: Sequence[Message]) -> Mapping[int, Sequence[Json]]:
         """Returns the stored items of a conversation's turns, by message index."""
         found = {}
         for i, message in enumerate(messages if self._items else ()):
@@ -331,7 +331,7 @@ class ProviderItems:
         return found
 
 
-def conversation(
+def iterate_turns(
     messages: Sequence[Message],
     items: Mapping[int, Sequence[Json]],
     calls_of: Callable[[Sequence[Json]], list[Json]],

@@ -21,13 +21,13 @@ from sglang_lite.lang.backend.apis.api import (
     PartialCall,
     Tools,
     cache_key,
-    conversation,
-    named_parameters,
+    iterate_turns,
+    split_parameters,
 )
-from sglang_lite.lang.results import as_dicts
+from sglang_lite.lang.results import messages_to_dicts
 from sglang_lite.protocol import Delta, TokenLogprob, Usage
 from sglang_lite.protocol.anything import Foreign, Json
-from sglang_lite.text.tool_use import results_of
+from sglang_lite.text.tool_use import split_call_results
 
 # The API's names for parameters, ours or others. Log-probabilities always have texts.
 _NAMES = {
@@ -39,7 +39,7 @@ _NAMES = {
 
 def request_arguments(request: ApiRequest) -> dict[str, Json]:
     """Builds the arguments of `chat.completions.create` for a request."""
-    arguments = {"model": request.target.model, **parameters(request)}
+    arguments = {"model": request.target.model, **request_parameters(request)}
     if request.target.effort is not None:
         arguments["reasoning_effort"] = request.target.effort
     match request.shape:
@@ -77,15 +77,15 @@ def _messages(request: ApiRequest) -> list[dict[str, Any]]:
     wrote it, with the results as tool messages.
     """
     messages: list[dict[str, Any]] = []
-    for message, stored, calls in conversation(
+    for message, stored, calls in iterate_turns(
         request.prompt.messages, request.provider_items, _calls_of
     ):
-        (turn,) = as_dicts([message])
+        (turn,) = messages_to_dicts([message])
         if stored is not None:
             messages += stored
         elif calls:
             content, shown = _text_and_images(turn["content"])
-            results = results_of([call["function"]["name"] for call in calls], content)
+            results = split_call_results([call["function"]["name"] for call in calls], content)
             messages += [
                 {"role": "tool", "tool_call_id": call["id"], "content": result}
                 for call, result in zip(calls, results)
@@ -119,12 +119,12 @@ def function_tool(tool: ApiTool) -> dict[str, Json]:
     }
 
 
-def parameters(request: ApiRequest) -> dict[str, Json]:
+def request_parameters(request: ApiRequest) -> dict[str, Json]:
     """Returns the request fields for the parameters that were set, under the names of chat and
     completions. Parameters that only other servers know go into `extra_body`.
     """
     names = {**_NAMES, "max_tokens": request.target.max_tokens_field}
-    arguments, extra = named_parameters(request.params, names)
+    arguments, extra = split_parameters(request.params, names)
     if "seed" in arguments:
         arguments["seed"] %= 2**63  # the API's seeds are signed 64-bit integers
     if "logit_bias" in arguments:
@@ -135,14 +135,14 @@ def parameters(request: ApiRequest) -> dict[str, Json]:
 class ChatReader(ApiReader):
     """Reads a chat completion or its chunks."""
 
-    def whole(self, response: Foreign) -> None:
-        self.event(response)
+    def read_whole_answer(self, response: Foreign) -> None:
+        self.read_event(response)
         for sample in self.samples.values():
             if sample.finish_reason is None:  # not every server reports it
                 sample.finish_reason = "stop"
                 sample.end_assumed = True
 
-    def event(self, chunk: Foreign) -> Sequence[Delta]:
+    def read_event(self, chunk: Foreign) -> Sequence[Delta]:
         usage = getattr(chunk, "usage", None)
         if usage is not None:
             self.usage = parse_usage(usage)
@@ -152,7 +152,7 @@ class ChatReader(ApiReader):
     def _add_choice(self, choice: Any) -> Delta:
         """Adds a choice, or a chunk of one, to its sample, and returns its new text."""
         sample = self.samples.setdefault(choice.index, PartialAnswer())
-        delta = self.piece(choice, sample)
+        delta = self.choice_delta(choice, sample)
         sample.text += delta.text
         sample.logprobs += delta.logprobs
         sample.finish_reason = choice.finish_reason or sample.finish_reason
@@ -163,7 +163,7 @@ class ChatReader(ApiReader):
             sample.provider_items = [_tool_call_turn(sample)]
         return delta
 
-    def piece(self, choice: Foreign, sample: PartialAnswer) -> Delta:
+    def choice_delta(self, choice: Foreign, sample: PartialAnswer) -> Delta:
         """Returns the delta of a choice, for a stream. Adds refusal, reasoning and tool calls to
         the sample.
         """
@@ -256,17 +256,17 @@ def parse_usage(usage: Foreign) -> Usage:
         usage, "output_tokens_details", None
     )
     return Usage(
-        _count(usage, "prompt_tokens") or _count(usage, "input_tokens"),
-        _count(details, "cached_tokens"),
-        _count(usage, "completion_tokens") or _count(usage, "output_tokens"),
-        written_tokens=_count(details, "cache_write_tokens"),
-        reasoning_tokens=_count(generated, "reasoning_tokens"),
-        image_tokens=_count(details, "image_tokens"),
-        cached_image_tokens=_count(details, "cached_image_tokens"),
+        _count_or_zero(usage, "prompt_tokens") or _count_or_zero(usage, "input_tokens"),
+        _count_or_zero(details, "cached_tokens"),
+        _count_or_zero(usage, "completion_tokens") or _count_or_zero(usage, "output_tokens"),
+        written_tokens=_count_or_zero(details, "cache_write_tokens"),
+        reasoning_tokens=_count_or_zero(generated, "reasoning_tokens"),
+        image_tokens=_count_or_zero(details, "image_tokens"),
+        cached_image_tokens=_count_or_zero(details, "cached_image_tokens"),
     )
 
 
-def _count(counts: Foreign, name: str) -> int:
+def _count_or_zero(counts: Foreign, name: str) -> int:
     found = getattr(counts, name, None)
     return found if isinstance(found, int) and found > 0 else 0
 
@@ -275,7 +275,7 @@ def completion_arguments(request: ApiRequest) -> dict[str, Json]:
     """Builds the arguments of `completions.create` for a request. The API can't specify the form of
     an answer.
     """
-    arguments = {"model": request.target.model, **parameters(request)}
+    arguments = {"model": request.target.model, **request_parameters(request)}
     if arguments.pop("logprobs", False):
         arguments["logprobs"] = arguments.pop("top_logprobs", 0)
     return arguments | {"prompt": request.prompt.text}
@@ -286,11 +286,15 @@ class CompletionsReader(ChatReader):
     text.
     """
 
-    def piece(self, choice: Foreign, sample: PartialAnswer) -> Delta:
-        return Delta(choice.text or "", logprobs=_logprobs(choice.logprobs), index=choice.index)
+    def choice_delta(self, choice: Foreign, sample: PartialAnswer) -> Delta:
+        return Delta(
+            choice.text or "",
+            logprobs=_parse_completion_logprobs(choice.logprobs),
+            index=choice.index,
+        )
 
 
-def _logprobs(logprobs: Any) -> tuple[TokenLogprob, ...]:
+def _parse_completion_logprobs(logprobs: Any) -> tuple[TokenLogprob, ...]:
     """Converts log-probabilities of tokens. The API reports tokens only as text, so the ids are -1."""
     if getattr(logprobs, "tokens", None) is None:
         return ()

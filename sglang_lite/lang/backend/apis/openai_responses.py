@@ -21,8 +21,8 @@ from sglang_lite.lang.backend.apis.api import (
     PartialCall,
     Tools,
     cache_key,
-    conversation,
-    named_parameters,
+    iterate_turns,
+    split_parameters,
 )
 from sglang_lite.lang.backend.apis.openai_chat import (
     function_tool,
@@ -30,10 +30,10 @@ from sglang_lite.lang.backend.apis.openai_chat import (
     parse_usage,
     with_raw_body,
 )
-from sglang_lite.lang.results import as_dicts
+from sglang_lite.lang.results import messages_to_dicts
 from sglang_lite.protocol import Delta, Message
 from sglang_lite.protocol.anything import Foreign, Json
-from sglang_lite.text.tool_use import results_of
+from sglang_lite.text.tool_use import split_call_results
 
 _THOUGHTS = "reasoning.encrypted_content"
 _LOGPROBS = "message.output_text.logprobs"
@@ -51,7 +51,7 @@ NOTHING: Mapping[int, Sequence[Any]] = {}
 def request_arguments(request: ApiRequest) -> dict[str, Json]:
     """Builds the arguments of `responses.create` for a request."""
     target = request.target
-    own, extra = named_parameters(request.params, _NAMES)
+    own, extra = split_parameters(request.params, _NAMES)
     arguments: dict[str, Any] = {
         "model": target.model,
         "input": input_items(request.prompt.messages, request.provider_items),
@@ -118,11 +118,11 @@ def input_items(
     expects back in place of turns, by message index.
     """
     items: list[dict[str, Any]] = []
-    for message, stored, calls in conversation(messages, provider_items, _calls_of):
+    for message, stored, calls in iterate_turns(messages, provider_items, _calls_of):
         if stored is not None:
             items += stored
         elif calls:
-            results = results_of([call["name"] for call in calls], _content(message))
+            results = split_call_results([call["name"] for call in calls], _content(message))
             items += [
                 {"type": "function_call_output", "call_id": call["call_id"], "output": result}
                 for call, result in zip(calls, results)
@@ -137,7 +137,7 @@ def _calls_of(items: Sequence[Any]) -> list[Any]:
 
 
 def _content(message: Message) -> str | list[dict[str, Any]]:
-    (turn,) = as_dicts([message])
+    (turn,) = messages_to_dicts([message])
     if isinstance(turn["content"], str):
         return turn["content"]
     return [
@@ -151,7 +151,7 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
 class ResponsesReader(ApiReader):
     """Reads a response or its events. The last event contains the whole response."""
 
-    def whole(self, response: Foreign) -> None:
+    def read_whole_answer(self, response: Foreign) -> None:
         self.samples = {}
         self.usage = parse_usage(getattr(response, "usage", None))
         self.meta |= {
@@ -178,7 +178,7 @@ class ResponsesReader(ApiReader):
             sample.text = "".join(inputs) or sample.text
             self.samples = {0: sample}
 
-    def event(self, event: Foreign) -> Sequence[Delta]:
+    def read_event(self, event: Foreign) -> Sequence[Delta]:
         self.samples = self.samples or {0: PartialAnswer()}
         match event.type:
             case "response.output_text.delta":
@@ -186,7 +186,7 @@ class ResponsesReader(ApiReader):
             case "response.reasoning_summary_text.delta" | "response.reasoning_text.delta":
                 return [Delta("", reasoning=event.delta)]
             case "response.completed" | "response.incomplete" | "response.failed":
-                self.whole(event.response)
+                self.read_whole_answer(event.response)
             case "error":
                 self.failure = event.message
         return ()

@@ -25,7 +25,7 @@ from sglang_lite import errors
 from sglang_lite.lang.backend.http.connection_pool import pool_arguments
 from sglang_lite.lang.backend.http.rate_limit import retry_after
 from sglang_lite.lang.concurrency.loop import current_deadline
-from sglang_lite.lang.concurrency.loop_end import Handle, closed_with_loop
+from sglang_lite.lang.concurrency.loop_end import Handle, close_with_loop
 from sglang_lite.protocol import (
     BackendError,
     EngineClosedError,
@@ -36,7 +36,7 @@ from sglang_lite.protocol import (
     SglError,
 )
 from sglang_lite.protocol.anything import Json, UserValue
-from sglang_lite.wire.long_texts import KEEP, named
+from sglang_lite.wire.long_texts import KEEP, replace_long_schemas
 
 MAX_EVENT_BYTES: Final = 1 << 28
 _DONE = "[DONE]"
@@ -85,10 +85,10 @@ class Retries:
         self._closings = server.closings
         self._retried = 0
 
-    def restart_count(self) -> None:
+    def reset_retry_count(self) -> None:
         self._retried = 0
 
-    async def pause(self, error: BackendError) -> None:
+    async def pause_before_retry(self, error: BackendError) -> None:
         """Pauses before the next attempt, at least for as long as the server asks. Raises the last
         attempt's error if no retries are left, if that wait would exceed the timeout, or if the
         connections were closed meanwhile.
@@ -117,7 +117,7 @@ class Retries:
         return self._server.closings != self._closings
 
 
-def address(url: UserValue) -> SplitResult:
+def split_address(url: UserValue) -> SplitResult:
     """Splits the address of a server into its parts.
 
     Raises:
@@ -172,7 +172,7 @@ class ServerClient:
         timeout_s: float | None,
         retries: int,
     ) -> None:
-        parts = address(url)
+        parts = split_address(url)
         trusted = _tls_trusting(verify) if isinstance(verify, str) else verify is not False
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
@@ -205,10 +205,10 @@ class ServerClient:
                 trust_env=self._settings["trust_env"],
             )
             client = httpx2.AsyncClient(**self._settings, **pool)
-            self._clients[loop] = client, closed_with_loop(client.aclose)
+            self._clients[loop] = client, close_with_loop(client.aclose)
         return self._clients[loop][0]
 
-    def run(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+    def run_in_background(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Starts a background task that no caller awaits. Closing the connections cancels it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -241,7 +241,7 @@ class ServerClient:
             raise self._response_error(response.status_code, response.content, response.headers)
         return response
 
-    def status(self, method: str, path: str) -> int:
+    def request_status(self, method: str, path: str) -> int:
         """Sends one request, blocks, and returns the response's status code. Raises SglError if no
         response arrives.
         """
@@ -274,7 +274,7 @@ class ServerClient:
             except RETRYABLE_ERRORS as error:
                 if once:
                     raise
-                await retries.pause(error)
+                await retries.pause_before_retry(error)
 
     async def stream_events(
         self,
@@ -322,13 +322,14 @@ class ServerClient:
                     raise LostConnectionError(problem, hint="Try again.")
 
     def _encode_attempts(self, body: object) -> list[tuple[bytes, dict[str, str]]]:
-        """Encodes a body as JSON, with headers to send with it. If the server may know long
-        schemas, the first attempt has their hashes; the last attempt is always the whole body.
+        """Returns the JSON bodies to try in order, each with headers to send. If the server may
+        already know long schemas, the first body refers to them by hash. The last body is always
+        complete.
         """
         whole = json.dumps(
             body, ensure_ascii=False, separators=(",", ":"), allow_nan=False
         ).encode()
-        short = named(whole) if self.names_texts else whole
+        short = replace_long_schemas(whole) if self.names_texts else whole
         return [(short, {}), *([] if short == whole else [(whole, {KEEP: "1"})])]
 
     async def stream_json(self, path: str, body: object) -> AsyncGenerator[dict[str, Json], None]:
@@ -339,9 +340,9 @@ class ServerClient:
         """
         async with contextlib.aclosing(self.stream_events(path, body)) as events:
             async for data in events:
-                yield self.event(data)
+                yield self.parse_event(data)
 
-    def event(self, data: str) -> dict[str, Json]:
+    def parse_event(self, data: str) -> dict[str, Json]:
         """Parses the data of an event as a JSON object. Raises SglError if it is not an object or
         reports an error.
         """

@@ -89,7 +89,7 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if self._room is not None:
             await _wait_for_room(self._room, request)
-        connection = self._idle.pop()[1] if self._idle else self._made()
+        connection = self._idle.pop()[1] if self._idle else self._create_connection()
         sent = sent_requests.get() or SentRequests()
         sent.tried += 1
         try:
@@ -103,7 +103,7 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         response.stream = _Body(response.stream, partial(self._release_connection, connection))
         return response
 
-    def _made(self) -> httpx2.AsyncHTTPTransport:
+    def _create_connection(self) -> httpx2.AsyncHTTPTransport:
         made = httpx2.AsyncHTTPTransport(
             verify=self._tls, limits=self._limits, socket_options=_KEPT_ALIVE
         )

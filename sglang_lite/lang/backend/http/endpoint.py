@@ -32,7 +32,7 @@ from sglang_lite.lang.backend.rendering import with_tools
 from sglang_lite.lang.backend.token_counts import TokenUsage
 from sglang_lite.lang.chat_template import get_chat_template, get_chat_template_by_model_path
 from sglang_lite.lang.concurrency.loop import current_deadline, executor
-from sglang_lite.lang.results import unsent, with_warnings
+from sglang_lite.lang.results import missing_data_warnings, with_warnings
 from sglang_lite.program.nodes import Gen, Node, Select
 from sglang_lite.protocol import (
     UNSET,
@@ -50,7 +50,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
-from sglang_lite.text.tool_formats import family_of
+from sglang_lite.text.tool_formats import detect_tool_family
 
 _SCORED = {"max_new_tokens": 0, "temperature": 0}
 _CHECK = "Check what listens at base_url."
@@ -110,7 +110,8 @@ class RuntimeEndpoint(Backend):
         self._behind_gateway = bool(self._own_info) and "sglang_lite" not in info
         self._incremental = bool({**self._own_info, **info}.get("incremental_streaming_output"))
         self._programs = (
-            bool(self._own_info.get("program")) and self._server.status("GET", "/program") == 405
+            bool(self._own_info.get("program"))
+            and self._server.request_status("GET", "/program") == 405
         )
         self.enforces = bool(self._own_info)
         self.capabilities = Capabilities(
@@ -132,7 +133,7 @@ class RuntimeEndpoint(Backend):
 
     @property
     def endpoint(self) -> RuntimeEndpoint:
-        """The backend itself, where SGLang's `Runtime` has its backend."""
+        """The backend itself, for code that reads `endpoint` of SGLang's `Runtime`."""
         return self
 
     def _server_info(self) -> dict[str, Any]:
@@ -162,7 +163,7 @@ class RuntimeEndpoint(Backend):
                 async for event in events:
                     assert not isinstance(event, Selection)
                     if isinstance(event, Generation):
-                        self.token_usage.add(event.usage)
+                        self.token_usage.add_usage(event.usage)
                     yield event
             return
         body = request_body(prompt, params, constraint, records=bool(self._own_info.get("records")))
@@ -190,12 +191,12 @@ class RuntimeEndpoint(Backend):
             )
         for index, each in enumerate(answers):
             generation = parse_generation(each, constraint, index)
-            self.token_usage.add(generation.usage)
+            self.token_usage.add_usage(generation.usage)
             yield self._warn_of_missing(generation, params)
 
     def _warn_of_missing(self, answer: Generation, params: SamplingParams) -> Generation:
         """Adds a warning about what the server left out of the answer."""
-        missing = [] if self._own_info else unsent(answer, params, answer.usage)
+        missing = [] if self._own_info else missing_data_warnings(answer, params, answer.usage)
         return (
             msgspec.structs.replace(answer, meta=with_warnings(answer.meta, *missing))
             if missing
@@ -229,9 +230,9 @@ class RuntimeEndpoint(Backend):
                         if samples[index].ended:
                             continue
                         for event in samples[index].feed(answer):
-                            retries.restart_count()
+                            retries.reset_retry_count()
                             if isinstance(event, Generation):
-                                self.token_usage.add(event.usage)
+                                self.token_usage.add_usage(event.usage)
                             yield event
                 if all(sample.ended for sample in samples):
                     return
@@ -242,7 +243,7 @@ class RuntimeEndpoint(Backend):
                     return
                 if not self._own_info.get("output_ids") and any(sample.ids for sample in samples):
                     raise
-                await retries.pause(error)
+                await retries.pause_before_retry(error)
             # One sample is continued. Several can't be, so they are generated again with the same
             # result.
             continues = count == 1
@@ -275,7 +276,7 @@ class RuntimeEndpoint(Backend):
             async with contextlib.aclosing(self._play_single_node(prompt, node)) as events:
                 async for event in events:
                     assert isinstance(event, Selection)
-                    self.token_usage.add(event.usage)
+                    self.token_usage.add_usage(event.usage)
                     return event
             raise BackendError(f"{self.base_url} returned no scores.", hint=_CHECK)
         text = prompt.text
@@ -316,7 +317,7 @@ class RuntimeEndpoint(Backend):
             cached_tokens=sum(each.cached_tokens for each in usages),
             total_s=max((each.total_s for each in usages), default=0.0),
         )
-        self.token_usage.add(usage)
+        self.token_usage.add_usage(usage)
         return Selection(tuple(scores), usage)
 
     # ------------------------------------------------------------------------------------- programs
@@ -351,7 +352,7 @@ class RuntimeEndpoint(Backend):
 
     def tool_family(self) -> str | None:
         template = self.get_chat_template()
-        return family_of(template.source) if isinstance(template, JinjaTemplate) else None
+        return detect_tool_family(template.source) if isinstance(template, JinjaTemplate) else None
 
     def flush_cache(self) -> bool:
         self._server.request_blocking("POST", "/flush_cache")

@@ -176,7 +176,7 @@ class SampleStream:
                 self._logprobs = logprobs
             check_failure(reason)
         if reason is None:
-            return self._undelivered()
+            return self._take_undelivered()
         whole = parse_generation(
             {**answer, "text": self._text, "output_ids": self.ids}, self._constraint, self._index
         )
@@ -189,12 +189,12 @@ class SampleStream:
         whole = msgspec.structs.replace(
             whole, output_logprobs=tuple(self._all_logprobs()), meta=meta_info
         )
-        return [*self._undelivered(), whole]
+        return [*self._take_undelivered(), whole]
 
     def _all_logprobs(self) -> list[TokenLogprob]:
         return [*self._continued_logprobs, *self._logprobs]
 
-    def _undelivered(self) -> list[Delta | Generation]:
+    def _take_undelivered(self) -> list[Delta | Generation]:
         common = min(len(self._text), len(self._delivered))
         if self._text[:common] != self._delivered[:common]:
             raise BackendError(
@@ -310,13 +310,17 @@ def _parse_logprobs(meta: Mapping[str, Any], kind: str) -> list[TokenLogprob]:
     ids = ids or [None] * len(entries)
     return [
         TokenLogprob(
-            entry[0], entry[1], entry[2] if len(entry) > 2 else None, _tops(top), _tops(chosen)
+            entry[0],
+            entry[1],
+            entry[2] if len(entry) > 2 else None,
+            _parse_top_entries(top),
+            _parse_top_entries(chosen),
         )
         for entry, top, chosen in zip(entries, tops, ids)
     ]
 
 
-def _tops(entries: Sequence[Any] | None) -> tuple[tuple[float, int, str | None], ...]:
+def _parse_top_entries(entries: Sequence[Any] | None) -> tuple[tuple[float, int, str | None], ...]:
     return tuple(
         (entry[0], entry[1], entry[2] if len(entry) > 2 else None) for entry in entries or ()
     )

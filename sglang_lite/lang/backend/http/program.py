@@ -94,7 +94,7 @@ class RemoteProgram:
         data = json.loads(wire.encode(verdict))["data"]
         executor().post(self._queue_item, {"path": list(path), "place": place, "verdict": data})
 
-    def drop(self, path: Path) -> None:
+    def drop_branch(self, path: Path) -> None:
         """Cancels the queued and running nodes of a branch."""
         executor().post(self._queue_item, {"path": list(path), "drop": True})
 
@@ -103,7 +103,9 @@ class RemoteProgram:
         executor().post(self._queue_item, {"path": list(path), "pause": seconds})
 
     def wind_down(self) -> None:
-        """Ends all generations, including those of later nodes, where a limit may cut them."""
+        """Ends all generations, including those of later nodes, as soon as each reaches a place
+        where a limit may cut it.
+        """
         executor().post(self._queue_item, {"path": [], "wind_down": True})
 
     def close(self) -> None:
@@ -114,7 +116,7 @@ class RemoteProgram:
 
     def _close(self) -> None:
         self._closed = True
-        self._send_soon()
+        self._schedule_send()
 
     def _queue_item(self, item: dict[str, Any], nodes: Sequence[Node] = ()) -> None:
         if "drop" in item or any(isinstance(node, Rollback) for node in nodes):
@@ -122,10 +124,10 @@ class RemoteProgram:
         self._items.append({**item, "nodes": nodes} if nodes else item)
         self._unsent.append(item)
         if self._task is None and not self._over:
-            self._task = self._server.run(self._send_and_deliver())
-        self._send_soon()
+            self._task = self._server.run_in_background(self._send_and_deliver())
+        self._schedule_send()
 
-    def _end_with(self, event: ProgramResult | SglError) -> None:
+    def _end_with_event(self, event: ProgramResult | SglError) -> None:
         if not self._over:
             self._over = True
             self._id = None
@@ -151,14 +153,14 @@ class RemoteProgram:
                 self._id = self._lost = None
                 if self._before_going_back < sys.maxsize:
                     raise error
-                await self._retries.pause(error)
+                await self._retries.pause_before_retry(error)
         except SglError as error:
-            self._end_with(error)
+            self._end_with_event(error)
         except asyncio.CancelledError:
-            self._end_with(BackendError("the connections to the server were closed."))
+            self._end_with_event(BackendError("the connections to the server were closed."))
             raise
         except Exception as error:  # in any case, readers must not wait forever
-            self._end_with(BackendError(f"the program can't be played: {error!r}"))
+            self._end_with_event(BackendError(f"the program can't be played: {error!r}"))
 
     async def _wait_for_more_nodes(self) -> None:
         """Gives other threads a moment to add more nodes, so that they are sent with the first
@@ -177,7 +179,7 @@ class RemoteProgram:
                 hint="Call shutdown() after all results are read.",
             )
         branches = self._take_first_nodes()
-        self._delivered.begin()
+        self._delivered.start_over()
         grows = bool(self._unsent) or not self._closed
         body: dict[str, Any] = {
             "version": wire.VERSION,
@@ -199,12 +201,12 @@ class RemoteProgram:
                 if isinstance(event, Played):
                     self._sink(event)
                 else:
-                    self._end_with(event)
+                    self._end_with_event(event)
 
     def _take_first_nodes(self) -> dict[Path, list[Node]]:
-        """Returns the nodes for the first request: all of them, or those before the first drop or
-        rollback, which ends only what comes before it. The remaining items are kept for further
-        requests.
+        """Returns the nodes to send with the first request: all of them or, if there is a drop or
+        rollback, those before it, because it ends only what was sent before. Keeps the remaining
+        items for further requests.
         """
         branches: dict[Path, list[Node]] = {}
         following = len(self._items[self._before_going_back :])
@@ -228,23 +230,23 @@ class RemoteProgram:
                 "the server's answer does not name the program that it opened.",
                 hint="Check what listens at base_url.",
             )
-        self._send_soon()
+        self._schedule_send()
 
     @property
-    def _sends(self) -> bool:
+    def _may_send(self) -> bool:
         return not self._over and not self._retries.over
 
-    def _send_soon(self) -> None:
-        if self._id is None or self._sending or not self._sends:
+    def _schedule_send(self) -> None:
+        if self._id is None or self._sending or not self._may_send:
             return
         if not self._unsent and not self._closed:
             return
         self._sending = True
-        self._server.run(self._send_rest(self._id))
+        self._server.run_in_background(self._send_unsent_answers(self._id))
 
-    async def _send_rest(self, program: str) -> None:
+    async def _send_unsent_answers(self, program: str) -> None:
         try:
-            while self._id == program and self._sends and (self._unsent or self._closed):
+            while self._id == program and self._may_send and (self._unsent or self._closed):
                 answers = self._unsent
                 self._unsent = []
                 closes = self._closed
@@ -258,7 +260,7 @@ class RemoteProgram:
                 if isinstance(error, RETRYABLE_ERRORS):
                     self._lost = error
                 else:
-                    self._end_with(error)
+                    self._end_with_event(error)
                 self._connection.cancel()
         except RuntimeError as error:
             # At the interpreter's exit, and when the backend is closed: both disconnect, which ends
@@ -267,7 +269,7 @@ class RemoteProgram:
                 raise
         finally:
             self._sending = False
-        self._send_soon()
+        self._schedule_send()
 
 
 async def play_single_node(
@@ -298,7 +300,7 @@ async def play_single_node(
     retries = Retries(server)
     delivered = _DeliveredEvents()
     while True:
-        delivered.begin()
+        delivered.start_over()
         try:
             datas = server.stream_events(path, body)
             async with contextlib.aclosing(
@@ -312,7 +314,7 @@ async def play_single_node(
                         raise event
                     yield event
         except RETRYABLE_ERRORS as error:
-            await retries.pause(error)
+            await retries.pause_before_retry(error)
 
 
 class _DeliveredEvents:
@@ -323,9 +325,9 @@ class _DeliveredEvents:
     def __init__(self) -> None:
         self._finished: Counter[_Attempt] = Counter()  # number of finished samples
         self._texts: dict[tuple[_Attempt, int], str] = {}
-        self.begin()
+        self.start_over()
 
-    def begin(self) -> None:
+    def start_over(self) -> None:
         """Prepares for the events of a program that is played from its start."""
         self._finished_now: Counter[_Attempt] = Counter()
         self._texts_now: dict[tuple[_Attempt, int], str] = {}
@@ -348,7 +350,7 @@ class _DeliveredEvents:
                 event = _decode_event(server, data)
                 if isinstance(event, Played):
                     for news in self._undelivered_part(event, deltas=deltas):
-                        retries.restart_count()
+                        retries.reset_retry_count()
                         yield news
                 elif isinstance(event, RETRYABLE_ERRORS):
                     raise event
@@ -385,7 +387,7 @@ class _DeliveredEvents:
 
 def _decode_event(server: ServerClient, data: str) -> ProgramEvent | Usage:
     if data.startswith('{"error"'):  # error of a gateway
-        server.event(data)
+        server.parse_event(data)
     event = wire.decode(data.encode())
     if isinstance(event, ProgramEvent | Usage):
         return event
@@ -414,8 +416,8 @@ def _with_seeds(node: Node) -> Node:
 def _collect_nodes(
     branches: Mapping[Path, Sequence[Node]], path: Path = (), own: Sequence[Node] = ()
 ) -> tuple[Node, ...]:
-    """Returns all nodes of a branch: `own`, the nodes that the fork lists, and then the nodes that
-    were added. Each fork includes the nodes of its branches.
+    """Returns all nodes of a branch: first those listed in its fork (`own`), then those added
+    later. Forks among them include the nodes of their own branches.
     """
     found: list[Node] = []
     for place, node in enumerate((*own, *branches.get(path, ()))):

@@ -36,7 +36,7 @@ class Bucket:
     available: float = 0.0
     at: float = 0.0
 
-    def take(self, amount: float, now: float) -> float:
+    def take_tokens(self, amount: float, now: float) -> float:
         """Takes an amount. Returns the seconds until it is available."""
         if self.per_minute is None:
             return 0.0
@@ -108,7 +108,9 @@ class RateLimit:
         """Delays until a call of about `tokens` tokens may be made. Returns the seconds waited."""
         now = self.now()
         remaining = max(
-            self._requests.take(1, now), self._tokens.take(tokens, now), self._paused_until - now
+            self._requests.take_tokens(1, now),
+            self._tokens.take_tokens(tokens, now),
+            self._paused_until - now,
         )
         waited = 0.0
         try:
@@ -189,8 +191,8 @@ _shared: WeakValueDictionary[tuple[str, str], RateLimit] = WeakValueDictionary()
 
 
 def shared_limit(server: str, key: object) -> RateLimit:
-    """Returns the limit shared by all backends with this server and key. Only a digest of the key
-    is stored.
+    """Returns the limit shared by all backends that use this server with this key. Stores only a
+    digest of the key.
     """
     account = server, hashlib.sha256(str(key).encode()).hexdigest()
     limit = _shared.get(account)

@@ -22,7 +22,7 @@ from sglang_lite.constraints.emit.lark import to_lark
 from sglang_lite.constraints.emit.regex import to_rust
 from sglang_lite.constraints.json_schema.keywords import REPEATS
 from sglang_lite.constraints.json_schema.quotes import KEYWORD, without_documents
-from sglang_lite.constraints.json_schema.repeats import asks_for_limit
+from sglang_lite.constraints.json_schema.repeats import has_repeats_keyword
 from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.number_text import PATTERNS
 from sglang_lite.constraints.syntax.regex import parse
@@ -63,7 +63,7 @@ from sglang_lite.protocol import (
     Unset,
 )
 from sglang_lite.protocol.sampling import given_values
-from sglang_lite.text.tool_use import ToolUse, tool_use_of
+from sglang_lite.text.tool_use import ToolUse, tool_use_from_constraint
 
 # Types of constraint that remote models can serve. Excluded are Continuation, which would be
 # continued in mid-turn, and InOrder, which describes reasoning before a value, because these
@@ -90,15 +90,15 @@ def choose_strategy(profile: Profile, policy: Policy, demands: Demands) -> Strat
     """Returns the strategy with which a model serves a node, or the reason why the node is
     rejected.
     """
-    if _stops_a_value(demands):
+    if _may_stop_inside_value(demands):
         return Refusal("stop together with a constraint", "Leave stop out.")
     found = _strategy_for_constraint(profile, policy, demands)
     return found if isinstance(found, Refusal) else with_parameters(found, profile, policy, demands)
 
 
-def _stops_a_value(demands: Demands) -> bool:
-    """Returns True if a stop string could cut a constrained value. The stops of a number can't,
-    because a number ends by itself.
+def _may_stop_inside_value(demands: Demands) -> bool:
+    """Returns True if a stop string could cut a constrained value short. Stops that only end a
+    number don't count, because a number ends there anyway.
     """
     stops = demands.params.stop
     if isinstance(stops, Unset) or demands.constraint is None:
@@ -113,7 +113,7 @@ def _strategy_for_constraint(
     constraint = demands.constraint
     if constraint is None:
         return Strategy("free", profile.api)
-    if asks_for_limit(constraint):
+    if has_repeats_keyword(constraint):
         return Refusal(
             REPEATS, "Leave the keyword out of the schema, or use a local engine for this node."
         )
@@ -143,9 +143,9 @@ def _strategy_for_constraint(
         return Refusal("the choices' probabilities", _SCORED)
     if demands.kind == "select":
         return Refusal(
-            "select", _TOKENS if profile.api == "completions" else _suggest_instead(profile)
+            "select", _TOKENS if profile.api == "completions" else _suggest_supported_kinds(profile)
         )
-    return Refusal(CONSTRAINT_NAMES[type(constraint)], _suggest_instead(profile))
+    return Refusal(CONSTRAINT_NAMES[type(constraint)], _suggest_supported_kinds(profile))
 
 
 _SCORED = (
@@ -182,7 +182,7 @@ def _repair_strategy(profile: Profile, policy: Policy, demands: Demands) -> Iter
     )
 
 
-def _suggest_instead(profile: Profile) -> str:
+def _suggest_supported_kinds(profile: Profile) -> str:
     kinds = served_kinds(profile, "strict")
     if not kinds:
         unknown = (
@@ -250,9 +250,13 @@ def with_parameters(
     if demands.effort is None or profile.supports("reasoning_effort"):
         strategy = replace(strategy, effort=demands.effort)
     elif policy == "warn":  # the API would report an error or ignore it
-        strategy = strategy.emulated("reasoning_effort is left out: the model does not accept it")
+        strategy = strategy.mark_as_emulated(
+            "reasoning_effort is left out: the model does not accept it"
+        )
     else:
-        instead = f"Leave it out of the backend. {_known(profile, 'reasoning_effort')}".strip()
+        instead = (
+            f"Leave it out of the backend. {_unknown_hint(profile, 'reasoning_effort')}".strip()
+        )
         return Refusal("reasoning_effort", instead)
     stops = () if isinstance(params.stop, Unset) or constraint is not None else params.stop
     in_text = not isinstance(strategy.shape, Tools | GrammarTool | OwnField)
@@ -273,7 +277,7 @@ def with_parameters(
         if name == "n" and policy != "strict":
             count, (best, worst) = params.samples, strategy.calls
             strategy = replace(strategy, samples=count, calls=(best * count, worst * count))
-            strategy = strategy.emulated(f"{count} samples are {count} calls")
+            strategy = strategy.mark_as_emulated(f"{count} samples are {count} calls")
         elif policy == "warn":
             strategy = _without_parameter(strategy, name)
         elif profile.supports(name) and constraint is not None:
@@ -282,26 +286,28 @@ def with_parameters(
             )
         else:
             elsewhere = "Leave it out, or use another backend for this node: gen(backend=…)."
-            return Refusal(name, f"{elsewhere} {_known(profile, name)}{_accepts_hint(profile)}")
+            return Refusal(
+                name, f"{elsewhere} {_unknown_hint(profile, name)}{_accepts_hint(profile)}"
+            )
     both = not isinstance(params.temperature, Unset) and not isinstance(params.top_p, Unset)
     if both and not profile.supports("temperature_with_top_p") and "top_p" not in strategy.left_out:
         if policy != "warn":
             return Refusal("temperature and top_p together", "Set one of them.")
         strategy = _without_parameter(strategy, "top_p")
-    return _stopped(strategy, profile, policy, stops) if stops else strategy
+    return _with_stops(strategy, profile, policy, stops) if stops else strategy
 
 
 def _without_parameter(strategy: Strategy, name: str) -> Strategy:
-    return strategy.emulated(f"{name} is left out: the model does not accept it", name)
+    return strategy.mark_as_emulated(f"{name} is left out: the model does not accept it", name)
 
 
-def _stopped(
+def _with_stops(
     strategy: Strategy, profile: Profile, policy: Policy, stops: tuple[str, ...]
 ) -> Strategy | Refusal:
     limit = profile.limits.get("stop")
     if not profile.supports("stop") or strategy.api == "responses":
         feature = "stop"
-        instead = f"Leave it out. {_known(profile, 'stop')}{_accepts_hint(profile)}"
+        instead = f"Leave it out. {_unknown_hint(profile, 'stop')}{_accepts_hint(profile)}"
     elif limit is not None and len(stops) > limit:
         feature = f"{len(stops)} stop strings"
         instead = f"Give at most {limit}."
@@ -313,10 +319,10 @@ def _stopped(
     if policy == "strict":
         return Refusal(feature, instead)
     warning = f"{feature}: the whole answer is generated and cut afterwards"
-    return replace(strategy, stops=stops).emulated(warning, "stop")
+    return replace(strategy, stops=stops).mark_as_emulated(warning, "stop")
 
 
-def _known(profile: Profile, name: str) -> str:
+def _unknown_hint(profile: Profile, name: str) -> str:
     if name in profile.features:
         return ""
     return f"Whether it accepts {name} is not known: set profile= or capabilities=. "
@@ -332,7 +338,7 @@ def native_strategies(profile: Profile, demands: Demands) -> Iterator[Strategy |
     """
     constraint = demands.constraint
     assert constraint is not None
-    use = tool_use_of(constraint)
+    use = tool_use_from_constraint(constraint)
     if (
         use is not None
         and profile.supports("tools")
@@ -371,8 +377,8 @@ def _fit_tools(use: ToolUse, profile: Profile) -> Tools:
 
 
 def schema_to_show(schema: str) -> str:
-    """Returns the JSON Schema as text for a model that has seen its documents elsewhere or has
-    none.
+    """Returns a JSON Schema as text to show to the model, without the documents that its values
+    quote.
     """
     return (
         json.dumps(without_documents(json.loads(schema)), ensure_ascii=False)
@@ -398,7 +404,7 @@ def _json_strategies(profile: Profile, demands: Demands) -> Iterator[Strategy | 
         ):
             continue
         if fit.refused:
-            yield Refusal("this JSON schema", _unfit(fit), fit.refused)
+            yield Refusal("this JSON schema", _unfit_schema_hint(fit), fit.refused)
         elif name == "strict_tool":
             yield Strategy(name, profile.api, form=form, fit=fit, shape=JsonTool(fit.schema))
         else:
@@ -408,7 +414,7 @@ def _json_strategies(profile: Profile, demands: Demands) -> Iterator[Strategy | 
             )
 
 
-def _unfit(fit: Fit) -> str:
+def _unfit_schema_hint(fit: Fit) -> str:
     changes = "; ".join(f"{pointer or '/'}: {why}" for pointer, why in fit.refused[:3])
     more = f" (and {len(fit.refused) - 3} more)" if len(fit.refused) > 3 else ""
     return f'Change {changes}{more}. Or use policy="emulate", which checks and asks again.'
@@ -421,15 +427,15 @@ _MAX_ALTERNATIVES = 20
 
 
 def selection_strategies(profile: Profile, demands: Demands) -> Iterator[Strategy | Refusal]:
-    """Yields strategies in order of preference, and a Refusal if the choices are the reason why a
-    strategy is missing.
+    """Yields the strategies for a selection in order of preference. In place of a strategy that the
+    choices rule out, yields a Refusal.
     """
     assert isinstance(demands.constraint, Choices)
     choices = demands.constraint.options
     fits = 2 <= len(choices) <= profile.limits.get("choices", 0)
     if profile.supports("decisions") and fits and demands.effort is None:
         yield Strategy("decisions", profile.api)
-    if _tells_first_tokens(profile, demands) and first_characters_differ(choices):
+    if _reports_first_token(profile, demands) and first_characters_differ(choices):
         count = min(profile.limits.get("top_logprobs_num", _MAX_ALTERNATIVES), _MAX_ALTERNATIVES)
         yield Strategy("token_logprobs", profile.api, alternatives=count)
     if profile.supports("logit_bias_steps") and not demands.scores:
@@ -442,7 +448,7 @@ def selection_strategies(profile: Profile, demands: Demands) -> Iterator[Strateg
             )
 
 
-def _tells_first_tokens(profile: Profile, demands: Demands) -> bool:
+def _reports_first_token(profile: Profile, demands: Demands) -> bool:
     """Returns True if a chat model's first token is the first of its answer and has
     log-probabilities. A model that may reason first counts only if scores are needed, because then
     no other strategy can serve the node.
@@ -506,15 +512,15 @@ def own_field_strategies(profile: Profile, constraint: Constraint) -> Iterator[S
         elif pattern is not None:
             yield own("structured_outputs", {"regex": pattern})
         else:
-            yield own("structured_outputs", {"grammar": as_gbnf(constraint)})
+            yield own("structured_outputs", {"grammar": constraint_to_gbnf(constraint)})
     if profile.supports("regex") and pattern is not None:
         yield own("regex", pattern)
     for name in ("ebnf", "grammar"):
         if profile.supports(name) and (pattern is None or name == "grammar"):
-            yield own(name, as_gbnf(constraint))
+            yield own(name, constraint_to_gbnf(constraint))
 
 
-def as_gbnf(constraint: Constraint) -> str:
+def constraint_to_gbnf(constraint: Constraint) -> str:
     """Returns the grammar of a constraint's texts in llama.cpp's GBNF."""
     return constraint.grammar if isinstance(constraint, Ebnf) else to_gbnf(language_of(constraint))
 

@@ -113,7 +113,7 @@ NUMBER_FORMS = [
 ]
 
 
-def unwrap(constraint: Constraint, form: JsonForm, answer: str) -> str:
+def unwrap_answer(constraint: Constraint, form: JsonForm, answer: str) -> str:
     """Returns the text that a local model would have written for the value in an answer. Objects
     are validated later, like all values.
 

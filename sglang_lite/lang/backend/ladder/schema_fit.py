@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from sglang_lite.constraints.json_schema.document import pointer_token
-from sglang_lite.constraints.json_schema.quotes import KEYWORD, SOURCES, in_words
+from sglang_lite.constraints.json_schema.quotes import KEYWORD, SOURCES, describe_quote
 from sglang_lite.lang.backend.profiles.profile import SchemaRules
 
 
@@ -117,7 +117,7 @@ class _Fitter:
                 kept[key] = value
                 self._enforced.append(here)
             elif key == KEYWORD:
-                descriptions.append(in_words(value))
+                descriptions.append(describe_quote(value))
                 self._checked.append((here, "not enforced by the provider"))
             elif key in _NARROWING:
                 descriptions.append(f"{key}: {value}")
@@ -152,7 +152,7 @@ class _Fitter:
                 f"keywords beside a reference are not supported ({', '.join(sorted(beside))})",
             )
         target = schema["$ref"]
-        if not self._rules.recursion and self._reaches(target, target, set()):
+        if not self._rules.recursion and self._leads_to_target(target, target, set()):
             return self._refuse(f"{at}/$ref", "a schema that refers to itself is not supported")
         self._enforced.append(f"{at}/$ref")
         return {"$ref": target, **self._fit_definitions(schema, at)}
@@ -170,7 +170,7 @@ class _Fitter:
     def _fit_unreferenced(
         self, schema: dict[str, Any], kept: dict[str, Any], at: str
     ) -> dict[str, Any]:
-        self._type(schema, kept, at)
+        self._fit_type(schema, kept, at)
         options = schema.get("anyOf", schema.get("oneOf"))
         if options is not None:
             key = "anyOf" if "anyOf" in schema else "oneOf"
@@ -190,7 +190,7 @@ class _Fitter:
             kept |= self._fit_object(schema, at)
         return kept | self._fit_definitions(schema, at)
 
-    def _type(self, schema: dict[str, Any], kept: dict[str, Any], at: str) -> None:
+    def _fit_type(self, schema: dict[str, Any], kept: dict[str, Any], at: str) -> None:
         if "type" in kept:
             if isinstance(kept["type"], list) and not self._rules.type_lists:
                 self._refuse(f"{at}/type", "a list of types is not supported: use anyOf")
@@ -222,7 +222,7 @@ class _Fitter:
             for name in optional:
                 pointer = f"{at}/properties/{pointer_token(name)}"
                 reference = isinstance(properties[name], dict) and properties[name].get("$ref")
-                if reference and self._reaches(reference, reference, set()):
+                if reference and self._leads_to_target(reference, reference, set()):
                     self._refuse(
                         pointer, "an optional property that refers to itself would become required"
                     )
@@ -242,14 +242,15 @@ class _Fitter:
         }
         return found
 
-    def _reaches(self, start: str, target: str, seen: set[str]) -> bool:
-        """Returns True if the references in the schema at `start` lead to `target`."""
+    def _leads_to_target(self, start: str, target: str, seen: set[str]) -> bool:
+        """Returns True if following references from the schema at `start` leads to `target`."""
         return any(
-            each == target or (each not in seen and self._reaches(each, target, seen | {each}))
-            for each in _walk_references(self._at(start))
+            each == target
+            or (each not in seen and self._leads_to_target(each, target, seen | {each}))
+            for each in _walk_references(self._resolve_reference(start))
         )
 
-    def _at(self, reference: str) -> Any:
+    def _resolve_reference(self, reference: str) -> Any:
         found = self._root
         for step in reference.lstrip("#").split("/")[1:]:
             name = step.replace("~1", "/").replace("~0", "~")

@@ -60,7 +60,7 @@ class Strategy:
     def mode(self) -> Literal["native", "emulated"]:
         return "native" if self.native else "emulated"
 
-    def emulated(self, warning: str, *left_out: str) -> Strategy:
+    def mark_as_emulated(self, warning: str, *left_out: str) -> Strategy:
         """Returns the strategy marked as emulated, with a warning about how it differs from the
         request.
 

@@ -18,7 +18,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.protocol import JsonSchema, ParameterError, Regex
@@ -156,7 +156,7 @@ class Profile:
 def check_model_name(model: object) -> None:
     if not isinstance(model, str):
         raise ParameterError(
-            "model_name", f"{shown(model)} is not a string.", where=user_location()
+            "model_name", f"{short_repr(model)} is not a string.", where=user_location()
         )
 
 
@@ -216,7 +216,7 @@ def resolve_profile(profile: str | Profile | None, provider: str, model: str) ->
 @lru_cache(maxsize=1)
 def providers() -> tuple[str, ...]:
     """Returns the names of the providers with a data file."""
-    files = (each.name for each in _data().iterdir())
+    files = (each.name for each in _data_folder().iterdir())
     return tuple(
         sorted(
             name.removesuffix(".toml")
@@ -232,7 +232,7 @@ def profiles(provider: str) -> tuple[Profile, ...]:
     return (*found.values(), default)
 
 
-def _data() -> Any:
+def _data_folder() -> Any:
     return resources.files("sglang_lite.lang.backend.profiles")
 
 
@@ -252,7 +252,7 @@ def _read_provider(provider: str) -> tuple[Mapping[str, Profile], Profile]:
     """Reads the profiles of a provider's models by name, and the profile of unlisted models. An
     error in the file is a bug of this package: tests read all files.
     """
-    file = _data() / f"{provider}.toml"
+    file = _data_folder() / f"{provider}.toml"
     if not file.is_file():
         raise ParameterError(
             "profile",
@@ -264,11 +264,11 @@ def _read_provider(provider: str) -> tuple[Mapping[str, Profile], Profile]:
     if "like" in data:  # another provider, whose software this one runs
         found, base = _read_provider(data["like"])
         own = {name: replace(each, provider=provider) for name, each in found.items()}
-        return own, _profile(data, default, replace(base, provider=provider))
+        return own, _build_profile(data, default, replace(base, provider=provider))
     schema = _schema_rules(data) if "schema" in data else None
 
     def read(entry: Mapping[str, Any], model: str) -> Profile:
-        return _profile(data, entry, Profile(provider, model, entry["api"], schema=schema))
+        return _build_profile(data, entry, Profile(provider, model, entry["api"], schema=schema))
 
     listed = {
         name: read(entry, name) for entry in data.get("models", ()) for name in entry["names"]
@@ -276,7 +276,7 @@ def _read_provider(provider: str) -> tuple[Mapping[str, Profile], Profile]:
     return listed, read(default, "")
 
 
-def _profile(data: Mapping[str, Any], entry: Mapping[str, Any], base: Profile) -> Profile:
+def _build_profile(data: Mapping[str, Any], entry: Mapping[str, Any], base: Profile) -> Profile:
     """Builds a profile from the facts of an entry's traits and then the entry's own; later ones
     take precedence.
     """

@@ -15,7 +15,7 @@ import msgspec
 
 from sglang_lite.errors import Origin
 from sglang_lite.lang.backend.apis.api import Api, ApiRequest, ProviderItems, Target
-from sglang_lite.lang.backend.base import Backend, refusal
+from sglang_lite.lang.backend.base import Backend, unsupported_feature_error
 from sglang_lite.lang.backend.capabilities import Capabilities, Demands
 from sglang_lite.lang.backend.http.rate_limit import RateLimit
 from sglang_lite.lang.backend.ladder.choose import ANY_CHOICE, capabilities_of, choose_strategy
@@ -29,7 +29,7 @@ from sglang_lite.lang.backend.remote.explain import Explainer, Explanation, Pric
 from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.lang.backend.remote.selecting import select_by_strategy
 from sglang_lite.lang.backend.remote.serving import serve
-from sglang_lite.lang.backend.rendering import text_outside, with_tools
+from sglang_lite.lang.backend.rendering import text_outside_turns, with_tools
 from sglang_lite.lang.backend.token_counts import TokenUsage
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.protocol import (
@@ -194,7 +194,7 @@ class RemoteBackend(Backend):
             TraceError: the body branches on a value that only a run knows, in a way that can't be
                 explored.
         """
-        facts = RunFacts.of(params, program.api_drafts)
+        facts = RunFacts.at_run_start(params, program.api_drafts)
         traced = program.trace(backend=TracedBackend(self, facts), explore=explore, **arguments)
         return Explainer(self, params, retries, count, price).explain(
             traced.graph(), traced.answers
@@ -212,7 +212,7 @@ class RemoteBackend(Backend):
             demands = self.selection(choices.options, scores=demands.scores)
         found = self.strategy(demands)
         if isinstance(found, Refusal):
-            raise refusal(self, node, found.feature, found.instead, where)
+            raise unsupported_feature_error(self, node, found.feature, found.instead, where)
 
     def shares_prompt_cost(
         self, params: SamplingParams, constraint: Constraint | None, count: int
@@ -282,7 +282,7 @@ class RemoteBackend(Backend):
             return await self.decide(prompt, choices)
         return self._with_cost(await select_by_strategy(self, prompt, demands, strategy))
 
-    def call(
+    def call_api(
         self,
         prompt: Prompt,
         params: SamplingParams,
@@ -293,7 +293,7 @@ class RemoteBackend(Backend):
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Makes one call to the provider's API, with the items that the API expects back from
         earlier turns. Yields deltas if `stream`, then the samples, neither checked nor converted,
-        like `ApiClient.ask`.
+        like `ApiClient.request_answer`.
 
         Args:
             constrained: whether the answer has a constraint, so that an answer that was cut short
@@ -301,9 +301,13 @@ class RemoteBackend(Backend):
         """
         api, target = self.target(strategy)
         request = ApiRequest(
-            target, prompt, params, strategy.shape, self._client.provider_items.of(prompt.messages)
+            target,
+            prompt,
+            params,
+            strategy.shape,
+            self._client.provider_items.items_by_message(prompt.messages),
         )
-        return self._client.ask(
+        return self._client.request_answer(
             api, request, self.tokenizer, constrained=constrained, stream=stream
         )
 
@@ -344,7 +348,7 @@ class RemoteBackend(Backend):
                 f"{self._name} can't continue text that is already in the assistant's turn: {prompt.partial[-60:]!r}.",
                 hint="Move it to the user's turn, begin a new turn for each generation, or use a local engine.",
             )
-        outside = text_outside(prompt, self.get_chat_template())
+        outside = text_outside_turns(prompt, self.get_chat_template())
         if outside:
             raise CapabilityError(
                 f"{self._name} would not see the text outside the turns: {outside[:60]!r}.",

@@ -34,7 +34,7 @@ from sglang_lite.lang.backend.apis.api import (
     Tools,
 )
 from sglang_lite.lang.backend.remote.connection import ApiConnection
-from sglang_lite.lang.backend.remote.errors import ErrorTranslator, shortened
+from sglang_lite.lang.backend.remote.errors import ErrorTranslator, shorten_message
 from sglang_lite.lang.backend.token_counts import (
     NOT_CREDIBLE,
     SentRequests,
@@ -48,7 +48,7 @@ from sglang_lite.lang.backend.token_counts import (
     sent_requests,
     unreported_usages,
 )
-from sglang_lite.lang.results import unsent, with_warnings
+from sglang_lite.lang.results import missing_data_warnings, with_warnings
 from sglang_lite.protocol import (
     BackendError,
     Delta,
@@ -80,7 +80,7 @@ class ApiClient:
     tokens: TokenUsage
     provider_items: ProviderItems
 
-    async def ask(
+    async def request_answer(
         self,
         api: Api,
         request: ApiRequest,
@@ -112,14 +112,14 @@ class ApiClient:
                 ) as deltas:
                     async for delta in deltas:
                         yield delta
-            account.end()
-            for each in self._samples(reader, request, constrained=constrained):
+            account.end_answered_call()
+            for each in self._finish_samples(reader, request, constrained=constrained):
                 yield each
         except asyncio.CancelledError:
-            account.fail(None)
+            account.end_failed_call(None)
             raise
         except SglError as error:
-            account.fail(error)
+            account.end_failed_call(error)
             if error.origin is None:
                 origin = self.errors.origin
                 error.origin = Origin(origin.provider, origin.model, reader.meta.get("id"))
@@ -144,20 +144,20 @@ class ApiClient:
             create = api.create(self.connection.client())
             if stream or api.always_streams:
                 async with _open_stream(
-                    await account.counted(create(**arguments, **api.streamed))
+                    await account.count_requests(create(**arguments, **api.streamed))
                 ) as events:
                     async for event in events:
-                        for delta in reader.event(event):
+                        for delta in reader.read_event(event):
                             first = first or time.perf_counter() - began
                             if stream and (delta.text or delta.reasoning):
                                 yield delta
             else:
-                response = await account.counted(create(**arguments))
+                response = await account.count_requests(create(**arguments))
                 if isinstance(response, str):  # SDKs return a body that is not JSON as a string
-                    raise self.errors.unreadable_error(
-                        f"the answer is not JSON, but {shortened(response)[:200] or 'empty'}"
+                    raise self.errors.unreadable_response_error(
+                        f"the answer is not JSON, but {shorten_message(response)[:200] or 'empty'}"
                     )
-                reader.whole(response)
+                reader.read_whole_answer(response)
             account.answered += 1
             if not reader.paused:
                 break
@@ -170,30 +170,30 @@ class ApiClient:
         times = {"first_token_s": first, "total_s": time.perf_counter() - began}
         reader.usage = msgspec.structs.replace(reader.usage, **times)
 
-    def _samples(
+    def _finish_samples(
         self, reader: ApiReader, request: ApiRequest, *, constrained: bool
     ) -> Iterator[Generation]:
         """Yields the finished samples of an answer and adds its usage to the totals."""
-        self.tokens.add(reader.usage)
+        self.tokens.add_usage(reader.usage)
         if reader.failure:
             raise self.errors.answer_failure_error(reader.failure)
         if reader.paused:
-            raise self.errors.unreadable_error(f"the model paused {_MAX_PAUSES} times")
+            raise self.errors.unreadable_response_error(f"the model paused {_MAX_PAUSES} times")
         count = request.params.samples
         if len(reader.samples) != count:
-            raise self.errors.unreadable_error(
+            raise self.errors.unreadable_response_error(
                 f"{len(reader.samples)} samples arrived instead of {count}"
             )
         for index, sample in sorted(reader.samples.items()):
             if sample.finish_reason is None:
-                raise self.errors.unreadable_error(
+                raise self.errors.unreadable_response_error(
                     "the stream ended before the answer was complete"
                 )
             # Providers report one usage for all samples together; the first sample carries it.
             usage = Usage() if index else reader.usage
-            text = self._text(sample, request, usage, constrained=constrained)
+            text = self._sample_text(sample, request, usage, constrained=constrained)
             if sample.provider_items and count == 1 and not request.prompt.partial:
-                self.provider_items.keep(request.prompt.messages, text, sample.provider_items)
+                self.provider_items.store_turn(request.prompt.messages, text, sample.provider_items)
             answer = Generation(
                 text,
                 finish_reason="length" if sample.truncated else "stop",
@@ -203,10 +203,12 @@ class ApiClient:
                 output_logprobs=sample.logprobs,
                 reasoning=sample.reasoning,
             )
-            missing = unsent(answer, request.params, reader.usage, end_assumed=sample.end_assumed)
+            missing = missing_data_warnings(
+                answer, request.params, reader.usage, end_assumed=sample.end_assumed
+            )
             yield msgspec.structs.replace(answer, meta=with_warnings(reader.meta, *missing))
 
-    def _text(
+    def _sample_text(
         self, sample: PartialAnswer, request: ApiRequest, usage: Usage, *, constrained: bool
     ) -> str:
         """Returns the text of a sample. Tool calls become JSON text: the arguments, or an object
@@ -317,33 +319,33 @@ class CallAccount:
         self._over = False
         self.answered = 0
 
-    async def counted(self, sending: Awaitable[_T]) -> _T:
-        """Awaits `sending` and counts its requests."""
+    async def count_requests(self, sending: Awaitable[_T]) -> _T:
+        """Awaits `sending` and counts the requests that it makes."""
         token = sent_requests.set(self._sent)
         try:
             return await sending
         finally:
             sent_requests.reset(token)
 
-    def end(self) -> None:
-        """Ends the account of an answered call. Requests that the SDK had to repeat, and an answer
-        that reports less than it must have used, are charged with the maximum that they may have
-        used.
+    def end_answered_call(self) -> None:
+        """Ends the account of an answered call. Charges the maximum possible usage for requests
+        that the SDK had to repeat, and for an answer whose reported usage is too low to be
+        credible.
         """
         self._over = True
         if unreported_usages.get() is None:
             return
-        add_unreported_usage(self._possible(), self._sent.processed - self.answered)
+        add_unreported_usage(self._maximum_usage(), self._sent.processed - self.answered)
         reported = self._reader.usage
         samples = self._reader.samples.values()
         whole = all(sample.finish_reason is not None for sample in samples)
         if not whole or not is_credible(
-            reported, self._request.prompt, map(_text, samples), self._tokenizer
+            reported, self._request.prompt, map(_all_text, samples), self._tokenizer
         ):
-            add_unreported_usage(missing_usage(reported, self._possible()))
+            add_unreported_usage(missing_usage(reported, self._maximum_usage()))
             self._reader.meta.setdefault("warnings", []).append(NOT_CREDIBLE)
 
-    def fail(self, error: SglError | None) -> None:
+    def end_failed_call(self, error: SglError | None) -> None:
         """Ends the account of a failed call, unless it has ended. The usage of its requests is
         unknown.
 
@@ -357,12 +359,12 @@ class CallAccount:
         if not self._sent.tried:  # by an SDK with connections of its own
             unanswered = isinstance(error, BackendError) and error.usage is None
         if error is None:
-            add_unreported_usage(self._possible(), unanswered - 1)
+            add_unreported_usage(self._maximum_usage(), unanswered - 1)
         elif unanswered > 0:
-            add_unreported_usage(missing_usage(self._reader.usage, self._possible()))
-            add_unreported_usage(self._possible(), unanswered - 1)
+            add_unreported_usage(missing_usage(self._reader.usage, self._maximum_usage()))
+            add_unreported_usage(self._maximum_usage(), unanswered - 1)
 
-    def _possible(self) -> Usage:
+    def _maximum_usage(self) -> Usage:
         """Returns the maximum usage that one request may have had."""
         request = self._request
         params = self._request.params
@@ -372,14 +374,14 @@ class CallAccount:
                 json.dumps(asdict(request.shape), default=dict), self._tokenizer
             )
         seen = sum(
-            count_text_tokens(_text(sample), self._tokenizer)
+            count_text_tokens(_all_text(sample), self._tokenizer)
             for sample in self._reader.samples.values()
         )
         longest = 0 if isinstance(params.max_tokens, Unset) else params.max_tokens * params.samples
         return Usage(prompt, 0, max(longest, seen))
 
 
-def _text(sample: PartialAnswer) -> str:
+def _all_text(sample: PartialAnswer) -> str:
     """Joins everything that was received of a sample."""
     return " ".join(
         [

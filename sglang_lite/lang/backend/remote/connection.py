@@ -12,12 +12,12 @@ from typing import Any
 
 from sglang_lite.errors import Origin
 from sglang_lite.lang.argument_names import explains_wrong_arguments
-from sglang_lite.lang.backend.http.client import LOCAL_HOSTS, address
+from sglang_lite.lang.backend.http.client import LOCAL_HOSTS, split_address
 from sglang_lite.lang.backend.http.connection_pool import pool_arguments
 from sglang_lite.lang.backend.http.rate_limit import RateLimit, shared_limit
 from sglang_lite.lang.backend.remote.errors import ErrorTranslator
 from sglang_lite.lang.concurrency.loop import executor_loop, on_executor
-from sglang_lite.lang.concurrency.loop_end import Handle, closed_with_loop
+from sglang_lite.lang.concurrency.loop_end import Handle, close_with_loop
 from sglang_lite.protocol import BackendError, ParameterError
 from sglang_lite.protocol.anything import Foreign
 
@@ -68,7 +68,9 @@ class ApiConnection:
             ) from error
         self._connector = connector
         try:
-            self.latest_client: Any = connector.make_client(self.sdk, self._response_hook(), None)
+            self.latest_client: Any = connector.make_client(
+                self.sdk, self._make_response_hook(), None
+            )
         except connector.errors(self.sdk)[0] as error:
             raise ParameterError(backend, str(error)) from error
         self._loop: asyncio.AbstractEventLoop | None = None  # loop that the client is open for
@@ -82,7 +84,9 @@ class ApiConnection:
 
     def error_translator(self, name: str, origin: Origin) -> ErrorTranslator:
         """Creates the translator of the SDK's errors."""
-        return ErrorTranslator(name, origin, *self._connector.errors(self.sdk), self._secrets)
+        return ErrorTranslator(
+            name, origin, *self._connector.errors(self.sdk), self._client_secrets
+        )
 
     def client(self) -> Foreign:
         """Returns the client for the running event loop. A client that was used on another loop
@@ -93,10 +97,10 @@ class ApiConnection:
             return self.latest_client
         if self._used:
             self.latest_client = self._connector.make_client(
-                self.sdk, self._response_hook(), self.latest_client
+                self.sdk, self._make_response_hook(), self.latest_client
             )
         if self.latest_client is not self._connector.existing_client:
-            self._handle = closed_with_loop(partial(self._connector.close, self.latest_client))
+            self._handle = close_with_loop(partial(self._connector.close, self.latest_client))
         self._loop = loop
         self._used = True
         return self.latest_client
@@ -117,7 +121,7 @@ class ApiConnection:
         ):
             asyncio.run_coroutine_threadsafe(_close_handle(handle), loop).result()
 
-    def _response_hook(self) -> ResponseHook:
+    def _make_response_hook(self) -> ResponseHook:
         """Returns a callback that reports answers to the rate limit. It holds only a weak
         reference, so a client does not keep this object alive.
         """
@@ -130,7 +134,7 @@ class ApiConnection:
 
         return on_response
 
-    def _secrets(self) -> Iterator[object]:
+    def _client_secrets(self) -> Iterator[object]:
         for name in ("api_key", "auth_token", "admin_api_key"):
             yield getattr(self.latest_client, name, None)
 
@@ -155,7 +159,7 @@ def sdk_client(
             address.
     """
     url = options.get("base_url")
-    trust_env = not (isinstance(url, str) and address(url).hostname in LOCAL_HOSTS)
+    trust_env = not (isinstance(url, str) and split_address(url).hostname in LOCAL_HOSTS)
     if client is not None and (args or options):
         raise ParameterError(
             "client",

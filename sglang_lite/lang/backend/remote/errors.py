@@ -68,19 +68,21 @@ class ErrorTranslator:
         try:
             yield
         except self.base as error:
-            raise self._translate_sdk_error(error) from self._cause(error)
+            raise self._translate_sdk_error(error) from self._shareable_cause(error)
         except httpx2.TimeoutException as error:
-            raise self._timeout_error() from self._cause(error)
+            raise self._timeout_error() from self._shareable_cause(error)
         except httpx2.HTTPError as error:  # SDKs don't convert errors while an answer is read
-            broken = self.unreadable_error(
+            broken = self.unreadable_response_error(
                 f"the connection failed in the middle of the answer ({error})"
             )
             broken.retryable = True
-            raise broken from self._cause(error)
+            raise broken from self._shareable_cause(error)
         except json.JSONDecodeError as error:
-            raise self.unreadable_error(f"the answer is not JSON ({error})") from self._cause(error)
+            raise self.unreadable_response_error(
+                f"the answer is not JSON ({error})"
+            ) from self._shareable_cause(error)
 
-    def unreadable_error(self, what: str) -> BackendError:
+    def unreadable_response_error(self, what: str) -> BackendError:
         """Makes the error for an answer that can't be read."""
         return BackendError(
             f"{self.name}: {self.redact_secrets(what)}.",
@@ -90,7 +92,7 @@ class ErrorTranslator:
     def answer_failure_error(self, why: str) -> BackendError:
         """Makes the error for an answer that reports its own failure. It may be retried."""
         ours = BackendError(
-            f"{self.name}: {self.redact_secrets(shortened(why))}", hint="Try again."
+            f"{self.name}: {self.redact_secrets(shorten_message(why))}", hint="Try again."
         )
         ours.retryable = True
         return ours
@@ -107,7 +109,7 @@ class ErrorTranslator:
                 text = text.replace(str(secret), "…")
         return text
 
-    def _cause(self, error: Exception) -> Exception | None:
+    def _shareable_cause(self, error: Exception) -> Exception | None:
         """Returns the SDK's error as the cause of ours, or None if it shows a secret: an API may
         repeat its key.
         """
@@ -152,7 +154,7 @@ def _read_report(error: Exception) -> tuple[str, set[str]]:
     fields = body.get("error", body) if isinstance(body, dict) else body
     fields = fields if isinstance(fields, dict) else {"message": fields}
     message = str(fields.get("message") or getattr(error, "message", error))
-    return shortened(message), {
+    return shorten_message(message), {
         str(fields.get("type")),
         str(fields.get("code")),
         str(getattr(error, "status", None)),
@@ -190,7 +192,7 @@ def _error_by_status(text: str, status: int, kinds: set[str]) -> BackendError:
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 
-def shortened(message: str) -> str:
+def shorten_message(message: str) -> str:
     """Shortens a message for display: to its first 1,000 characters, or to the title of an HTML
     page.
     """

@@ -243,7 +243,7 @@ class Explainer:
             if isinstance(own.source, TurnSource)
             else (None, 0)
         )
-        refusal = self._refusal(prompt, turn)
+        refusal = self._refusal_reason(prompt, turn)
         demands = self._node_demands(request, own)
         found = self._backend.strategy(demands)
         if isinstance(request, Select) and request.method == "unconditional_likelihood_normalized":
@@ -286,7 +286,7 @@ class Explainer:
             return replace(explained, calls=(0, worst * tries))
         return replace(explained, calls=(best, worst * (1 + tries)))
 
-    def _refusal(self, prompt: Prompt, turn: TurnPlan | None) -> str | None:
+    def _refusal_reason(self, prompt: Prompt, turn: TurnPlan | None) -> str | None:
         """Returns the reason why a node's prompt or its turn is refused, or None if both are
         accepted.
         """

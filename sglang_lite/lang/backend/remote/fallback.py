@@ -10,11 +10,16 @@ import msgspec
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.base import Backend, name_of, name_with_model
-from sglang_lite.lang.backend.capabilities import Capabilities, Demands, TurnRules, common_rules
+from sglang_lite.lang.backend.capabilities import (
+    Capabilities,
+    Demands,
+    TurnRules,
+    combine_turn_rules,
+)
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.backend.remote.planner import CallPlanner
-from sglang_lite.lang.backend.rendering import rerender
+from sglang_lite.lang.backend.rendering import rerender_with_template
 from sglang_lite.lang.backend.token_counts import add_unreported_usage
 from sglang_lite.protocol import (
     BackendError,
@@ -104,7 +109,7 @@ class Fallback(Backend):
             except BackendError as error:
                 if begun or not error.retryable or backend is self.backends[-1]:
                     raise
-                self._failed(failed, backend, error)
+                self._record_failed_backend(failed, backend, error)
             else:
                 return
 
@@ -121,7 +126,7 @@ class Fallback(Backend):
             except BackendError as error:
                 if not error.retryable or backend is self.backends[-1]:
                     raise
-                self._failed(failed, backend, error)
+                self._record_failed_backend(failed, backend, error)
         raise AssertionError("unreachable")
 
     def shutdown(self) -> None:
@@ -129,7 +134,9 @@ class Fallback(Backend):
             backend.shutdown()
 
     @staticmethod
-    def _failed(failed: list[tuple[str, str]], backend: Backend, error: BackendError) -> None:
+    def _record_failed_backend(
+        failed: list[tuple[str, str]], backend: Backend, error: BackendError
+    ) -> None:
         failed.append((name_with_model(backend), str(error)))
         if error.usage is not None:
             add_unreported_usage(error.usage)  # the answer will carry only its own
@@ -139,7 +146,7 @@ class Fallback(Backend):
         return (
             prompt
             if backend is self.backends[0]
-            else rerender(prompt, backend.get_chat_template(), self.chat_template)
+            else rerender_with_template(prompt, backend.get_chat_template(), self.chat_template)
         )
 
     def _name_answerer(self, backend: Backend, answer: _Answer, failed: Sequence[Any]) -> _Answer:
@@ -156,6 +163,6 @@ def _common_capabilities(each: Sequence[Capabilities]) -> Capabilities:
         constraints=frozenset.intersection(*(can.constraints for can in each)),
         params=frozenset.intersection(*limited) if limited else None,
         **{flag: all(getattr(can, flag) for can in each) for flag in _SHARED},
-        turns=common_rules([own or _CONTINUES for own in rules]) if any(rules) else None,
+        turns=combine_turn_rules([own or _CONTINUES for own in rules]) if any(rules) else None,
         caches_prompts=each[0].caches_prompts,
     )

@@ -54,7 +54,7 @@ class FirstTokenGate:
             await self._opened.wait()
         return False
 
-    def open(self) -> None:
+    def open_gate(self) -> None:
         """Opens the gate for the waiting branches: the first token has arrived, or none will."""
         self._opened.set()
 
@@ -80,15 +80,17 @@ class BehindGate(AnswerSource):
             yield
         finally:
             if self._leads:  # on failure, too
-                self._gate.open()
+                self._gate.open_gate()
 
     async def agenerate(self, question: NodeQuestion) -> AsyncGenerator[Delta | Generation, None]:
         if self._leads:  # for its first token
             question = replace(question, stream=True)
-        events = question.events() if self.source is None else self.source.agenerate(question)
+        events = (
+            question.request_events() if self.source is None else self.source.agenerate(question)
+        )
         async for event in events:
             if self._leads:
-                self._gate.open()
+                self._gate.open_gate()
             yield event
 
 
@@ -136,18 +138,18 @@ class CallPlanner(Planner):
                 break
         return planned
 
-    def share(self, added: Expression, size: int) -> Expression:
+    def share_among_branches(self, added: Expression, size: int) -> Expression:
         expressions = list(added.walk())
         first = next(
             (i for i, expression in enumerate(expressions) if not is_constant(expression)), 0
         )
         own = expressions[first] if expressions else None
-        if not isinstance(own, SglGen) or not self.may_share(own, size):
+        if not isinstance(own, SglGen) or not self.may_share_call(own, size):
             return added
         expressions[first] = msgspec.structs.replace(own, source=SharedCall(size))
         return Expressions(expressions)
 
-    def may_share(self, own: SglGen, size: int) -> bool:
+    def may_share_call(self, own: SglGen, size: int) -> bool:
         """Returns True if a generation may take a sample of another branch's call. This requires
         that it has no seed, sample count, tools or backend of its own, and that sharing one call
         for `size` samples is worthwhile.
@@ -205,7 +207,7 @@ class SharedCall(AnswerSource):
         if samples:
             yield samples.pop(0)
             return
-        async for event in question.events():
+        async for event in question.request_events():
             yield event
 
     async def _call_for_all(
@@ -217,7 +219,7 @@ class SharedCall(AnswerSource):
             several = replace(
                 question, params=msgspec.structs.replace(question.params, n=self.size)
             )
-            async for event in several.events():
+            async for event in several.request_events():
                 if isinstance(event, Generation):
                     samples.append(event)
                 elif not event.index:

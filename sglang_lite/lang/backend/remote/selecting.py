@@ -93,7 +93,7 @@ async def _select_by_first_token(
         demands.params, max_tokens=1, return_logprob=True, top_logprobs_num=count
     )
     answer = await only_answer(
-        backend.call(shown, params, strategy, constrained=False, stream=False)
+        backend.call_api(shown, params, strategy, constrained=False, stream=False)
     )
     found = _choice_probabilities(answer.output_logprobs, choices)
     if not any(found):
@@ -168,7 +168,7 @@ async def _select_by_steps(
             spans = (*prompt.spans, Span(beginning, special=False)) if beginning else prompt.spans
             shown = msgspec.structs.replace(prompt, spans=spans, partial=prompt.partial + beginning)
             answer = await only_answer(
-                backend.call(shown, params, strategy, constrained=False, stream=False)
+                backend.call_api(shown, params, strategy, constrained=False, stream=False)
             )
             calls = calls + 1
             meta = dict(answer.meta)

@@ -17,8 +17,8 @@ from sglang_lite.constraints.matching import validate
 from sglang_lite.errors import Origin
 from sglang_lite.lang.backend.apis.api import GrammarTool, JsonTool, Tools
 from sglang_lite.lang.backend.base import only_answer
-from sglang_lite.lang.backend.ladder.choose import as_gbnf, schema_to_show
-from sglang_lite.lang.backend.ladder.object_constraints import unwrap
+from sglang_lite.lang.backend.ladder.choose import constraint_to_gbnf, schema_to_show
+from sglang_lite.lang.backend.ladder.object_constraints import unwrap_answer
 from sglang_lite.lang.backend.ladder.strategy import REPAIRS, Strategy
 from sglang_lite.lang.backend.token_counts import add_unreported_usage
 from sglang_lite.lang.results import with_warnings
@@ -83,7 +83,7 @@ async def serve(
             strategy.stops or wrapped or isinstance(strategy.shape, Tools | JsonTool | GrammarTool)
         )
         shown = stream and not whole  # other answers are only shown when they are complete
-        async for event in backend.call(
+        async for event in backend.call_api(
             prompt, params, strategy, constrained=constraint is not None, stream=shown
         ):
             if isinstance(event, Generation):
@@ -152,7 +152,7 @@ def with_strategy(meta: Mapping[str, Json], strategy: Strategy, calls: int) -> d
 
 def _read_value(constraint: Constraint, strategy: Strategy, text: str) -> str:
     if strategy.form is not None:
-        text = unwrap(constraint, strategy.form, text)
+        text = unwrap_answer(constraint, strategy.form, text)
         if strategy.form.wrapped or strategy.name != "repair":
             return text  # objects are validated later, like all values
     validate(constraint, text)
@@ -180,7 +180,7 @@ async def _repair_until_valid(
     current = shown
     for attempt in range(1 + REPAIRS):
         # one that is cut is repaired
-        events = backend.call(current, params, strategy, constrained=False, stream=False)
+        events = backend.call_api(current, params, strategy, constrained=False, stream=False)
         answer = await only_answer(events)
         usages.append(answer.usage)
         plain = msgspec.structs.replace(
@@ -253,6 +253,4 @@ def _constraint_instruction(constraint: Constraint) -> str:
             return f"Answer with a text that matches this regular expression as a whole, {alone}:\n{pattern}"
         case Lark(grammar):
             return f"Answer with a text of this grammar (in Lark's syntax), {alone}:\n{grammar}"
-    return (
-        f"Answer with a text of this grammar (in llama.cpp's GBNF), {alone}:\n{as_gbnf(constraint)}"
-    )
+    return f"Answer with a text of this grammar (in llama.cpp's GBNF), {alone}:\n{constraint_to_gbnf(constraint)}"

@@ -14,14 +14,14 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from sglang_lite.constraints.matching import validate
-from sglang_lite.lang.backend.base import refusal
+from sglang_lite.lang.backend.base import unsupported_feature_error
 from sglang_lite.lang.backend.planning import AnswerSource, NodeQuestion, RunFacts
 from sglang_lite.lang.backend.remote.turn_plan import (
     Generated,
     TurnContext,
     TurnPlan,
-    plan,
-    stops_of,
+    effective_stops,
+    plan_turns,
     turn_text,
 )
 from sglang_lite.lang.backend.rendering import with_continue_request, without_partial_turn
@@ -62,9 +62,9 @@ def sources_in_turns(
     """
     turns: dict[int, Turn] = {}  # by the ids of their plans
     found: dict[int, TurnSource] = {}
-    for i, (planned, index) in plan(expressions, setting).items():
+    for i, (planned, index) in plan_turns(expressions, setting).items():
         if planned.refusal is not None:
-            raise refusal(setting.backend, *planned.refusal, setting.where)
+            raise unsupported_feature_error(setting.backend, *planned.refusal, setting.where)
         turn = turns.setdefault(id(planned), Turn(planned, setting.run))
         found[i] = TurnSource(turn, index)
     return found
@@ -98,7 +98,7 @@ class Turn:
         self.plan = plan
         self._drafts = run.drafts
         self._pieces = tuple(
-            p if isinstance(p, str) else _hole_for(p, run.params) for p in plan.span.pieces
+            p if isinstance(p, str) else _make_turn_hole(p, run.params) for p in plan.span.pieces
         )
         self._indices = [i for i, piece in enumerate(self._pieces) if isinstance(piece, TurnHole)]
         self._ahead = plan.ahead
@@ -108,7 +108,7 @@ class Turn:
         # turns before this one, in the first prompt
         self._messages: tuple[Message, ...] | None = None
 
-    async def answers(
+    async def turn_events(
         self, index: int, question: NodeQuestion
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Yields the events of the generation at `index`. A later attempt makes its own call and
@@ -118,12 +118,12 @@ class Turn:
         if found is not None:
             yield found
         elif self.plan.asks_to_continue and question.prompt.partial.strip():
-            yield self._with_wasted(await self._ask_to_continue(question))
+            yield self._add_wasted_usage(await self._ask_to_continue(question))
         else:
-            async for event in question.events():
-                yield self._with_wasted(event) if isinstance(event, Generation) else event
+            async for event in question.request_events():
+                yield self._add_wasted_usage(event) if isinstance(event, Generation) else event
 
-    async def selection(
+    async def turn_selection(
         self, index: int, question: NodeQuestion, choices: Sequence[str]
     ) -> Selection:
         """Returns the answer of the selection at `index`."""
@@ -132,10 +132,10 @@ class Turn:
         )
         if found is not None:
             return Selection((), found.usage, found.text, found.meta)
-        picked = await replace(question, prompt=self._continuation_prompt(question)).selection(
-            choices
-        )
-        total = self._with_wasted(Generation("", usage=picked.usage, meta=picked.meta))
+        picked = await replace(
+            question, prompt=self._continuation_prompt(question)
+        ).request_selection(choices)
+        total = self._add_wasted_usage(Generation("", usage=picked.usage, meta=picked.meta))
         return msgspec.structs.replace(picked, usage=total.usage, meta=total.meta)
 
     def _continuation_prompt(self, question: NodeQuestion) -> Prompt:
@@ -159,10 +159,10 @@ class Turn:
         if question.prompt.messages != self._messages:  # the model is shown its rejected answer
             return None
         if index not in self._answers:
-            await self._look_ahead(index, question)
+            await self._request_turn_ahead(index, question)
         return self._answers.pop(index, None)
 
-    async def _look_ahead(self, index: int, question: NodeQuestion) -> None:
+    async def _request_turn_ahead(self, index: int, question: NodeQuestion) -> None:
         """Makes a call that may bring the answers of this generation and later ones of the turn."""
         if self.plan.as_text:
             await self._ask_as_one_text(index, question)
@@ -171,17 +171,17 @@ class Turn:
         turn_start = question.prompt.partial if self.plan.asks_to_continue else ""
         if turn_start.strip() and index == 0 and self.plan.span.begins:
             pieces = (turn_start, *self._pieces[self._indices[0] :])
-            if await self._ask_ahead(
+            if await self._request_rest_of_turn(
                 index, pieces, question, without_partial_turn(question.prompt), ""
             ):
                 return
         if len(self._indices) - index > 1:
             pieces = self._pieces[self._indices[index] :]
-            self._ahead = await self._ask_ahead(
+            self._ahead = await self._request_rest_of_turn(
                 index, pieces, question, self._continuation_prompt(question), turn_start
             )
 
-    async def _ask_ahead(
+    async def _request_rest_of_turn(
         self,
         index: int,
         pieces: Sequence[TurnPiece],
@@ -200,13 +200,13 @@ class Turn:
         free = msgspec.structs.replace(
             question.params, stop=self.plan.stops or UNSET, max_tokens=self._drafts.tokens
         )
-        response = await question.answer(prompt, free)
+        response = await question.ask_other_question(prompt, free)
         tokens = tuple(entry.text or "" for entry in response.output_logprobs)
         text = strip_repetition(turn_start, response.text) if turn_start else response.text
         answer = UnstoppedAnswer(
             text, response.finish_reason == "stop", response.usage.completion_tokens, tokens
         )
-        reading = read(answer, pieces)
+        reading = read_pieces(answer, pieces)
         possible = len(self._indices) - index
         found = len(reading.values)
         saved = max(found - 1, 0)
@@ -219,11 +219,11 @@ class Turn:
         if not found:
             self._wasted.append(response)
             return False
-        usage = _with_thrown_away(response.usage, reading.unused_tokens)
+        usage = _add_thrown_away_tokens(response.usage, reading.unused_tokens)
         turn = {"by": "ahead", "found": saved, "thrown_tokens": reading.unused_tokens}
         own = msgspec.structs.replace(response, usage=usage, meta={**response.meta, "turn": turn})
         others = {"by": "found", "saved_tokens": response.usage.prompt_tokens}
-        self._keep_values(index, self._with_wasted(own), reading.values, others)
+        self._keep_found_values(index, self._add_wasted_usage(own), reading.values, others)
         return True
 
     async def _ask_as_one_text(self, index: int, question: NodeQuestion) -> None:
@@ -243,10 +243,12 @@ class Turn:
         params = msgspec.structs.replace(
             question.params, stop=UNSET, max_tokens=UNSET if None in limits else total
         )
-        response = await question.answer(without_partial_turn(question.prompt), params, whole)
+        response = await question.ask_other_question(
+            without_partial_turn(question.prompt), params, whole
+        )
         remaining = self._pieces[self._indices[index] : self._indices[-1] + 1]
         pieces = [piece for piece in (begun, *remaining) if piece != ""]
-        values = read(
+        values = read_pieces(
             UnstoppedAnswer(response.text, True, response.usage.completion_tokens), pieces
         ).values
         if len(values) < len(self._indices) - index:
@@ -257,9 +259,9 @@ class Turn:
             raise error
         turn = {"by": "text", "found": len(values) - 1}
         own = msgspec.structs.replace(response, meta={**response.meta, "turn": turn})
-        self._keep_values(index, own, values, {"by": "found"})
+        self._keep_found_values(index, own, values, {"by": "found"})
 
-    def _keep_values(
+    def _keep_found_values(
         self, index: int, own: Generation, values: Sequence[TurnValue], found: Mapping[str, Json]
     ) -> None:
         """Keeps the values that a call has brought, from the generation at `index` on.
@@ -288,7 +290,7 @@ class Turn:
         """
         turn_start = question.prompt.partial
         request = self._continuation_prompt(question)
-        response = await question.answer(request, question.params, question.constraint)
+        response = await question.ask_other_question(request, question.params, question.constraint)
         if question.constraint is not None:
             return msgspec.structs.replace(
                 response, meta={**response.meta, "turn": {"by": "asked"}}
@@ -297,14 +299,14 @@ class Turn:
         # a stop ended the answer within the repeated text
         if not text.strip() and response.text.strip():
             self._wasted.append(response)
-            response = await question.answer(
+            response = await question.ask_other_question(
                 request, msgspec.structs.replace(question.params, stop=self.plan.stops or UNSET)
             )
             hole = TurnHole(() if isinstance(question.params.stop, Unset) else question.params.stop)
             answer = UnstoppedAnswer(
                 strip_repetition(turn_start, response.text), True, response.usage.completion_tokens
             )
-            values = read(answer, (hole,)).values
+            values = read_pieces(answer, (hole,)).values
             if not values:
                 raise BackendError(
                     f"{question.backend.get_model_name()} did not continue {turn_start[-60:]!r}: it repeated it."
@@ -315,13 +317,15 @@ class Turn:
             response, text=text, meta={**response.meta, "turn": {"by": "asked"}}
         )
 
-    def _with_wasted(self, response: Generation) -> Generation:
-        """Adds the usage of earlier useless calls to an answer."""
+    def _add_wasted_usage(self, response: Generation) -> Generation:
+        """Adds the usage of earlier calls whose answers could not be used to that of an answer."""
         wasted = self._wasted
         self._wasted = []
         if not wasted:
             return response
-        usages = [_with_thrown_away(each.usage, each.usage.completion_tokens) for each in wasted]
+        usages = [
+            _add_thrown_away_tokens(each.usage, each.usage.completion_tokens) for each in wasted
+        ]
         thrown = sum(each.completion_tokens for each in usages)
         turn = dict(response.meta.get("turn", {"by": "own"}))
         turn["thrown_tokens"] = turn.get("thrown_tokens", 0) + thrown
@@ -344,19 +348,19 @@ class TurnSource(AnswerSource):
         self.index = index
 
     def agenerate(self, question: NodeQuestion) -> AsyncGenerator[Delta | Generation, None]:
-        return self.turn.answers(self.index, question)
+        return self.turn.turn_events(self.index, question)
 
     async def aselect(self, question: NodeQuestion, choices: Sequence[str]) -> Selection:
-        return await self.turn.selection(self.index, question, choices)
+        return await self.turn.turn_selection(self.index, question, choices)
 
 
-def _hole_for(gen: Generated, outer: SamplingParams) -> TurnHole:
+def _make_turn_hole(gen: Generated, outer: SamplingParams) -> TurnHole:
     if isinstance(gen, SglSelect):
         return TurnHole(fits=gen.choices.__contains__)
     max_tokens = merge(outer, gen.node.params).max_tokens
     constraint = gen.node.constraint
     return TurnHole(
-        stops_of(gen, outer),
+        effective_stops(gen, outer),
         None if isinstance(max_tokens, Unset) else max_tokens,
         None if constraint is None and gen.value_type is None else partial(_is_valid_value, gen),
     )
@@ -374,8 +378,8 @@ def _is_valid_value(gen: SglGen, text: str) -> bool:
     return True
 
 
-def _with_thrown_away(usage: Usage, tokens: int) -> Usage:
-    """Adds `tokens` to the tokens of a usage that were generated in vain."""
+def _add_thrown_away_tokens(usage: Usage, tokens: int) -> Usage:
+    """Returns a usage in which `tokens` more tokens count as thrown away."""
     return msgspec.structs.replace(usage, thrown_away_tokens=usage.thrown_away_tokens + tokens)
 
 
@@ -395,7 +399,7 @@ _SKIPPED = 2  # maximum number of non-blank lines before a line that begins with
 
 @dataclass(frozen=True, slots=True)
 class TurnHole:
-    """Generation in a turn, described for reading an answer.
+    """Generation in a turn, with what is needed to find its value in an answer.
 
     Attributes:
         stops: strings that end the value.
@@ -457,7 +461,7 @@ class Reading:
     unused_tokens: int
 
 
-def read(answer: UnstoppedAnswer, pieces: Sequence[TurnPiece]) -> Reading:
+def read_pieces(answer: UnstoppedAnswer, pieces: Sequence[TurnPiece]) -> Reading:
     """Reads the pieces of a turn, from the first on, out of an answer.
 
     The first constant may also be some lines further down. A generation ends at its first stop
@@ -469,7 +473,7 @@ def read(answer: UnstoppedAnswer, pieces: Sequence[TurnPiece]) -> Reading:
     for index, piece in enumerate(pieces):
         if isinstance(piece, TurnHole):
             ends = itertools.takewhile(lambda p: isinstance(p, str), pieces[index + 1 :])
-            found = _value(piece, "".join(map(str, ends)), answer, at)
+            found = _find_value(piece, "".join(map(str, ends)), answer, at)
             if found is None:
                 break
             value, at = found
@@ -478,17 +482,17 @@ def read(answer: UnstoppedAnswer, pieces: Sequence[TurnPiece]) -> Reading:
                 break
         else:
             if index:
-                span = _find_after(piece, text, at, values)
+                span = _find_constant_after(piece, text, at, values)
             else:
                 span = _find_line(piece, text, 0) if piece.strip() else (0, 0)
             if span is None:
                 break
             start, at = span
             start_of_turn = start_of_turn if index else start
-    return Reading(tuple(values), _unused(answer, at - start_of_turn if values else 0))
+    return Reading(tuple(values), _count_unused_tokens(answer, at - start_of_turn if values else 0))
 
 
-def _find_after(
+def _find_constant_after(
     constant: str, text: str, at: int, values: Sequence[TurnValue]
 ) -> tuple[int, int] | None:
     """Finds the span of a constant after a value or another constant, or returns None. The constant
@@ -537,7 +541,7 @@ def _words_pattern(constant: str) -> str:
     return r"\s+".join(_BLANKS.join(map(re.escape, word)) for word in words) + ends
 
 
-def _value(
+def _find_value(
     hole: TurnHole, behind: str, answer: UnstoppedAnswer, at: int
 ) -> tuple[TurnValue, int] | None:
     """Finds the value that begins at `at`, and its end. Returns None if there is no value or its
@@ -584,8 +588,8 @@ def _find_constrained_value(
 def _length_within_limit(
     hole: TurnHole, answer: UnstoppedAnswer, start: int, end: int
 ) -> int | None:
-    """Returns the number of characters of a text that the token limit leaves, or None if that is
-    unknown.
+    """Returns how many characters of a text fit within its generation's token limit, or None if
+    that is unknown.
     """
     length = end - start
     limit = hole.max_tokens
@@ -599,7 +603,7 @@ def _length_within_limit(
     return length if len(ends) < limit else min(length, ends[limit - 1] - start)
 
 
-def _unused(answer: UnstoppedAnswer, used: int) -> int:
+def _count_unused_tokens(answer: UnstoppedAnswer, used: int) -> int:
     """Estimates the number of an answer's tokens outside the `used` characters."""
     length = len(answer.text)
     return round(answer.count * (length - used) / length) if length else answer.count

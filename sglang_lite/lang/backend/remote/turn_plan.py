@@ -16,7 +16,7 @@ import msgspec
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.capabilities import Demands
 from sglang_lite.lang.backend.planning import RunFacts
-from sglang_lite.lang.expressions import SglGen, SglSelect, only_picks
+from sglang_lite.lang.expressions import SglGen, SglSelect, can_skip_scores
 from sglang_lite.program.nodes import Expression, ScopeBegin, ScopeEnd, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import (
     UNSET,
@@ -62,7 +62,9 @@ class TurnSpan:
 
     @property
     def fields(self) -> list[str | Constraint | None]:
-        """Pieces as parts of a text under a grammar: texts, and the constraints of the generations."""
+        """Pieces as the parts of one text under a grammar: texts, and the constraints of
+        generations.
+        """
         return [
             piece if isinstance(piece, str) else _constraint_of_piece(piece)
             for piece in self.pieces
@@ -127,7 +129,7 @@ class TurnPlan:
     refusal: tuple[Generated, str, str] | None = None
 
 
-def plan(
+def plan_turns(
     expressions: Sequence[Expression], setting: TurnContext
 ) -> dict[int, tuple[TurnPlan, int]]:
     """Plans a statement's turns. Returns the plans by the indices of their generations in the
@@ -146,7 +148,7 @@ def plan(
     return plans
 
 
-def stops_of(generation: Generated, outer: SamplingParams) -> tuple[str, ...]:
+def effective_stops(generation: Generated, outer: SamplingParams) -> tuple[str, ...]:
     """Returns the stop strings of a generation; a selection has none."""
     if isinstance(generation, SglSelect):
         return ()
@@ -163,7 +165,7 @@ def _split_into_spans(
         match each:
             case Text():
                 span.pieces.append(each.text)
-            case SglGen() | SglSelect() if isinstance(each, SglGen) or only_picks(each):
+            case SglGen() | SglSelect() if isinstance(each, SglGen) or can_skip_scores(each):
                 span.pieces.append(each)
                 span.indices.append(index)
             case ScopeBegin() | ScopeEnd():

@@ -6,33 +6,35 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
-from sglang_lite.runtime.kernels.reference.eight_bits import quantise_rows, scaled
+from sglang_lite.runtime.kernels.reference.eight_bits import apply_scales, quantise_rows
 
 
-def gated(gate_up: torch.Tensor, activation: str, scales: Scales | None = None) -> torch.Tensor:
+def apply_gated(
+    gate_up: torch.Tensor, activation: str, scales: Scales | None = None
+) -> torch.Tensor:
     return _apply_gated_in_float(gate_up, activation, scales).to(gate_up.dtype)
 
 
-def gated_eight(
+def apply_gated_eight(
     gate_up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype
 ) -> EightBitRows:
     return quantise_rows(_apply_gated_in_float(gate_up, activation, scales), kind)
 
 
-def ungated(up: torch.Tensor, activation: str, scales: Scales | None = None) -> torch.Tensor:
-    return apply_activation(scaled(up, scales), activation).to(up.dtype)
+def apply_ungated(up: torch.Tensor, activation: str, scales: Scales | None = None) -> torch.Tensor:
+    return apply_activation(apply_scales(up, scales), activation).to(up.dtype)
 
 
-def ungated_eight(
+def apply_ungated_eight(
     up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype
 ) -> EightBitRows:
-    return quantise_rows(apply_activation(scaled(up, scales), activation), kind)
+    return quantise_rows(apply_activation(apply_scales(up, scales), activation), kind)
 
 
 def _apply_gated_in_float(
     gate_up: torch.Tensor, activation: str, scales: Scales | None
 ) -> torch.Tensor:
-    gate, up = scaled(gate_up, scales).chunk(2, -1)
+    gate, up = apply_scales(gate_up, scales).chunk(2, -1)
     return apply_activation(gate, activation).to(gate_up.dtype).float() * up
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sglang_lite.runtime.kernels.all_reduce import Peers, chunk_of
+from sglang_lite.runtime.kernels.all_reduce import Peers, words_per_program
 
 
 def sum_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
@@ -30,21 +30,21 @@ def reduce_scatter(x: torch.Tensor, peers: Peers) -> torch.Tensor:
 def send(parts: Sequence[torch.Tensor], peers: Peers) -> None:
     """Stores each program's int32 words in the memory of every rank."""
     for memory in peers.memories:
-        _store(parts, peers, memory)
+        _store_tagged_words(parts, peers, memory)
 
 
 def send_each(x: torch.Tensor, peers: Peers) -> None:
     """Stores the words that the programs of `reduce_scatter` send: x[r] in the memory of rank r."""
     for part, memory in zip(x, peers.memories):
-        _store(_chunks(part), peers, memory)
+        _store_tagged_words(_chunks(part), peers, memory)
 
 
 def _chunks(x: torch.Tensor) -> Sequence[torch.Tensor]:
     bits = x.view(-1).view(torch.int32)
-    return torch.split(bits, chunk_of(len(bits)))
+    return torch.split(bits, words_per_program(len(bits)))
 
 
-def _store(parts: Sequence[torch.Tensor], peers: Peers, memory: torch.Tensor) -> None:
+def _store_tagged_words(parts: Sequence[torch.Tensor], peers: Peers, memory: torch.Tensor) -> None:
     for program, (part, epoch) in enumerate(zip(parts, (peers.epochs + 1).tolist())):
         memory[epoch & 1, peers.rank, program, : len(part)] = (epoch << 32) | (
             part.long() & 0xFFFFFFFF

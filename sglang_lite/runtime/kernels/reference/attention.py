@@ -16,7 +16,12 @@ from sglang_lite.runtime.kernels.attention_metadata import (
     ExtendGroup,
     ExtendRow,
 )
-from sglang_lite.runtime.kernels.kv_cache import KVCache, gather, indexable, scale_by_kv_head
+from sglang_lite.runtime.kernels.kv_cache import (
+    KVCache,
+    gather_slots,
+    scale_by_kv_head,
+    view_as_indexable,
+)
 
 _MAX_GROUPED_QUERIES = 8  # most new tokens of a row for which the heads of a group are one product
 # least pairs of a new token and a position for plain products, if these are faster
@@ -47,8 +52,8 @@ def store_kv(
         k = scale_by_kv_head(k, 1 / k_scales)
         v = scale_by_kv_head(v, 1 / v_scales)
     for target, value in ((cache.k[layer], k), (cache.v[layer], v)):
-        indexable(target).index_copy_(
-            1, store_at, indexable(value.transpose(0, 1).to(target.dtype))
+        view_as_indexable(target).index_copy_(
+            1, store_at, view_as_indexable(value.transpose(0, 1).to(target.dtype))
         )
     return q
 
@@ -121,8 +126,8 @@ def attend_rows(
 def _extend_group(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: ExtendGroup, scale: float
 ) -> torch.Tensor:
-    """Computes the attention of a group's tokens, q [T, heads, head_dim]: one product over the
-    shared tokens, another one over the rest of each row, and one softmax over both.
+    """Computes the attention of a group's tokens, q [T, heads, head_dim]: one matmul over the
+    shared tokens, another over the rest of each row, and one softmax over both.
 
     Returns:
         [T, heads, size of a value], in the data type of q.
@@ -133,12 +138,14 @@ def _extend_group(
     heads_per_kv = heads // kv_heads  # query heads that read the same keys
     queries = q.to(dtype).view(count, kv_heads, heads_per_kv, dim).permute(1, 2, 0, 3)
     rows = _GroupShapes(group, heads_per_kv)
-    keys = gather(k, group.own.view(-1), dtype)
-    values = keys if v is k else gather(v, group.own.view(-1), dtype)
-    own = rows.flat(_scores(rows.to_padded(queries), rows.by_row(keys), scale), hides=True)
+    keys = gather_slots(k, group.own.view(-1), dtype)
+    values = keys if v is k else gather_slots(v, group.own.view(-1), dtype)
+    own = rows.to_flat(
+        _scores(rows.to_padded(queries), rows.flatten_heads_and_rows(keys), scale), hides=True
+    )
     first = group.rows[0]
-    shared_keys = first.read(k, 0, dtype, group.length)
-    shared_values = shared_keys if v is k else first.read(v, 0, dtype, group.length)
+    shared_keys = first.read_positions(k, 0, dtype, group.length)
+    shared_values = shared_keys if v is k else first.read_positions(v, 0, dtype, group.length)
     out = queries.new_empty((kv_heads, heads_per_kv, count, shared_values.shape[2]))
     step = max(1, min(_MAX_PRODUCT_ROWS, _MAX_PRODUCT_SCORES // group.length) // heads_per_kv)
     for start in range(0, count, step):
@@ -151,7 +158,7 @@ def _extend_group(
                 heads_per_kv, -1, out.shape[3]
             )
             own[head, :, some] = weights[:, group.length :].view(heads_per_kv, -1, own.shape[3])
-    out += rows.flat(rows.to_padded(own) @ rows.by_row(values))
+    out += rows.to_flat(rows.to_padded(own) @ rows.flatten_heads_and_rows(values))
     return out.permute(2, 0, 1, 3).reshape(count, heads, -1).to(q.dtype)
 
 
@@ -174,7 +181,7 @@ class _GroupShapes:
         found = flat[:, :, self.group.padded.view(-1)].view(*flat.shape[:2], rows, max_new, -1)
         return found.transpose(1, 2).reshape(len(flat) * rows, self.heads_per_kv * max_new, -1)
 
-    def flat(self, padded: torch.Tensor, *, hides: bool = False) -> torch.Tensor:
+    def to_flat(self, padded: torch.Tensor, *, hides: bool = False) -> torch.Tensor:
         """Reshapes [kv_heads * rows, heads_per_kv * max_new, N] to [kv_heads, heads_per_kv, T, N].
 
         Args:
@@ -188,7 +195,7 @@ class _GroupShapes:
             found.masked_fill_(self.group.masked.unsqueeze(1), float("-inf"))
         return found.transpose(1, 2).flatten(2, 3)[:, :, self.group.places]
 
-    def by_row(self, own: torch.Tensor) -> torch.Tensor:
+    def flatten_heads_and_rows(self, own: torch.Tensor) -> torch.Tensor:
         """Reshapes keys or values [kv_heads, rows * longest, N] to [kv_heads * rows, longest, N]."""
         return own.view(-1, self.group.own.shape[1], own.shape[2])
 
@@ -199,8 +206,8 @@ def _decode(
     kv_heads, _, dim = k.shape
     count, longest = rows.read_at.shape
     flat = rows.read_at.reshape(-1)
-    keys = gather(k, flat, q.dtype).view(kv_heads * count, longest, dim)
-    values = keys if v is k else gather(v, flat, q.dtype).view(kv_heads * count, longest, -1)
+    keys = gather_slots(k, flat, q.dtype).view(kv_heads * count, longest, dim)
+    values = keys if v is k else gather_slots(v, flat, q.dtype).view(kv_heads * count, longest, -1)
     group = q.shape[1] // kv_heads
     queries = (
         q.view(count, kv_heads, group, dim).transpose(0, 1).reshape(kv_heads * count, group, dim)
@@ -232,8 +239,8 @@ def _extend(
     explicit = rules.softcap is not None or rules.sinks is not None
     # first position in any window
     first = 0 if window is None else max(0, row.length - row.behind - new - window + 1)
-    keys = row.read(k, first, q.dtype)
-    values = keys if v is k else row.read(v, first, q.dtype)
+    keys = row.read_positions(k, first, q.dtype)
+    values = keys if v is k else row.read_positions(v, first, q.dtype)
     kv_heads, length, _ = keys.shape
     if window is not None and length <= window:
         window = None
@@ -294,7 +301,7 @@ def _extend(
 
 
 def products_are_faster(q: torch.Tensor) -> bool:
-    """Returns whether products in bfloat16 with a softmax between them are faster than torch's
+    """Returns whether two bfloat16 matmuls with a softmax between them are faster than torch's
     flash attention. They take about half the time on a CPU with bfloat16 instructions but no AMX.
     With AMX, flash attention has other kernels, which were not measured.
     """

@@ -13,7 +13,11 @@ from sglang_lite.runtime.kernels.attention_metadata import (
 from sglang_lite.runtime.kernels.kv_cache import KVCache, scale_by_kv_head
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_partials
-from sglang_lite.runtime.kernels.reference.softmax import PartialAttention, attend_tokens, merged
+from sglang_lite.runtime.kernels.reference.softmax import (
+    PartialAttention,
+    attend_tokens,
+    merge_parts,
+)
 
 
 def split_work(
@@ -70,7 +74,7 @@ def decode_attention(
             max_chunks = plan.shared.max_chunks
             pieces = range(row * max_chunks, row * max_chunks + int(plan.shared.chunks[row]))
             parts += [prefix_partials(work.partials, piece, q.shape[1]) for piece in pieces]
-        out[row] = merged(parts)
+        out[row] = merge_parts(parts)
     if cache.scales is not None:
         rows = out[: plan.decoding]
         rows.copy_(scale_by_kv_head(rows, cache.scales.v[layer]))

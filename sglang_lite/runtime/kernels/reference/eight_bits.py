@@ -8,7 +8,7 @@ from sglang_lite.runtime.kernels.eight_bit_rows import LARGEST, EightBitRows, Sc
 
 
 def quantise_rows(x: torch.Tensor, kind: torch.dtype) -> EightBitRows:
-    eight = EightBitRows.empty(x, x.shape[1], kind)
+    eight = EightBitRows.allocate_eight_bit(x, x.shape[1], kind)
     rows = len(x)
     x = x.float()
     scales = x.abs().amax(1).clamp_min(1e-12) / LARGEST[kind]
@@ -18,7 +18,7 @@ def quantise_rows(x: torch.Tensor, kind: torch.dtype) -> EightBitRows:
     return eight
 
 
-def scaled(x: torch.Tensor, scales: Scales | None) -> torch.Tensor:
+def apply_scales(x: torch.Tensor, scales: Scales | None) -> torch.Tensor:
     """Returns x [M, N] times its scales, in float32."""
     x = x.float()
     return x if scales is None else x * scales.rows[: len(x)].unsqueeze(1) * scales.columns

@@ -53,13 +53,13 @@ def _product(
     y = rows.new_zeros((len(rows), weight.shape[1]))
     here = experts < len(weight)  # others, which come with `partial`, give zeros
     for pair in here.nonzero()[:, 0].tolist():
-        y[pair] = decoded(weight, scales, int(experts[pair])) @ rows[pair]
+        y[pair] = decode_expert(weight, scales, int(experts[pair])) @ rows[pair]
     if bias is not None:
         y[here] += bias.float()[experts[here]]
     return y
 
 
-def decoded(weight: torch.Tensor, scales: torch.Tensor | None, expert: int) -> torch.Tensor:
+def decode_expert(weight: torch.Tensor, scales: torch.Tensor | None, expert: int) -> torch.Tensor:
     """Returns an expert's matrix as float32 [N, K]."""
     matrix = weight[expert].float()
     if scales is None:

@@ -8,7 +8,7 @@ from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
 
 
 def experts_order(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
-    blocks = ExpertBlocks.empty(ids, experts, size)
+    blocks = ExpertBlocks.allocate_expert_blocks(ids, experts, size)
     blocks.experts.fill_(-1)
     at = 0
     for expert in range(experts):

@@ -9,7 +9,7 @@ import torch
 from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
 from sglang_lite.runtime.kernels.packed_weight import PackedWeight
 from sglang_lite.runtime.kernels.reference.experts_tiled import experts_down, experts_gate_up
-from sglang_lite.runtime.kernels.reference.packed_products import decoded
+from sglang_lite.runtime.kernels.reference.packed_products import decode_weight
 
 
 def packed_gate_up(
@@ -24,7 +24,7 @@ def packed_gate_up(
     alpha: float = 1.0,
     limit: float = 0.0,
 ) -> torch.Tensor:
-    wide = stacked(weight, experts, x.dtype)
+    wide = decode_experts(weight, experts, x.dtype)
     return experts_gate_up(x, wide, blocks, top, activation, bias=bias, alpha=alpha, limit=limit)
 
 
@@ -39,10 +39,10 @@ def packed_down(
     base: torch.Tensor | None = None,
     partial: bool = False,
 ) -> torch.Tensor:
-    wide = stacked(weight, experts, hidden.dtype)
+    wide = decode_experts(weight, experts, hidden.dtype)
     return experts_down(hidden, wide, blocks, weights, bias=bias, base=base, partial=partial)
 
 
-def stacked(weight: PackedWeight, experts: int, dtype: torch.dtype) -> torch.Tensor:
+def decode_experts(weight: PackedWeight, experts: int, dtype: torch.dtype) -> torch.Tensor:
     """Decodes the matrices of experts, [experts, N, K]."""
-    return decoded(weight, dtype).view(experts, -1, weight.inputs)
+    return decode_weight(weight, dtype).view(experts, -1, weight.inputs)

@@ -8,7 +8,7 @@ import torch
 
 from sglang_lite.runtime.kernels.packed_weight import PackedWeight
 from sglang_lite.runtime.kernels.reference.experts_few import experts_down_few, experts_gate_up_few
-from sglang_lite.runtime.kernels.reference.experts_packed import stacked
+from sglang_lite.runtime.kernels.reference.experts_packed import decode_experts
 
 
 def packed_gate_up_few(
@@ -22,7 +22,7 @@ def packed_gate_up_few(
     alpha: float = 1.0,
     limit: float = 0.0,
 ) -> torch.Tensor:
-    wide = stacked(weight, experts, torch.float32)
+    wide = decode_experts(weight, experts, torch.float32)
     return experts_gate_up_few(x, wide, ids, activation, bias=bias, alpha=alpha, limit=limit)
 
 
@@ -37,5 +37,5 @@ def packed_down_few(
     base: torch.Tensor | None = None,
 ) -> torch.Tensor:
     return experts_down_few(
-        hidden, stacked(weight, experts, torch.float32), ids, weights, bias=bias, base=base
+        hidden, decode_experts(weight, experts, torch.float32), ids, weights, bias=bias, base=base
     )

@@ -7,7 +7,7 @@ import torch
 from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows
 from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
 from sglang_lite.runtime.kernels.reference.activation import gated_pair
-from sglang_lite.runtime.kernels.reference.experts_few import decoded
+from sglang_lite.runtime.kernels.reference.experts_few import decode_expert
 
 
 def experts_gate_up(
@@ -24,8 +24,8 @@ def experts_gate_up(
 ) -> torch.Tensor:
     values, dtype = _decode_rows(x)
     out = torch.empty((len(blocks.pairs), weight.shape[1] // 2), dtype=dtype, device=values.device)
-    for rows, pairs, expert in _rows(blocks, len(values) * top):
-        y = values[pairs // top] @ decoded(weight, scales, expert).T
+    for rows, pairs, expert in _rows_by_block(blocks, len(values) * top):
+        y = values[pairs // top] @ decode_expert(weight, scales, expert).T
         if bias is not None:
             y = y + bias[expert].float()
         gate, up = y.chunk(2, -1)
@@ -46,8 +46,8 @@ def experts_down(
 ) -> torch.Tensor:
     values, dtype = _decode_rows(hidden)
     out = torch.zeros((weights.numel(), weight.shape[1]), device=values.device)  # by pair
-    for rows, pairs, expert in _rows(blocks, weights.numel()):
-        y = values[rows] @ decoded(weight, scales, expert).T
+    for rows, pairs, expert in _rows_by_block(blocks, weights.numel()):
+        y = values[rows] @ decode_expert(weight, scales, expert).T
         if bias is not None:
             y = y + bias[expert].float()
         out[pairs] = y * weights.flatten()[pairs].unsqueeze(-1)
@@ -62,14 +62,18 @@ def experts_sum(y: torch.Tensor) -> torch.Tensor:
 
 
 def _decode_rows(x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, torch.dtype]:
-    """Returns x in float32, and the data type of its products."""
+    """Returns x in float32, and the data type in which results are stored."""
     if isinstance(x, EightBitRows):
         return x.values[: x.rows].float() * x.scales[: x.rows].unsqueeze(-1), torch.bfloat16
     return x.float(), x.dtype
 
 
-def _rows(blocks: ExpertBlocks, count: int) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
-    """Returns the rows that have a pair, these pairs, and the expert, for each used block."""
+def _rows_by_block(
+    blocks: ExpertBlocks, count: int
+) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
+    """Returns a triple for each used block: the rows that have a pair, these pairs, and the block's
+    expert.
+    """
     found = []
     for i, expert in enumerate(blocks.experts.tolist()):
         if expert >= 0:

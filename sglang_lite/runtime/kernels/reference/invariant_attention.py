@@ -9,7 +9,7 @@ from sglang_lite.runtime.kernels.invariant_attention import InvariantWork, piece
 from sglang_lite.runtime.kernels.kv_cache import KVCache, scale_by_kv_head
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.kernels.reference.prefill_attention import prefill_attention
-from sglang_lite.runtime.kernels.reference.softmax import attend_tokens, merged
+from sglang_lite.runtime.kernels.reference.softmax import attend_tokens, merge_parts
 
 
 def plan_pieces(plan: DevicePlan, work: InvariantWork) -> None:
@@ -43,7 +43,7 @@ def invariant_attention(
             0 if rules.window is None else max(end - rules.window, 0), end, device=q.device
         )
         at = token_slots(plan, int(plan.slots[row]), seen)
-        result = merged([attend_tokens(q[row], cache.k[layer], cache.v[layer], at, rules)])
+        result = merge_parts([attend_tokens(q[row], cache.k[layer], cache.v[layer], at, rules)])
         out[row] = (
             result
             if cache.scales is None

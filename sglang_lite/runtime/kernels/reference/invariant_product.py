@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.runtime.kernels.reference.tiled import linear_tiled
+from sglang_lite.runtime.kernels.reference.tiled import linear_by_tiles
 
 
 def invariant_linear(
@@ -15,7 +15,7 @@ def invariant_linear(
     gate: str = "",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    return linear_tiled(x, weight, bias, gate, out)
+    return linear_by_tiles(x, weight, bias, gate, out)
 
 
 def invariant_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.kernels.kv_cache import KVCache, indexable
+from sglang_lite.runtime.kernels.kv_cache import KVCache, view_as_indexable
 
 
 def copy_kv(cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
     """Copies keys and values of all layers between token slots, int64 [N] each. All are read before
     any is written.
     """
-    for layer in map(indexable, cache.planes):
+    for layer in map(view_as_indexable, cache.planes):
         layer.index_copy_(1, target, layer.index_select(1, source))
 
 

@@ -14,7 +14,11 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales
 from sglang_lite.runtime.kernels.reference.attention import attend_rows
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_partials
-from sglang_lite.runtime.kernels.reference.softmax import PartialAttention, attend_tokens, merged
+from sglang_lite.runtime.kernels.reference.softmax import (
+    PartialAttention,
+    attend_tokens,
+    merge_parts,
+)
 
 
 def latent_decode(
@@ -42,7 +46,7 @@ def latent_decode(
             chunks = int(plan.shared.chunks[row])
             parts += [prefix_partials(work.partials, first + i, q.shape[1]) for i in range(chunks)]
         out[row, :, :rank] = (
-            merged([PartialAttention(acc[:, :rank], *ml) for acc, *ml in parts]) * by
+            merge_parts([PartialAttention(acc[:, :rank], *ml) for acc, *ml in parts]) * by
         )
 
 
@@ -90,8 +94,8 @@ def latent_prefill(
 def _undo_scales(
     q: torch.Tensor, cache: KVCache, layer: int, rank: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | float]:
-    """Returns queries scaled for products with the stored latents, the stored latents, and the
-    factor of results.
+    """Returns three values: queries scaled to match the stored latents, the stored latents, and the
+    factor that results must be multiplied by.
     """
     plane = cache.k[layer]
     if cache.scales is None:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales, indexable
+from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales, view_as_indexable
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.kernels.reference.rope_store import rotate_heads
 
@@ -29,7 +29,7 @@ def latent_store(
     stored = torch.cat((latent, rotate_heads(key.unsqueeze(1), cos, sin).squeeze(1)), 1)
     if cache.scales is not None:
         stored = apply_latent_scales(stored, 1 / cache.scales.k[layer], rank)
-    plane = indexable(cache.k[layer][0])
+    plane = view_as_indexable(cache.k[layer][0])
     at = token_slots(plan, plan.slots, plan.positions)
-    plane[at] = indexable(stored.to(cache.k[layer].dtype))
+    plane[at] = view_as_indexable(stored.to(cache.k[layer].dtype))
     out.copy_(rotate_heads(q, cos, sin))

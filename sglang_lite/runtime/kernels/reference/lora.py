@@ -30,20 +30,20 @@ def lora_rows(step: LoraStep, slots: torch.Tensor) -> LoraRows:
 def lora_add(
     x: torch.Tensor, weights: LoraWeights, rows: LoraRows, out: torch.Tensor
 ) -> torch.Tensor:
-    return out.copy_(_added(x, weights, rows, out))
+    return out.copy_(_add_products(x, weights, rows, out))
 
 
-def lora_gated(
+def lora_add_and_gate(
     x: torch.Tensor, weights: LoraWeights, rows: LoraRows, product: torch.Tensor, activation: str
 ) -> torch.Tensor:
-    gate, up = _added(x, weights, rows, product).to(x.dtype).chunk(2, -1)
+    gate, up = _add_products(x, weights, rows, product).to(x.dtype).chunk(2, -1)
     return (apply_activation(gate.float(), activation).to(x.dtype).float() * up.float()).to(x.dtype)
 
 
-def _added(
+def _add_products(
     x: torch.Tensor, weights: LoraWeights, rows: LoraRows, out: torch.Tensor
 ) -> torch.Tensor:
-    """Returns `out` plus the adapters' products of x, in float32."""
+    """Returns `out` plus the adapters' contributions for x, in float32."""
     total = out.float()
     tokens = rows.blocks.pairs.view(-1, rows.blocks.size)
     for block in range(int(rows.used[0])):

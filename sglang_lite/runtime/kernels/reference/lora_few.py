@@ -9,7 +9,7 @@ from sglang_lite.runtime.kernels.lora_weights import RANKS, LoraStep, LoraWeight
 from sglang_lite.runtime.kernels.reference.activation import apply_activation
 
 
-def joined_ranks(step: LoraStep, slots: torch.Tensor) -> JoinedRanks:
+def join_ranks(step: LoraStep, slots: torch.Tensor) -> JoinedRanks:
     adapters, longest = step.pages.shape
     of_token = step.of_slot[slots]
     of_token = of_token.where((of_token >= 0) & (of_token < adapters), adapters)
@@ -37,17 +37,17 @@ def shrink(x: torch.Tensor, weights: LoraWeights, ranks: JoinedRanks) -> Shrunk:
 
 
 def expand(shrunk: Shrunk, out: torch.Tensor) -> torch.Tensor:
-    return out.copy_(out.float() + products(shrunk))
+    return out.copy_(out.float() + expanded_products(shrunk))
 
 
-def expand_gated(shrunk: Shrunk, product: torch.Tensor, activation: str) -> torch.Tensor:
-    gate, up = (product.float() + products(shrunk)).to(product.dtype).chunk(2, -1)
+def expand_and_gate(shrunk: Shrunk, product: torch.Tensor, activation: str) -> torch.Tensor:
+    gate, up = (product.float() + expanded_products(shrunk)).to(product.dtype).chunk(2, -1)
     return (apply_activation(gate.float(), activation).to(product.dtype).float() * up.float()).to(
         product.dtype
     )
 
 
-def products(shrunk: Shrunk) -> torch.Tensor:
+def expanded_products(shrunk: Shrunk) -> torch.Tensor:
     """Returns shrunk inputs times B, float32 [T, outputs]."""
     weights = shrunk.weights
     used = int(shrunk.ranks.used)

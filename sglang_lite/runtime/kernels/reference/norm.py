@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from sglang_lite.runtime.kernels.all_reduce import Peers
 from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
 from sglang_lite.runtime.kernels.reference.all_reduce import exchange
-from sglang_lite.runtime.kernels.reference.eight_bits import quantise_rows, scaled
+from sglang_lite.runtime.kernels.reference.eight_bits import apply_scales, quantise_rows
 
 
 def norm(
@@ -20,7 +20,9 @@ def norm(
     scales: Scales | None = None,
     ranks: Peers | None = None,
 ) -> torch.Tensor:
-    return _normalise(_sum_over_ranks(scaled(x, scales), weight, ranks), weight, eps).to(x.dtype)
+    return _normalise(_sum_over_ranks(apply_scales(x, scales), weight, ranks), weight, eps).to(
+        x.dtype
+    )
 
 
 def add_norm(
@@ -67,7 +69,7 @@ def _add(
     ranks: Peers | None,
 ) -> None:
     x = x.sum(0).to(residual.dtype) if x.dim() == 3 else x  # sum of parts
-    residual.copy_(_sum_over_ranks(scaled(x, scales), weight, ranks) + residual.float())
+    residual.copy_(_sum_over_ranks(apply_scales(x, scales), weight, ranks) + residual.float())
 
 
 def _sum_over_ranks(x: torch.Tensor, weight: torch.Tensor, ranks: Peers | None) -> torch.Tensor:

@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.packed_weight import SLICES, PackedWeight
-from sglang_lite.runtime.kernels.reference.activation import gated
+from sglang_lite.runtime.kernels.reference.activation import apply_gated
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
-def decoded(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
+def decode_weight(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     """Returns the values [N, K] of a packed matrix, rounded to a dtype."""
     words = weight.words.view(len(weight.words), -1, 1, weight.slice // 2, 1)
     shifts = torch.arange(0, 4 * SLICES, 4, dtype=torch.int32, device=words.device).view(-1, 1, 1)
@@ -44,13 +44,13 @@ def packed_rows(
     *,
     parts: int = 1,
 ) -> torch.Tensor:
-    """Returns the product; with several parts, assigns every `parts`-th block of columns to the
-    same one.
+    """Returns x times the decoded matrix. If there are several parts, returns partial sums: the
+    blocks of columns are assigned to the parts in turn.
     """
-    values = decoded(weight, torch.float32)
+    values = decode_weight(weight, torch.float32)
     if parts == 1:
         y = F.linear(x.float(), values, None if bias is None else bias.float()).to(x.dtype)
-        return gated(y, gate) if gate else y
+        return apply_gated(y, gate) if gate else y
     block = torch.arange(weight.inputs) // (SLICES * weight.slice)
     own = [(block % parts == part).to(x.device) for part in range(parts)]
     return torch.stack([F.linear(x.float() * each, values) for each in own])

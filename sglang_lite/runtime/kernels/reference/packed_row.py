@@ -6,7 +6,7 @@ import torch
 
 from sglang_lite.runtime.kernels.packed_weight import PackedWeight
 from sglang_lite.runtime.kernels.reference.gemv import linear_single_row
-from sglang_lite.runtime.kernels.reference.packed_products import decoded
+from sglang_lite.runtime.kernels.reference.packed_products import decode_weight
 
 
 def packed_row(
@@ -19,5 +19,5 @@ def packed_row(
     eps: float = 0.0,
     gate: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    values = decoded(weight, torch.float32)
+    values = decode_weight(weight, torch.float32)
     return linear_single_row(x, values, bias, residual=residual, norm=norm, eps=eps, gate=gate)

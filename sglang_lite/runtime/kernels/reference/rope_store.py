@@ -9,7 +9,7 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.eight_bit_rows import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.attention import store_kv
-from sglang_lite.runtime.kernels.reference.eight_bits import scaled
+from sglang_lite.runtime.kernels.reference.eight_bits import apply_scales
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 
 
@@ -26,7 +26,7 @@ def rope_store(
 ) -> torch.Tensor:
     kv_heads, _, dim = cache.k[layer].shape
     queries = qkv.view(len(qkv), -1, dim)[:, : -2 * kv_heads]
-    x = scaled(qkv, scales).to(qkv.dtype).view(len(qkv), -1, dim)
+    x = apply_scales(qkv, scales).to(qkv.dtype).view(len(qkv), -1, dim)
     q, k, v = x.split((queries.shape[1], kv_heads, kv_heads), 1)
     if q_norm is not None and k_norm is not None:
         q, k = (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from sglang_lite.runtime.kernels.attention_metadata import AttentionRules
-from sglang_lite.runtime.kernels.kv_cache import gather
+from sglang_lite.runtime.kernels.kv_cache import gather_slots
 
 
 class PartialAttention(NamedTuple):
@@ -41,7 +41,7 @@ def attend_tokens(
         rules: rules of the layer; its window and sinks are ignored.
     """
     keys, values = (
-        gather(x, at, torch.float32).repeat_interleave(len(q) // len(k), 0) for x in (k, v)
+        gather_slots(x, at, torch.float32).repeat_interleave(len(q) // len(k), 0) for x in (k, v)
     )
     scores = torch.einsum("hd, hnd -> hn", q.float(), keys) * rules.scale
     if rules.softcap is not None:
@@ -52,7 +52,7 @@ def attend_tokens(
     return PartialAttention(torch.einsum("hn, hnd -> hd", weights, values), highest, weights.sum(1))
 
 
-def merged(parts: Sequence[PartialAttention]) -> torch.Tensor:
+def merge_parts(parts: Sequence[PartialAttention]) -> torch.Tensor:
     """Merges the attention over all parts of a sequence: float32 [heads, head_dim]."""
     acc, highest, total = (torch.stack(each) for each in zip(*parts))
     weights = torch.exp2(highest - highest.amax(0))

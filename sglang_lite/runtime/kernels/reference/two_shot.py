@@ -39,31 +39,33 @@ def send_sum(x: torch.Tensor, peers: PartPeers) -> None:
 def _send(trip: int, parts: Sequence[torch.Tensor] | torch.Tensor, peers: PartPeers) -> None:
     epoch = int(peers.epochs[0]) + 1
     for memory, part in zip(peers.memories, parts):
-        _places(trip, part, memory, peers)[peers.rank] = part
-        _flags(memory, peers)[trip, peers.rank] = epoch
+        _view_exchange_parts(trip, part, memory, peers)[peers.rank] = part
+        _view_flags(memory, peers)[trip, peers.rank] = epoch
 
 
 def _receive_parts(trip: int, x: torch.Tensor, peers: PartPeers) -> torch.Tensor:
-    """Returns the numbers that a trip has brought, [ranks, part].
+    """Returns the numbers that this rank has received in a trip, [ranks, part].
 
     Raises:
         RuntimeError: another rank has not sent its part yet.
     """
     memory = peers.memories[peers.rank]
     epoch = int(peers.epochs[0]) + 1
-    if not bool((_flags(memory, peers)[trip] >= epoch).all()):
+    if not bool((_view_flags(memory, peers)[trip] >= epoch).all()):
         raise RuntimeError(f"not all ranks have sent the parts of exchange {epoch}.")
-    return _places(trip, x.view(peers.count, -1)[0], memory, peers).clone()
+    return _view_exchange_parts(trip, x.view(peers.count, -1)[0], memory, peers).clone()
 
 
-def _flags(memory: torch.Tensor, peers: PartPeers) -> torch.Tensor:
+def _view_flags(memory: torch.Tensor, peers: PartPeers) -> torch.Tensor:
     flags = memory[: flag_bytes(peers.count)].view(torch.int64)
     return flags[: 2 * peers.count * len(peers.epochs)].view(2, peers.count, -1)
 
 
-def _places(trip: int, part: torch.Tensor, memory: torch.Tensor, peers: PartPeers) -> torch.Tensor:
-    """Returns the memory of a trip of the next exchange, for parts of this size and type: [ranks,
-    part].
+def _view_exchange_parts(
+    trip: int, part: torch.Tensor, memory: torch.Tensor, peers: PartPeers
+) -> torch.Tensor:
+    """Returns a view of the memory that a trip of the next exchange uses, for parts of this size
+    and type: [ranks, part].
     """
     places = memory[flag_bytes(peers.count) :].view(2, 2, peers.count, -1)
     return places[trip, (int(peers.epochs[0]) + 1) & 1].view(part.dtype)[:, : len(part)]

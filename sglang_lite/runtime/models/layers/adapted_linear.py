@@ -1,22 +1,22 @@
-"""Linear layers with the products of a step's LoRA adapters added. Needs Triton."""
+"""Linear layers that add the contributions of a step's LoRA adapters. Needs Triton."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
-from sglang_lite.runtime.kernels.lora import LoraRows, lora_add, lora_gated, lora_rows
+from sglang_lite.runtime.kernels.lora import LoraRows, lora_add, lora_add_and_gate, lora_rows
 from sglang_lite.runtime.kernels.lora_few import (
     JoinedRanks,
     Shrunk,
     expand,
-    expand_gated,
-    joined_ranks,
+    expand_and_gate,
+    join_ranks,
     shrink,
 )
 from sglang_lite.runtime.kernels.lora_own import (
@@ -30,22 +30,24 @@ from sglang_lite.runtime.kernels.lora_weights import LoraStep, LoraWeights
 from sglang_lite.runtime.kernels.tiled import (
     MAX_ROWS,
     can_expand,
+    linear_by_tiles,
     linear_split_k,
-    linear_tiled,
-    split_k_of,
+    tiled_reduction_splits,
 )
 from sglang_lite.runtime.models.layers.experts import FeedForward
-from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear, GpuProduct, matrix
+from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear, GpuProduct, as_gpu_product
 from sglang_lite.runtime.models.layers.linear import Linear
-from sglang_lite.runtime.models.weight_reader import Layer
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.models.weight_reader import Layer
 
 Rows: TypeAlias = LoraRows | JoinedRanks | OwnRanks  # a step's rows with their adapters
 
 
 class AdaptedLinear(GpuProduct):
-    """Linear layer that adds the products of its rows' adapters, in 16 bits whatever the layer's
-    own format. For few rows, the layer's kernel adds them to its sums, or runs concurrently with
-    the product with A. Otherwise they are added to the product.
+    """Linear layer that adds its rows' LoRA contributions, in 16 bits whatever the layer's own
+    format. For few rows, the layer's own kernel adds them, or runs concurrently with the matmul
+    with A. Otherwise they are added to the layer's output.
 
     Args:
         linear: the layer.
@@ -59,18 +61,24 @@ class AdaptedLinear(GpuProduct):
         self._rows = rows
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._product(x, self._linear, _by_tiles)
+        return self._multiply_adapted(x, self._linear, _linear_with_delta)
 
-    def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return self._product(x, partial(self._linear.into, out=out), partial(_by_tiles, out=out))
+    def multiply_into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return self._multiply_adapted(
+            x, partial(self._linear.multiply_into, out=out), partial(_linear_with_delta, out=out)
+        )
 
-    def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
-        if self._linear.eight_bits(2) is not None:
+    def multiply_in_parts(
+        self, x: torch.Tensor | EightBitRows
+    ) -> tuple[torch.Tensor, Scales | None]:
+        if self._linear.eight_bit_input_type(2) is not None:
             return self.multiply_unscaled(x)
         assert isinstance(x, torch.Tensor)
-        return self._product(x, lambda x: self._linear.parts(x)[0], _parts_by_tiles), None
+        return self._multiply_adapted(
+            x, lambda x: self._linear.multiply_in_parts(x)[0], _linear_parts_with_delta
+        ), None
 
-    def gated(
+    def multiply_gated(
         self, x: torch.Tensor | EightBitRows, activation: str, *, eight: torch.dtype | None
     ) -> torch.Tensor | EightBitRows:
         assert isinstance(x, torch.Tensor)
@@ -78,30 +86,32 @@ class AdaptedLinear(GpuProduct):
         low = self._shrink(x)
         linear = self._linear_if_tiled(x)
         if isinstance(low, Shrunk) and linear is not None:
-            return _by_tiles(linear, x, low, activation)
+            return _linear_with_delta(linear, x, low, activation)
         if isinstance(low, OwnShrunk):
             return own_expand(
-                low, self._linear(x) if linear is None else _by_tiles(linear, x, low), activation
+                low,
+                self._linear(x) if linear is None else _linear_with_delta(linear, x, low),
+                activation,
             )
         if isinstance(low, Shrunk):
-            return expand_gated(low, self._linear(x), activation)
+            return expand_and_gate(low, self._linear(x), activation)
         assert isinstance(self._rows, LoraRows)
-        return lora_gated(x, self._weights, self._rows, self._linear(x), activation)
+        return lora_add_and_gate(x, self._weights, self._rows, self._linear(x), activation)
 
-    def _product(
+    def _multiply_adapted(
         self,
         x: torch.Tensor,
         plain: Callable[[torch.Tensor], torch.Tensor],
         tiled: Callable[[GpuLinear, torch.Tensor, Shrunk | OwnShrunk], torch.Tensor],
     ) -> torch.Tensor:
-        """Returns the product of x and the layer, with the adapters' products added, to the first
-        part if it has parts.
+        """Returns the layer's output for x plus the adapters' contributions. If the output is in
+        parts, the contributions are added to the first one.
 
         Args:
             x: rows.
-            plain: returns the layer's product.
-            tiled: computes it with the kernel for few rows, which adds the product of `Shrunk`
-                rows.
+            plain: returns the layer's output.
+            tiled: computes it with the kernel for few rows, which adds the contributions of
+                `Shrunk` rows.
         """
         low = self._shrink(x)
         linear = self._linear_if_tiled(x)
@@ -123,7 +133,7 @@ class AdaptedLinear(GpuProduct):
         return y
 
     def _shrink(self, x: torch.Tensor) -> Shrunk | OwnShrunk | None:
-        """Returns x times A, or None if both products with A and B are computed together."""
+        """Returns x times A, or None if a later call multiplies by both A and B."""
         if isinstance(self._rows, OwnRanks):
             return own_shrink(x, self._weights, self._rows)
         return shrink(x, self._weights, self._rows) if isinstance(self._rows, JoinedRanks) else None
@@ -138,24 +148,30 @@ class AdaptedLinear(GpuProduct):
         )
 
 
-def _by_tiles(
+def _linear_with_delta(
     linear: GpuLinear,
     x: torch.Tensor,
     low: Shrunk | OwnShrunk,
     activation: str = "",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    return linear_tiled(x, linear.weight, linear.bias, activation, out, low)
+    return linear_by_tiles(x, linear.weight, linear.bias, activation, out, low)
 
 
-def _parts_by_tiles(linear: GpuLinear, x: torch.Tensor, low: Shrunk | OwnShrunk) -> torch.Tensor:
-    parts = split_k_of(linear.weight) if linear.bias is None else 1
-    return _by_tiles(linear, x, low) if parts == 1 else linear_split_k(x, linear.weight, parts, low)
+def _linear_parts_with_delta(
+    linear: GpuLinear, x: torch.Tensor, low: Shrunk | OwnShrunk
+) -> torch.Tensor:
+    parts = tiled_reduction_splits(linear.weight) if linear.bias is None else 1
+    return (
+        _linear_with_delta(linear, x, low)
+        if parts == 1
+        else linear_split_k(x, linear.weight, parts, low)
+    )
 
 
 def adapted_rows(step: LoraStep, slots: torch.Tensor, *, tiles: bool) -> Rows:
-    """Returns a step's rows and their adapters, in the form that products of this many rows take.
-    Must come before the step's first kernel that overlaps with others.
+    """Returns a step's rows and their adapters, in the form that linear layers need for this many
+    rows. Must come before the step's first kernel that overlaps with others.
 
     Args:
         step: adapters of the step.
@@ -164,11 +180,11 @@ def adapted_rows(step: LoraStep, slots: torch.Tensor, *, tiles: bool) -> Rows:
     """
     if step.own:
         return own_ranks(step, slots)
-    return joined_ranks(step, slots) if tiles and len(slots) <= MAX_ROWS else lora_rows(step, slots)
+    return join_ranks(step, slots) if tiles and len(slots) <= MAX_ROWS else lora_rows(step, slots)
 
 
-def adapted(layer: Layer, weights: Mapping[str, LoraWeights], rows: Rows) -> Layer:
-    """Returns a layer whose products have those of adapters added.
+def with_adapters(layer: Layer, weights: Mapping[str, LoraWeights], rows: Rows) -> Layer:
+    """Returns a copy of a layer whose linear layers add the adapters' contributions.
 
     Args:
         layer: the layer.
@@ -177,7 +193,11 @@ def adapted(layer: Layer, weights: Mapping[str, LoraWeights], rows: Rows) -> Lay
     """
 
     def product(name: str, linear: Linear) -> Linear:
-        return AdaptedLinear(matrix(linear), weights[name], rows) if name in weights else linear
+        return (
+            AdaptedLinear(as_gpu_product(linear), weights[name], rows)
+            if name in weights
+            else linear
+        )
 
     fed = layer.feed_forward
     if isinstance(fed, FeedForward):

@@ -17,7 +17,7 @@ from sglang_lite.runtime.kernels.int8_product import (
     MAX_SPLIT_ROWS,
     int8_linear,
     int8_parts,
-    int8_parts_of,
+    int8_reduction_splits,
 )
 from sglang_lite.runtime.models.layers.gpu_linear import GpuProduct
 from sglang_lite.runtime.models.layers.linear import stacked_rows, stacked_shape
@@ -29,9 +29,9 @@ from sglang_lite.runtime.models.weights.source import Weight
 class EightBitLinear(GpuProduct):
     """Linear layer with weights of an 8-bit type.
 
-    Matrices of a checkpoint that are stored in that type, with a scale per row or one for all, are
-    kept. Others are quantised, also those with block scales, which changes an e4m3 by up to 1/16 (3
-    bits after the leading one).
+    Matrices that the checkpoint stores in that type, with one scale or one per row, are kept as
+    they are. Others are quantised, including those with block scales. That changes an e4m3 number
+    by up to 1/16 (3 bits after the leading one).
 
     Args:
         kind: the 8-bit type.
@@ -70,13 +70,13 @@ class EightBitLinear(GpuProduct):
 
 class Fp8Linear(EightBitLinear):
     """Linear layer with weights in e4m3, multiplied by cuBLAS. A single row is multiplied
-    unquantised, by a kernel of its own.
+    unquantised, by a separate kernel.
 
-    The reader of a product applies the scales: for less than a few hundred rows, cuBLAS takes up to
-    twice as long to apply them as for the product itself.
+    Whatever reads the result applies the scales: for fewer than a few hundred rows, cuBLAS takes up
+    to twice as long to apply them as for the matmul itself.
 
     Args:
-        parts, bias, device: as of EightBitLinear.
+        parts, bias, device: as for EightBitLinear.
     """
 
     fuses_one = True
@@ -87,7 +87,7 @@ class Fp8Linear(EightBitLinear):
         super().__init__(FLOAT8, parts, bias, device)
         self._one = torch.ones((), device=device)
 
-    def eight_bits(self, rows: int) -> torch.dtype | None:
+    def eight_bit_input_type(self, rows: int) -> torch.dtype | None:
         return None if rows == 1 else FLOAT8
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -118,7 +118,7 @@ class Fp8Linear(EightBitLinear):
         )
         return y[: x.rows], Scales(x.scales, self.scales)
 
-    def one(
+    def multiply_single_row(
         self,
         x: torch.Tensor,
         *,
@@ -140,11 +140,13 @@ class Fp8Linear(EightBitLinear):
 
 
 class GpuInt8Linear(EightBitLinear):
-    """Linear layer with weights in 8-bit integers. A single row is quantised, too: a GPU is slow to
-    convert integers to numbers that an unquantised row could be multiplied by.
+    """Linear layer with weights in 8-bit integers. A single row is quantised, too.
+
+    Otherwise the weights would have to be converted for an unquantised row, and a GPU is slow to
+    convert integers.
 
     Args:
-        parts, bias, device: as of EightBitLinear.
+        parts, bias, device: as for EightBitLinear.
         dtype: data type of the results.
     """
 
@@ -157,9 +159,9 @@ class GpuInt8Linear(EightBitLinear):
     ) -> None:
         super().__init__(torch.int8, parts, bias, device)
         self._dtype = dtype
-        self._split = int8_parts_of(self.weight) if bias is None else 1
+        self._split = int8_reduction_splits(self.weight) if bias is None else 1
 
-    def eight_bits(self, rows: int) -> torch.dtype | None:
+    def eight_bit_input_type(self, rows: int) -> torch.dtype | None:
         return torch.int8
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -172,7 +174,9 @@ class GpuInt8Linear(EightBitLinear):
             self._quantise(x), self.weight, self.scales, self.bias, self._dtype
         ), None
 
-    def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
+    def multiply_in_parts(
+        self, x: torch.Tensor | EightBitRows
+    ) -> tuple[torch.Tensor, Scales | None]:
         count = len(x) if isinstance(x, torch.Tensor) else x.rows
         if self._split == 1 or count > MAX_SPLIT_ROWS:
             return self.multiply_unscaled(x)

@@ -13,7 +13,7 @@ from sglang_lite.runtime.models.layers.packed_linear import pack_experts
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.fp8 import BLOCK, ScaledRows, quantise_blocks
-from sglang_lite.runtime.models.weights.rounding import can_round, round_part
+from sglang_lite.runtime.models.weights.rounding import can_round_in_blocks, round_part
 from sglang_lite.runtime.models.weights.source import Weight
 
 logger = logging.getLogger("sglang_lite")
@@ -34,7 +34,7 @@ class ExpertStacker:
         self._stay_wide = False
         self._told = False  # True once it is logged that experts are decoded
 
-    def matrices(
+    def build_matrices(
         self,
         gate_up: list[list[Weight]],
         down: list[list[Weight]],
@@ -85,12 +85,12 @@ class ExpertStacker:
         )
 
     def _pack_experts(self, experts: list[list[Weight]]) -> PackedWeight | None:
-        """Returns the matrices of all experts in 4 bits, or None if they have, or are to have, more
-        bits.
+        """Packs the matrices of all experts in 4 bits. Returns None if the model is to hold them in
+        more bits.
         """
         p = self._precision
         rounding = p.rounding
-        if rounding is None or not all(can_round(part.shape[1]) for part in experts[0]):
+        if rounding is None or not all(can_round_in_blocks(part.shape[1]) for part in experts[0]):
             return (
                 pack_experts(experts, len(experts), self._device) if p.packed or rounding else None
             )

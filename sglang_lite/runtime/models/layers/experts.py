@@ -20,8 +20,8 @@ class FeedForward:
     """Dense feed-forward layer.
 
     Attributes:
-        gate_up: product that gives gates, then ups; without a gate, ups only.
-        down: product back to the hidden size.
+        gate_up: linear layer that returns gates, then ups; without a gate, ups only.
+        down: linear layer back to the hidden size.
         spec: specification of the feed-forward.
         batch_invariant: whether a row's bits must not depend on its neighbours, as in
             `apply_activation`.
@@ -33,9 +33,17 @@ class FeedForward:
     batch_invariant: bool
 
     def __call__(self, x: torch.Tensor, lora: LayerAdapters | None = None) -> torch.Tensor:
-        gate_up = self.gate_up(x) if lora is None else lora.add("gate_up", x, self.gate_up(x))
+        gate_up = (
+            self.gate_up(x)
+            if lora is None
+            else lora.add_adapter_deltas("gate_up", x, self.gate_up(x))
+        )
         inner = apply_activation(gate_up, self.spec, batch_invariant=self.batch_invariant)
-        return self.down(inner) if lora is None else lora.add("down", inner, self.down(inner))
+        return (
+            self.down(inner)
+            if lora is None
+            else lora.add_adapter_deltas("down", inner, self.down(inner))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +52,7 @@ class Experts:
 
     Attributes:
         spec: specification of the experts.
-        router: product that gives logits of the experts.
+        router: linear layer that returns logits of the experts.
         correction: float32 [count], added to scores for the choice of experts, or None.
         experts: feed-forward of each expert that this rank has.
         shared: shared expert that every row passes through, or None.
@@ -72,7 +80,7 @@ class Experts:
         if record is not None:
             record(chosen)
         if self.local_ids is not None:
-            chosen = own_ids(chosen, self.local_ids).long()
+            chosen = local_expert_ids(chosen, self.local_ids).long()
         out = torch.zeros(x.shape)
         flat = chosen.flatten()
         order = flat.argsort(stable=True)  # (row, expert) pairs, sorted by expert
@@ -123,8 +131,9 @@ def route(
     return chosen.long(), weights
 
 
-def own_ids(chosen: torch.Tensor, local_ids: torch.Tensor) -> torch.Tensor:
-    """Returns the numbers of rows' experts among a rank's own, int32 [T, top_k].
+def local_expert_ids(chosen: torch.Tensor, local_ids: torch.Tensor) -> torch.Tensor:
+    """Converts the chosen experts of rows to their indices among a rank's own experts, int32 [T,
+    top_k].
 
     Args:
         chosen: experts of rows, integers [T, top_k].
@@ -141,7 +150,7 @@ def apply_activation(
     rows [T, size].
 
     Args:
-        gate_up: output of the first product.
+        gate_up: output of the first linear layer.
         spec: specification of the feed-forward.
         batch_invariant: whether a row's bits must not depend on its neighbours: in 16 bits, torch
             computes the last elements of a thread's share differently.

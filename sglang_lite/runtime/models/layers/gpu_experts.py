@@ -1,4 +1,4 @@
-"""Mixture of experts on a GPU: routing and products as kernels, without synchronisation with the
+"""Mixture of experts on a GPU: routing and matmuls as kernels, without synchronisation with the
 host.
 """
 
@@ -12,8 +12,8 @@ import torch
 from sglang_lite.runtime.kernels.eight_bit_rows import FLOAT8, EightBitRows
 from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
 from sglang_lite.runtime.kernels.experts_route import experts_route
-from sglang_lite.runtime.models.layers.experts import FeedForward, own_ids
-from sglang_lite.runtime.models.layers.gpu_linear import matrix
+from sglang_lite.runtime.models.layers.experts import FeedForward, local_expert_ids
+from sglang_lite.runtime.models.layers.gpu_linear import as_gpu_product
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.spec import ExpertsSpec
 
@@ -37,9 +37,9 @@ class GpuExperts:
     local_ids: torch.Tensor | None = None
     counts: torch.Tensor | None = None
 
-    def eight_bits(self, rows: int) -> torch.dtype | None:
-        """Returns the 8-bit type in which this many input rows are useful, or None. The router also
-        needs the 16-bit rows.
+    def eight_bit_input_type(self, rows: int) -> torch.dtype | None:
+        """Returns the 8-bit type in which the experts multiply this many input rows, or None for 16
+        bits. The router needs the 16-bit rows in any case.
         """
         return None if rows == 1 or self.matrices.gate_up_scales is None else FLOAT8
 
@@ -61,7 +61,7 @@ class GpuExperts:
         assert x is not None, "the router takes them so"
         spec = self.spec
         base = None
-        logits, _ = matrix(self.router).parts(x)
+        logits, _ = as_gpu_product(self.router).multiply_in_parts(x)
         chosen, weights = experts_route(
             logits,
             spec.top_k,
@@ -77,9 +77,11 @@ class GpuExperts:
         )
         if record is not None:
             record(chosen)
-            chosen = chosen if self.local_ids is None else own_ids(chosen, self.local_ids)
+            chosen = chosen if self.local_ids is None else local_expert_ids(chosen, self.local_ids)
         if self.shared is not None:
-            gated = matrix(self.shared.gate_up).gated(x, spec.activation, eight=None)
+            gated = as_gpu_product(self.shared.gate_up).multiply_gated(
+                x, spec.activation, eight=None
+            )
             assert isinstance(gated, torch.Tensor)
             base = self.shared.down(gated)
             if self.shared_gate is not None:

@@ -8,7 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels import tiled
-from sglang_lite.runtime.kernels.activation import gated, gated_eight, ungated, ungated_eight
+from sglang_lite.runtime.kernels.activation import (
+    apply_gated,
+    apply_gated_eight,
+    apply_ungated,
+    apply_ungated_eight,
+)
 from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
 from sglang_lite.runtime.kernels.gemv import (
     MAX_ROWS,
@@ -20,7 +25,8 @@ from sglang_lite.runtime.models.layers.linear import Linear
 
 
 class GpuProduct(ABC):
-    """Linear layer on a GPU. This base computes everything by calling the layer with 16-bit rows.
+    """Base for linear layers on a GPU. Its methods compute everything by calling the layer with
+    16-bit rows.
 
     Attributes:
         tiles: True if `kernels.tiled` can multiply few rows by the weight.
@@ -32,33 +38,37 @@ class GpuProduct(ABC):
 
     @abstractmethod
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the product of 16-bit rows."""
+        """Multiplies 16-bit rows by the weight matrix."""
 
-    def eight_bits(self, rows: int) -> torch.dtype | None:
+    def eight_bit_input_type(self, rows: int) -> torch.dtype | None:
         """Returns the 8-bit type in which the layer multiplies this many input rows, or None."""
         return None
 
-    def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Writes the product into `out` and returns it."""
+    def multiply_into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Writes the layer's output for x into `out`, and returns `out`."""
         return out.copy_(self(x))
 
     def multiply_unscaled(
         self, x: torch.Tensor | EightBitRows
     ) -> tuple[torch.Tensor, Scales | None]:
-        """Returns the product, and the scales that it still has to be multiplied by, or None."""
+        """Returns the layer's output and the scales by which it must still be multiplied, or None
+        if there are none.
+        """
         assert isinstance(x, torch.Tensor)
         return self(x), None
 
-    def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
-        """Returns what `multiply_unscaled` does, for a following `add_norm`: if faster, parts [P,
-        M, N] whose sum is the product.
+    def multiply_in_parts(
+        self, x: torch.Tensor | EightBitRows
+    ) -> tuple[torch.Tensor, Scales | None]:
+        """Does what `multiply_unscaled` does, for an output that `add_norm` reads. If that is
+        faster, returns the output as parts [P, M, N] to be summed.
         """
         return self.multiply_unscaled(x)
 
-    def gated(
+    def multiply_gated(
         self, x: torch.Tensor | EightBitRows, activation: str, *, eight: torch.dtype | None
     ) -> torch.Tensor | EightBitRows:
-        """Returns act(gate) * up, if this matrix stacks gates and ups, gates first.
+        """Returns act(gate) * up for a matrix that stacks gates and ups, gates first.
 
         Args:
             x: input rows.
@@ -67,12 +77,12 @@ class GpuProduct(ABC):
         """
         y, scales = self.multiply_unscaled(x)
         return (
-            gated(y, activation, scales)
+            apply_gated(y, activation, scales)
             if eight is None
-            else gated_eight(y, activation, scales, eight)
+            else apply_gated_eight(y, activation, scales, eight)
         )
 
-    def ungated(
+    def multiply_ungated(
         self, x: torch.Tensor | EightBitRows, activation: str, *, eight: torch.dtype | None
     ) -> torch.Tensor | EightBitRows:
         """Returns act(up). Takes the arguments of `multiply_gated`; the activation may also be
@@ -80,12 +90,12 @@ class GpuProduct(ABC):
         """
         y, scales = self.multiply_unscaled(x)
         return (
-            ungated(y, activation, scales)
+            apply_ungated(y, activation, scales)
             if eight is None
-            else ungated_eight(y, activation, scales, eight)
+            else apply_ungated_eight(y, activation, scales, eight)
         )
 
-    def one(
+    def multiply_single_row(
         self,
         x: torch.Tensor,
         *,
@@ -94,8 +104,8 @@ class GpuProduct(ABC):
         eps: float,
         gate: str = "",
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Computes the product of a single row, fused with the preceding residual sum and norm and
-        the following gate.
+        """Computes the layer's output for a single row, fused with the preceding residual sum and
+        norm, and with the following gate.
 
         The arguments are those of `kernels.gemv.linear_single_row`.
         """
@@ -108,7 +118,7 @@ class GpuLinear(GpuProduct):
     Args:
         weight: weight [N, K] on the device.
         bias: bias [N], or None.
-        few: kernel for products of a few rows.
+        few: kernel that multiplies a few rows.
     """
 
     fuses_one = True
@@ -124,39 +134,41 @@ class GpuLinear(GpuProduct):
         # Numbers of rows for which the tiled kernel is used.
         first = 2 if outputs > SPLIT_OUTPUTS and inputs >= 2048 else MAX_ROWS + 1
         self._tiled = range(first, tiled.MAX_ROWS + 1) if self.tiles else range(0)
-        self._parts = tiled.split_k_of(weight) if self.tiles and bias is None else 1
+        self._parts = tiled.tiled_reduction_splits(weight) if self.tiles and bias is None else 1
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if len(x) in self._tiled:
-            return tiled.linear_tiled(x, self.weight, self.bias)
+            return tiled.linear_by_tiles(x, self.weight, self.bias)
         if len(x) > MAX_ROWS:
             return F.linear(x, self.weight, self.bias)
         if len(x) > 1:
             return self._few(x, self.weight, self.bias)
         return linear_single_row(x, self.weight, self.bias)[0]
 
-    def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def multiply_into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if len(x) in self._tiled:
-            return tiled.linear_tiled(x, self.weight, self.bias, out=out)
+            return tiled.linear_by_tiles(x, self.weight, self.bias, out=out)
         if len(x) <= MAX_ROWS:
             return out.copy_(self(x))
         if self.bias is None:
             return torch.mm(x, self.weight.t(), out=out)
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
 
-    def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
+    def multiply_in_parts(
+        self, x: torch.Tensor | EightBitRows
+    ) -> tuple[torch.Tensor, Scales | None]:
         if isinstance(x, torch.Tensor) and len(x) in self._tiled and self._parts > 1:
             return tiled.linear_split_k(x, self.weight, self._parts), None
         return self.multiply_unscaled(x)
 
-    def gated(
+    def multiply_gated(
         self, x: torch.Tensor | EightBitRows, activation: str, *, eight: torch.dtype | None
     ) -> torch.Tensor | EightBitRows:
         if isinstance(x, torch.Tensor) and len(x) in self._tiled and eight is None:
-            return tiled.linear_tiled(x, self.weight, self.bias, activation)
-        return super().gated(x, activation, eight=eight)
+            return tiled.linear_by_tiles(x, self.weight, self.bias, activation)
+        return super().multiply_gated(x, activation, eight=eight)
 
-    def one(
+    def multiply_single_row(
         self,
         x: torch.Tensor,
         *,
@@ -171,7 +183,7 @@ class GpuLinear(GpuProduct):
 
 
 class SideBySide(GpuProduct):
-    """Linear layer over matrices in several formats, with a separate product for each.
+    """Linear layer over matrices in several formats, with a separate matmul for each format.
 
     Args:
         products: products of the same inputs, in the order of their outputs.
@@ -184,7 +196,7 @@ class SideBySide(GpuProduct):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([product(x) for product in self.products], 1)
 
-    def one(
+    def multiply_single_row(
         self,
         x: torch.Tensor,
         *,
@@ -193,12 +205,15 @@ class SideBySide(GpuProduct):
         eps: float,
         gate: str = "",
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        found = [product.one(x, residual=residual, norm=norm, eps=eps) for product in self.products]
+        found = [
+            product.multiply_single_row(x, residual=residual, norm=norm, eps=eps)
+            for product in self.products
+        ]
         y = torch.cat([each for each, _ in found], 1)
         total = found[0][1]
-        return (gated(y, gate, None) if gate else y), total
+        return (apply_gated(y, gate, None) if gate else y), total
 
 
-def matrix(linear: Linear) -> GpuProduct:
+def as_gpu_product(linear: Linear) -> GpuProduct:
     assert isinstance(linear, GpuProduct)
     return linear

@@ -34,14 +34,16 @@ class InvariantLinear(GpuProduct):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return invariant_linear(x, self.weight, self.bias)
 
-    def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def multiply_into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return invariant_linear(x, self.weight, self.bias, out=out)
 
-    def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
+    def multiply_in_parts(
+        self, x: torch.Tensor | EightBitRows
+    ) -> tuple[torch.Tensor, Scales | None]:
         assert isinstance(x, torch.Tensor)
         return self(x) if self.bias is not None else invariant_parts(x, self.weight), None
 
-    def gated(
+    def multiply_gated(
         self, x: torch.Tensor | EightBitRows, activation: str, *, eight: torch.dtype | None
     ) -> torch.Tensor | EightBitRows:
         assert isinstance(x, torch.Tensor)

@@ -7,9 +7,9 @@
 Two computations give the same result. Absorbed: queries are multiplied into the latent space, and
 the weighted sum of latents is multiplied by V_h. This is attention over one key-value head whose
 values are the first elements of its keys. Expanded: keys and values of all heads are computed from
-the latents that are read. A pair of tokens then takes fewer products (320 per head instead of 1,088
-in DeepSeek's models), but each token that is read must be expanded first, so rows with few new
-tokens are absorbed.
+the latents that are read. Each pair of tokens then takes fewer multiplications (320 per head
+instead of 1,088 in DeepSeek's models), but each token that is read must be expanded first. So rows
+with few new tokens use the absorbed form.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, AttentionRules, ExtendRow
-from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales, indexable
+from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales, view_as_indexable
 from sglang_lite.runtime.kernels.reference.attention import attend_rows, attention
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.rope import rotate
@@ -30,7 +30,7 @@ MAX_EXPANDED = 1 << 24  # maximum number of elements of expanded keys and values
 
 
 class HeadProduct:
-    """Product of each head's vectors with that head's own matrix.
+    """Multiplies each head's vectors by that head's own matrix.
 
     Args:
         weight: matrices [heads, inputs, outputs].
@@ -43,26 +43,28 @@ class HeadProduct:
         self._batch_invariant = batch_invariant
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the products [T, heads, outputs] of x [T, heads, inputs]."""
+        """Multiplies x [T, heads, inputs] by the heads' matrices. Returns [T, heads, outputs]."""
         if self._batch_invariant and len(x) > 1:
             return torch.cat([self(x[i : i + 1]) for i in range(len(x))])
         return torch.bmm(x.transpose(0, 1), self.weight).transpose(0, 1)
 
-    def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Writes the products of x [T, heads, inputs] to out [T, heads, outputs]."""
+    def multiply_into(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Multiplies x [T, heads, inputs] by the heads' matrices, and writes the result to `out`
+        [T, heads, outputs].
+        """
         torch.bmm(x.transpose(0, 1), self.weight, out=out.transpose(0, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class LatentMatrices:
-    """Weights of a layer's latent attention, except its first and its last product.
+    """Weights of a layer's latent attention, except its first and its last linear layer.
 
     Attributes:
-        query_norm, queries: norm of the low-rank query vector, and the product that turns it into
-            queries; None if the first product gives queries.
+        query_norm, queries: norm of the low-rank query vector, and the linear layer that turns it
+            into queries; None if the first linear layer returns queries.
         norm: weight [rank] of the latent's norm.
-        keys: product of queries with the latent space, [heads, nope_size, rank].
-        values: product that turns latents into values, [heads, rank, value_size].
+        keys: multiplies queries into the latent space, by [heads, nope_size, rank].
+        values: turns latents into values, by [heads, rank, value_size].
     """
 
     query_norm: torch.Tensor | None
@@ -76,7 +78,7 @@ def compute_queries(
     spec: LatentSpec, matrices: LatentMatrices, first: torch.Tensor
 ) -> torch.Tensor:
     """Returns queries [T, heads, nope_size + rope_size], computed from the query columns [T, …] of
-    the first product.
+    the first linear layer's output.
     """
     if matrices.queries is not None:
         assert matrices.query_norm is not None
@@ -101,8 +103,8 @@ def latent_attention(
     Args:
         spec: specification of the attention.
         matrices: weights of the attention.
-        product: output [T, …] of the first product: queries or low-rank query vectors, latents, and
-            the rotated key part before rotation.
+        product: output [T, …] of the first linear layer: queries or low-rank query vectors,
+            latents, and the rotated key part before rotation.
         cos, sin: rotary tables at the tokens' positions, as `rotate` takes them.
         plan: attention plan of the step.
         cache: KV cache.
@@ -124,19 +126,23 @@ def latent_attention(
     scales = None if cache.scales is None else cache.scales.k[layer]
     if scales is not None:
         stored = apply_latent_scales(stored, 1 / scales, spec.rank)
-    indexable(plane[0]).index_copy_(0, plan.store_at, indexable(stored.to(plane.dtype)))
+    view_as_indexable(plane[0]).index_copy_(
+        0, plan.store_at, view_as_indexable(stored.to(plane.dtype))
+    )
     expanded = [row for row in plan.extends if expands(spec, row)]
     out = product.new_empty((len(product), spec.heads, spec.value_size))
-    at = _others(expanded, len(product))
+    at = _unexpanded_tokens(expanded, len(product))
     if isinstance(at, slice) or len(at):
         q = product.new_empty((len(product), spec.heads, spec.key_size))
         absorbed = torch.cat((matrices.keys(q_nope[at]), q_rope[at]), 2)
         q[at] = absorbed if scales is None else apply_latent_scales(absorbed, scales, spec.rank)
-        seen = attention(q, cache, layer, _without_expanded(spec, plan), AttentionRules(spec.scale))
+        seen = attention(
+            q, cache, layer, _drop_expanded_rows(spec, plan), AttentionRules(spec.scale)
+        )
         out[at] = matrices.values(seen[at][..., : spec.rank])
     for row in expanded:
         q = torch.cat((q_nope[row.start : row.end], q_rope[row.start : row.end]), 2)
-        latents = row.read(plane, 0, product.dtype)[0]
+        latents = row.read_positions(plane, 0, product.dtype)[0]
         if scales is not None:
             latents = apply_latent_scales(latents, scales, spec.rank)
         out[row.start : row.end] = _attend_expanded(spec, matrices, q, latents, row)
@@ -144,7 +150,9 @@ def latent_attention(
 
 
 def expands(spec: LatentSpec, row: ExtendRow) -> bool:
-    """Returns whether a row takes fewer products with keys and values expanded from its latents."""
+    """Returns whether a row takes fewer multiplications if keys and values are expanded from its
+    latents.
+    """
     new = row.end - row.start
     pairs = new * (row.length - (new - 1) / 2)
     a_token = spec.heads * spec.rank * (spec.nope_size + spec.value_size)
@@ -155,7 +163,7 @@ def expands(spec: LatentSpec, row: ExtendRow) -> bool:
     )
 
 
-def _others(expanded: list[ExtendRow], tokens: int) -> torch.Tensor | slice:
+def _unexpanded_tokens(expanded: list[ExtendRow], tokens: int) -> torch.Tensor | slice:
     """Returns the indices of the batch's tokens outside the expanded rows; a full slice if no row
     is expanded.
     """
@@ -167,7 +175,7 @@ def _others(expanded: list[ExtendRow], tokens: int) -> torch.Tensor | slice:
     return others.nonzero().squeeze(1)
 
 
-def _without_expanded(spec: LatentSpec, plan: AttentionPlan) -> AttentionPlan:
+def _drop_expanded_rows(spec: LatentSpec, plan: AttentionPlan) -> AttentionPlan:
     return replace(
         plan,
         extends=tuple(row for row in plan.extends if not expands(spec, row)),

@@ -16,21 +16,21 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.host.cache_folder import cache_folder
-from sglang_lite.runtime.host.cpu_library import cpu_library
+from sglang_lite.runtime.host.cpu_library import load_cpu_library
 from sglang_lite.runtime.kernels import block_product_many, gguf_packing
 from sglang_lite.runtime.kernels.block_product import (
     BLOCK,
     SOURCE,
     BlockProduct,
     PackedBlocks,
-    decode,
-    fits,
+    decode_blocks,
     is_supported,
     pack_blocks,
+    supports_shape,
 )
 from sglang_lite.runtime.kernels.block_product_many import ManyRowsProduct
 from sglang_lite.runtime.kernels.gguf_packing import pack_gguf
-from sglang_lite.runtime.models.weights.blocks import Blocks, Format, order_of
+from sglang_lite.runtime.models.weights.blocks import Blocks, Format, comparable_column_order
 from sglang_lite.runtime.models.weights.gguf_blocks import GgufBlocks
 from sglang_lite.runtime.models.weights.source import PlainRows, Weight
 
@@ -53,9 +53,9 @@ class DenseLinear:
 class Bf16Linear:
     """Linear layer with bf16 weights in oneDNN's own layout.
 
-    torch's plain linear reorders weights at every call, which costs three times the product at M =
-    1. A product of few rows is bound by reading weights, so it reads the checkpoint's blocks
-    instead if it has any: the same values in a quarter to half of the bytes.
+    torch's plain linear reorders weights at every call, which takes three times as long as the
+    matmul at M = 1. A matmul of few rows is bound by reading weights, so the checkpoint's blocks
+    are read instead if there are any: the same values in a quarter to half of the bytes.
 
     Args:
         parts: matrices [N_i, K] to be stacked along N.
@@ -74,7 +74,9 @@ class Bf16Linear:
     ) -> None:
         self.few = few
         self.few_rows = few_rows
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(stacked(parts, torch.bfloat16), 1)  # noqa: SLF001 # torch has no other name for it
+        stacked = stack_weights(parts, torch.bfloat16)
+        # torch has no other name for it
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(stacked, 1)  # noqa: SLF001
         self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -84,19 +86,20 @@ class Bf16Linear:
 
 
 class BlockLinear:
-    """Linear layer with bf16 activations whose weights are in memory only as blocks.
+    """Linear layer with bf16 activations that keeps its weights in memory only as blocks.
 
-    A product of many rows rounds them to bf16 in the processor's cache.
+    For many rows, their values are rounded to bf16 in the processor's cache.
 
     Args:
-        few: products with the blocks, which multiply few rows.
+        few: linear layer that multiplies few rows by the blocks.
         library: compiled `block_product_many.cpp`.
     """
 
     def __init__(self, few: Linear, library: ctypes.CDLL) -> None:
         self.few = few
         self._many = [
-            ManyRowsProduct(library, product.packed, product.bias) for product in products_of(few)
+            ManyRowsProduct(library, product.packed, product.bias)
+            for product in block_products_in(few)
         ]
         self._outputs = sum(product.packed.outputs for product in self._many)
 
@@ -140,7 +143,7 @@ class TorchBlocks:
 class Float32Linear:
     """Linear layer with float32 weights through oneDNN, for activations of any dtype.
 
-    Unlike MKL's, its products give a row the same bits whatever the number of rows.
+    Unlike with MKL, a row gets the same bits whatever the number of rows.
 
     Args:
         parts: matrices [N_i, K] to be stacked along N.
@@ -148,7 +151,9 @@ class Float32Linear:
     """
 
     def __init__(self, parts: Sequence[Weight], bias: torch.Tensor | None) -> None:
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(stacked(parts, torch.float32), 32)  # noqa: SLF001 # torch has no other name for it
+        stacked = stack_weights(parts, torch.float32)
+        # torch has no other name for it
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(stacked, 32)  # noqa: SLF001
         self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -166,15 +171,17 @@ class Float16Linear:
     """
 
     def __init__(self, parts: Sequence[Weight]) -> None:
-        self.weight = torch.ops.quantized.linear_prepack_fp16(stacked(parts, torch.float32), None)
+        self.weight = torch.ops.quantized.linear_prepack_fp16(
+            stack_weights(parts, torch.float32), None
+        )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.quantized.linear_dynamic_fp16(x.float(), self.weight)  # type: ignore[no-any-return] # torch.ops is untyped
 
 
 class PairedLinear:
-    """Linear layer that always multiplies at least two rows: oneDNN's kernel for a single row adds
-    in another order.
+    """Linear layer that always multiplies at least two rows, because oneDNN's kernel for a single
+    row sums in a different order.
     """
 
     def __init__(self, linear: Linear) -> None:
@@ -237,7 +244,7 @@ _READ = 1 << 25  # bytes of rows that are read together, if numbers are stored o
 MAX_CONVERTED = 1 << 19  # maximum number of elements that are converted to float32 together
 
 
-def stacked(
+def stack_weights(
     parts: Sequence[Weight], dtype: torch.dtype, device: torch.device | None = None
 ) -> torch.Tensor:
     """Stacks matrices [N_i, K] to one [N, K]. A single tensor that already has the dtype and device
@@ -254,7 +261,7 @@ def stacked(
         elif isinstance(part, PlainRows):
             step = max(1, _READ // (part.shape[1] * part.dtype.itemsize))
             for start in range(0, part.shape[0], step):
-                chunk = part.read(start, start + step)
+                chunk = part.read_stored_rows(start, start + step)
                 # the next is being read
                 rows[start : start + len(chunk)].copy_(chunk, non_blocking=True)
         elif not (isinstance(part, Blocks) and _decode_into(part, rows)):
@@ -276,7 +283,7 @@ def _decode_into(blocks: Blocks, out: torch.Tensor) -> bool:
     )
     if not allowed or (library := block_library()) is None:
         return False
-    decode(library, blocks.q, blocks.scale, blocks.minimum, out)
+    decode_blocks(library, blocks.q, blocks.scale, blocks.minimum, out)
     return True
 
 
@@ -303,25 +310,29 @@ def stacked_rows(parts: Sequence[Weight]) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def block_library() -> ctypes.CDLL | None:
-    """Returns the compiled library of products with blocks, or None without processor support or a
+    """Returns the compiled library of matmuls with blocks, or None without processor support or a
     compiler.
     """
-    return cpu_library(SOURCE, cache_folder() / "compiled") if is_supported() else None
+    return load_cpu_library(SOURCE, cache_folder() / "compiled") if is_supported() else None
 
 
 def gguf_library() -> ctypes.CDLL | None:
     """Returns the compiled library that packs a GGUF file's blocks, or None without processor
     support or a compiler.
     """
-    return cpu_library(gguf_packing.SOURCE, cache_folder() / "compiled") if is_supported() else None
+    return (
+        load_cpu_library(gguf_packing.SOURCE, cache_folder() / "compiled")
+        if is_supported()
+        else None
+    )
 
 
 def many_rows_library() -> ctypes.CDLL | None:
-    """Returns the compiled library of products of many bf16 rows with blocks, or None without
+    """Returns the compiled library that multiplies many bf16 rows by blocks, or None without
     AVX512_BF16 or a compiler.
     """
     library = (
-        cpu_library(block_product_many.SOURCE, cache_folder() / "compiled")
+        load_cpu_library(block_product_many.SOURCE, cache_folder() / "compiled")
         if is_supported()
         else None
     )
@@ -335,9 +346,11 @@ def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear 
     blocks = [found for part in parts if (found := _multipliable_blocks(part)) is not None]
     alike = [
         list(run)
-        for _, run in itertools.groupby(blocks, key=lambda part: (part.format, order_of(part)))
+        for _, run in itertools.groupby(
+            blocks, key=lambda part: (part.format, comparable_column_order(part))
+        )
     ]
-    if len(blocks) < len(parts) or not all(fits(*stacked_shape(run)) for run in alike):
+    if len(blocks) < len(parts) or not all(supports_shape(*stacked_shape(run)) for run in alike):
         return None
     library = block_library()
     if library is None:
@@ -357,17 +370,19 @@ def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear 
 def _pack_matrices(library: ctypes.CDLL, run: Sequence[Blocks]) -> PackedBlocks:
     """Packs matrices of one format, stacked along their outputs."""
     of_file = [
-        (part.kind, part.data) for part in run if isinstance(part, GgufBlocks) and fits(*part.shape)
+        (part.kind, part.data)
+        for part in run
+        if isinstance(part, GgufBlocks) and supports_shape(*part.shape)
     ]
     if len(of_file) == len(run) and (gguf := gguf_library()) is not None:
         return pack_gguf(gguf, of_file, run[0].shape[1])
-    q = _joined([b.q for b in run])
-    scale = _joined([b.scale for b in run])
+    q = _concatenate([b.q for b in run])
+    scale = _concatenate([b.scale for b in run])
     minima = [b.minimum for b in run if b.minimum is not None]
-    return pack_blocks(library, q, scale, _joined(minima) if minima else None)
+    return pack_blocks(library, q, scale, _concatenate(minima) if minima else None)
 
 
-def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+def _concatenate(tensors: list[torch.Tensor]) -> torch.Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)  # cat would copy a single one
 
 
@@ -382,7 +397,7 @@ def _multipliable_blocks(part: Weight) -> Blocks | None:
         False,
     ):
         return blocks
-    blocks = blocks.in_groups(BLOCK)
+    blocks = blocks.split_into_groups(BLOCK)
     if blocks is not None and blocks.format.bits == 4 and not blocks.format.minimum:
         return Blocks(blocks.q, blocks.scale, torch.zeros_like(blocks.scale), order=blocks.order)
     return blocks
@@ -390,7 +405,7 @@ def _multipliable_blocks(part: Weight) -> Blocks | None:
 
 @dataclass(frozen=True, slots=True)
 class ReorderedInputs:
-    """Linear layer whose weights expect the inputs in another order."""
+    """Linear layer whose weights have their columns in a different order from the inputs."""
 
     product: Linear
     order: torch.Tensor
@@ -401,7 +416,7 @@ class ReorderedInputs:
 
 @dataclass(frozen=True, slots=True)
 class StackedProducts:
-    """Linear layer whose outputs are split among products with blocks of different kinds."""
+    """Linear layer whose outputs are split among several block matrices of different kinds."""
 
     products: tuple[BlockProduct | ReorderedInputs, ...]
 
@@ -409,12 +424,12 @@ class StackedProducts:
         return torch.cat([product(x) for product in self.products], 1)
 
 
-def products_of(linear: Linear) -> tuple[BlockProduct, ...]:
-    """Returns the products with blocks that make up a linear layer, or its path for few rows, in
-    output order; may be empty.
+def block_products_in(linear: Linear) -> tuple[BlockProduct, ...]:
+    """Returns the `BlockProduct`s that make up a linear layer, or its path for few rows, in the
+    order of outputs. Empty if it is not made up of these.
     """
     if isinstance(linear, Bf16Linear | BlockLinear) and linear.few is not None:
-        return products_of(linear.few)
+        return block_products_in(linear.few)
     if isinstance(linear, BlockProduct):
         return (linear,)
     if not isinstance(linear, StackedProducts):
@@ -431,11 +446,12 @@ def block_head(weight: Weight) -> Linear | None:
     return None if product is None else lambda x: product(x.float())
 
 
-def keeps_blocks_alone() -> bool:
-    """Returns whether a CPU multiplies any number of bf16 rows with a checkpoint's blocks.
+def keeps_only_blocks() -> bool:
+    """Returns whether a CPU multiplies any number of bf16 rows by a checkpoint's blocks, without a
+    decoded copy.
 
-    With AMX a product takes less time than decoding its matrix, so that a decoded copy is worth its
-    memory. Without a compiler torch needs one.
+    With AMX, a matmul takes less time than decoding the matrix, so a decoded copy is worth its
+    memory. Without a compiler, torch needs such a copy.
     """
     has_tiles = torch.cpu._is_amx_tile_supported()  # noqa: SLF001 # torch has no other name for it
     return block_library() is not None and not has_tiles
@@ -452,14 +468,14 @@ def bf16_linear(parts: Sequence[Weight], bias: torch.Tensor | None, *, blocks: b
     """
     product = block_product(parts, bias) if blocks else None
     if product is not None:
-        if not keeps_blocks_alone():
+        if not keeps_only_blocks():
             return Bf16Linear(parts, bias, product, 8)
         many = many_rows_library()
         if many is None:
             return product  # oneDNN emulates bfloat16, in three to six times the time
         return (
             BlockLinear(product, many)
-            if products_of(product)
+            if block_products_in(product)
             else Bf16Linear(parts, bias, product, 16)
         )
     found = map(_multipliable_blocks, parts) if blocks else ()

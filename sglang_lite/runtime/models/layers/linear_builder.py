@@ -22,11 +22,11 @@ from sglang_lite.runtime.models.layers.linear import (
     block_head,
     block_product,
     is_batch_invariant,
-    stacked,
+    stack_weights,
     stacked_shape,
 )
 from sglang_lite.runtime.models.precision import Precision
-from sglang_lite.runtime.models.weights.blocks import Blocks, order_of
+from sglang_lite.runtime.models.weights.blocks import Blocks, comparable_column_order
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.rounding import round_part
 from sglang_lite.runtime.models.weights.source import Weight
@@ -54,7 +54,7 @@ class LinearBuilder:
         self._told = False  # True once it is logged that matrices are decoded
         self._invariant_shapes: dict[tuple[int, int], bool] = {}
 
-    def make(
+    def build_linear(
         self, parts: list[Weight], bias: torch.Tensor | None, *, quantise: bool = True
     ) -> Linear:
         p = self._precision
@@ -71,8 +71,8 @@ class LinearBuilder:
         return self._ensure_batch_invariance(linear, *stacked_shape(parts))
 
     def _build_unfused(self, parts: list[Weight], bias: torch.Tensor | None) -> Linear:
-        """Builds a layer of torch's operators or a CPU's own kernels, in the best form for the
-        formats.
+        """Builds a linear layer from torch's operators or a CPU's own kernels, whichever suits the
+        formats best.
         """
         p = self._precision
         on_cpu = self._device.type == "cpu"
@@ -87,7 +87,7 @@ class LinearBuilder:
         elif on_cpu and p.weights == torch.float32 and p.batch_invariant:
             linear = Float32Linear(parts, bias)
         else:
-            linear = DenseLinear(stacked(parts, p.weights, self._device), bias)
+            linear = DenseLinear(stack_weights(parts, p.weights, self._device), bias)
         return PairedLinear(linear) if p.batch_invariant else linear
 
     def _build_on_gpu(
@@ -128,19 +128,21 @@ class LinearBuilder:
             )
         self._log_decoding(parts)
         if p.batch_invariant:
-            return InvariantLinear(stacked(parts, p.weights, self._device), bias)
-        return GpuLinear(stacked(parts, p.weights, self._device), bias, self._few)
+            return InvariantLinear(stack_weights(parts, p.weights, self._device), bias)
+        return GpuLinear(stack_weights(parts, p.weights, self._device), bias, self._few)
 
     def _format_key(self, part: Weight) -> Hashable:
-        """Returns a key that the matrices of one product on a GPU share if they stay quantised;
-        None if they are decoded.
+        """Returns a key for a matrix that stays quantised on a GPU, or None if it is decoded.
+        Matrices with the same key can be stacked.
         """
         if isinstance(part, ScaledRows):
             return ScaledRows if self._precision.keep_fp8 else None
         if not (isinstance(part, Blocks) and self._precision.packed):
             return None
         return (
-            (part.format, order_of(part)) if part.format.bits == 4 or self._precision.int8 else None
+            (part.format, comparable_column_order(part))
+            if part.format.bits == 4 or self._precision.int8
+            else None
         )
 
     def _log_decoding(self, parts: list[Weight]) -> None:
@@ -171,18 +173,20 @@ class LinearBuilder:
                 )
         return linear if self._invariant_shapes[outputs, inputs] else RowByRow(linear)
 
-    def float32(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
+    def build_float32(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
         """Builds a small but sensitive linear layer: always float32 on a CPU, and never quantised
         on a GPU.
         """
         if self._fused:
-            return self.make([weight], bias, quantise=False)
+            return self.build_linear([weight], bias, quantise=False)
         bias = None if bias is None else bias.float()
         if self._precision.batch_invariant:
             return PairedLinear(Float32Linear([weight], bias))
-        return DenseLinear(stacked([weight], torch.float32), bias)
+        return DenseLinear(stack_weights([weight], torch.float32), bias)
 
-    def head(self, weight: Weight, bias: torch.Tensor | None, kept: Weight | None = None) -> Linear:
+    def build_head(
+        self, weight: Weight, bias: torch.Tensor | None, kept: Weight | None = None
+    ) -> Linear:
         """Builds the linear layer that computes logits.
 
         For a 16-bit model on a CPU, sums and results are float32: 16-bit logits are so coarse
@@ -202,7 +206,9 @@ class LinearBuilder:
         ):
             return head
         if self._fused or p.int8 or p.weights == torch.float32 or bias is not None:
-            return self.make([weight], bias, quantise=False)
+            return self.build_linear([weight], bias, quantise=False)
         if not p.batch_invariant and "fbgemm" in torch.backends.quantized.supported_engines:
             return Float16Linear([weight])
-        return self._ensure_batch_invariance(self.float32(weight, None), *stacked_shape([weight]))
+        return self._ensure_batch_invariance(
+            self.build_float32(weight, None), *stacked_shape([weight])
+        )

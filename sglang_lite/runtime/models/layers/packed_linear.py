@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
 from sglang_lite.runtime.kernels.packed_products import (
     add_parts,
-    decoded,
+    decode_weight,
     max_rows,
     packed_rows,
     parts_of,
@@ -25,7 +25,7 @@ from sglang_lite.runtime.kernels.packed_weight import (
     shortest_exact_dtype,
 )
 from sglang_lite.runtime.models.layers.gpu_linear import GpuProduct
-from sglang_lite.runtime.models.weights.blocks import Blocks, order_of
+from sglang_lite.runtime.models.weights.blocks import Blocks, comparable_column_order
 from sglang_lite.runtime.models.weights.fp4 import E2M1
 from sglang_lite.runtime.models.weights.source import Weight
 
@@ -34,7 +34,7 @@ _SMALLEST_HALF = 2.0**-14  # smallest number for which float16 has full precisio
 
 
 class PackedLinear(GpuProduct):
-    """Linear layer whose weights stay in 4 bits. Products of many rows decode the matrix first.
+    """Linear layer whose weights stay in 4 bits. For many rows, the matrix is decoded first.
 
     Args:
         weight: the matrix on the device.
@@ -53,27 +53,29 @@ class PackedLinear(GpuProduct):
         self.fuses_one = order is None and self._single
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y, _ = self.parts(x)
+        y, _ = self.multiply_in_parts(x)
         return add_parts(y, x.dtype) if y.dim() == 3 else y
 
-    def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
+    def multiply_in_parts(
+        self, x: torch.Tensor | EightBitRows
+    ) -> tuple[torch.Tensor, Scales | None]:
         assert isinstance(x, torch.Tensor)
         x = self._reorder_inputs(x)
         if len(x) == 1 and self._single:
             return packed_row(x, self.packed, self.bias)[0], None
         if len(x) > max_rows(x.device, x.dtype):
-            return F.linear(x, decoded(self.packed, x.dtype), self.bias), None
+            return F.linear(x, decode_weight(self.packed, x.dtype), self.bias), None
         parts = parts_of(self.packed, len(x), x.dtype) if self.bias is None else 1
         return packed_rows(x, self.packed, self.bias, parts=parts), None
 
-    def gated(
+    def multiply_gated(
         self, x: torch.Tensor | EightBitRows, activation: str, *, eight: torch.dtype | None
     ) -> torch.Tensor | EightBitRows:
         if isinstance(x, torch.Tensor) and len(x) <= max_rows(x.device, x.dtype) and eight is None:
             return packed_rows(self._reorder_inputs(x), self.packed, self.bias, activation)
-        return super().gated(x, activation, eight=eight)
+        return super().multiply_gated(x, activation, eight=eight)
 
-    def one(
+    def multiply_single_row(
         self,
         x: torch.Tensor,
         *,
@@ -143,7 +145,10 @@ def pack_matrix(parts: Sequence[Weight], device: torch.device) -> PackedWeight |
     largest is outside float16's normal range.
     """
     blocks = [part for part in parts if isinstance(part, Blocks)]
-    if len(blocks) < len(parts) or len({(part.format, order_of(part)) for part in blocks}) > 1:
+    if (
+        len(blocks) < len(parts)
+        or len({(part.format, comparable_column_order(part)) for part in blocks}) > 1
+    ):
         return None
     first = blocks[0]
     if first.format.bits != 4 or not can_pack(first.shape[1], first.format.group):
@@ -168,11 +173,11 @@ def pack_matrix(parts: Sequence[Weight], device: torch.device) -> PackedWeight |
 def _scales_and_zeros(
     q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns scales and zeros [N, groups] of groups: scale * number + minimum = scale * (number -
+    """Returns scales and zeros [N, groups] such that scale * number + minimum = scale * (number -
     zero).
 
-    A group whose minimum is so large that its numbers change nothing gets the scale -minimum, the
-    zero 1, and the number 0 everywhere (written).
+    If a group's minimum is so large that its numbers make no difference, its scale becomes
+    -minimum, its zero 1, and all of its numbers 0 (written).
     """
     flat = scale.abs() * _FARTHEST <= minimum.abs()
     q.view(*scale.shape, -1).masked_fill_(flat.unsqueeze(-1), 0)

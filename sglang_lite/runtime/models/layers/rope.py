@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec, RopeSpec
+from sglang_lite.runtime.models.spec import RopeSpec
 
 
 class RotaryTable:
@@ -56,7 +56,7 @@ class RotaryTable:
         """cos and sin of every position, [positions, dim] each."""
         return self._cos, self._sin
 
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def cos_sin_at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns cos and sin, [T, 1, dim] each, at positions [T]; or at [3, T] of time, rows and
         columns.
         """
@@ -77,64 +77,6 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     rotated = x[..., :dim]
     rotated = torch.addcmul(rotated * cos, rotated.roll(dim // 2, -1), sin)
     return torch.cat((rotated, x[..., dim:]), -1)
-
-
-def deinterleave_order(spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
-    """Returns a permutation of the outputs of a layer's first product that moves rotary pairs from
-    adjacent places to two halves. `rotate` expects the first elements of all pairs before the
-    second ones. Returns None if they are already stored that way.
-
-    `rotate` expects the first elements of all pairs before the second ones. Returns None if they
-    are stored so already.
-    """
-    if not spec.rope.interleaved:
-        return None
-    if isinstance(spec, LatentSpec):
-        made = (
-            latent_query_deinterleave_order(spec)
-            if spec.query_rank is None
-            else torch.arange(spec.query_rank)
-        )
-        assert made is not None
-        return torch.cat(
-            (
-                made,
-                torch.arange(spec.rank) + len(made),
-                _halves(spec.rope_size) + len(made) + spec.rank,
-            )
-        )
-    head = head_deinterleave_order(spec)
-    assert head is not None
-    queries_keys = _order_of_heads(spec.heads + spec.kv_heads, spec.key_size, head)
-    return torch.cat(
-        (queries_keys, torch.arange(spec.kv_heads * spec.value_size) + len(queries_keys))
-    )
-
-
-def head_deinterleave_order(spec: AttentionSpec) -> torch.Tensor | None:
-    """Returns the part of `deinterleave_order` for the elements of one query or key, or None."""
-    if not spec.rope.interleaved:
-        return None
-    rotated = spec.rope.rotary_dim or spec.key_size
-    return torch.cat((_halves(rotated), torch.arange(rotated, spec.key_size)))
-
-
-def latent_query_deinterleave_order(spec: LatentSpec) -> torch.Tensor | None:
-    """Returns the part of `deinterleave_order` for latent attention's queries, whose heads end with
-    the rotated elements; or None.
-    """
-    if not spec.rope.interleaved:
-        return None
-    head = torch.cat((torch.arange(spec.nope_size), _halves(spec.rope_size) + spec.nope_size))
-    return _order_of_heads(spec.heads, spec.query_size, head)
-
-
-def _halves(rotated: int) -> torch.Tensor:
-    return torch.cat((torch.arange(0, rotated, 2), torch.arange(1, rotated, 2)))
-
-
-def _order_of_heads(heads: int, size: int, head: torch.Tensor) -> torch.Tensor:
-    return (torch.arange(heads).unsqueeze(1) * size + head).flatten()
 
 
 def _frequencies(spec: RopeSpec, dim: int, positions: int) -> tuple[torch.Tensor, float]:
@@ -184,11 +126,11 @@ def _yarn(spec: RopeSpec, dim: int, inverse: torch.Tensor) -> tuple[torch.Tensor
     factor = p["factor"]
     original = p["original_max_position_embeddings"]
 
-    def dimension(rotations: float) -> float:
+    def dimension_for_rotations(rotations: float) -> float:
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(spec.theta))
 
-    low = dimension(p.get("beta_fast") or 32)
-    high = dimension(p.get("beta_slow") or 1)
+    low = dimension_for_rotations(p.get("beta_fast") or 32)
+    high = dimension_for_rotations(p.get("beta_slow") or 1)
     if p.get("truncate", True):
         low = math.floor(low)
         high = math.ceil(high)

@@ -1,8 +1,8 @@
-"""Adapters, and their tensors in the form that a model's products take.
+"""Adapters, and their tensors in the form that a model's linear layers need.
 
-Tensors are matched to the parameters of `parameters.py` by the names of the modules. Products that
-the model stacks (q, k and v; gate and up) have an A for each part, and one B with the outputs of
-all parts, so part p of such a product becomes y[p] + (x A[p]^T) B[:, p].
+Tensors are matched to the parameters of `parameters.py` by the names of the modules. Matrices that
+the model stacks (q, k and v; gate and up) have one A per part, and one B with the outputs of all
+parts. So the adapter adds (x A[p]^T) B[:, p] to part p of the layer's output y[p].
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import torch
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.lora_weights import LoraWeights
 from sglang_lite.runtime.kernels.sizes import power_of_2
-from sglang_lite.runtime.models.layers.rope import deinterleave_order
 from sglang_lite.runtime.models.lora.config import (
     ADAPTER_CONFIG,
     AdapterConfig,
     read_adapter_config,
 )
-from sglang_lite.runtime.models.parameter_tensors import part_of_tensor
+from sglang_lite.runtime.models.parameter_tensors import slice_parameter
 from sglang_lite.runtime.models.parameters import (
     CheckpointSlice,
     head_name,
     layer_parameters,
     parameters,
 )
+from sglang_lite.runtime.models.rotary_pairs import deinterleave_order
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.models.weights.folder import pickled_tensors
 from sglang_lite.runtime.models.weights.ranges import DTYPES, LocalRanges, read_header
@@ -52,7 +52,9 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ProductShape:
-    """Shape of a product that takes adapters: its inputs, and the outputs of each stacked part."""
+    """Shape of a linear layer that takes adapters: its inputs, and the outputs of each stacked
+    part.
+    """
 
     inputs: int
     outputs: tuple[int, ...]
@@ -60,7 +62,7 @@ class ProductShape:
 
 @dataclass(frozen=True, slots=True)
 class ProductDelta:
-    """An adapter's part in one product of one layer.
+    """An adapter's matrices for one linear layer.
 
     Attributes:
         a: [parts, rank, inputs].
@@ -82,7 +84,7 @@ class Adapter:
         generation: number that is unique among all adapters that the engine has read.
         rank: its largest rank, rounded up to a multiple of PAGE_RANK; all its matrices are padded
             to it.
-        layers: for each layer the products that it changes, by name.
+        layers: its matrices in each layer, by the name of the linear layer.
         digest: digest of its tensors, which identifies it in cache files.
         invocation: tokens that activate a late adapter from their last occurrence in a prompt on;
             empty for one that is always active.
@@ -115,8 +117,8 @@ class Adapter:
 
 
 def product_shapes(spec: ModelSpec) -> tuple[Mapping[str, ProductShape], ...]:
-    """Returns the products of each layer that take adapters, by their names in `Layer` and
-    `FeedForward`.
+    """Returns the shapes of the linear layers that take adapters, for each layer, by their names in
+    `Layer` and `FeedForward`.
     """
     shapes = []
     for index, layer in enumerate(spec.layers):
@@ -131,7 +133,7 @@ def product_shapes(spec: ModelSpec) -> tuple[Mapping[str, ProductShape], ...]:
 
 
 def _products(layer: LayerSpec) -> dict[str, tuple[str, ...]]:
-    """Returns the roles of the matrices in each product that takes adapters."""
+    """Returns the roles of the matrices stacked in each linear layer that takes adapters."""
     products: dict[str, tuple[str, ...]] = {}
     if isinstance(layer.attention, AttentionSpec):
         products = {"qkv": ("q", "k", "v"), "output": ("o",)}
@@ -152,8 +154,8 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Matrices:
-    """A [rank, inputs] and B [outputs, rank] of a module as stored, and the factor of their
-    product.
+    """A [rank, inputs] and B [outputs, rank] of a module as stored, and the factor that scales
+    their product.
     """
 
     a: torch.Tensor
@@ -191,9 +193,9 @@ class AdapterReader:
         model_name: its name; adapters that name another base cause a warning.
         dtype: dtype of their tensors.
         max_rank: largest rank of an adapter.
-        room: allocates room for an adapter of a rank in the layout of the device's memory: zeros,
-            and views of them for A and B by layer and product, as in LoraWeights. Returns None for
-            separate tensors of each product.
+        room: allocates zeros for an adapter of a given rank, in the layout of the device's memory.
+            Also returns views of them for A and B, by layer and linear layer, as in LoraWeights.
+            Returns None if each linear layer is to have tensors of its own.
         targets: names of the modules that adapters may change, such as "q_proj"; empty for all.
     """
 
@@ -237,7 +239,8 @@ class AdapterReader:
             folder: folder written by peft.
 
         Raises:
-            ModelError: it is damaged, for another base, or has something that is not supported.
+            ModelError: it is damaged, was trained for another base model, or uses something that is
+                not supported.
         """
         config = read_adapter_config(folder)
         file = next((path for name in _FILES if (path := folder / name).is_file()), None)
@@ -246,7 +249,9 @@ class AdapterReader:
                 f"{folder}: the adapter has no weights: neither {' nor '.join(_FILES)} is a file there.",
                 hint="Save it with peft.",
             )
-        stamp = _stamp(file)  # before reading the headers, so that later changes are detected
+        stamp = _file_identity(
+            file
+        )  # before reading the headers, so that later changes are detected
         modules = self._collect_modules(config, file, _tensors_without_values(file))
         self._check_targets(config, modules)
         if outside := [token for token in config.invocation if token >= self._spec.vocab_size]:
@@ -265,7 +270,7 @@ class AdapterReader:
             config, file, max(config.rank_of(each.name) for each in modules.values()), stamp
         )
 
-    def read(self, name: str, files: AdapterFiles) -> Adapter:
+    def read_adapter(self, name: str, files: AdapterFiles) -> Adapter:
         """Reads an adapter that `open` has checked.
 
         Args:
@@ -277,7 +282,7 @@ class AdapterReader:
         """
         config = files.config
         file = files.file
-        if _stamp(file) != files.stamp:
+        if _file_identity(file) != files.stamp:
             raise ModelError(
                 f"{file}: changed since the adapter was loaded.",
                 hint="Unload the adapter, and load it again.",
@@ -288,7 +293,7 @@ class AdapterReader:
         for module, stored in modules.items():
             for index, role, piece in self._modules_of_model[module]:
                 scale = config.scale_of(stored.name)
-                by_role[index, role] = _Matrices(stored.a, part_of_tensor(stored.b, piece), scale)
+                by_role[index, role] = _Matrices(stored.a, slice_parameter(stored.b, piece), scale)
         room = self._room(rank)
         layers = tuple(
             self._build_deltas(index, by_role, rank, room)
@@ -322,8 +327,8 @@ class AdapterReader:
         rank: int,
         room: AdapterRoom | None,
     ) -> dict[str, ProductDelta]:
-        """Returns the products of a layer that an adapter changes. With `room`, writes them there
-        and returns nothing.
+        """Builds an adapter's matrices for a layer. With `room`, writes them there and returns an
+        empty dict.
         """
         layer = self._spec.layers[index]
         deltas = {}
@@ -372,7 +377,7 @@ class AdapterReader:
                 )
             if match is None:
                 raise _merge_error(f"{file}: {name} is no matrix of an adapter (lora_A, lora_B).")
-            if config.leaves_out(match[1]):
+            if config.excludes_module(match[1]):
                 left_out.add(match[1])
                 continue
             if tensor.dtype not in _FLOATS:
@@ -417,8 +422,8 @@ class AdapterReader:
     def _log_left_out(
         self, config: AdapterConfig, file: Path, modules: set[str], *, taken: bool
     ) -> None:
-        """Logs which matrices are not used, in peft neither. Raises ModelError if there are no
-        others.
+        """Logs which matrices are ignored, as peft does, because the config leaves them out. Raises
+        ModelError if the adapter has no others.
         """
         if not taken:
             why = f": its config leaves out {min(modules)} and all others" if modules else ""
@@ -483,18 +488,20 @@ class AdapterReader:
         )
 
     def _check_targets(self, config: AdapterConfig, modules: _Modules) -> None:
-        """Checks that each target has matrices, unless the config leaves out all modules that it
-        names.
+        """Checks that the files have matrices for each target. Targets are exempt if the config
+        leaves out all modules that they name.
         """
         if isinstance(config.targets, str):
             return
         known = [*(each.name for each in modules.values()), *modules]
         for target in config.targets:
             own = [
-                each for each in (*self._modules_of_model, *self._others) if _is_end(target, each)
+                each
+                for each in (*self._modules_of_model, *self._others)
+                if _matches_module_suffix(target, each)
             ]
-            left_out = own and all(map(config.leaves_out, own))
-            if not left_out and not any(_is_end(target, module) for module in known):
+            left_out = own and all(map(config.excludes_module, own))
+            if not left_out and not any(_matches_module_suffix(target, module) for module in known):
                 raise ModelError(
                     f"{config.folder}: target_modules has {target!r}, which has no matrices in the files.",
                     hint="Save it again with peft.",
@@ -505,7 +512,7 @@ def _merge_error(problem: str) -> ModelError:
     return ModelError(problem, hint="Merge it into its base model with peft's merge_and_unload().")
 
 
-def _is_end(target: str, module: str) -> bool:
+def _matches_module_suffix(target: str, module: str) -> bool:
     return module == target or module.endswith(f".{target}")
 
 
@@ -521,7 +528,7 @@ def _is_finite(matrix: torch.Tensor) -> bool:
     return all(bool(end.isfinite()) for end in matrix.aminmax())  # a tenth of `isfinite`'s time
 
 
-def _stamp(file: Path) -> tuple[int, int]:
+def _file_identity(file: Path) -> tuple[int, int]:
     try:
         found = file.stat()
     except OSError as error:

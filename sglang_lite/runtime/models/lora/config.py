@@ -10,7 +10,7 @@ from pathlib import Path
 import regex
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.models.config_fields import Json, read_json, shown
+from sglang_lite.runtime.models.config_fields import Json, abbreviate, read_json
 
 ADAPTER_CONFIG = "adapter_config.json"
 _RANK = 64  # largest rank if neither a setting nor an adapter determines it
@@ -87,15 +87,16 @@ class AdapterConfig:
         return int(self._first_match(self.ranks, module, self.rank))
 
     def scale_of(self, module: str) -> float:
-        """Returns the factor of a module's product."""
+        """Returns the factor by which the product of a module's A and B is multiplied."""
         rank = self.rank_of(module)
         return self._first_match(self.alphas, module, self.alpha) / (
             math.sqrt(rank) if self.root else rank
         )
 
-    def leaves_out(self, module: str) -> bool:
-        """Returns whether a module, by its name in the file, is excluded or in none of the
-        adapter's layers. Like peft, the engine reads no matrices of such a module.
+    def excludes_module(self, module: str) -> bool:
+        """Returns whether the config excludes a module, given by its name in the file, or limits
+        the adapter to other layers. The engine, like peft, does not read the matrices of such
+        modules.
         """
         if self._is_one_of(self.excluded, module):
             return True
@@ -137,7 +138,7 @@ class AdapterConfig:
             found: regex.Match[str] | None = regex.match(expression, module, timeout=_PATTERN_S)
         except (regex.error, TimeoutError) as error:
             raise ModelError(
-                f"{self.folder / ADAPTER_CONFIG}: the pattern {shown(pattern)} can't be matched: {error}",
+                f"{self.folder / ADAPTER_CONFIG}: the pattern {abbreviate(pattern)} can't be matched: {error}",
                 hint="Write the names of the modules instead.",
             ) from error
         return found
@@ -172,7 +173,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
             raise _unsupported_error(path, name, content[name], f"{meaning}, is not supported")
     if content.get("lora_bias"):
         raise ModelError(
-            f"{path}: `lora_bias` is {shown(content['lora_bias'])}: biases of an adapter are not supported.",
+            f"{path}: `lora_bias` is {abbreviate(content['lora_bias'])}: biases of an adapter are not supported.",
             hint="If its modules have biases in the base, merge it with peft's merge_and_unload(). If not, train it "
             "without.",
         )
@@ -191,87 +192,87 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     return AdapterConfig(
         folder,
         base if isinstance(base, str) else "",
-        _rank(path, "r", content.get("r")),
-        _alpha(path, "lora_alpha", content.get("lora_alpha")),
+        _require_rank(path, "r", content.get("r")),
+        _require_number(path, "lora_alpha", content.get("lora_alpha")),
         {
-            key: _rank(path, "rank_pattern", value)
-            for key, value in _object(path, content, "rank_pattern").items()
+            key: _require_rank(path, "rank_pattern", value)
+            for key, value in _require_object(path, content, "rank_pattern").items()
         },
         {
-            key: _alpha(path, "alpha_pattern", value)
-            for key, value in _object(path, content, "alpha_pattern").items()
+            key: _require_number(path, "alpha_pattern", value)
+            for key, value in _require_object(path, content, "alpha_pattern").items()
         },
         _names(path, content, "target_modules"),
         _names(path, content, "exclude_modules"),
-        _layers(path, content.get("layers_to_transform")),
+        _require_layer_numbers(path, content.get("layers_to_transform")),
         (patterns,) if isinstance(patterns, str) else patterns,
         bool(content.get("use_rslora")),
-        _invocation(path, content.get("alora_invocation_tokens")),
+        _require_token_ids(path, content.get("alora_invocation_tokens")),
     )
 
 
-def _object(path: Path, content: Mapping[str, Json], name: str) -> dict[str, Json]:
+def _require_object(path: Path, content: Mapping[str, Json], name: str) -> dict[str, Json]:
     value = content.get(name) or {}
     if not isinstance(value, dict):
         raise ModelError(
-            f"{path}: `{name}`: {shown(value)} is no object.",
+            f"{path}: `{name}`: {abbreviate(value)} is no object.",
             hint="Correct it, or fetch the file again.",
         )
     return value
 
 
 def _names(path: Path, content: Mapping[str, Json], name: str) -> tuple[str, ...] | str:
-    """Reads a list of names, or a pattern."""
+    """Reads a field that holds a list of names or a pattern."""
     value = content.get(name) or ()
     if isinstance(value, str):
         return value
     if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
         raise ModelError(
-            f"{path}: `{name}`: {shown(value)} is neither a list of names nor a pattern.",
+            f"{path}: `{name}`: {abbreviate(value)} is neither a list of names nor a pattern.",
             hint="Save it with peft.",
         )
     return tuple(value)
 
 
-def _layers(path: Path, value: Json) -> frozenset[int] | None:
+def _require_layer_numbers(path: Path, value: Json) -> frozenset[int] | None:
     numbers = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(each, int) and not isinstance(each, bool) for each in numbers):
         raise ModelError(
-            f"{path}: `layers_to_transform`: {shown(value)} has something else than numbers of layers.",
+            f"{path}: `layers_to_transform`: {abbreviate(value)} has something else than numbers of layers.",
             hint="Save it with peft.",
         )
     return frozenset(numbers) or None
 
 
-def _rank(path: Path, name: str, value: Json) -> int:
+def _require_rank(path: Path, name: str, value: Json) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_RANK:
         raise ModelError(
-            f"{path}: `{name}`: {shown(value)} is no rank (1 to {MAX_RANK}).",
+            f"{path}: `{name}`: {abbreviate(value)} is no rank (1 to {MAX_RANK}).",
             hint="Correct it, or fetch the file again.",
         )
     return value
 
 
-def _alpha(path: Path, name: str, value: Json) -> float:
+def _require_number(path: Path, name: str, value: Json) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise ModelError(
-            f"{path}: `{name}`: {shown(value)} is no number.",
+            f"{path}: `{name}`: {abbreviate(value)} is no number.",
             hint="Correct it, or fetch the file again.",
         )
     return float(value)
 
 
-def _invocation(path: Path, value: Json) -> tuple[int, ...]:
+def _require_token_ids(path: Path, value: Json) -> tuple[int, ...]:
     tokens = [] if value is None else value
     if not isinstance(tokens, list):
         raise ModelError(
-            f"{path}: `alora_invocation_tokens`: {shown(value)} is no list of token ids.",
+            f"{path}: `alora_invocation_tokens`: {abbreviate(value)} is no list of token ids.",
             hint="Correct it, or fetch the file again.",
         )
     for token in tokens:
         if not isinstance(token, int) or isinstance(token, bool) or token < 0:
             raise ModelError(
-                f"{path}: `alora_invocation_tokens`: {shown(token)} is no token id.",
+                f"{path}: `alora_invocation_tokens`: {abbreviate(token)} is no token id.",
                 hint="Correct it, or fetch the file again.",
             )
     return tuple(token for token in tokens if isinstance(token, int))
@@ -279,14 +280,14 @@ def _invocation(path: Path, value: Json) -> tuple[int, ...]:
 
 def _unsupported_error(path: Path, name: str, value: Json, why: str) -> ModelError:
     return ModelError(
-        f"{path}: `{name}` is {shown(value)}: {why}.",
+        f"{path}: `{name}` is {abbreviate(value)}: {why}.",
         hint="Merge the adapter with peft's merge_and_unload(), and serve the merged model.",
     )
 
 
 def largest_rank(setting: int | None, paths: Sequence[str]) -> int:
-    """Returns the largest rank of an adapter: the setting, or the largest in these folders, or 64
-    without any.
+    """Returns the maximum rank of an adapter: the setting if given, else the largest rank of the
+    adapters in these folders, or 64 if there are none.
     """
     return setting or max(map(_rank_of, paths), default=_RANK)
 

@@ -1,5 +1,6 @@
-"""Adapters of a step on a CPU. A compiled step of few tokens multiplies by each adapter's own
-matrices. Otherwise two batched products multiply each adapter with its own tokens.
+"""Adapters of a step on a CPU. A step in compiled code, for few tokens, multiplies by each
+adapter's own matrices. Otherwise two batched matmuls multiply each adapter's tokens by its
+matrices.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _PADDED = 256  # up to this many tokens, padding included, adapters are always m
 
 @dataclass(frozen=True, slots=True)
 class StackedDelta:
-    """Parts of several adapters in one product of one layer, all padded to the largest rank.
+    """Matrices of several adapters for one linear layer, all padded to the largest rank.
 
     Attributes:
         a: [adapters, inputs, parts * rank], a view whose inputs are contiguous.
-        b: for each stacked part of the product [adapters, rank, outputs].
+        b: for each stacked part of the linear layer, [adapters, rank, outputs].
     """
 
     a: torch.Tensor
@@ -34,8 +35,8 @@ class StackedDelta:
 
 
 class AdapterSet:
-    """Adapters that run together, in the forms that steps take. Each form is made when a step first
-    needs it.
+    """Adapters that run together, in the layouts that steps need. Each layout is built when a step
+    first needs it.
 
     Args:
         adapters: the adapters.
@@ -57,12 +58,12 @@ class AdapterSet:
 
     @cached_property
     def layers(self) -> tuple[Mapping[str, StackedDelta], ...]:
-        """Parts of the adapters, by layer and product."""
-        return stacked(self.adapters)
+        """Padded matrices of the adapters, by layer and linear layer."""
+        return stack_adapters(self.adapters)
 
     @cached_property
     def deltas(self) -> ctypes.Array[AdapterDelta]:
-        """Parts of the adapters in the form of `StepAdapters`."""
+        """Matrices of the adapters in the form that `StepAdapters` needs."""
         found = [
             AdapterDelta()
             if (delta := layer.get(product)) is None
@@ -92,8 +93,8 @@ class CpuLoraStep:
 
     @cached_property
     def groups(self) -> tuple[AdapterGroup, ...]:
-        """The step's adapters: all in one group, or each in its own if the one would be mostly
-        padding.
+        """The step's adapters: all in one group, or one group each if a single group would be
+        mostly padding.
         """
         order = np.argsort(self.of_token, kind="stable")[(self.of_token < 0).sum() :]
         counts = np.bincount(self.of_token[order], minlength=len(self.adapters.adapters))
@@ -112,7 +113,7 @@ class CpuLoraStep:
 
     @property
     def compiled(self) -> StepAdapters:
-        """The adapters in the form that a compiled step takes."""
+        """The adapters in the form that a step in compiled code needs."""
         order = np.argsort(self.of_token, kind="stable").astype(np.int32)
         starts = np.searchsorted(
             self.of_token[order], np.arange(len(self.adapters.adapters) + 1)
@@ -128,10 +129,10 @@ class AdapterGroup:
     """Adapters whose tokens are multiplied together.
 
     Attributes:
-        adapters: all of an AdapterSet, or the place of one in it.
-        tokens: int64 [adapters, most], tokens of each, padded with one of its own, so that
-            overflows stay in its requests; for a single adapter [tokens], or their slice.
-        own: [adapters, most, 1], False for padding; None without any.
+        adapters: slice of all adapters of an AdapterSet, or the index of a single one.
+        tokens: int64 [adapters, most], tokens of each adapter, padded with one of its own, so that
+            an overflow affects no other requests. For a single adapter [tokens], or a slice.
+        own: [adapters, most, 1], False for padding; None without padding.
     """
 
     adapters: slice | int
@@ -150,18 +151,18 @@ def _as_slice(tokens: NDArray[np.int64]) -> torch.Tensor | slice:
 
 @dataclass(frozen=True, slots=True)
 class LayerAdapters:
-    """Adapters of a step's tokens in one layer: the products of an AdapterSet, and the `groups` of
+    """Adapters of a step's tokens in one layer: the matrices of an AdapterSet, and the `groups` of
     a CpuLoraStep.
     """
 
     products: Mapping[str, StackedDelta]
     groups: tuple[AdapterGroup, ...]
 
-    def add(self, product: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Adds the adapters' parts to a product, in place.
+    def add_adapter_deltas(self, product: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Adds the adapters' contributions to the output of a linear layer, in place.
 
         Args:
-            product: name of the product, as in `product_shapes`.
+            product: name of the linear layer, as in `product_shapes`.
             x: its inputs [T, inputs].
             y: its outputs [T, outputs].
         """
@@ -181,8 +182,8 @@ class LayerAdapters:
         return y
 
 
-def stacked(adapters: Sequence[Adapter]) -> tuple[Mapping[str, StackedDelta], ...]:
-    """Stacks adapters' parts, by layer and product."""
+def stack_adapters(adapters: Sequence[Adapter]) -> tuple[Mapping[str, StackedDelta], ...]:
+    """Stacks the adapters' matrices, by layer and linear layer."""
     layers = []
     for each in zip(*(adapter.layers for adapter in adapters)):
         shapes = {product: delta for layer in each for product, delta in layer.items()}
@@ -229,41 +230,41 @@ class CpuAdapters:
         # adapters of the last steps, by generations
         self._sets: dict[tuple[int, ...], AdapterSet] = {}
 
-    def room(self, rank: int) -> AdapterRoom | None:
-        """Returns None, as the tensors of each product are used directly."""
+    def allocate_room(self, rank: int) -> AdapterRoom | None:
+        """Returns None: adapters keep separate tensors, which steps use directly."""
         return None
 
-    def write(self, slot: int, pages: Sequence[int], adapter: Adapter) -> None:
+    def write_adapter_slot(self, slot: int, pages: Sequence[int], adapter: Adapter) -> None:
         """Writes an adapter to an adapter slot."""
         self._adapters[slot] = adapter
 
-    def clear(self, slot: int) -> None:
+    def clear_adapter_slot(self, slot: int) -> None:
         """Empties an adapter slot, which no running request uses."""
         self._adapters[slot] = None
 
     @property
     def bytes(self) -> int:
-        """Bytes of the adapters in slots, and of the forms that steps have made of them."""
+        """Bytes of the adapters in slots, and of the copies that steps have made of them."""
         own = sum(adapter.bytes for adapter in self._adapters if adapter is not None)
         return own + sum(each.bytes for each in self._sets.values())
 
     def forget(self) -> None:
-        """Frees the forms that steps have made of adapters. They are made again when needed."""
+        """Frees the copies that steps have made of adapters. They are made again when needed."""
         self._sets.clear()
 
     def change(self, slots: NDArray[np.int32], adapters: NDArray[np.int32]) -> None:
-        """Changes the adapter slots of sequences; -1 for none."""
+        """Sets the adapter slots of sequences; -1 for no adapter."""
         self._of_slot[slots] = adapters
 
-    def step(self, token_slots: NDArray[np.int32]) -> CpuLoraStep | None:
-        """Returns the adapters of a step's tokens, given the slot of each, or None if no token has
-        one.
+    def cpu_lora_step(self, token_slots: NDArray[np.int32]) -> CpuLoraStep | None:
+        """Returns the adapters of a step's tokens, given each token's sequence slot. Returns None
+        if no token has an adapter.
         """
-        return self.of_tokens(self._of_slot[token_slots])
+        return self.adapters_of_tokens(self._of_slot[token_slots])
 
-    def of_tokens(self, of_token: NDArray[np.int32]) -> CpuLoraStep | None:
-        """Returns the adapters of tokens, given the adapter slot of each (-1 for none), or None if
-        no token has one.
+    def adapters_of_tokens(self, of_token: NDArray[np.int32]) -> CpuLoraStep | None:
+        """Returns the adapters of tokens, given each token's adapter slot (-1 for none). Returns
+        None if no token has an adapter.
         """
         numbers = np.unique(of_token[of_token >= 0]).tolist()
         adapters = [

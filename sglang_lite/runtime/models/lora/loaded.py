@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.models.lora.adapter import Adapter, AdapterFiles, AdapterReader
 
@@ -33,7 +33,7 @@ class LoadedAdapter:
     reading: threading.Lock = field(default_factory=threading.Lock)
     left: weakref.WeakSet[Adapter] = field(default_factory=weakref.WeakSet)
 
-    def leave(self) -> None:
+    def drop_tensors(self) -> None:
         """Drops its tensors, which are read again when a request names it."""
         if self.adapter is not None:
             self.left.add(self.adapter)
@@ -82,13 +82,13 @@ class LoadedAdapters:
         """Bytes of the tensors in memory."""
         return sum(each.adapter.bytes for each in self.list() if each.adapter is not None)
 
-    def load(self, name: str, path: Path, *, pinned: bool) -> None:
-        """Checks an adapter, which requests can name from then on. Only the tensors of a pinned
-        adapter are read immediately.
+    def register_adapter(self, name: str, path: Path, *, pinned: bool) -> None:
+        """Checks an adapter and makes it available to requests. Reads its tensors immediately only
+        if it is pinned.
 
         Raises:
-            ParameterError: the name can't be used, no more adapters can be pinned, or a pinned one
-                has no room beside others.
+            ParameterError: the name can't be used, no more adapters can be pinned, or there is no
+                room for the pinned adapter beside the others.
             ModelError: the adapter can't be used.
         """
         with self._lock:
@@ -102,23 +102,24 @@ class LoadedAdapters:
             self._by_name[name] = LoadedAdapter(name, files, pinned, adapter)
 
     def unload(self, name: str) -> Sequence[Adapter]:
-        """Removes an adapter: requests can't name it any more. Returns it, if it is in memory, and
-        dropped versions of it that requests may still hold.
+        """Removes an adapter, so that requests can no longer name it. Returns the adapter if it is
+        in memory, and the dropped versions of it that requests may still hold.
 
         Raises:
-            ParameterError: there is none of that name.
+            ParameterError: there is no adapter of that name.
         """
         with self._lock:
-            found = self._known(name, "lora_name")
+            found = self._find(name, "lora_name")
             del self._by_name[name]
             return [*found.left, *(() if found.adapter is None else (found.adapter,))]
 
-    def get(self, name: str) -> Adapter:
-        """Returns the adapter of a name, for a request. May read its tensors, once for all requests
-        that wait for it.
+    def adapter_for(self, name: str) -> Adapter:
+        """Returns the adapter that a request names. Reads its tensors if they are not in memory,
+        once for all requests that wait for them.
 
         Raises:
-            ParameterError: there is none, or it doesn't fit into memory with those that are pinned.
+            ParameterError: there is no such adapter, or it doesn't fit into memory with the pinned
+                ones.
             ModelError: its tensors can't be read or used.
         """
         found = self._mark_used(name)
@@ -129,21 +130,21 @@ class LoadedAdapters:
                 adapter = self._read_tensors(name, found.files)
                 with self._lock:
                     # another one has been loaded under its name
-                    if self._known(name, "lora_path") is not found:
+                    if self._find(name, "lora_path") is not found:
                         raise ParameterError(
-                            "lora_path", f"{shown(name)} was unloaded.", hint="Ask again."
+                            "lora_path", f"{short_repr(name)} was unloaded.", hint="Ask again."
                         )
                     self._make_room(adapter.bytes)
                     found.adapter = adapter
             return adapter
 
-    def drop(self) -> None:
+    def drop_all(self) -> None:
         """Drops the tensors of all adapters. Requests keep those that they hold."""
         with self._lock:
             for each in self._by_name.values():
-                each.leave()
+                each.drop_tensors()
 
-    def at_hand(self, name: str) -> bool:
+    def is_in_memory(self, name: str) -> bool:
         """Returns whether `adapter_for` would read no file. The adapter counts as used."""
         try:
             return self._mark_used(name).adapter is not None
@@ -152,39 +153,40 @@ class LoadedAdapters:
 
     def _mark_used(self, name: str) -> LoadedAdapter:
         with self._lock:
-            found = self._known(name, "lora_path")
+            found = self._find(name, "lora_path")
             self._by_name[name] = self._by_name.pop(name)
             return found
 
     def _read_tensors(self, name: str, files: AdapterFiles) -> Adapter:
         # without the lock, which the loop's thread may wait for
-        adapter = self._reader.read(name, files)
+        adapter = self._reader.read_adapter(name, files)
         self.reads += 1
         return adapter
 
-    def _known(self, name: str, parameter: str) -> LoadedAdapter:
+    def _find(self, name: str, parameter: str) -> LoadedAdapter:
         if name not in self._by_name:
             names = ", ".join(sorted(self._by_name)[:8]) or "none"
             hint = "Load it: load_lora_adapter()."
             if name in self._reserved:
                 hint = "That is the model's name: leave it out."
             raise ParameterError(
-                parameter, f"there is no adapter {shown(name)} (loaded: {names}).", hint=hint
+                parameter, f"there is no adapter {short_repr(name)} (loaded: {names}).", hint=hint
             )
         return self._by_name[name]
 
     def _check_new(self, name: str, *, pinned: bool) -> None:
         if not name or ":" in name or "," in name:
             raise ParameterError(
-                "lora_name", f"{shown(name)} can't be one: it is empty, or has a colon or a comma."
+                "lora_name",
+                f"{short_repr(name)} can't be one: it is empty, or has a colon or a comma.",
             )
         if name in self._reserved:
             raise ParameterError(
-                "lora_name", f"{shown(name)} is the model's.", hint="Choose another one."
+                "lora_name", f"{short_repr(name)} is the model's.", hint="Choose another one."
             )
         if name in self._by_name:
             raise ParameterError(
-                "lora_name", f"{shown(name)} is taken.", hint="Unload that adapter first."
+                "lora_name", f"{short_repr(name)} is taken.", hint="Unload that adapter first."
             )
         if pinned and sum(each.pinned for each in self._by_name.values()) >= self._max_pinned:
             raise ParameterError(
@@ -194,7 +196,7 @@ class LoadedAdapters:
             )
 
     def _make_room(self, more: int) -> None:
-        """Drops adapters until another one, of `more` bytes, fits into memory."""
+        """Drops unpinned adapters until there is room in memory for another one, of `more` bytes."""
         in_memory = [
             (each, each.adapter.bytes)
             for each in self._by_name.values()
@@ -221,9 +223,11 @@ class LoadedAdapters:
                 hint="Raise max_loaded_loras, or unload pinned ones.",
             )
         for each in leaving:
-            each.leave()
+            each.drop_tensors()
 
     def _exceeds_limits(self, count: int, size: int) -> bool:
-        """Returns whether one more than `count` adapters, or `size` bytes in total, are too many."""
+        """Returns whether another adapter would exceed the limits, given the number of the present
+        ones and the total size including the new one.
+        """
         too_many = self._max_loaded is not None and count >= self._max_loaded
         return too_many or (self._max_bytes is not None and size > self._max_bytes)

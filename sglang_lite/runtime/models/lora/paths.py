@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
 
@@ -35,23 +35,23 @@ def lora_texts(value: UserValue) -> tuple[str, ...]:
     if isinstance(value, Mapping):
         value = [f"{name}={path}" for name, path in value.items()]
     if not isinstance(value, list | tuple):
-        raise ParameterError("lora_paths", f"{shown(value)} is no list.")
+        raise ParameterError("lora_paths", f"{short_repr(value)} is no list.")
     texts = tuple(json.dumps(dict(each)) if isinstance(each, Mapping) else each for each in value)
     names = [read_lora_path(each).name for each in texts]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ParameterError("lora_paths", f"two adapters are named {shown(twice)}.")
+        raise ParameterError("lora_paths", f"two adapters are named {short_repr(twice)}.")
     return texts
 
 
 def read_lora_path(text: object) -> LoraPath:
     """Reads an entry of `lora_paths`. Raises ParameterError if it is invalid."""
     if not isinstance(text, str) or not text:
-        raise ParameterError("lora_paths", f"{shown(text)} is no path.")
+        raise ParameterError("lora_paths", f"{short_repr(text)} is no path.")
     if text.startswith("{"):
         try:
             given = json.loads(text)
         except ValueError as error:
-            raise ParameterError("lora_paths", f"{shown(text)} is no JSON: {error}") from error
+            raise ParameterError("lora_paths", f"{short_repr(text)} is no JSON: {error}") from error
         name = given.get("lora_name")
         path = given.get("lora_path")
         pinned = given.get("pinned", False)
@@ -62,7 +62,7 @@ def read_lora_path(text: object) -> LoraPath:
             and given.keys() <= _KEYS
         ):
             raise ParameterError(
-                "lora_paths", f"{shown(text)} has not lora_name, lora_path and maybe pinned."
+                "lora_paths", f"{short_repr(text)} has not lora_name, lora_path and maybe pinned."
             )
         return LoraPath(name, path, pinned)
     name, equals, path = text.partition("=")

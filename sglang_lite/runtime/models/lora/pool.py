@@ -15,8 +15,8 @@ _MORE = 4  # slots for each adapter that can be in use: small ones leave pages f
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """Numbers of adapter slots and of pages of PAGE_RANK ranks. An adapter of the largest rank
-    takes `longest` pages.
+    """Number of adapter slots, and number of pages of PAGE_RANK ranks. An adapter of the largest
+    rank takes `longest` pages.
     """
 
     slots: int
@@ -24,7 +24,7 @@ class PoolSize:
     longest: int
 
     @classmethod
-    def of(cls, most: int, max_rank: int) -> PoolSize:
+    def for_adapters(cls, most: int, max_rank: int) -> PoolSize:
         """Returns the size for `most` adapters in use, all of the largest rank."""
         longest = -(-max_rank // PAGE_RANK)
         return cls(most * min(longest, _MORE), most * longest, longest)
@@ -38,13 +38,13 @@ class PoolSize:
 class AdapterMemory(Protocol):
     """A runner's memory for adapters, by adapter slot."""
 
-    def room(self, rank: int) -> AdapterRoom | None:
-        """Returns room for an adapter of this rank in the form that `write` copies, as for
-        AdapterReader. May be called by any thread.
+    def allocate_room(self, rank: int) -> AdapterRoom | None:
+        """Allocates room for an adapter of this rank, in the form that `write_adapter_slot` copies,
+        as for AdapterReader. Any thread may call this.
         """
         ...
 
-    def write(self, slot: int, pages: Sequence[int], adapter: Adapter) -> None:
+    def write_adapter_slot(self, slot: int, pages: Sequence[int], adapter: Adapter) -> None:
         """Writes an adapter to a slot, before the first step that uses it.
 
         Args:
@@ -54,7 +54,7 @@ class AdapterMemory(Protocol):
         """
         ...
 
-    def clear(self, slot: int) -> None:
+    def clear_adapter_slot(self, slot: int) -> None:
         """Empties an adapter slot, which no running request uses."""
         ...
 
@@ -101,7 +101,7 @@ class AdapterPool:
         return self._slot.get(adapter.generation)
 
     @property
-    def unpinned(self) -> set[int]:
+    def unpinned_generations(self) -> set[int]:
         """Generations of the adapters in slots that can be evicted."""
         return self._slot.keys() - self._pinned
 
@@ -120,7 +120,7 @@ class AdapterPool:
         if slot is None:
             slot = self._make_slot_empty(adapter.rank // PAGE_RANK, kept)
             own = self.pages[slot] = [self._free.pop() for _ in range(adapter.rank // PAGE_RANK)]
-            self._memory.write(slot, own, adapter)
+            self._memory.write_adapter_slot(slot, own, adapter)
             self.slots[slot] = adapter
             self._slot[adapter.generation] = slot
             self.writes += 1
@@ -130,32 +130,32 @@ class AdapterPool:
         self._order.append(slot)
         return slot
 
-    def write_again(self) -> None:
+    def rewrite_all_slots(self) -> None:
         """Copies all adapters to their slots again, after the memory has lost them."""
         for slot, adapter in enumerate(self.slots):
             if adapter is not None:
-                self._memory.write(slot, self.pages[slot], adapter)
+                self._memory.write_adapter_slot(slot, self.pages[slot], adapter)
 
-    def empty(self) -> None:
+    def clear_all_slots(self) -> None:
         """Empties all slots and unpins all adapters. No request may be running."""
         for slot, adapter in enumerate(self.slots):
             if adapter is not None:
-                self._memory.clear(slot)
+                self._memory.clear_adapter_slot(slot)
                 self._empty_slot(slot)
         self._pinned.clear()
 
-    def unload(self, adapters: Sequence[Adapter], done: Callable[[], object]) -> None:
-        """Removes adapters at the first `free_unused` at which none of them is used. Calls back
-        then, or at `close`.
+    def remove_when_unused(self, adapters: Sequence[Adapter], done: Callable[[], object]) -> None:
+        """Removes adapters once none of them is in use. `free_unused` checks that, and calls `done`
+        after removing them; `close` calls it in any case.
         """
         self._leaving.append((adapters, done))
 
     @property
-    def leaving(self) -> bool:
+    def has_pending_removals(self) -> bool:
         """True if adapters are to be removed once they are unused."""
         return bool(self._leaving)
 
-    def settle(self, used: Collection[int]) -> None:
+    def free_unused(self, used: Collection[int]) -> None:
         """Frees the slots of unloaded adapters that are no longer used.
 
         Args:
@@ -169,7 +169,9 @@ class AdapterPool:
                 done()
 
     def close(self) -> None:
-        """Calls back for all adapters that are still to be removed, when the loop ends."""
+        """Calls the pending callbacks of all adapters that have not been removed yet. Called when
+        the loop ends.
+        """
         for _, done in self._leaving:
             done()
         self._leaving.clear()
@@ -178,14 +180,14 @@ class AdapterPool:
         self._pinned.discard(adapter.generation)
         slot = self.slot_of(adapter)
         if slot is not None:
-            self._memory.clear(slot)
+            self._memory.clear_adapter_slot(slot)
             self._empty_slot(slot)
             self._order.remove(slot)
             self._order.insert(0, slot)
 
     def _make_slot_empty(self, pages: int, kept: Collection[int]) -> int:
-        """Empties slots until enough pages are free, in the order in which they are to be reused.
-        Returns an empty slot.
+        """Empties slots in the order in which they are to be reused, until a slot and enough pages
+        are free. Returns an empty slot.
         """
         for slot in self._order:
             adapter = self.slots[slot]

@@ -1,4 +1,4 @@
-"""AWQ's packing (arXiv:2306.00978) for matrix products, "gemm": 4 bits.
+"""AWQ's packing (arXiv:2306.00978) for matmuls, "gemm": 4 bits.
 
 `qweight` int32 [inputs, outputs / 8] and `qzeros` int32 [groups, outputs / 8] hold eight outputs
 per word, in AWQ's own order; `scales` [groups, outputs]. value = scale * (number - zero).
@@ -14,9 +14,9 @@ from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.packing import (
     Packing,
     Parts,
-    blocks_of,
+    build_scaled_blocks,
+    columns_per_block,
     four_bits_in,
-    groups_of,
     unpack_integers,
 )
 
@@ -36,10 +36,10 @@ def _read(parts: Parts, *, group: int | None) -> Blocks:
     scales = parts[".scales"]
     groups, outputs = scales.shape
     numbers, zeros = (_unpack_outputs(parts[name], outputs) for name in (".qweight", ".qzeros"))
-    groups_of(len(numbers), groups, group)
+    columns_per_block(len(numbers), groups, group)
     if zeros.shape != scales.shape:
         raise ValueError(f"qzeros are of {len(zeros)} groups, and scales of {groups}")
-    return blocks_of(numbers.t(), 4, scales.t(), zeros.t().to(torch.int16))
+    return build_scaled_blocks(numbers.t(), 4, scales.t(), zeros.t().to(torch.int16))
 
 
 def _unpack_outputs(words: torch.Tensor, outputs: int) -> torch.Tensor:

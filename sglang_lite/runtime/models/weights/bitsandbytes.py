@@ -1,5 +1,5 @@
-"""Packings of bitsandbytes: numbers of a code book (nf4 of arXiv:2305.14314, or fp4), and 8-bit
-integers.
+"""Packings of bitsandbytes: 4-bit indices into a code book (nf4 of arXiv:2305.14314, or fp4), and
+8-bit integers.
 
 `weight` uint8 [numbers / 2, 1] holds two numbers per byte, the first in its high bits, row after
 row; `weight.absmax` has a scale per block, itself in 8 bits with `weight.nested_absmax` if it is
@@ -14,14 +14,19 @@ import json
 import torch
 
 from sglang_lite.runtime.models.weights.blocks import Blocks
-from sglang_lite.runtime.models.weights.packing import Packing, Parts, blocks_of, check_scales
+from sglang_lite.runtime.models.weights.packing import (
+    Packing,
+    Parts,
+    build_scaled_blocks,
+    check_scales,
+)
 from sglang_lite.runtime.models.weights.source import EncodedMatrix
 
 _NESTED = (".weight.nested_absmax", ".weight.nested_quant_map")
 
 
-def four_bits(kind: str) -> Packing:
-    """Returns the packing of numbers of a code book: "nf4" or "fp4"."""
+def four_bit_packing(kind: str) -> Packing:
+    """Returns the packing of 4-bit indices into a code book: "nf4" or "fp4"."""
     state = f".weight.quant_state.bitsandbytes__{kind}"
     return Packing(
         (state, ".weight", ".weight.absmax", ".weight.quant_map"),
@@ -32,7 +37,7 @@ def four_bits(kind: str) -> Packing:
     )
 
 
-def eight_bits() -> Packing:
+def eight_bit_packing() -> Packing:
     return Packing((".SCB", ".weight"), _read_8_bits, 9.0, ignored=(".weight_format",))
 
 
@@ -88,7 +93,7 @@ def _read(parts: Parts, state: str) -> EncodedMatrix:
 
 
 class _Decoded(EncodedMatrix):
-    """Matrix whose blocks extend over the ends of its rows."""
+    """Matrix whose blocks may continue from one row into the next."""
 
     def __init__(
         self, q: torch.Tensor, scale: torch.Tensor, table: torch.Tensor, block: int, rows: int
@@ -107,6 +112,6 @@ def _read_8_bits(parts: Parts) -> Blocks:
         raise ValueError(
             f"weight is {weight.dtype} of shape {tuple(weight.shape)}, and SCB of {tuple(scale.shape)}"
         )
-    return blocks_of(
+    return build_scaled_blocks(
         (weight.to(torch.int16) + 128).to(torch.uint8), 8, (scale / 127).unsqueeze(1), 128
     )

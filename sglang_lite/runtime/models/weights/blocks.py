@@ -82,7 +82,7 @@ class Blocks(EncodedMatrix):
     def decode(self, start: int, end: int) -> torch.Tensor:
         return self[start:end]
 
-    def part(self, rows: slice, columns: slice = slice(None)) -> Blocks:
+    def slice_part(self, rows: slice, columns: slice = slice(None)) -> Blocks:
         start, stop, _ = columns.indices(self.shape[1])
         own = stop - start
         group = self.format.group
@@ -109,7 +109,7 @@ class Blocks(EncodedMatrix):
             doubled.to(torch.int8)[self.q.int()], self.scale / 2, self.minimum, order=self.order
         )
 
-    def in_groups(self, columns: int) -> Blocks | None:
+    def split_into_groups(self, columns: int) -> Blocks | None:
         """Returns the same matrix in smaller blocks, or None if its blocks are no multiples of
         them.
         """
@@ -126,6 +126,6 @@ class Blocks(EncodedMatrix):
         )
 
 
-def order_of(blocks: Blocks) -> tuple[int, ...] | None:
+def comparable_column_order(blocks: Blocks) -> tuple[int, ...] | None:
     """Returns the order of a matrix's columns as a value that can be compared."""
     return None if blocks.order is None else tuple(blocks.order.tolist())

@@ -2,7 +2,7 @@
 llm-compressor writes.
 
 - pack-quantized: `weight_packed` int32 [outputs, inputs * bits / 32], `weight_scale` [outputs,
-  groups] and `weight_zero_point` int32 [outputs * bits / 32, groups], numbers one behind another,
+  groups] and `weight_zero_point` int32 [outputs * bits / 32, groups], numbers packed consecutively,
   up to 8 bits;
 - int-quantized and naive-quantized: `weight` int8 [outputs, inputs], `weight_scale`,
   `weight_zero_point`;
@@ -21,9 +21,9 @@ from sglang_lite.runtime.models.weights.gptq import input_order
 from sglang_lite.runtime.models.weights.packing import (
     Packing,
     Parts,
-    blocks_of,
+    build_scaled_blocks,
+    columns_per_block,
     four_bits_in,
-    groups_of,
     unpack_integers,
 )
 from sglang_lite.runtime.models.weights.source import EncodedMatrix
@@ -32,7 +32,7 @@ from sglang_lite.runtime.models.weights.source import EncodedMatrix
 Scheme = tuple[int, int | None]
 
 
-def integers_in_words(schemes: Sequence[Scheme]) -> Packing:
+def word_packing(schemes: Sequence[Scheme]) -> Packing:
     """Returns the packing of integers in words (pack-quantized). `schemes` are those that the
     config declares.
     """
@@ -46,7 +46,7 @@ def integers_in_words(schemes: Sequence[Scheme]) -> Packing:
             )
         rows, columns = shape
         words = parts[".weight_packed"]
-        bits = _bits(schemes, columns, scale.shape[1], words.shape[-1])
+        bits = _find_declared_bits(schemes, columns, scale.shape[1], words.shape[-1])
         scale = scale.expand(rows, -1)
         index = parts.get(".weight_g_idx")
         order = None
@@ -62,7 +62,9 @@ def integers_in_words(schemes: Sequence[Scheme]) -> Packing:
                 raise ValueError(
                     f"weight_zero_point is of {zero.shape[1]} groups, and weight_scale of {scale.shape[1]}"
                 )
-        return blocks_of(numbers if order is None else numbers[:, order], bits, scale, zero, order)
+        return build_scaled_blocks(
+            numbers if order is None else numbers[:, order], bits, scale, zero, order
+        )
 
     few = all(bits <= 4 for bits, _ in schemes)
     return Packing(
@@ -75,7 +77,7 @@ def integers_in_words(schemes: Sequence[Scheme]) -> Packing:
     )
 
 
-def integers_in_bytes(*, integer_inputs: bool) -> Packing:
+def byte_packing(*, integer_inputs: bool) -> Packing:
     """Returns the packing of one integer per byte (int-quantized). `integer_inputs` as in Matrices."""
 
     def read(parts: Parts) -> EncodedMatrix:
@@ -89,7 +91,7 @@ def integers_in_bytes(*, integer_inputs: bool) -> Packing:
                 f"weight_scale has shape {tuple(scale.shape)}, and weight {tuple(weight.shape)}"
             )
         scale = scale.expand(len(weight), -1)
-        groups_of(weight.shape[1], scale.shape[1], None)
+        columns_per_block(weight.shape[1], scale.shape[1], None)
         zero = (
             parts[".weight_zero_point"].to(torch.int16) + 128
             if ".weight_zero_point" in parts
@@ -102,7 +104,7 @@ def integers_in_bytes(*, integer_inputs: bool) -> Packing:
                     f"weight_zero_point has shape {tuple(parts['.weight_zero_point'].shape)}"
                 )
             zero = zero.expand(scale.shape)
-        return blocks_of((weight.to(torch.int16) + 128).to(torch.uint8), 8, scale, zero)
+        return build_scaled_blocks((weight.to(torch.int16) + 128).to(torch.uint8), 8, scale, zero)
 
     return Packing(
         (".weight_scale", ".weight"),
@@ -114,7 +116,7 @@ def integers_in_bytes(*, integer_inputs: bool) -> Packing:
     )
 
 
-def _bits(schemes: Sequence[Scheme], columns: int, groups: int, words: int) -> int:
+def _find_declared_bits(schemes: Sequence[Scheme], columns: int, groups: int, words: int) -> int:
     """Returns the bits of the numbers according to the declared scheme that fits the tensors.
     Raises ValueError if none does.
     """
@@ -122,7 +124,7 @@ def _bits(schemes: Sequence[Scheme], columns: int, groups: int, words: int) -> i
         if words == -(-columns * bits // 32) and groups == (
             1 if group in (None, -1) else columns // group
         ):
-            groups_of(columns, groups, group or -1)
+            columns_per_block(columns, groups, group or -1)
             return bits
     declared = " or ".join(
         f"{bits} bits in groups of {group or 'a row'}" for bits, group in schemes

@@ -102,5 +102,5 @@ class DummySource(WeightSource):
             low, high, shape, generator=self._generator, device=self._device, dtype=dtype
         )
 
-    def _read(self, name: str, file: Path) -> Stored:
+    def _read_stored(self, name: str, file: Path) -> Stored:
         raise AssertionError("take_stack() needs no file")

@@ -14,7 +14,7 @@ from pickle import UnpicklingError
 import torch
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.models.config_fields import read_any_json, shown
+from sglang_lite.runtime.models.config_fields import abbreviate, read_any_json
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.packing import Packed, Packing, packed_matrices
 from sglang_lite.runtime.models.weights.quantised_formats import PLAIN, Matrices
@@ -113,7 +113,7 @@ def _shards(index: Path, exists: Callable[[Path], bool]) -> set[Path]:
             or ".." in PurePath(name).parts
         ):
             raise ModelError(
-                f"{index}: weight_map names {shown(name)}, which is no file of the folder.",
+                f"{index}: weight_map names {abbreviate(name)}, which is no file of the folder.",
                 hint="Fetch the file again.",
             )
     names = set(files.values())
@@ -146,14 +146,14 @@ class FolderSource(WeightSource):
         matrices: as for `open_folder`.
 
     Raises:
-        ModelError: a file is damaged, or a tensor occurs twice or only in part.
+        ModelError: a file is damaged, a tensor occurs twice, or a part of one is missing.
     """
 
     def __init__(self, folder: Path, files: set[Path], matrices: Matrices) -> None:
         self._block = matrices.block
         stored: dict[str, Path] = {}
         for file in sorted(files):
-            for name in self._names(file):
+            for name in self._read_names(file):
                 if name in stored:
                     raise ModelError(
                         f"{file}: {name} is in {stored[name].name}, too.",
@@ -168,19 +168,19 @@ class FolderSource(WeightSource):
                 hint="Take one of them out.",
             )
         self._files = {name: stored[stored_as] for name, stored_as in self._stored_as.items()}
-        self._packed = packed_in(str(folder), self._files, matrices.packings)
+        self._packed = find_packed_matrices(str(folder), self._files, matrices.packings)
         super().__init__(str(folder), unpacked_files(self._files, self._packed))
 
     @property
     def has_packed(self) -> bool:
         return bool(self._packed)
 
-    def _read(self, name: str, file: Path) -> Stored:
+    def _read_stored(self, name: str, file: Path) -> Stored:
         if name not in self._packed:
             return self._read_plain(name, file)
         each = self._packed[name]
         parts = {
-            part: self._tensor(each.module + part, self._files[each.module + part])
+            part: self._read_tensor(each.module + part, self._files[each.module + part])
             for part in each.parts
         }
         try:
@@ -200,10 +200,10 @@ class FolderSource(WeightSource):
             ) from error
 
     @abstractmethod
-    def _names(self, file: Path) -> list[str]: ...
+    def _read_names(self, file: Path) -> list[str]: ...
 
     @abstractmethod
-    def _tensor(self, name: str, file: Path) -> torch.Tensor:
+    def _read_tensor(self, name: str, file: Path) -> torch.Tensor:
         """Returns a tensor as stored."""
 
     @abstractmethod
@@ -217,16 +217,17 @@ class FolderSource(WeightSource):
         read: Callable[[int, int], torch.Tensor],
         file: Path,
     ) -> ScaledRows:
-        """Returns an 8-bit matrix with its scales, which are taken."""
+        """Returns an 8-bit matrix with its scales, and marks the tensor of scales as used."""
         scale = next(
-            (other for other in (f"{name}_scale_inv", f"{name}_scale") if self.has(other)), None
+            (other for other in (f"{name}_scale_inv", f"{name}_scale") if self.has_tensor(other)),
+            None,
         )
         if scale is None:
             raise ModelError(
                 f"{file}: {name} is in 8 bits, but {name}_scale or {name}_scale_inv is missing.",
                 hint="Fetch the checkpoint again.",
             )
-        scales = self._tensor(scale, self._unused.pop(scale))
+        scales = self._read_tensor(scale, self._unused.pop(scale))
         try:
             return ScaledRows(shape, read, scales, self._block)
         except ValueError as error:
@@ -235,11 +236,11 @@ class FolderSource(WeightSource):
             ) from error
 
 
-def packed_in(
+def find_packed_matrices(
     label: str, files: Mapping[str, Path], packings: Sequence[Packing]
 ) -> dict[str, Packed]:
-    """Returns `packed_matrices` among the tensors of a checkpoint. Raises ModelError if a tensor of
-    a matrix is missing.
+    """Calls `packed_matrices` for the tensors of a checkpoint. Raises ModelError if a packed matrix
+    lacks one of its tensors.
     """
     try:
         return packed_matrices(files.keys(), packings)
@@ -248,8 +249,8 @@ def packed_in(
 
 
 def unpacked_files(files: Mapping[str, Path], packed: Mapping[str, Packed]) -> dict[str, Path]:
-    """Returns files by the names of tensors, with packed matrices under the names that a model
-    takes.
+    """Returns the file of each tensor, with each packed matrix under the single name by which a
+    model takes it.
     """
     names = {each.module + part for each in packed.values() for part in each.parts}
     used = names.union(*(each.ignored for each in packed.values()))
@@ -258,7 +259,7 @@ def unpacked_files(files: Mapping[str, Path], packed: Mapping[str, Packed]) -> d
 
 
 class SafetensorsSource(FolderSource):
-    def _names(self, file: Path) -> list[str]:
+    def _read_names(self, file: Path) -> list[str]:
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -269,7 +270,7 @@ class SafetensorsSource(FolderSource):
                 f"{file}: damaged or truncated: {error}", hint="Fetch the file again."
             ) from error
 
-    def _tensor(self, name: str, file: Path) -> torch.Tensor:
+    def _read_tensor(self, name: str, file: Path) -> torch.Tensor:
         from safetensors import safe_open
 
         with safe_open(file, framework="pt") as handle:
@@ -285,11 +286,11 @@ class SafetensorsSource(FolderSource):
             if len(shape) == 2:
                 rows = _SafetensorsRows(file, self._stored_as[name], shape, part[:0].dtype)
                 return (
-                    self._with_scales(name, rows.shape, rows.read, file)
+                    self._with_scales(name, rows.shape, rows.read_stored_rows, file)
                     if rows.dtype == torch.float8_e4m3fn
                     else rows
                 )
-        return self._tensor(name, file)
+        return self._read_tensor(name, file)
 
 
 class _SafetensorsRows(PlainRows):
@@ -298,7 +299,7 @@ class _SafetensorsRows(PlainRows):
         self._file = file
         self._name = name
 
-    def read(self, start: int, end: int) -> torch.Tensor:
+    def read_stored_rows(self, start: int, end: int) -> torch.Tensor:
         from safetensors import safe_open
 
         with safe_open(self._file, framework="pt") as handle:
@@ -329,15 +330,15 @@ class TensorSource(FolderSource):
         self._copies = copies
         super().__init__(Path(label), {Path(label)}, matrices)
 
-    def _names(self, file: Path) -> list[str]:
+    def _read_names(self, file: Path) -> list[str]:
         return list(self._tensors)
 
-    def _tensor(self, name: str, file: Path) -> torch.Tensor:
+    def _read_tensor(self, name: str, file: Path) -> torch.Tensor:
         tensor = self._tensors[self._stored_as[name]]
         return tensor.clone() if self._copies else tensor
 
     def _read_plain(self, name: str, file: Path) -> Weight:
-        tensor = self._tensor(name, file)
+        tensor = self._read_tensor(name, file)
         if tensor.dtype != torch.float8_e4m3fn:
             return tensor
         return self._with_scales(
@@ -348,14 +349,14 @@ class TensorSource(FolderSource):
 class TorchSource(FolderSource):
     """Source of pickled tensors. Reads with `weights_only=True`, so no code in the file is run."""
 
-    def _names(self, file: Path) -> list[str]:
+    def _read_names(self, file: Path) -> list[str]:
         return list(pickled_tensors(file))
 
-    def _tensor(self, name: str, file: Path) -> torch.Tensor:
+    def _read_tensor(self, name: str, file: Path) -> torch.Tensor:
         return pickled_tensors(file)[self._stored_as[name]].clone()
 
     def _read_plain(self, name: str, file: Path) -> Weight:
-        return self._tensor(name, file)
+        return self._read_tensor(name, file)
 
 
 def pickled_tensors(file: Path, device: str = "cpu") -> dict[str, torch.Tensor]:

@@ -13,8 +13,8 @@ from sglang_lite.runtime.models.weights.packing import (
     Packing,
     Parts,
     check_scales,
-    groups_of,
-    scale_of_all,
+    columns_per_block,
+    require_single_scale,
 )
 from sglang_lite.runtime.models.weights.source import EncodedStack
 
@@ -25,7 +25,7 @@ def nvfp4_of_compressed_tensors() -> Packing:
     """Returns the packing of NVFP4 with the inverse of the matrix's scale in `weight_global_scale`."""
 
     def read(parts: Parts) -> Blocks:
-        scale = parts[".weight_scale"].float() / scale_of_all(parts[".weight_global_scale"])
+        scale = parts[".weight_scale"].float() / require_single_scale(parts[".weight_global_scale"])
         return _blocks(parts[".weight_packed"], scale, 16)
 
     return Packing(
@@ -43,7 +43,7 @@ def nvfp4_of_model_optimizer() -> Packing:
     def read(parts: Parts) -> Blocks:
         return _blocks(
             parts[".weight"],
-            parts[".weight_scale"].float() * scale_of_all(parts[".weight_scale_2"]),
+            parts[".weight_scale"].float() * require_single_scale(parts[".weight_scale_2"]),
             16,
         )
 
@@ -102,7 +102,7 @@ def _blocks(numbers: torch.Tensor, scale: torch.Tensor, group: int) -> Blocks:
     q = torch.stack((numbers & 15, numbers >> 4), -1).flatten(1)
     if scale.ndim != 2 or len(scale) != len(q):
         raise ValueError(f"scales of shape {tuple(scale.shape)} for {len(q)} rows")
-    groups_of(q.shape[1], scale.shape[1], group)
+    columns_per_block(q.shape[1], scale.shape[1], group)
     check_scales(scale, zero=True)  # blocks of zeros have the scale 0
     return Blocks(q, scale, table=E2M1)
 

@@ -58,7 +58,11 @@ class ScaledRows(EncodedMatrix):
     @property
     def row_scales(self) -> torch.Tensor | None:
         """Scales float32 [rows], or None if a row has several scales."""
-        return self._of_rows(0, self.shape[0])[:, 0] if self._scales.shape[1] == 1 else None
+        return (
+            self._block_scales_of_rows(0, self.shape[0])[:, 0]
+            if self._scales.shape[1] == 1
+            else None
+        )
 
     @property
     def block_scales(self) -> torch.Tensor | None:
@@ -69,12 +73,12 @@ class ScaledRows(EncodedMatrix):
 
     def decode(self, start: int, end: int) -> torch.Tensor:
         numbers = self.read(start, end).float()
-        scales = self._of_rows(start, start + len(numbers))
+        scales = self._block_scales_of_rows(start, start + len(numbers))
         if scales.shape[1] > 1:
             scales = scales[:, torch.arange(self.shape[1]) // self._block[1]]
         return numbers.mul_(scales)
 
-    def part(self, rows: slice, columns: slice = slice(None)) -> ScaledRows:
+    def slice_part(self, rows: slice, columns: slice = slice(None)) -> ScaledRows:
         own, (start, stop, _) = range(self.shape[0])[rows], columns.indices(self.shape[1])
         high, wide = self._block
         if self._scales.shape[1] == 1:
@@ -85,7 +89,7 @@ class ScaledRows(EncodedMatrix):
         else:
             blocks = slice(start // wide, -(-stop // wide))
 
-        def read(first: int, end: int) -> torch.Tensor:
+        def read_part_rows(first: int, end: int) -> torch.Tensor:
             part = own[first:end]
             return self.read(part.start, part.stop)[:, columns]
 
@@ -93,13 +97,18 @@ class ScaledRows(EncodedMatrix):
         if own.start % high == 0 and high < self.shape[0]:
             return ScaledRows(
                 shape,
-                read,
+                read_part_rows,
                 self._scales[own.start // high : -(-own.stop // high), blocks],
                 (high, wide),
             )
-        return ScaledRows(shape, read, self._of_rows(own.start, own.stop)[:, blocks], (1, wide))
+        return ScaledRows(
+            shape,
+            read_part_rows,
+            self._block_scales_of_rows(own.start, own.stop)[:, blocks],
+            (1, wide),
+        )
 
-    def _of_rows(self, start: int, end: int) -> torch.Tensor:
+    def _block_scales_of_rows(self, start: int, end: int) -> torch.Tensor:
         return self._scales[torch.arange(start, end) // self._block[0]]
 
 

@@ -55,7 +55,7 @@ class GgufSource(WeightSource):
     def has_packed(self) -> bool:
         return any(tensor.kind in IN_FOUR_BITS for tensor in self._tensors.values())
 
-    def _read(self, name: str, file: Path) -> Weight:
+    def _read_stored(self, name: str, file: Path) -> Weight:
         tensor = self._tensors[name]
         if isinstance(tensor, LatentHeads):
             return tensor.matrix()
@@ -97,18 +97,20 @@ class LatentHeads:
         return self.keys.size + self.values.size
 
     def matrix(self) -> torch.Tensor:
-        """Returns the matrix of `shape` in float32; each head's keys precede its values."""
+        """Returns the whole matrix, of shape `shape`, in float32. Each head's rows for keys precede
+        those for values.
+        """
         parts = []
         for head in range(self.keys.shape[0]):
-            keys = self.keys.part(head)
-            values = self.values.part(head)
+            keys = self.keys.matrix_of_stack(head)
+            values = self.values.matrix_of_stack(head)
             parts += [_Rows(keys.data(), keys).decode(0, keys.shape[0]).T]
             parts += [_Rows(values.data(), values).decode(0, values.shape[0])]
         return torch.cat(parts)
 
 
 def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor | LatentHeads]:
-    """Returns the tensors of a file by the names in `parameters`.
+    """Returns the tensors of a file by the names that `parameters` gives them.
 
     Stacks of experts, or of one norm per head, are split into their parts.
 
@@ -139,7 +141,7 @@ def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor | Lat
         tensors = [file.tensors[each] for each in found]
         if len(tensors) == 2:
             named[name] = _latent_heads(tensors[0], tensors[1], file)
-        elif (at := _in_stack(parameter)) is None:
+        elif (at := _index_in_stack(parameter)) is None:
             named[name] = tensors[0]
         elif tensors[0].shape[:1] != (
             size := sizes[parameter.layer, parameter.role.partition(".")[0]],
@@ -149,7 +151,7 @@ def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor | Lat
                 hint="Fetch the file again.",
             )
         else:
-            named[name] = tensors[0].part(at)
+            named[name] = tensors[0].matrix_of_stack(at)
     if left:
         raise ModelError(
             f"{file.path}: the tensor {min(left)!r} is of no supported architecture.",
@@ -160,7 +162,7 @@ def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor | Lat
     return named
 
 
-def _in_stack(parameter: ParameterSpec) -> int | None:
+def _index_in_stack(parameter: ParameterSpec) -> int | None:
     """Returns the index of a parameter in the file's stack of experts or head norms, or None for
     separate parameters.
     """
@@ -170,14 +172,15 @@ def _in_stack(parameter: ParameterSpec) -> int | None:
 
 def _stack_sizes(spec: ModelSpec) -> Counter[tuple[int | None, str]]:
     """Returns the number of parameters in each stack, by layer and role."""
-    stacked = (each for each in parameters(spec) if _in_stack(each) is not None)
+    stacked = (each for each in parameters(spec) if _index_in_stack(each) is not None)
     return Counter((each.layer, each.role.partition(".")[0]) for each in stacked)
 
 
 def _converted_names(parameter: ParameterSpec) -> list[str]:
-    """Returns the names under which llama.cpp's converter looks up the tensors of a parameter.
+    """Returns the names of a parameter's tensors that llama.cpp's converter translates to those in
+    the file.
 
-    Latent attention's keys and values have two; a parameter in a stack has the name of the stack.
+    Latent attention's keys and values have two names. A parameter in a stack has the stack's name.
     """
     name = parameter.slices[0].name
     if parameter.role == "kv_b":
@@ -186,7 +189,7 @@ def _converted_names(parameter: ParameterSpec) -> list[str]:
         return [f"{name}.weight"]
     if parameter.role == "correction":
         return [name.replace("_correction_bias", "_correction.bias")]
-    at = _in_stack(parameter)
+    at = _index_in_stack(parameter)
     return [name.replace(f".experts.{at}.", ".experts.").replace(f".norms.{at}.", ".")]
 
 
@@ -226,7 +229,7 @@ class _Rows(EncodedMatrix):
 
 @dataclass(frozen=True, slots=True)
 class _ByHead:
-    """Order in which a file stores the rows of heads, if it differs from the model's.
+    """Order in which a file stores the rows of each head's parts, if it differs from the model's.
 
     Attributes:
         heads: number of heads.

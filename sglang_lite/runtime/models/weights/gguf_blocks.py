@@ -17,7 +17,7 @@ from sglang_lite.runtime.models.weights.blocks import Blocks, Format
 from sglang_lite.runtime.models.weights.source import EncodedMatrix
 
 
-def _halves(data: torch.Tensor) -> torch.Tensor:
+def _float16_from_bytes(data: torch.Tensor) -> torch.Tensor:
     """Returns float32 [..., N] from float16 stored as bytes [..., 2 N]."""
     return data.contiguous().view(torch.float16).float()
 
@@ -34,14 +34,14 @@ def _nibbles(data: torch.Tensor) -> torch.Tensor:
 def _q4_0(data: torch.Tensor) -> Blocks:
     """Reads d, 16 bytes of nibbles: d * (q - 8)."""
     blocks = data.view(len(data), -1, 18)
-    scale = _halves(blocks[:, :, :2]).squeeze(-1)
+    scale = _float16_from_bytes(blocks[:, :, :2]).squeeze(-1)
     return Blocks(_nibbles(blocks[:, :, 2:]).flatten(1), scale, -8 * scale)
 
 
 def _q4_1(data: torch.Tensor) -> Blocks:
     """Reads d, m, 16 bytes of nibbles: d * q + m."""
     blocks = data.view(len(data), -1, 20)
-    scale, minimum = _halves(blocks[:, :, :4]).unbind(-1)
+    scale, minimum = _float16_from_bytes(blocks[:, :, :4]).unbind(-1)
     return Blocks(_nibbles(blocks[:, :, 4:]).flatten(1), scale.contiguous(), minimum.contiguous())
 
 
@@ -55,13 +55,13 @@ def _q5_0(data: torch.Tensor) -> Blocks:
     """Reads d, 4 bytes of high bits, 16 bytes of nibbles: d * (q - 16)."""
     blocks = data.view(len(data), -1, 22)
     q = _with_fifth_bits(blocks[:, :, 2:6], blocks[:, :, 6:]) - 16
-    return Blocks(q.flatten(1), _halves(blocks[:, :, :2]).squeeze(-1))
+    return Blocks(q.flatten(1), _float16_from_bytes(blocks[:, :, :2]).squeeze(-1))
 
 
 def _q5_1(data: torch.Tensor) -> Blocks:
     """Reads d, m, 4 bytes of high bits, 16 bytes of nibbles: d * q + m."""
     blocks = data.view(len(data), -1, 24)
-    scale, minimum = _halves(blocks[:, :, :4]).unbind(-1)
+    scale, minimum = _float16_from_bytes(blocks[:, :, :4]).unbind(-1)
     q = _with_fifth_bits(blocks[:, :, 4:8], blocks[:, :, 8:])
     return Blocks(q.flatten(1), scale.contiguous(), minimum.contiguous())
 
@@ -70,7 +70,8 @@ def _q8_0(data: torch.Tensor) -> Blocks:
     """Reads d, 32 signed bytes: d * q."""
     blocks = data.view(len(data), -1, 34)
     return Blocks(
-        blocks[:, :, 2:].flatten(1).view(torch.int8), _halves(blocks[:, :, :2]).squeeze(-1)
+        blocks[:, :, 2:].flatten(1).view(torch.int8),
+        _float16_from_bytes(blocks[:, :, :2]).squeeze(-1),
     )
 
 
@@ -80,7 +81,7 @@ def _k_scales(head: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     The bytes hold d of the scales, d of the minima, and eight of each in 6 bits.
     """
-    d = _halves(head[:, :, :4])
+    d = _float16_from_bytes(head[:, :, :4])
     low = head[:, :, 4:8]
     middle = head[:, :, 8:12]
     mixed = head[:, :, 12:]
@@ -114,7 +115,9 @@ def _q6_k(data: torch.Tensor) -> Blocks:
     low = _nibbles(blocks[:, :, :128].reshape(len(data), -1, 2, 64)).view(len(data), -1, 2, 4, 32)
     high = blocks[:, :, 128:192].reshape(len(data), -1, 2, 1, 32)
     high = high >> torch.arange(0, 8, 2, dtype=torch.uint8).view(4, 1) & 3
-    scale = _halves(blocks[:, :, 208:]) * blocks[:, :, 192:208].contiguous().view(torch.int8)
+    scale = _float16_from_bytes(blocks[:, :, 208:]) * blocks[:, :, 192:208].contiguous().view(
+        torch.int8
+    )
     return Blocks(((low | high << 4).to(torch.int8) - 32).flatten(1), scale.flatten(1))
 
 
@@ -181,7 +184,7 @@ class GgufBlocks(Blocks):
     def __getitem__(self, rows: slice | torch.Tensor) -> torch.Tensor:
         return READERS[self.kind](self.data[rows])[:]
 
-    def part(self, rows: slice, columns: slice = slice(None)) -> Blocks:
+    def slice_part(self, rows: slice, columns: slice = slice(None)) -> Blocks:
         if columns.indices(self.shape[1]) == (0, self.shape[1], 1):
             return GgufBlocks(self.data[rows], self.kind, self.shape[1])
-        return super().part(rows, columns)
+        return super().slice_part(rows, columns)

@@ -18,7 +18,7 @@ import numpy as np
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.protocol.anything import Foreign
-from sglang_lite.runtime.models.config_fields import shown
+from sglang_lite.runtime.models.config_fields import abbreviate
 
 if TYPE_CHECKING:
     from gguf.constants import GGMLQuantizationType
@@ -78,7 +78,7 @@ class GgufTensor:
     offset: int
     size: int
 
-    def part(self, index: int) -> GgufTensor:
+    def matrix_of_stack(self, index: int) -> GgufTensor:
         """Returns matrix `index` of a stack."""
         size = self.size // self.shape[0]
         return replace(self, shape=self.shape[1:], offset=self.offset + index * size, size=size)
@@ -122,7 +122,7 @@ class _Header:
             key = self.string()
             if key in self.metadata:
                 raise ModelError(
-                    f"{path}: damaged: the key {shown(key)} is there twice.",
+                    f"{path}: damaged: the key {abbreviate(key)} is there twice.",
                     hint="Fetch the file again.",
                 )
             self.metadata[key] = self.value(self.scalar("<I"))
@@ -130,20 +130,20 @@ class _Header:
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
             raise ModelError(
-                f"{path}: `general.alignment`: {shown(alignment)} is not between 1 and 1,048,576.",
+                f"{path}: `general.alignment`: {abbreviate(alignment)} is not between 1 and 1,048,576.",
                 hint="Fetch the file again.",
             )
         start = -(-self.at // alignment) * alignment
         self.tensors = [self.tensor(*info, start) for info in found]
         self.check_order(start, alignment)
 
-    def truncated(self) -> NoReturn:
+    def fail_truncated(self) -> NoReturn:
         raise ModelError(
             f"{self.path}: damaged or truncated (at byte {self.at:,}).",
             hint="Fetch the file again.",
         )
 
-    def unknown(self, what: str) -> NoReturn:
+    def fail_unknown(self, what: str) -> NoReturn:
         raise ModelError(
             f"{self.path}: {what} at byte {self.at:,}: the file is damaged, or of a newer GGUF version.",
             hint="Fetch the file again, or use the HF folder.",
@@ -153,7 +153,7 @@ class _Header:
         try:
             (value,) = struct.unpack_from(code, self.bytes, self.at)
         except struct.error:
-            self.truncated()
+            self.fail_truncated()
         self.at += struct.calcsize(code)
         return value
 
@@ -161,7 +161,7 @@ class _Header:
         length = self.scalar("<Q")
         end = self.at + length
         if end > len(self.bytes):
-            self.truncated()
+            self.fail_truncated()
         text = str(self.bytes[self.at : end], "utf-8", "replace")
         self.at = end
         return text
@@ -173,16 +173,16 @@ class _Header:
             item = self.scalar("<I")
             count = self.scalar("<Q")
             if depth > 8:
-                self.unknown("arrays nested more than 8 deep")
+                self.fail_unknown("arrays nested more than 8 deep")
             if count > len(self.bytes):
-                self.truncated()
+                self.fail_truncated()
             if item in self._SCALARS:
                 return self.numbers(self._SCALARS[item], count)
             if item == self._STRING:
                 return self.strings(count)
             return [self.value(item, depth + 1) for _ in range(count)]
         if kind not in self._SCALARS:
-            self.unknown(f"metadata type {kind}")
+            self.fail_unknown(f"metadata type {kind}")
         return self.scalar(self._SCALARS[kind])
 
     def strings(self, count: int) -> list[str]:
@@ -203,14 +203,14 @@ class _Header:
                 at = end
         except struct.error:
             self.at = at
-            self.truncated()
+            self.fail_truncated()
         self.at = at
         return found
 
     def numbers(self, code: str, count: int) -> list[Any]:
         size = struct.calcsize(code) * count
         if self.at + size > len(self.bytes):
-            self.truncated()
+            self.fail_truncated()
         values = list(struct.unpack_from(f"<{count}{code[1]}", self.bytes, self.at))
         self.at += size
         return values
@@ -219,7 +219,7 @@ class _Header:
         name = self.string()
         dimensions = self.scalar("<I")
         if dimensions > 8:
-            self.unknown(f"a tensor of {dimensions:,} dimensions")
+            self.fail_unknown(f"a tensor of {dimensions:,} dimensions")
         shape = tuple(reversed([self.scalar("<Q") for _ in range(dimensions)]))
         return name, shape, self.scalar("<I"), self.scalar("<Q")
 
@@ -245,7 +245,7 @@ class _Header:
         size = count // per_block * block_bytes
         if start + offset + size > len(self.bytes):
             self.at = start + offset
-            self.truncated()
+            self.fail_truncated()
         return GgufTensor(self.path, name, shape, kind, start + offset, size)
 
     def check_order(self, start: int, alignment: int) -> None:
@@ -255,10 +255,13 @@ class _Header:
         names = set[str]()
         for tensor in self.tensors:
             if tensor.name in names:
-                problem = f"damaged: the tensor {shown(tensor.name)} is there twice"
+                problem = f"damaged: the tensor {abbreviate(tensor.name)} is there twice"
                 raise ModelError(f"{self.path}: {problem}.", hint="Fetch the file again.")
             if tensor.offset != start:
-                problem = f"damaged: the tensor {shown(tensor.name)} begins at byte {tensor.offset:,}, not {start:,}"
+                name = abbreviate(tensor.name)
+                problem = (
+                    f"damaged: the tensor {name} begins at byte {tensor.offset:,}, not {start:,}"
+                )
                 raise ModelError(f"{self.path}: {problem}.", hint="Fetch the file again.")
             names.add(tensor.name)
             start += -(-tensor.size // alignment) * alignment

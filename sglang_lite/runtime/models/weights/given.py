@@ -1,4 +1,4 @@
-"""Tensors that a caller passes to a running engine: checked, unpacked, and written to shared
+"""Tensors that a caller passes to a running engine: checks, unpacks and writes them to shared
 memory.
 """
 
@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.protocol import ParameterError
 
 _MEMORY = Path("/dev/shm")  # files of this folder are in memory
@@ -27,11 +27,11 @@ def memory_folder() -> Path | None:
     return _MEMORY if _MEMORY.is_dir() else None
 
 
-def shared_file(tensors: Mapping[str, torch.Tensor]) -> Path:
+def write_shared_file(tensors: Mapping[str, torch.Tensor]) -> Path:
     """Writes tensors in the safetensors format to a file in shared memory that only this user may
     read.
 
-    Tensors that share memory, as a head and an embedding that are tied, are written each by itself.
+    Tensors that share memory, such as a tied head and embedding, are written separately.
 
     Raises:
         ParameterError: there is too little space.
@@ -50,7 +50,7 @@ def shared_file(tensors: Mapping[str, torch.Tensor]) -> Path:
 
 
 def _without_shared_memory(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns the tensors on the host, with copies of those that share memory with another one."""
+    """Copies tensors to the host so that no two of them share memory."""
     seen: set[int] = set()
     found = {}
     for name, tensor in tensors.items():
@@ -64,17 +64,21 @@ def _without_shared_memory(tensors: Mapping[str, torch.Tensor]) -> dict[str, tor
 def tensors_by_name(
     tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
 ) -> dict[str, torch.Tensor]:
-    """Returns tensors by name. Raises ParameterError for anything else, for a name that is given
-    twice, and for no tensors.
+    """Returns tensors by name. Raises ParameterError for anything else, for duplicate names, and if
+    there are no tensors.
     """
     pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
     found: dict[str, torch.Tensor] = {}
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise ParameterError("named_tensors", f"{shown(pair)} is not a name with a tensor.")
+            raise ParameterError(
+                "named_tensors", f"{short_repr(pair)} is not a name with a tensor."
+            )
         name, tensor = pair
         if not isinstance(tensor, torch.Tensor):
-            raise ParameterError("named_tensors", f"{name!r} is {shown(tensor)}, and not a tensor.")
+            raise ParameterError(
+                "named_tensors", f"{name!r} is {short_repr(tensor)}, and not a tensor."
+            )
         if name in found:
             raise ParameterError("named_tensors", f"{name!r} is given twice.")
         found[name] = tensor.detach()
@@ -84,8 +88,8 @@ def tensors_by_name(
 
 
 def unpack_bucket(bucket: Any) -> list[tuple[str, torch.Tensor]]:  # of the caller
-    """Returns the tensors of SGLang's flattened bucket: a single tensor, with the start and end of
-    each in it. Raises ParameterError if it is not one.
+    """Returns the tensors of SGLang's flattened bucket: one tensor that holds all others, and where
+    each starts and ends in it. Raises ParameterError if the argument is not such a bucket.
     """
     parts = dict(bucket)
     flat = parts.get("flattened_tensor")

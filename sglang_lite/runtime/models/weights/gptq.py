@@ -18,9 +18,9 @@ from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.packing import (
     Packing,
     Parts,
-    blocks_of,
+    build_scaled_blocks,
+    columns_per_block,
     four_bits_in,
-    groups_of,
     unpack_integers,
 )
 
@@ -53,7 +53,7 @@ def _read(parts: Parts, *, schemes: Sequence[Scheme], offset: int) -> Blocks:
     groups, outputs = scales.shape
     bits, group = next((each for each in schemes if _fits_scheme(parts, *each)), schemes[0])
     inputs = words.shape[0] * 32 // bits
-    groups_of(inputs, groups, group)
+    columns_per_block(inputs, groups, group)
     numbers = unpack_integers(words.t(), bits, inputs)
     zeros = unpack_integers(parts[".qzeros"], bits, outputs)
     if len(numbers) != outputs or zeros.shape != scales.shape:
@@ -62,7 +62,9 @@ def _read(parts: Parts, *, schemes: Sequence[Scheme], offset: int) -> Blocks:
         )
     order = input_order(parts[".g_idx"], inputs, groups) if ".g_idx" in parts else None
     zero = zeros.t().to(torch.int16) + offset
-    return blocks_of(numbers if order is None else numbers[:, order], bits, scales.t(), zero, order)
+    return build_scaled_blocks(
+        numbers if order is None else numbers[:, order], bits, scales.t(), zero, order
+    )
 
 
 def _fits_scheme(parts: Parts, bits: int, group: int | None) -> bool:

@@ -1,7 +1,7 @@
-"""Process groups through which weights are broadcast to an engine, or by it, through
-torch.distributed.
+"""Process groups of torch.distributed, through which an engine receives weights or sends its own.
 
-Received tensors are kept apart from the running weights, so a broadcast that fails changes nothing.
+Received tensors are kept separate from the running weights, so a broadcast that fails changes
+nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.protocol import ModelError, ParameterError
 
 _DEVICES = {"gloo": "cpu", "nccl": "cuda"}
@@ -52,7 +52,7 @@ class TensorForm:
 
     @property
     def empty(self) -> torch.Tensor:
-        """Tensor of this form without values."""
+        """Uninitialised tensor of this form."""
         return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
 
@@ -77,7 +77,9 @@ def tensor_forms(
     for name, kind, shape in zip(names, dtypes, shapes):
         dtype = getattr(torch, kind.removeprefix("torch."), None)
         if not isinstance(dtype, torch.dtype) or dtype in _QUANTISED:
-            raise ParameterError("dtypes", f"{shown(kind)} is no dtype of torch that can be sent.")
+            raise ParameterError(
+                "dtypes", f"{short_repr(kind)} is no dtype of torch that can be sent."
+            )
         form = TensorForm(name, dtype, tuple(shape))
         if any(size < 0 for size in shape) or form.nbytes > _MAX_TENSOR_BYTES:
             raise ParameterError("shapes", f"{name!r} can't have the shape {list(shape)}.")
@@ -105,8 +107,8 @@ class _Group:
 
 
 class UpdateGroups:
-    """Groups that an engine has joined. Since calls wait for other processes, they run on threads
-    of their own.
+    """Groups that an engine has joined. Calls wait for other processes, so each runs on its own
+    thread.
 
     Args:
         device: device of the model.
@@ -124,7 +126,7 @@ class UpdateGroups:
         self._hosted: dict[str, Future[_Group]] = {}  # groups in which this process sends
         self._used: dict[str, float] = {}  # time at which each of them was created or last used
 
-    def ask(self, call: Callable[[], T]) -> Future[T]:
+    def run_in_thread(self, call: Callable[[], T]) -> Future[T]:
         """Runs a call of one of the methods below on a thread, and returns its future. The thread
         doesn't keep the process from exiting.
         """
@@ -165,7 +167,9 @@ class UpdateGroups:
         settled = self._joining[name] = threading.Event()
         self._names.add(name)
         # torch's store limits the time to connect, but not the time until the other side answers.
-        made = self.ask(lambda: self._made(address, port, rank, size, name, backend))
+        made = self.run_in_thread(
+            lambda: self._make_group(address, port, rank, size, name, backend)
+        )
         made.add_done_callback(lambda _: settled.set())
         settled.wait(self._timeout_s + _GRACE_S)
         with self._lock:
@@ -189,12 +193,12 @@ class UpdateGroups:
             hint=f"All of its {size} processes have to join in time, and the first is to keep a store of torch there.",
         )
 
-    def host(self, address: str, port: int, name: str, backend: str) -> int:
+    def host_group(self, address: str, port: int, name: str, backend: str) -> int:
         """Creates a group of two in which this process sends, and returns its port. The other
-        process can join it then.
+        process can then join it.
 
-        A group whose receiver has asked for nothing for twice the time that it may keep others
-        waiting is left: the receiver must have died, which nothing else reports.
+        A group is dropped if its receiver has requested nothing for twice the time that it may keep
+        others waiting. The receiver must then have died, which nothing else reports.
 
         Args:
             address, port: where the other process finds it; port 0 for any that is free.
@@ -219,13 +223,13 @@ class UpdateGroups:
             ) from error
         self._names.add(name)
         self._used[name] = time.monotonic()
-        self._hosted[name] = self.ask(
-            lambda: self._made(address, store.port, 0, 2, name, backend, store)
+        self._hosted[name] = self.run_in_thread(
+            lambda: self._make_group(address, store.port, 0, 2, name, backend, store)
         )
-        self._hosted[name].add_done_callback(lambda made: self._on_hosted_made(name, made))
+        self._hosted[name].add_done_callback(lambda made: self._on_host_group_created(name, made))
         return int(store.port)
 
-    def _on_hosted_made(self, name: str, made: Future[_Group]) -> None:
+    def _on_host_group_created(self, name: str, made: Future[_Group]) -> None:
         if made.exception() is None:
             self._groups[name] = made.result()
         else:  # nobody has come
@@ -241,7 +245,7 @@ class UpdateGroups:
             ModelError: no process has joined it, or received them in time.
         """
         hosted = self._hosted.get(name)
-        group = self._group(name) if hosted is None else hosted.result()
+        group = self._find_update_group(name) if hosted is None else hosted.result()
         try:
             with group.lock:
                 self._used[name] = time.monotonic()
@@ -257,7 +261,7 @@ class UpdateGroups:
         already.
         """
         if backend not in _DEVICES:
-            raise ParameterError("backend", f"{shown(backend)} is neither gloo nor nccl.")
+            raise ParameterError("backend", f"{short_repr(backend)} is neither gloo nor nccl.")
         if backend == "nccl" and self._device.type != "cuda":
             raise ParameterError("backend", "nccl is for an engine on a GPU.", hint='Use "gloo".')
         if not name:
@@ -271,7 +275,7 @@ class UpdateGroups:
                 hint="Leave it: destroy_weights_update_group.",
             )
 
-    def _made(
+    def _make_group(
         self,
         address: str,
         port: int,
@@ -307,7 +311,7 @@ class UpdateGroups:
                 hint=f"All of its {size} processes have to join it within {self._timeout_s:g} s (dist_timeout).",
             ) from error
 
-    def leave(self, name: str) -> None:
+    def leave_update_group(self, name: str) -> None:
         """Leaves a group and ends a broadcast in it, or stops joining it.
 
         Raises:
@@ -319,7 +323,7 @@ class UpdateGroups:
                 self._names.discard(name)
                 settled.set()
                 return
-        group = self._group(name)
+        group = self._find_update_group(name)
         group.left.set()
         with group.lock:
             self._drop_group(name)
@@ -332,7 +336,8 @@ class UpdateGroups:
         flattened: bool = False,
         begun: bool = False,
     ) -> Mapping[str, torch.Tensor]:
-        """Receives tensors, which rank 0 broadcasts in this order. Leaves the group if that fails.
+        """Receives tensors that rank 0 broadcasts in the given order. Leaves the group if that
+        fails.
 
         Args:
             name: name of the group.
@@ -345,14 +350,16 @@ class UpdateGroups:
             ModelError: a tensor has not arrived in time, or has another size, or its sender has
                 gone.
         """
-        group = self._group(name)
+        group = self._find_update_group(name)
         try:
             with group.lock:
                 if not flattened:
-                    return {each.name: self._receive_as_one(group, [each])[0] for each in forms}
+                    return {
+                        each.name: self._receive_concatenated(group, [each])[0] for each in forms
+                    }
                 return {
                     each.name: tensor
-                    for each, tensor in zip(forms, self._receive_as_one(group, forms))
+                    for each, tensor in zip(forms, self._receive_concatenated(group, forms))
                 }
         except (RuntimeError, TimeoutError) as error:
             self._drop_group(name)
@@ -373,11 +380,11 @@ class UpdateGroups:
             group.left.set()
             self._drop_group(name)
 
-    def _group(self, name: str) -> _Group:
+    def _find_update_group(self, name: str) -> _Group:
         if name not in self._groups:
             raise ParameterError(
                 "group_name",
-                f"there is no group {shown(name)}.",
+                f"there is no group {short_repr(name)}.",
                 hint="Join it: init_weights_update_group.",
             )
         return self._groups[name]
@@ -390,7 +397,9 @@ class UpdateGroups:
             self._names.discard(name)
             group.backend.abort()
 
-    def _receive_as_one(self, group: _Group, forms: Sequence[TensorForm]) -> list[torch.Tensor]:
+    def _receive_concatenated(
+        self, group: _Group, forms: Sequence[TensorForm]
+    ) -> list[torch.Tensor]:
         """Receives tensors that are sent as one. Raises RuntimeError unless exactly as many bytes
         arrive.
         """
@@ -428,7 +437,9 @@ class UpdateGroups:
         until = time.monotonic() + self._timeout_s + _GRACE_S
         while not work.is_completed():
             if group.left.wait(_LOOK_S):
-                threading.Thread(target=_outlast, args=(work, group.backend), daemon=True).start()
+                threading.Thread(
+                    target=_wait_for_broadcast, args=(work, group.backend), daemon=True
+                ).start()
                 raise TimeoutError("the group was left meanwhile.")
             if time.monotonic() > until:
                 raise TimeoutError(f"nothing has come for {self._timeout_s:g} s (dist_timeout).")
@@ -441,17 +452,18 @@ def _abort_group(made: Future[_Group]) -> None:
         made.result().backend.abort()
 
 
-def _outlast(work: Any, backend: Any) -> None:  # torch's
-    """Keeps gloo's group alive during a broadcast in it: nothing can end that, and a group that is
-    destroyed waits for it, on whichever thread collects garbage.
+def _wait_for_broadcast(work: Any, backend: Any) -> None:  # torch's
+    """Waits until a broadcast ends, to keep its gloo group alive. Nothing can cancel the broadcast,
+    and destroying the group would wait for it on whichever thread happens to collect garbage.
     """
     with contextlib.suppress(RuntimeError):  # nothing has come
         work.wait()
 
 
 def _receive_buffer(group: _Group, size: int) -> torch.Tensor:
-    """Returns zeroed memory for a broadcast, as bytes. gloo kills the process if more arrives than
-    fits, so the memory is large. But a process that forwards would send all of it.
+    """Returns zeroed memory for a broadcast, as bytes. gloo kills the process if more bytes arrive
+    than fit, so the memory is larger than `size`. It is not larger if the process forwards what it
+    receives, since it would forward all of the memory.
     """
     for window in _WINDOWS if group.device.type == "cpu" and not group.forwards else ():
         with contextlib.suppress(OSError):  # there may be a limit of addresses

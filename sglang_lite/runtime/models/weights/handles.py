@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-from sglang_lite.errors import shown
+from sglang_lite.errors import short_repr
 from sglang_lite.protocol import ParameterError
 
 _COUNTERS = 10_000  # number of counters in torch's file, its CUDA_IPC_REF_COUNTER_FILE_SIZE
@@ -53,7 +53,7 @@ class TensorHandle(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Part(msgspec.Struct, frozen=True):
-    """Place of a tensor in a flattened one, counted in its elements."""
+    """Position of a tensor within a flattened one, counted in elements of the latter."""
 
     name: str
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class _Part(msgspec.Struct, frozen=True):
     end_idx: int
 
 
-def _handle(*args: Any) -> TensorHandle:  # of torch's function
+def _decode_tensor_handle(*args: Any) -> TensorHandle:  # of torch's function
     (
         _,
         shape,
@@ -98,7 +98,7 @@ class _Reader(pickle.Unpickler):
             """Stands for SGLang's FlattenedTensorMetadata, whose fields a pickle sets."""
 
         def handle(*args: Any) -> TensorHandle:  # of torch's function
-            return _handle(*args)
+            return _decode_tensor_handle(*args)
 
         self._metadata = Metadata
         self._handle = handle
@@ -139,16 +139,16 @@ def read_bucket(data: bytes, device: torch.device) -> Mapping[str, Any]:  # a te
     except Exception as error:  # whatever the data makes of the reader
         raise ParameterError(
             "serialized_named_tensors",
-            f"is no flattened bucket of a GPU: {shown(str(error))}.",
+            f"is no flattened bucket of a GPU: {short_repr(str(error))}.",
             hint="Send what SGLang's MultiprocessingSerializer makes of one, or a safetensors file.",
         ) from error
     return {
-        "flattened_tensor": _opened(handle, device),
+        "flattened_tensor": _open_tensor(handle, device),
         "metadata": list(map(msgspec.structs.asdict, parts)),
     }
 
 
-def _opened(handle: TensorHandle, device: torch.device) -> torch.Tensor:
+def _open_tensor(handle: TensorHandle, device: torch.device) -> torch.Tensor:
     """Opens the tensor of a handle. Raises ParameterError if it is on another GPU, or invalid."""
     if device.type != "cuda":
         raise ParameterError(
@@ -194,6 +194,6 @@ def _opened(handle: TensorHandle, device: torch.device) -> torch.Tensor:
         )
     except RuntimeError as error:
         raise ParameterError(
-            "serialized_named_tensors", f"can't be opened: {shown(str(error))}"
+            "serialized_named_tensors", f"can't be opened: {short_repr(str(error))}"
         ) from error
     return tensor

@@ -13,7 +13,7 @@ import torch
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.read_gguf import spec_from_gguf
 from sglang_lite.runtime.models.weights.folder import (
-    packed_in,
+    find_packed_matrices,
     pickled_tensors,
     unpacked_files,
     weight_files,
@@ -127,7 +127,7 @@ class HeaderSource(WeightSource):
 
     def __init__(self, label: str, headers: Headers, packings: Sequence[Packing] = ()) -> None:
         files = {name: header.file for name, header in headers.items()}
-        self._packed = packed_in(label, files, packings)
+        self._packed = find_packed_matrices(label, files, packings)
         super().__init__(label, unpacked_files(files, self._packed))
         self._headers = headers
         self.elements = self.in_8_bits = 0
@@ -138,15 +138,15 @@ class HeaderSource(WeightSource):
         return bool(self._packed)
 
     def take_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
-        if name in self._packed and self.has(name):  # none of its tensors has its shape
-            self.ignore(name)
+        if name in self._packed and self.has_tensor(name):  # none of its tensors has its shape
+            self.ignore_tensor(name)
             found = torch.empty(shape, device="meta")
             self.elements += found.numel()
             self.packed[self._packed[name].packing] += found.numel()
             return found
         return super().take_stack(name, shape)
 
-    def _read(self, name: str, file: Path) -> Weight:
+    def _read_stored(self, name: str, file: Path) -> Weight:
         header = self._headers[name]
         if header.dtype is None:
             raise ModelError(
@@ -159,11 +159,12 @@ class HeaderSource(WeightSource):
             return found
         self.in_8_bits += found.numel()
         scale = next(
-            (other for other in (f"{name}_scale_inv", f"{name}_scale") if self.has(other)), None
+            (other for other in (f"{name}_scale_inv", f"{name}_scale") if self.has_tensor(other)),
+            None,
         )
         if scale is None:
             raise ModelError(
                 f"{file}: {name} is in 8 bits, but {name}_scale or {name}_scale_inv is missing."
             )
-        self.ignore(scale)
+        self.ignore_tensor(scale)
         return found.float()

@@ -31,7 +31,8 @@ class _Offer(msgspec.Struct, frozen=True):
 
 
 class InstanceSource(WeightSource):
-    """Source of the tensors of a running engine. Needs memory for one layer besides the model's.
+    """Source of the tensors of another, running engine. Needs memory for one layer in addition to
+    the model's.
 
     Args:
         seed: server of that engine.
@@ -87,7 +88,7 @@ class InstanceSource(WeightSource):
         self._groups.close()
         self._asking.shutdown()
 
-    def _read(self, name: str, file: Path) -> Stored:
+    def _read_stored(self, name: str, file: Path) -> Stored:
         if name not in self._come:
             layer = found[0] if (found := _LAYER.match(name)) else name
             names = [
@@ -119,7 +120,7 @@ class InstanceSource(WeightSource):
             self._groups.close()
 
     def _request(self, path: str, **body: Any) -> dict[str, Any]:  # JSON
-        answer = self._seed.ask(
+        answer = self._seed.request_json(
             path,
             {"master_address": self._seed.host, "group_name": self._group, "ports": "", **body},
         )

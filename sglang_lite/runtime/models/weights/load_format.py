@@ -58,7 +58,7 @@ def open_weights(
                 f"{model}: load_format is {load_format!r}, and an address has safetensors."
             )
         ranges = RemoteRanges(model, folder)
-        files = weight_files(folder, ("safetensors",), ranges.has)[1]
+        files = weight_files(folder, ("safetensors",), ranges.has_remote_file)[1]
         return RangeSource(
             folder, files, matrices, ranges, max(threads, _REMOTE_THREADS), pinned=pinned
         )
@@ -98,7 +98,7 @@ def open_weights(
 
 def files_read(folder: Path, load_format: str) -> set[Path]:
     """Returns the files that `open_weights` reads in a folder, including indexes. Raises ModelError
-    as it does.
+    in the same cases.
     """
     match load_format:
         case "auto" | "safetensors" | "remote" | "gguf":

@@ -74,7 +74,13 @@ class MistralSource(RangeSource):
         )
         files = mistral_files(folder)
         super().__init__(
-            folder, files, matrices, LocalRanges(), threads, pinned=pinned, renamed=_name
+            folder,
+            files,
+            matrices,
+            LocalRanges(),
+            threads,
+            pinned=pinned,
+            renamed=_huggingface_name,
         )
 
     def take_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
@@ -91,7 +97,7 @@ class MistralSource(RangeSource):
         return pairs.transpose(1, 2).reshape(rows, columns)
 
 
-def _name(name: str) -> str:
+def _huggingface_name(name: str) -> str:
     """Returns a tensor's name in Hugging Face's files. Names that those files don't have are kept."""
     module, _, kind = name.rpartition(".")
     if match := _LAYER.fullmatch(module):

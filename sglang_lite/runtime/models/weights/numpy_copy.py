@@ -1,5 +1,5 @@
-"""Copy of pickled tensors in NumPy's format, one file each, in the folder `np` beside them, as
-SGLang makes it.
+"""Copy of pickled tensors in NumPy's format, with one file per tensor, in the folder `np` beside
+them, as SGLang makes it.
 
 Besides SGLang's list of names, the copy has a note of the files that it was made from. It is made
 again if these have changed.
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.models.config_fields import read_any_json, shown
+from sglang_lite.runtime.models.config_fields import abbreviate, read_any_json
 from sglang_lite.runtime.models.weights.folder import FolderSource, pickle_files, pickled_tensors
 from sglang_lite.runtime.models.weights.source import Weight
 
@@ -28,12 +28,12 @@ _ORIGIN = "sglang_lite_origin.json"
 
 
 class NumpySource(FolderSource):
-    """Source of tensors in NumPy's format, a file each. Unpickles nothing."""
+    """Source of tensors in NumPy's format, one file each. Unpickles nothing."""
 
-    def _names(self, file: Path) -> list[str]:
+    def _read_names(self, file: Path) -> list[str]:
         return [file.name]
 
-    def _tensor(self, name: str, file: Path) -> torch.Tensor:
+    def _read_tensor(self, name: str, file: Path) -> torch.Tensor:
         try:
             return torch.from_numpy(np.load(file, allow_pickle=False))
         except (OSError, ValueError, EOFError, TypeError) as error:
@@ -42,12 +42,12 @@ class NumpySource(FolderSource):
             ) from error
 
     def _read_plain(self, name: str, file: Path) -> Weight:
-        return self._tensor(name, file)
+        return self._read_tensor(name, file)
 
 
 def numpy_files(folder: Path, *, with_list: bool = False) -> set[Path]:
-    """Returns the files of the copy, which is made unless there is one of the present pickled
-    tensors.
+    """Returns the files of the copy. Makes a new copy if there is none or the pickled tensors have
+    changed.
 
     Args:
         folder: folder of the model.
@@ -68,7 +68,7 @@ def numpy_files(folder: Path, *, with_list: bool = False) -> set[Path]:
     for name in names:
         if not _is_file_name(name):
             raise ModelError(
-                f"{copy / _NAMES}: names {shown(name)}, which is no file of the folder."
+                f"{copy / _NAMES}: names {abbreviate(name)}, which is no file of the folder."
             )
         if not (copy / name).is_file():
             raise ModelError(
@@ -92,8 +92,8 @@ def _origin(files: Iterable[Path]) -> dict[str, list[int]]:
 
 
 def _is_current(copy: Path) -> bool:
-    """Returns whether a copy was made from the pickled tensors beside it, or there are none. A copy
-    made by SGLang has to be newer than they are.
+    """Returns whether a copy is up to date with the pickled tensors beside it, or there are no such
+    tensors. A copy made by SGLang must be newer than the tensors.
     """
     try:
         files = pickle_files(copy.parent)
@@ -119,7 +119,7 @@ def _make_copy(copy: Path, files: Iterable[Path]) -> None:
             written.mkdir()
             _write_copy(files, written)
             (written / _ORIGIN).write_text(json.dumps(origin))
-            _put(written, copy, Path(scratch, "old"))
+            _install_copy(written, copy, Path(scratch, "old"))
     except (OSError, ValueError, TypeError) as error:
         raise ModelError(
             f"{copy}: the copy in NumPy's format can't be made: {error}",
@@ -134,7 +134,7 @@ def _check_names(files: Iterable[Path]) -> None:
         for name in pickled_tensors(file, "meta"):
             if not _is_file_name(name):
                 raise ModelError(
-                    f"{file}: a tensor has the name {shown(name)}, of which no file can be made.",
+                    f"{file}: a tensor has the name {abbreviate(name)}, of which no file can be made.",
                     hint="No model has such a tensor: remove it from the file.",
                 )
             if name in found:
@@ -154,8 +154,10 @@ def _write_copy(files: Iterable[Path], out: Path) -> None:
     (out / _NAMES).write_text(json.dumps(names))
 
 
-def _put(made: Path, copy: Path, old: Path) -> None:
-    """Moves a new copy into place. If another process has put one there meanwhile, that one stays."""
+def _install_copy(made: Path, copy: Path, old: Path) -> None:
+    """Moves a new copy into place. If another process has put one there in the meantime, that one
+    stays.
+    """
     if (copy / _NAMES).exists() and not _is_current(copy):
         os.replace(copy, old)
     try:

@@ -45,8 +45,8 @@ class Packing:
 
 
 def four_bits_in(group: int | None) -> float:
-    """Returns the bits per 4-bit number, including a scale and a zero in 16 bits for each group; -1
-    and None mean long groups.
+    """Returns the number of bits that a 4-bit number takes, including its share of the group's
+    16-bit scale and zero. Groups of 128 are assumed if `group` is -1 or None.
     """
     return 4 + 32 / (group if group is not None and group > 0 else 128)
 
@@ -95,8 +95,8 @@ def packed_matrices(names: Collection[str], packings: Sequence[Packing]) -> dict
 
 
 def unpack_integers(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
-    """Unpacks int32 words [rows, N] to the unsigned integers [rows, columns] that they hold
-    consecutively, lowest bits first.
+    """Unpacks int32 words [rows, N] into the unsigned integers [rows, columns] stored in them one
+    after the other, lowest bits first.
 
     Raises:
         ValueError: the words have another dtype or number.
@@ -116,7 +116,7 @@ def unpack_integers(words: torch.Tensor, bits: int, columns: int) -> torch.Tenso
     return (pairs >> starts % 32 & (1 << bits) - 1).to(torch.uint8)
 
 
-def blocks_of(
+def build_scaled_blocks(
     numbers: torch.Tensor,
     bits: int,
     scale: torch.Tensor,
@@ -155,9 +155,9 @@ def check_scales(scale: torch.Tensor, *, zero: bool = False) -> None:
         raise ValueError("a scale is zero, infinite or not a number")
 
 
-def scale_of_all(scale: torch.Tensor) -> torch.Tensor:
-    """Returns the single scale of a matrix's scales, as float32 []. Raises ValueError if it is not
-    a single one.
+def require_single_scale(scale: torch.Tensor) -> torch.Tensor:
+    """Returns the one scale that applies to all scales of a matrix, as float32 []. Raises
+    ValueError if there is not exactly one.
     """
     if scale.numel() != 1:
         raise ValueError(f"the scale of its scales has shape {tuple(scale.shape)}")
@@ -165,7 +165,7 @@ def scale_of_all(scale: torch.Tensor) -> torch.Tensor:
     return scale.float().reshape(())
 
 
-def groups_of(columns: int, scales: int, group: int | None) -> int:
+def columns_per_block(columns: int, scales: int, group: int | None) -> int:
     """Returns the number of columns in a block.
 
     Args:

@@ -69,7 +69,7 @@ class Quantisation:
     source: str
     matrices: Matrices = PLAIN
 
-    def check(self, source: WeightSource) -> None:
+    def check_checkpoint(self, source: WeightSource) -> None:
         """Raises ModelError if quantised matrices are declared but the checkpoint has none."""
         if self.matrices.packings and not source.has_packed:
             method = self.matrices.names[0]
@@ -169,10 +169,10 @@ class _UnsupportedError(Exception):
 def _fp8(config: Mapping[str, Json]) -> Matrices:
     if config.get("fmt", "e4m3") != "e4m3":
         raise _UnsupportedError(f"'fp8' ({config['fmt']})")
-    return Matrices(("fp8",), block=_pair(config.get("weight_block_size")), scales=True)
+    return Matrices(("fp8",), block=_read_block_size(config.get("weight_block_size")), scales=True)
 
 
-def _model_optimizer(config: Mapping[str, Json]) -> Matrices:
+def _read_modelopt_format(config: Mapping[str, Json]) -> Matrices:
     match config.get("quant_algo"):
         case None:  # only keys and values
             return PLAIN
@@ -222,7 +222,7 @@ def _gptq_scheme(config: Mapping[str, Json]) -> tuple[int, int | None]:
     bits = config.get("bits")
     if not isinstance(bits, int) or bits not in BITS:
         raise ValueError(f"bits is {bits!r}, not one of {', '.join(map(str, BITS))}")
-    return bits, _group(config.get("group_size"))
+    return bits, _require_group_size(config.get("group_size"))
 
 
 def _awq(config: Mapping[str, Json]) -> Matrices:
@@ -230,17 +230,17 @@ def _awq(config: Mapping[str, Json]) -> Matrices:
     _require(bits == 4, "bits", bits, "4")
     if str(config.get("version", "gemm")).lower() != "gemm":
         raise _UnsupportedError(f"'awq' (version {config['version']!r})")
-    group = _group(config.get("group_size", config.get("q_group_size")))
+    group = _require_group_size(config.get("group_size", config.get("q_group_size")))
     return Matrices(("awq", "awq_marlin"), (awq(group),), format=_integers(4, group))
 
 
 def _bitsandbytes(config: Mapping[str, Json]) -> Matrices:
     if config.get("load_in_8bit"):
-        return Matrices(("bitsandbytes",), (bitsandbytes.eight_bits(),), format=_BYTES)
+        return Matrices(("bitsandbytes",), (bitsandbytes.eight_bit_packing(),), format=_BYTES)
     kind = config.get("bnb_4bit_quant_type", "fp4")
     _require(kind in ("nf4", "fp4"), "bnb_4bit_quant_type", kind, "nf4 or fp4")
     _require(config.get("load_in_4bit") is True, "load_in_4bit", config.get("load_in_4bit"), "true")
-    packing = bitsandbytes.four_bits(kind)
+    packing = bitsandbytes.four_bit_packing(kind)
     return Matrices(("bitsandbytes",), (packing,), format=Format(4, 64, minimum=False, table=NF4))
 
 
@@ -282,7 +282,7 @@ def _compressed_tensors(config: Mapping[str, Json]) -> Matrices:
 def _matrices_of_kind(
     kind: str, settings: Sequence[Any], inputs: Sequence[Mapping[str, Json]]
 ) -> Matrices:
-    """Returns the matrices of a kind of compressed-tensors.
+    """Returns the format of compressed-tensors matrices of the given kind.
 
     Args:
         kind, settings: as `_kind_of_group` returns them.
@@ -303,8 +303,8 @@ def _matrices_of_kind(
                 (x.get("type"), x.get("num_bits")) == ("int", 8) for x in inputs
             )
             packings = (
-                compressed_tensors.integers_in_words(settings),
-                compressed_tensors.integers_in_bytes(integer_inputs=integers),
+                compressed_tensors.word_packing(settings),
+                compressed_tensors.byte_packing(integer_inputs=integers),
             )
             form = _BYTES if rows_of_bytes else _integers(settings[0][0], settings[0][1] or -1)
             names = (
@@ -325,11 +325,13 @@ def _kind_of_group(weights: Mapping[str, Json]) -> tuple[str, Any]:
     bits = weights.get("num_bits")
     strategy = weights.get("strategy")
     if (kind, bits) == ("float", 8) and strategy in ("tensor", "channel", "block"):
-        return _FLOATS, _pair(weights["block_structure"]) if strategy == "block" else None
+        return _FLOATS, _read_block_size(
+            weights["block_structure"]
+        ) if strategy == "block" else None
     if (kind, bits, weights.get("group_size")) in (("float", 4, 16), ("float", 4, 32)):
         return "nvfp4" if weights["group_size"] == 16 else "mxfp4", None
     if kind == "int" and bits in range(2, 9) and strategy in ("tensor", "channel", "group"):
-        group = _group(weights.get("group_size")) if strategy == "group" else None
+        group = _require_group_size(weights.get("group_size")) if strategy == "group" else None
         return _INTEGERS, (bits, group)
     raise _UnsupportedError(
         f"'compressed-tensors' ({kind}, {bits} bits, a scale for each {strategy})"
@@ -361,7 +363,7 @@ def _torchao(config: Mapping[str, Json]) -> Matrices:
 _METHODS: dict[str, Callable[[Mapping[str, Json]], Matrices]] = {
     "fp8": _fp8,
     "fbgemm_fp8": _fbgemm,
-    "modelopt": _model_optimizer,
+    "modelopt": _read_modelopt_format,
     "compressed-tensors": _compressed_tensors,
     "gptq": _gptq,
     "awq": _awq,
@@ -386,8 +388,8 @@ def _require(valid: bool, field: str, value: object, wanted: str) -> None:
         raise ValueError(f"{field} is {value!r}, not {wanted}")
 
 
-def _group(size: Json) -> int | None:
-    """Returns the columns of a group: -1 for the whole row, None if not declared."""
+def _require_group_size(size: Json) -> int | None:
+    """Returns the number of columns in a group: -1 for the whole row, None if not declared."""
     if size is not None and (
         not isinstance(size, int) or isinstance(size, bool) or size < -1 or size == 0
     ):
@@ -395,7 +397,7 @@ def _group(size: Json) -> int | None:
     return size
 
 
-def _pair(block: Sequence[int] | None) -> tuple[int, int] | None:
+def _read_block_size(block: Sequence[int] | None) -> tuple[int, int] | None:
     if block is None:
         return None
     if not isinstance(block, list | tuple) or len(block) != 2:

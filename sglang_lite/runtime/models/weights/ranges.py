@@ -1,4 +1,4 @@
-"""Safetensors that are read by byte ranges: from files by several threads, or from other places
+"""Source of safetensors read by byte ranges: from files, by several threads, or from elsewhere
 (remote.py).
 """
 
@@ -38,7 +38,7 @@ class Ranges(Protocol):
 
     def size(self, file: Path) -> int: ...
 
-    def read(self, file: Path, start: int, out: memoryview) -> None:
+    def read_bytes_into(self, file: Path, start: int, out: memoryview) -> None:
         """Fills `out` with bytes from `start` on. Raises OSError if there are fewer."""
         ...
 
@@ -55,7 +55,7 @@ class LocalRanges:
     def size(self, file: Path) -> int:
         return file.stat().st_size
 
-    def read(self, file: Path, start: int, out: memoryview) -> None:
+    def read_bytes_into(self, file: Path, start: int, out: memoryview) -> None:
         with open(file, "rb", buffering=0) as opened:
             _fill(opened.fileno(), start, out)
 
@@ -98,12 +98,12 @@ def read_header(ranges: Ranges, file: Path) -> Mapping[str, StoredTensor]:
     try:
         size = ranges.size(file)
         prefix = bytearray(8)
-        ranges.read(file, 0, memoryview(prefix))
+        ranges.read_bytes_into(file, 0, memoryview(prefix))
         length = int.from_bytes(prefix, "little")
         if length > min(MAX_BYTES, size - 8):
             raise ValueError("its header is too long")
         text = bytearray(length)
-        ranges.read(file, 8, memoryview(text))
+        ranges.read_bytes_into(file, 8, memoryview(text))
         found = {}
         for name, each in json.loads(bytes(text)).items():
             if name != "__metadata__":
@@ -176,7 +176,7 @@ class RangeSource(FolderSource):
         self._headers[file] = {self._renamed(name): header for name, header in found.items()}
         return list(self._headers[file])
 
-    def _names(self, file: Path) -> list[str]:
+    def _read_names(self, file: Path) -> list[str]:
         return self.read_names_in(file)
 
     def _header(self, name: str, file: Path) -> tuple[StoredTensor, torch.dtype]:
@@ -194,29 +194,29 @@ class RangeSource(FolderSource):
             )
         return found, dtype
 
-    def _tensor(self, name: str, file: Path) -> torch.Tensor:
+    def _read_tensor(self, name: str, file: Path) -> torch.Tensor:
         found, dtype = self._header(self._stored_as[name], file)
-        return self.read(file, found.start, found.shape, dtype)
+        return self.read_tensor(file, found.start, found.shape, dtype)
 
     def _read_plain(self, name: str, file: Path) -> Weight:
         stored = self._stored_as[name]
         if len(self._headers[file][stored].shape) != 2:
-            return self._tensor(name, file)
-        rows = self.matrix(stored, file)
+            return self._read_tensor(name, file)
+        rows = self.open_matrix(stored, file)
         return (
-            self._with_scales(name, rows.shape, rows.read, file)
+            self._with_scales(name, rows.shape, rows.read_stored_rows, file)
             if rows.dtype == torch.float8_e4m3fn
             else rows
         )
 
-    def matrix(self, name: str, file: Path) -> PlainRows:
+    def open_matrix(self, name: str, file: Path) -> PlainRows:
         """Returns a matrix by its name among `read_names_in` a file."""
         found, dtype = self._header(name, file)
         return _RangeRows(
             self, file, found.start, found.shape, dtype, found.shape[1] * dtype.itemsize
         )
 
-    def read(
+    def read_tensor(
         self,
         file: Path,
         start: int,
@@ -224,8 +224,8 @@ class RangeSource(FolderSource):
         dtype: torch.dtype,
         stride: int | None = None,
     ) -> torch.Tensor:
-        """Reads a tensor whose numbers begin at a place in a file, with rows `stride` bytes apart,
-        or contiguous. Raises ModelError if they can't be read.
+        """Reads a tensor whose numbers begin at `start` in a file, with rows contiguous or `stride`
+        bytes apart. Raises ModelError if they can't be read.
         """
         out = torch.empty(tuple(shape), dtype=dtype, pin_memory=self._pinned)
         data: Bytes = (
@@ -234,7 +234,9 @@ class RangeSource(FolderSource):
         piece = max(_PIECE, -(-len(data) // self._threads))
         if stride is None or stride == len(data) // max(shape[0], 1):
             parts = [
-                self._pool.submit(self._ranges.read, file, start + at, data[at : at + piece].data)
+                self._pool.submit(
+                    self._ranges.read_bytes_into, file, start + at, data[at : at + piece].data
+                )
                 for at in range(0, len(data), piece)
             ]
         else:
@@ -281,14 +283,16 @@ class _RangeRows(PlainRows):
         self._start = start
         self._stride = stride
 
-    def read(self, start: int, end: int) -> torch.Tensor:
+    def read_stored_rows(self, start: int, end: int) -> torch.Tensor:
         rows, columns = self.shape
         start = min(start, rows)
         end = min(end, rows)
         at = self._start + start * self._stride
-        return self._source.read(self._file, at, (end - start, columns), self.dtype, self._stride)
+        return self._source.read_tensor(
+            self._file, at, (end - start, columns), self.dtype, self._stride
+        )
 
-    def part(self, rows: slice, columns: slice = slice(None)) -> PlainRows:
+    def slice_part(self, rows: slice, columns: slice = slice(None)) -> PlainRows:
         down = range(self.shape[0])[rows]
         across = range(self.shape[1])[columns]
         start = self._start + down.start * self._stride + across.start * self.dtype.itemsize

@@ -27,7 +27,7 @@ def shard_name(rank: int, part: int) -> str:
     return f"model-rank-{rank}-part-{part}.safetensors"
 
 
-def name_of_part(name: str, axis: str) -> str:
+def stored_shard_name(name: str, axis: str) -> str:
     """Returns the name under which a file stores a part of a tensor whose outputs or inputs are
     sharded.
     """
@@ -68,15 +68,15 @@ class RankFilesSource(RangeSource):
         # files of a tensor, by rank
         self._parts: defaultdict[str, dict[int, Path]] = defaultdict(dict)
         self._by_columns = set[str]()
-        super().__init__(*args, **kwargs, renamed=self._name)
+        super().__init__(*args, **kwargs, renamed=self._strip_suffix)
 
-    def _name(self, stored: str) -> str:
+    def _strip_suffix(self, stored: str) -> str:
         name = stored.removesuffix(_BY_COLUMNS)
         if name != stored:
             self._by_columns.add(name)
         return name
 
-    def _names(self, file: Path) -> list[str]:
+    def _read_names(self, file: Path) -> list[str]:
         match = _NAME.fullmatch(file.name)
         new = list[str]()
         assert match is not None, "of `rank_files`"
@@ -88,9 +88,9 @@ class RankFilesSource(RangeSource):
             of_tensor[rank] = file
         return new
 
-    def matrix(self, name: str, file: Path) -> PlainRows:
+    def open_matrix(self, name: str, file: Path) -> PlainRows:
         parts = [
-            super(RankFilesSource, self).matrix(name, part)
+            super(RankFilesSource, self).open_matrix(name, part)
             for _, part in sorted(self._parts[name].items())
         ]
         if len(parts) == 1:
@@ -118,16 +118,18 @@ class _Joined(PlainRows):
         self._parts = parts
         self._axis = axis
 
-    def read(self, start: int, end: int) -> torch.Tensor:
+    def read_stored_rows(self, start: int, end: int) -> torch.Tensor:
         own = self._intersecting_parts(slice(start, end), slice(None))
-        return torch.cat([each.read(0, each.shape[0]) for each in own], self._axis)
+        return torch.cat([each.read_stored_rows(0, each.shape[0]) for each in own], self._axis)
 
-    def part(self, rows: slice, columns: slice = slice(None)) -> PlainRows:
+    def slice_part(self, rows: slice, columns: slice = slice(None)) -> PlainRows:
         own = self._intersecting_parts(rows, columns)
         return own[0] if len(own) == 1 else _Joined(own, self._axis)
 
     def _intersecting_parts(self, rows: slice, columns: slice) -> list[PlainRows]:
-        """Returns the parts of some rows and columns; an empty part of one if there are none."""
+        """Returns the pieces of all parts that lie within some rows and columns. If there are none,
+        returns one empty piece.
+        """
         own = list[PlainRows]()
         wanted = range(self.shape[self._axis])[(rows, columns)[self._axis]]
         at = 0
@@ -135,6 +137,10 @@ class _Joined(PlainRows):
             size = part.shape[self._axis]
             inside = slice(max(wanted.start - at, 0), max(min(wanted.stop - at, size), 0))
             if inside.start < inside.stop or (not own and part is self._parts[-1]):
-                own.append(part.part(rows, inside) if self._axis else part.part(inside, columns))
+                own.append(
+                    part.slice_part(rows, inside)
+                    if self._axis
+                    else part.slice_part(inside, columns)
+                )
             at += size
         return own

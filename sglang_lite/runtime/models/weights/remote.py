@@ -103,13 +103,13 @@ class RemoteRanges:
         self._system, self._root = _open(address)
         self._folder = folder
 
-    def has(self, file: Path) -> bool:
+    def has_remote_file(self, file: Path) -> bool:
         return bool(self._system.isfile(self._path(file)))
 
     def size(self, file: Path) -> int:
         return int(self._system.size(self._path(file)))
 
-    def read(self, file: Path, start: int, out: memoryview) -> None:
+    def read_bytes_into(self, file: Path, start: int, out: memoryview) -> None:
         data = self._system.cat_file(self._path(file), start, start + len(out)) if len(out) else b""
         if len(data) != len(out):
             raise OSError(f"it ends at {start + len(data):,}")
@@ -117,7 +117,9 @@ class RemoteRanges:
 
     def read_rows(self, file: Path, start: int, stride: int, out: Bytes) -> None:
         whole = bytearray(len(out) * stride)  # by one request
-        self.read(file, start, memoryview(whole)[: (len(out) - 1) * stride + out.shape[1]])
+        self.read_bytes_into(
+            file, start, memoryview(whole)[: (len(out) - 1) * stride + out.shape[1]]
+        )
         for i, row in enumerate(out):
             row.data[:] = whole[i * stride : i * stride + len(row)]
 

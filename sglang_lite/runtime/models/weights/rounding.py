@@ -44,11 +44,13 @@ def round_matrix(weight: torch.Tensor, to: Rounding, group: int) -> Blocks:
 
 
 def round_part(part: Weight, to: Rounding, device: torch.device) -> Weight:
-    """Returns a quantised matrix, computed on a device, unless it is stored quantised already."""
+    """Quantises a matrix on a device and returns it. Matrices that are stored quantised are
+    returned unchanged.
+    """
     if isinstance(part, Blocks | ScaledRows):
         return part
     rows = part if isinstance(part, torch.Tensor) else part.decode(0, part.shape[0])
-    return round_matrix(rows.to(device), to, group_of(part.shape[1], device))
+    return round_matrix(rows.to(device), to, choose_block_columns(part.shape[1], device))
 
 
 def _round_rows(
@@ -77,19 +79,19 @@ def _round_rows(
     return numbers.view(weight.shape), scale, -zero * scale
 
 
-def can_round(columns: int) -> bool:
+def can_round_in_blocks(columns: int) -> bool:
     """Returns whether a matrix with this many columns can be rounded in blocks."""
     return columns % _NARROWEST == 0
 
 
-def group_of(columns: int, device: torch.device) -> int:
+def choose_block_columns(columns: int, device: torch.device) -> int:
     """Returns the number of columns in a block of a matrix: as few as possible on a CPU, where that
     costs nothing, and the largest number that divides a row on a GPU.
 
     Raises:
         ModelError: no size divides a row.
     """
-    if not can_round(columns):
+    if not can_round_in_blocks(columns):
         raise ModelError(
             f"a matrix with {columns} inputs can't be quantised: no multiple of {_NARROWEST}.",
             hint="Leave quantization out.",

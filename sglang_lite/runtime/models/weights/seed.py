@@ -43,7 +43,7 @@ class Seed:
     def __str__(self) -> str:
         return f"instance://{self._address}"
 
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:  # JSON
+    def request_json(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:  # JSON
         """Sends a request and returns the answer. Raises ModelError if there is none, or the server
         rejects it.
         """

@@ -40,7 +40,7 @@ _ENCODER = (
 )  # fmt: skip
 
 
-def is_of_encoder(name: str) -> bool:
+def is_encoder_tensor(name: str) -> bool:
     """Returns whether a tensor belongs to a model's encoder of images or sounds."""
     return name.startswith(_ENCODER)
 
@@ -66,8 +66,8 @@ class EncodedMatrix(ABC):
     def decode(self, start: int, end: int) -> torch.Tensor:
         """Returns rows start … end-1, or as many of them as exist, as float32."""
 
-    def part(self, rows: slice, columns: slice = slice(None)) -> EncodedMatrix:
-        """Returns some rows and columns in the same encoding.
+    def slice_part(self, rows: slice, columns: slice = slice(None)) -> EncodedMatrix:
+        """Returns the part of the matrix at some rows and columns, in the same encoding.
 
         Raises:
             ValueError: they cut through numbers that are encoded together.
@@ -76,7 +76,7 @@ class EncodedMatrix(ABC):
 
 
 class _DecodedPart(EncodedMatrix):
-    """Part of a matrix whose rows can only be decoded."""
+    """Part of a matrix whose encoding can't be sliced: its rows are decoded as a whole, then cut."""
 
     def __init__(self, whole: EncodedMatrix, rows: slice, columns: slice) -> None:
         own = range(whole.shape[0])[rows]
@@ -94,18 +94,18 @@ class PlainRows(EncodedMatrix):
     """Matrix whose numbers are stored one by one, and read when needed."""
 
     def decode(self, start: int, end: int) -> torch.Tensor:
-        return self.read(start, end).float()
+        return self.read_stored_rows(start, end).float()
 
     @abstractmethod
-    def read(self, start: int, end: int) -> torch.Tensor:
+    def read_stored_rows(self, start: int, end: int) -> torch.Tensor:
         """Returns rows start … end-1 as stored."""
 
-    def part(self, rows: slice, columns: slice = slice(None)) -> PlainRows:
+    def slice_part(self, rows: slice, columns: slice = slice(None)) -> PlainRows:
         return _PlainPart(self, rows, columns)
 
 
 class _PlainPart(PlainRows):
-    """Part of a matrix of plain numbers."""
+    """Part of a matrix whose numbers are stored one by one."""
 
     def __init__(self, whole: PlainRows, rows: slice, columns: slice) -> None:
         own = range(whole.shape[0])[rows]
@@ -114,9 +114,9 @@ class _PlainPart(PlainRows):
         self._rows = own
         self._columns = columns
 
-    def read(self, start: int, end: int) -> torch.Tensor:
+    def read_stored_rows(self, start: int, end: int) -> torch.Tensor:
         own = self._rows[start:end]
-        return self._whole.read(own.start, own.stop)[:, self._columns]
+        return self._whole.read_stored_rows(own.start, own.stop)[:, self._columns]
 
 
 class EncodedStack(ABC):
@@ -164,7 +164,7 @@ class WeightSource(ABC):
         self.label = label
         self._unused = dict(files)
 
-    def has(self, name: str) -> bool:
+    def has_tensor(self, name: str) -> bool:
         return name in self._unused
 
     @property
@@ -182,7 +182,7 @@ class WeightSource(ABC):
         """True if the checkpoint has packed matrices."""
         return False
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Weight:
+    def take_tensor(self, name: str, shape: tuple[int, ...]) -> Weight:
         """Returns a tensor, which can be taken only once: floats in memory that the caller owns, or
         an encoded matrix.
 
@@ -195,7 +195,9 @@ class WeightSource(ABC):
         return weight
 
     def take_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
-        """Returns what `take_tensor` does, for a tensor that may be a stack of experts' matrices."""
+        """Returns the same as `take_tensor`, but allows the tensor to be a stack of experts'
+        matrices.
+        """
         if name not in self._unused:
             module = name.removesuffix(".weight")
             near = sorted(other for other in self._unused if other.startswith(f"{module}."))
@@ -221,7 +223,7 @@ class WeightSource(ABC):
             )
             raise ModelError(f"{self.label}: the tensor {name!r} is missing.{beside}", hint=hint)
         file = self._unused.pop(name)
-        weight = self._read(name, file)
+        weight = self._read_stored(name, file)
         if (
             isinstance(weight, torch.Tensor)
             and weight.ndim == 3
@@ -241,7 +243,7 @@ class WeightSource(ABC):
             )
         return weight
 
-    def ignore(self, name: str) -> None:
+    def ignore_tensor(self, name: str) -> None:
         """Marks a tensor and its scales as used without reading them. Does nothing if the
         checkpoint has no tensor of that name.
         """
@@ -252,8 +254,6 @@ class WeightSource(ABC):
         """Returns the scales of 8-bit keys and values in the checkpoint: float32 [kv_heads] by
         layer and "k" or "v". Leaves out layers and sides for which the checkpoint has no scale.
 
-        Layers and sides for which the checkpoint has no scale are left out.
-
         Raises:
             ModelError: a scale is not a finite number above 0, or fits neither a layer nor its KV
                 heads.
@@ -262,7 +262,7 @@ class WeightSource(ABC):
         heads = dict(enumerate(planes[0].heads for planes in layout.layers))
         for name, file in self._unused.items():
             if match := _KV_SCALE.fullmatch(name):
-                stored = self._read(name, file)
+                stored = self._read_stored(name, file)
                 assert not isinstance(stored, EncodedStack)
                 scale = (
                     stored.decode(0, stored.shape[0])
@@ -290,7 +290,7 @@ class WeightSource(ABC):
         Raises:
             ModelError: the model has no place for some tensors.
         """
-        if others := sum(map(is_of_encoder, self._unused)):
+        if others := sum(map(is_encoder_tensor, self._unused)):
             logger.info(
                 "%s: %d tensors of an encoder of images or sounds are not loaded.",
                 self.label,
@@ -313,4 +313,4 @@ class WeightSource(ABC):
             )
 
     @abstractmethod
-    def _read(self, name: str, file: Path) -> Stored: ...
+    def _read_stored(self, name: str, file: Path) -> Stored: ...

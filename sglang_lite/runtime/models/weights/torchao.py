@@ -13,9 +13,9 @@ from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.packing import (
     Packing,
     Parts,
-    blocks_of,
+    build_scaled_blocks,
     check_scales,
-    groups_of,
+    columns_per_block,
 )
 from sglang_lite.runtime.models.weights.source import EncodedMatrix
 
@@ -61,7 +61,7 @@ def _read(parts: Parts) -> EncodedMatrix:
         raise ValueError(
             f"_weight_scale has shape {tuple(scale.shape)} for a matrix of {rows} by {columns}"
         )
-    groups_of(columns, scale.shape[1], None)
+    columns_per_block(columns, scale.shape[1], None)
     zero = parts.get("._weight_zero_point", torch.zeros((), dtype=torch.int8)).short()
     if zero.numel() != 1 and zero.shape != parts["._weight_scale"].shape:
         raise ValueError(
@@ -70,4 +70,4 @@ def _read(parts: Parts) -> EncodedMatrix:
     zero = zero.expand(scale.shape)
     bits = 4 if int(numbers.min()) >= -8 and int(numbers.max()) < 8 and int(zero.min()) >= -8 else 8
     half = 1 << bits - 1
-    return blocks_of((numbers.short() + half).to(torch.uint8), bits, scale, zero + half)
+    return build_scaled_blocks((numbers.short() + half).to(torch.uint8), bits, scale, zero + half)

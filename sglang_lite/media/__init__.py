@@ -1,0 +1,1 @@
+"""Pictures, videos and sounds before an engine has them: fetched from the web, and decoded from files."""

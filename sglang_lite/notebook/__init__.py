@@ -1,0 +1,1 @@
+"""Output in notebooks: escaped HTML, and what is shown below a cell."""
