@@ -109,7 +109,7 @@ def expanded_and_gated(run):
 
 
 def expanded_in_tiles(run):
-    """`linear_tiled` with adapters."""
+    """`linear_by_tiles` with adapters."""
     for outputs, gate in (((64, 32, 40), ""), ((40, 40), "silu"), ((70,), "")):
         low = shrink(*_shrinking(outputs, torch.float16, 264))
         x = torch.randn(low.hidden.shape[1], 264, device=DEVICE).half()
@@ -155,6 +155,6 @@ def own_expanded(run):
 
 CASES = {
     "own_ranks": ranks_of_tokens, "own_shrink": own_shrunk, "own_expand": own_expanded,
-    "lora_rows": rows_sorted, "lora_add": added, "lora_gated": gated, "joined_ranks": ranks_joined, "shrink": shrunk,
-    "expand": expanded, "expand_gated": expanded_and_gated,
+    "lora_rows": rows_sorted, "lora_add": added, "lora_add_and_gate": gated, "join_ranks": ranks_joined, "shrink": shrunk,
+    "expand": expanded, "expand_and_gate": expanded_and_gated,
 }  # fmt: skip

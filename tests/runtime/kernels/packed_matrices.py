@@ -180,7 +180,7 @@ CASES = {
     "packed_down_few": packed_downs_few,
     "packed_gate_up": packed_gated,
     "packed_down": packed_downs,
-    "decoded": packed_decoded,
+    "decode_weight": packed_decoded,
     "packed_rows": packed_few,
     "packed_rows_hopper": packed_few_on_hopper,
     "add_parts": packed_added,

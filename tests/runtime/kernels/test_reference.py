@@ -608,7 +608,7 @@ def summed(run):
 
 CASES = packed_matrices.CASES | whole_rows.CASES | in_any_batch.CASES | adapters.CASES | EMBEDDINGS | ranks.CASES | {
     "linear_single_row": one_row, "SmallBatchLinear": few_rows,
-    "linear_tiled": tiled, "linear_split_k": tiled_in_parts, "update_pages": page_table, "KVCopy": copied, "BlockCopy": blocks_copied, "rope_store": stored,
+    "linear_by_tiles": tiled, "linear_split_k": tiled_in_parts, "update_pages": page_table, "KVCopy": copied, "BlockCopy": blocks_copied, "rope_store": stored,
     "rotate": rotated, "kv_store": kv_stored,
     "split_work": split, "prefix_attention": prefixes, "decode_attention": decoded, "prefill_attention": prefilled,
     "rope_attention": turned_and_decoded, "prefix_attention_hopper": prefixes_on_hopper,

@@ -93,6 +93,6 @@ def integers_in_parts(run):
 
 CASES = {
     "norm": ranks.also(norm), "norm_eight": norm_eight, "add_norm": ranks.also(add_norm, added=True),
-    "add_norm_eight": add_norm_eight, "gated": gated, "gated_eight": gated_eight, "ungated": ungated,
-    "ungated_eight": ungated_eight, "quantise_rows": quantised, "int8_linear": integers, "int8_parts": integers_in_parts,
+    "add_norm_eight": add_norm_eight, "apply_gated": gated, "apply_gated_eight": gated_eight, "apply_ungated": ungated,
+    "apply_ungated_eight": ungated_eight, "quantise_rows": quantised, "int8_linear": integers, "int8_parts": integers_in_parts,
 }  # fmt: skip
