@@ -348,3 +348,10 @@ def test_a_replica_that_can_not_start_ends_the_others(folders, tmp_path, monkeyp
     with pytest.raises(sgl.SglError, match=r"memory|max_total_tokens"):
         sgl.Engine(folders[0], **{**SETTINGS, "max_total_tokens": 2**31 - 1}, dp_size=2)
     assert processes.children() == before
+
+
+def test_round_robin_alternates_though_one_replica_has_the_prompt(folders):
+    with sgl.Engine(folders[0], **SETTINGS, dp_size=2, load_balance_method="round_robin") as engine:
+        for _ in range(4):
+            engine.generate(TEXTS[2], {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True})
+        assert ranks(engine, "requests_submitted") == [2, 2]
