@@ -149,6 +149,7 @@ class Tiers:
         self.fetched_pages = self.read_pages = 0
         self._run = -(-RUN_TOKENS // store.page_size)  # pages in a file
         self._reading: dict[bytes, DiskRead] = {}  # by the first page's name
+        self._last_read = 0.0  # when a read ended, as perf_counter()
         self._writes = FileWrites(host)
         self._file_page_s = 0.0  # seconds to read a page of a file, as measured; 0 if unknown
         self._computed = 0  # sequences that seemed faster to compute than to fetch
@@ -470,14 +471,18 @@ class Tiers:
         completed = self.host.memory.count_completed()
         self._writes.advance_writes(self.disk, completed)
         for name, read in list(self._reading.items()):
+            now = time.perf_counter()
             if self._advance_read(read, completed):
                 read.done = True
+                self._last_read = now
                 del self._reading[name]
                 continue
-            waited_s = time.perf_counter() - read.asked
+            waited_s = now - read.asked
             read.done = read.done or waited_s > read.patience_s
-            if not read.dropped and waited_s > DEADLINE_S:
+            if waited_s > DEADLINE_S:
                 read.done = read.dropped = True  # a thread may still write its slots
+            # A slow store that still returns files is used on.
+            if now - max(read.asked, self._last_read) > DEADLINE_S and not self.disk.off:
                 self.disk.stop(f"a file was not read in {DEADLINE_S:g} seconds.")
 
     def _advance_read(self, read: DiskRead, completed: int) -> bool:

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -316,6 +317,33 @@ def test_a_folder_that_hangs_is_not_used_any_more(tmp_path, hangs, monkeypatch, 
     threads.run(9)  # the system gives up
     later.step()
     assert one(later, [8, *LONG]) == 0
+    tiers.close()
+    tiers.host.check_slots()
+
+
+def test_a_slow_folder_that_returns_a_file_within_the_deadline_is_used_on(tmp_path, monkeypatch):
+    one(engine(tmp_path), LONG)
+    later = engine(tmp_path, hicache_storage_prefetch_policy="wait_complete")
+    passed = [0.0]  # seconds beyond those that pass anyway
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + passed[0])
+    monkeypatch.setattr("sglang_lite.runtime.kv_cache.tiers.time", clock)
+    monkeypatch.setattr("sglang_lite.runtime.kv_cache.tiers._PART_FILES", 1)
+    tiers = later.store.tiers
+    threads = tiers.disk.executor = Late(random.Random(1))
+    _, events = later.start(LONG, SamplingParams(max_tokens=2, temperature=0))
+    later.step()
+    threads.run(1)  # the look for files
+    later.step()
+    threads.run(1)  # one of two
+    passed[0] = 8.0
+    later.step()
+    assert events == []
+    passed[0] = 13.0  # the prompt has waited for too long, the folder has not
+    later.drain()
+    assert ended(events).usage.cached_tokens in (0, 256)  # the first of the two, if it was that
+    assert not tiers.disk.off
+    threads.run(9)
+    later.step()
     tiers.close()
     tiers.host.check_slots()
 
