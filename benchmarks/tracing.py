@@ -93,8 +93,11 @@ def bytes_a_node(backend: sgl.BaseBackend, programs: int) -> float:
 
 
 LOG = (
-    (RunUsage, "played"), (PrefixCache, "miss"), (output_builder, "miss_fields"), (output_builder, "forced_text"),
-)  # fmt: skip
+    (RunUsage, "record_result"),
+    (PrefixCache, "explain_miss"),
+    (output_builder, "miss_fields"),
+    (output_builder, "forced_text_spans"),
+)
 
 
 @contextmanager

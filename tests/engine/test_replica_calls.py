@@ -119,7 +119,7 @@ def test_one_that_has_ended_is_left_out():
     ]
     replicas[0].gate.reason = "killed"
     assert calls_of(*replicas).call_replicas(FlushCache()).result() == 4
-    assert calls_of(*replicas).ask(ReadWeights("w", 1)).result() == [2]
+    assert calls_of(*replicas).call_replicas(ReadWeights("w", 1)).result() == [2]
     assert asked(replicas) == [[], ["FlushCache", "ReadWeights"]]
 
 
@@ -164,7 +164,7 @@ def test_counts_leave_out_one_that_dies_meanwhile():
     stats = calls_of(dying, Replica({Stats: {"running": 2}})).call_replicas(Stats()).result()
     assert stats == {"running": 2, "replicas": [{"dp_rank": 1, "running": 2}]}
     with pytest.raises(EngineClosedError, match="killed"):
-        calls_of(dying).ask(Stats()).result()
+        calls_of(dying).call_replicas(Stats()).result()
 
 
 def test_counts_leave_out_one_that_is_stopped(monkeypatch):
@@ -173,7 +173,7 @@ def test_counts_leave_out_one_that_is_stopped(monkeypatch):
     expected = {"running": 2, "replicas": [{"dp_rank": 1, "running": 2}]}
     assert calls_of(stopped, running).call_replicas(Stats()).result(60) == expected
     stopped.responds = False
-    assert calls_of(stopped, running).ask(Stats()).result(60) == expected
+    assert calls_of(stopped, running).call_replicas(Stats()).result(60) == expected
     assert len(stopped.asked) == 1
 
 
@@ -203,7 +203,7 @@ def test_an_update_that_fails_at_one_is_taken_back_at_the_others(failure):
         [UpdateWeights("/first", "v")],
     ]
     replicas[1].answers[UpdateWeights] = "m"
-    assert updates.ask(UpdateWeights("b", "w")).result() == "m"
+    assert updates.call_replicas(UpdateWeights("b", "w")).result() == "m"
 
 
 def test_a_name_that_one_could_not_take_is_taken_back_at_the_others():
@@ -216,10 +216,10 @@ def test_a_name_that_one_could_not_take_is_taken_back_at_the_others():
         names.call_replicas(NameWeights("w")).result()
     assert [replica.asked[1:] for replica in replicas] == [[NameWeights("v")], []]
     replicas[1].answers[NameWeights] = "w"
-    assert names.ask(NameWeights("w")).result() == "w"
+    assert names.call_replicas(NameWeights("w")).result() == "w"
     replicas[1].answers[UpdateWeights] = ModelError("no memory")
     with pytest.raises(ModelError, match="no memory"):
-        names.ask(UpdateWeights("b", "x")).result()
+        names.call_replicas(UpdateWeights("b", "x")).result()
     assert replicas[0].asked[-1] == UpdateWeights("/first", "w")
 
 
@@ -231,11 +231,11 @@ def test_tensors_that_one_could_not_take_end_those_that_have_them_for_good():
     updates = calls_of(*replicas)
     assert updates.call_replicas(UpdateTensors("f", last=True, version="w")).result() == "w"
     with pytest.raises(ModelError, match="no memory"):
-        updates.ask(UpdateTensors("f", last=True, version="x")).result()
+        updates.call_replicas(UpdateTensors("f", last=True, version="x")).result()
     assert [replica.ended for replica in replicas] == [True, False]
     assert "another replica could not take" in replicas[0].gate.reason
     with pytest.raises(ModelError, match="weights of its checkpoint"):
-        updates.repeat(replicas[1])
+        updates.repeat_calls_to(replicas[1])
 
 
 def test_an_adapter_is_loaded_by_all_or_none():
@@ -251,16 +251,16 @@ def test_weights_that_are_sent_in_a_group_are_received_by_all_at_once():
     updates.call_replicas(JoinGroup("localhost", 1, 1, 3, "g", "gloo")).result()
     assert [replica.asked[0].rank for replica in replicas] == [1, 2]
     assert (
-        updates.ask(
+        updates.call_replicas(
             ReceiveWeights("g", (), (), (), flattened=False, last=True, version="w")
         ).result()
         == "w"
     )
-    updates.ask(LeaveGroup("g")).result()
+    updates.call_replicas(LeaveGroup("g")).result()
     assert asked(replicas) == [["JoinGroup", "ReceiveWeights", "LeaveGroup"]] * 2
     replicas[1].answers[ReceiveWeights] = ModelError("its sender has gone")
     with pytest.raises(ModelError, match="sender has gone"):
-        updates.ask(
+        updates.call_replicas(
             ReceiveWeights("g", (), (), (), flattened=False, last=True, version="x")
         ).result()
     assert [replica.ended for replica in replicas] == [True, False]
@@ -277,14 +277,14 @@ def test_a_process_that_comes_back_is_told_what_still_holds():
         ResumeMemory(("kv_cache",)), PauseGeneration("retract"),
     ):  # fmt: skip
         calls.call_replicas(call).result()
-    calls.repeat(late).result()
+    calls.repeat_calls_to(late).result()
     told = [
         LoadLoraAdapter("b", "/b", pinned=True),
         ReleaseMemory(("weights",), keep=True),
         PauseGeneration("retract"),
     ]
     assert sorted(map(repr, late.asked)) == sorted(map(repr, [*told, Stats()]))
-    calls.ask(ResumeMemory(())).result()
+    calls.call_replicas(ResumeMemory(())).result()
     later = Replica()
-    calls.repeat(later).result()
+    calls.repeat_calls_to(later).result()
     assert [type(call) for call in later.asked] == [LoadLoraAdapter, PauseGeneration, Stats]

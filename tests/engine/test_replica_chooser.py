@@ -141,7 +141,7 @@ def test_programs_that_begin_together_spread_by_the_branches_that_they_will_have
         digests = (
             PrefixHasher().compute_digests(PrefixHash.for_namespace(""), tokens, PAGE).tolist()
         )
-        placement = chooser.place(
+        placement = chooser.place_prompt(
             digests, 64, coming.branches * coming.tokens, rows=1 + coming.branches
         )
         loads.append((ProgramLoad(chooser, placement, builder, coming), placement))

@@ -94,9 +94,7 @@ def page(tmp_path):
 
 
 def test_prompts_and_constraints_are_found(page):
-    found = [
-        (each["kind"], each["program"], each["text"]) for each in page.describe_programs["texts"]
-    ]
+    found = [(each["kind"], each["program"], each["text"]) for each in page.described["texts"]]
     schema = next(text for kind, _, text in found if kind == "json_schema")
     assert '"name"' in schema
     assert found == [
@@ -109,7 +107,7 @@ def test_prompts_and_constraints_are_found(page):
         ("prompt", "inner", "Old: "),
         ("prompt", "failing", "a"),
     ]
-    assert page.describe_programs["programs"][0] == {
+    assert page.described["programs"][0] == {
         "name": "profile", "parameters": [{"name": "text", "text": "Ann"}, {"name": "times", "text": "2"}],
     }  # fmt: skip
 
@@ -150,9 +148,7 @@ def test_only_the_own_expressions_of_a_text_are_expressions(parts):
 
 
 def test_a_schema_replaces_the_type(page):
-    schema = next(
-        each["text"] for each in page.describe_programs["texts"] if each["kind"] == "json_schema"
-    )
+    schema = next(each["text"] for each in page.described["texts"] if each["kind"] == "json_schema")
     new = '{"type": "object", "properties": {"name": {"const": "Ann"}}, "additionalProperties": false}'
     assert '{"name": "Ann"}' in text_of(page.run(edits={schema: new}))
     refused = page.run(edits={schema: new.replace("Ann", "Bo")})["error"]
@@ -191,11 +187,11 @@ def test_an_error_is_shown_at_its_line(page):
 )
 def test_a_file_with_an_error_can_be_mended(tmp_path, source, line, text):
     page = Page(tmp_path, source)
-    error = page.describe_programs["error"]
+    error = page.described["error"]
     assert text in error["text"]
     assert error["line"] == line
     page.file.write_text(SOURCE)
-    page.describe_programs = page.playground.describe_programs()
+    page.described = page.playground.describe_programs()
     assert text_of(page.run())
 
 
@@ -204,7 +200,7 @@ def test_a_changed_file_is_read_again_and_old_texts_refused(page):
     shown = page.run()
     assert shown["changed"]
     assert "has changed" in shown["error"]["text"]
-    page.describe_programs = page.playground.describe_programs()
+    page.described = page.playground.describe_programs()
     assert text_of(page.run())[0] == "Be brief, please."
 
 
@@ -214,7 +210,7 @@ def test_wrong_arguments_are_told(page):
 
 def test_a_program_that_is_not_shown_is_not_run(tmp_path):
     page = Page(tmp_path, function="inner")
-    assert [each["name"] for each in page.describe_programs["programs"]] == ["inner"]
+    assert [each["name"] for each in page.described["programs"]] == ["inner"]
     assert "no program 'profile'" in page.run("profile")["error"]["text"]
 
 
@@ -258,6 +254,6 @@ def test_texts_are_shown_while_the_engine_starts(tmp_path, monkeypatch):
 def test_halves_of_surrogate_pairs_reach_the_page_as_signs(tmp_path):
     source = 'import sglang_lite as sgl\n@sgl.function\ndef p(s, a="\\ud800"):\n    s += "x\\ud800"\n    raise KeyError(a)\n'
     page = Page(tmp_path, source)
-    assert page.describe_programs["texts"][0]["text"] == "x?"
-    assert page.describe_programs["programs"][0]["parameters"] == [{"name": "a", "text": "?"}]
-    msgspec.json.encode([page.describe_programs, page.run("p")])
+    assert page.described["texts"][0]["text"] == "x?"
+    assert page.described["programs"][0]["parameters"] == [{"name": "a", "text": "?"}]
+    msgspec.json.encode([page.described, page.run("p")])

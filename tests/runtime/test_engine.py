@@ -328,9 +328,9 @@ def test_pages_that_a_step_under_way_may_read_are_free(small_engine):
     store, inbox = small_engine.core.scheduler.store, small_engine.core.loop.inbox
     small_engine.flush_cache()
     before = small_engine.stats()["free_tokens"]
-    inbox.call(lambda: store.pool.release(store.allocate(3), 1 << 40))
+    inbox.call_and_wait(lambda: store.pool.quarantine_pages(store.allocate(3), 1 << 40))
     assert small_engine.stats()["free_tokens"] == before
-    inbox.call(lambda: store.pool.settle(1 << 40))
+    inbox.call_and_wait(lambda: store.pool.settle_quarantine(1 << 40))
     assert small_engine.stats()["free_tokens"] == before
 
 

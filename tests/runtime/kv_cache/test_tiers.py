@@ -209,14 +209,16 @@ def test_new_weights_and_flushes_come_while_copies_are_under_way(policy, tmp_pat
             tiers.step()
         host = tiers.store.tiers.host.memory
         if rng.random() < 0.1:
-            on_the_way += host.completed() < host.launched
+            on_the_way += host.count_completed() < host.launched
             version = rng.choice(["old", "new"])
-            written = tiers.core.ask(WriteTensors(weights[version], last=True, version=version))
+            written = tiers.core.submit_call(
+                WriteTensors(weights[version], last=True, version=version)
+            )
             tiers.step()
             assert written.result(0) == version
         elif rng.random() < 0.05:
-            on_the_way += host.completed() < host.launched
-            tiers.scheduler.flush()
+            on_the_way += host.count_completed() < host.launched
+            tiers.scheduler.end_pauses_and_flush()
     tiers.drain()
     assert on_the_way
     whole = [(ended(events), index) for events, index in requests]

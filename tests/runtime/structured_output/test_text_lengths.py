@@ -293,4 +293,4 @@ def test_behind_a_beginning(engine, name):
     found = compiled.lengths(begin)
     assert expected is None or (found.fewest, found.most) == expected
     matcher = compiled.combinable().matcher()
-    assert matcher.advance(begin.encode())
+    assert matcher.accept_text(begin.encode())
