@@ -104,7 +104,7 @@ class DiskRead:
     filled: Sequence[Future[bool]] = ()
     began: float = 0.0
     read: int = 0
-    asked: float = field(default_factory=time.perf_counter)
+    asked: float = field(default_factory=lambda: time.perf_counter())
     done: bool = False
     dropped: bool = False
 

@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -324,8 +323,8 @@ def test_a_folder_that_hangs_is_not_used_any_more(tmp_path, hangs, monkeypatch, 
 def test_a_slow_folder_that_returns_a_file_within_the_deadline_is_used_on(tmp_path, monkeypatch):
     one(engine(tmp_path), LONG)
     later = engine(tmp_path, hicache_storage_prefetch_policy="wait_complete")
-    passed = [0.0]  # seconds beyond those that pass anyway
-    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + passed[0])
+    passed = [0.0]  # seconds
+    clock = SimpleNamespace(perf_counter=lambda: passed[0])
     monkeypatch.setattr("sglang_lite.runtime.kv_cache.tiers.time", clock)
     monkeypatch.setattr("sglang_lite.runtime.kv_cache.tiers._PART_FILES", 1)
     tiers = later.store.tiers
