@@ -45,9 +45,9 @@ def goes_first(ask: Ask) -> bool:
         ended.append("other")
 
     def own() -> None:
-        in_body = "sampling_params" in ask.door.base
-        answer = ask(sampling_params=long) if in_body else ask(max_tokens=600, ignore_eos=True)
-        assert answer.status == 200
+        fields = {"sampling_params": long, "max_tokens": 600, "max_output_tokens": 600}
+        own_fields = {name: value for name, value in fields.items() if name in ask.door.base}
+        assert ask(**own_fields).status == 200
         ended.append("own")
 
     first = {
