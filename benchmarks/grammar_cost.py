@@ -223,7 +223,9 @@ def main() -> None:
     size, eos = PADDED if options.vocabulary else tokenizer.vocab_size, sorted(tokenizer.eos_ids)
     engine = ThisThread(tokenizer, size, eos)
     alone = LLTokenizer(
-        without_special_texts(tokenizer.backend.to_str()), n_vocab=size, eos_token=eos or None
+        without_special_texts(json.loads(tokenizer.backend.to_str())),
+        n_vocab=size,
+        eos_token=eos or None,
     )
     compiled(engine, sgl.grammar.json_schema(True))  # tables that are made once
     print(*real(engine, alone, max(1, 700 // options.schemas)), sep="\n")
