@@ -27,7 +27,7 @@ from sglang_lite.lang.backend.rendering import CONTINUE_PROMPT
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import Constraint, Delta, Generation, Prompt, SamplingParams, Unset, Usage
 
-FOLDER = Path(__file__).parent.parent / "tests" / "lang" / "backends" / "turns"
+FOLDER = Path(__file__).parent.parent / "tests" / "lang" / "backend" / "turns"
 FIELDS = ("name", "year", "city")
 TASK = (
     "Read the text about a person. Answer with the name, the year of birth and the city of birth."
