@@ -121,7 +121,9 @@ def check_a_kind_of_node(copy):
         before="from sglang_lite.program.nodes import",
     )
     copy.insert(
-        player, "    DummyNode: lambda player, node: True,\n", before="    TurnEnd: _play_on_transcript"
+        player,
+        "    DummyNode: lambda player, node: True,\n",
+        before="    TurnEnd: _play_on_transcript",
     )
     assert copy.failing("tests/effects/test_nodes.py", "-k", "Dummy") == {
         "test_a_kind_that_does_nothing_changes_a_program[DummyNode]"
