@@ -212,6 +212,7 @@ class CoreClient:
             request.session,
             media,
             args,
+            request.winds_down,
         )
         self._link.send_submission(
             number,

@@ -204,6 +204,7 @@ class Engine:
         rid: str | None = None,
         output_ids: Sequence[int] = (),
         timeout: float | None = None,
+        winds_down: bool = False,
     ) -> Ticket:
         """Starts a generation and returns immediately.
 
@@ -232,6 +233,8 @@ class Engine:
                 (`meta["continued_from"]`).
             timeout: seconds after which the caller gives up. JSON that closing brackets can
                 complete is cut before that.
+            winds_down: whether to end as soon as a limit could cut the output, from its first token
+                on: like `Ticket.wind_down`, but no step can come before it.
 
         Raises:
             ParameterError: a parameter is invalid, the prompt doesn't fit, or the policy has no
@@ -251,6 +254,7 @@ class Engine:
             rid,
             output_ids,
             timeout,
+            winds_down=winds_down,
         )
         return self.core.submit(request, sink, flush)
 

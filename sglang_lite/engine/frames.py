@@ -74,6 +74,7 @@ class Submit(_Message, frozen=True, tag="submit"):
     session: str | None = None
     media: tuple[MediaItem, ...] = ()
     processor_args: tuple[Any, ...] = ()  # plain data
+    winds_down: bool = False
 
 
 class Encode(_Message, frozen=True, tag="encode"):

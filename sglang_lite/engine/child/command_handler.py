@@ -533,6 +533,7 @@ def _make_generate_request(message: Submit) -> GenerateRequest:
         timeout=message.timeout,
         session=message.session,
         media=message.media,
+        winds_down=message.winds_down,
     )
 
 

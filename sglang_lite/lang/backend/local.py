@@ -95,9 +95,16 @@ class LocalBackend(Backend):
                 prompt, self.get_chat_template(), self.engine.tokenizer.control_texts
             )
         deadline = current_deadline.get()
-        timeout = None if deadline is None else deadline - time.monotonic()
+        now = time.monotonic()
+        late = winds_down_at.get()
         submit = partial(
-            self.engine.submit, prompt, params, constraint, stream=stream, timeout=timeout
+            self.engine.submit,
+            prompt,
+            params,
+            constraint,
+            stream=stream,
+            timeout=None if deadline is None else deadline - now,
+            winds_down=late is not None and late <= now,
         )
         return self._iterate_events(submit, params.samples)
 

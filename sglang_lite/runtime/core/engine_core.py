@@ -323,6 +323,7 @@ class EngineCore:
             sample.times.deadline = (
                 None if request.timeout is None else self.loop.clock.now() + request.timeout
             )
+            sample.times.winds_down = request.winds_down
         self._context.sessions.join_session(request.session, requests, request.priority)
         if adapted:
             _compile_and_start(self._context, requests, request.constraint)

@@ -46,6 +46,7 @@ class GenerateRequest:
     session: str | None = None  # server session, whose requests continue each other
     # images of virtual ids, if the prompt is ids from `RequestBuilder`
     media: tuple[MediaItem, ...] = ()
+    winds_down: bool = False
 
     def check_fields(self) -> None:
         """Raises ParameterError if the constraint, priority or namespace has the wrong type."""
@@ -55,6 +56,7 @@ class GenerateRequest:
         check_kind("namespace", self.namespace, str)
         check_kind("timeout", self.timeout, int, float, type(None))
         check_kind("routed_dp_rank", self.routed_dp_rank, int, type(None))
+        check_kind("winds_down", self.winds_down, bool)
 
     @property
     def samples(self) -> int:

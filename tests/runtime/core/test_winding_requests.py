@@ -6,6 +6,7 @@ one that winds down begins with its tokens.
 
 from concurrent.futures import Future
 from itertools import count
+from queue import Queue
 
 import pytest
 
@@ -58,6 +59,27 @@ def test_text_ends_with_its_next_token(engine):
     assert 1 <= len(found.token_ids) < LONG
     assert found.token_ids == free.token_ids[: len(found.token_ids)]
     assert free.text.startswith(found.text)
+
+
+def take_one_token(engine):
+    """Submits requests that wind down from the start, and checks that each has one token."""
+    settings = SamplingParams(max_tokens=LONG, temperature=1.0, ignore_eos=True, n=2)
+    answers = [Queue() for _ in range(20)]
+    for each in answers:
+        engine.submit("x", settings, sink=each.put, winds_down=True)
+    for each in answers:
+        for _ in range(settings.n):
+            found = each.get(timeout=60)
+            assert (found.finish_reason, len(found.token_ids)) == ("length", 1)
+
+
+def test_text_that_is_submitted_to_wind_down_has_one_token(engine):
+    take_one_token(engine)
+
+
+def test_the_process_of_an_engine_is_told_with_the_submission(folders):
+    with Engine(folders[0], dtype="float32", max_total_tokens=1024, threads=1) as engine:
+        take_one_token(engine)
 
 
 @pytest.mark.parametrize("schema", [OPEN, PERSON], ids=["a list", "a person"])
