@@ -7,12 +7,12 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from sglang_lite.lang.tracebacks import warn_at
 from sglang_lite.protocol import Location
 from sglang_lite.protocol.anything import UserValue
 
@@ -23,7 +23,6 @@ _MADE = {
 }  # fmt: skip
 # Code of checked bodies, by its id, since equal code may come from another file.
 _checked: weakref.WeakValueDictionary[int, CodeType] = weakref.WeakValueDictionary()
-_seen: dict[Any, Any] = {}  # warnings already shown, in the format of Python's filters
 
 
 class DroppedPart(NamedTuple):
@@ -77,10 +76,7 @@ def warn_of_dropped_parts(body: Callable[..., UserValue]) -> None:
         return
     _checked[id(code)] = code
     for part in find_dropped_parts(body):
-        message = f"{part.problem} {part.cure}"
-        warnings.warn_explicit(
-            message, UserWarning, part.where.file, part.where.line, registry=_seen
-        )
+        warn_at(part.where, f"{part.problem} {part.cure}")
 
 
 def _makes_part(found: object) -> bool:

@@ -147,10 +147,16 @@ class _TracebackTrimmer:
 trimmed = _TracebackTrimmer()
 
 
-_seen: dict[Any, Any] = {}  # warnings already shown, in the format of Python's filters
+# Warnings already shown, by file and in the format of Python's filters, which know lines alone.
+_seen: dict[str, dict[Any, Any]] = {}
 
 
 def warn_here(message: str) -> None:
     """Warns about the line of the user's program that is running, once for each line and message."""
-    where = user_location() or Location("<unknown>", 0, "")
-    warnings.warn_explicit(message, UserWarning, where.file, where.line, registry=_seen)
+    warn_at(user_location() or Location("<unknown>", 0, ""), message)
+
+
+def warn_at(where: Location, message: str) -> None:
+    """Warns about a line of the user's program, once for each line and message."""
+    seen = _seen.setdefault(where.file, {})
+    warnings.warn_explicit(message, UserWarning, where.file, where.line, registry=seen)

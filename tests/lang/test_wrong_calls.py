@@ -7,7 +7,9 @@ that made it.
 
 import asyncio
 import re
+import runpy
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -741,6 +743,18 @@ def test_what_is_added_to_nothing_is_told_once_at_its_line():
         __file__,
         program.func.__code__.co_firstlineno + 3,
     )
+
+
+def test_the_same_line_of_another_file_is_warned_about_as_well(tmp_path):
+    files = [tmp_path / name for name in ("one.py", "other.py")]
+    for file in files:
+        file.write_text("import sglang_lite as sgl\n@sgl.function\ndef f(s):\n    sgl.user('Hi')\n")
+    programs = [runpy.run_path(str(file))["f"] for file in files]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        for program in programs:
+            program.run(backend=BACKEND)
+    assert [each.filename for each in told] == list(map(str, files))
 
 
 def test_a_value_that_contains_itself_is_not_saved(tmp_path):
