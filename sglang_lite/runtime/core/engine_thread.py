@@ -78,7 +78,7 @@ def _run_engine(
         owner = handle()
         if owner is None:
             raise EngineClosedError("the constructor of the engine was interrupted.")
-        # At exit Python runs `_end_all`, which also waits for the threads, instead of the
+        # At exit Python runs `_close_all_loops`, which also waits for the threads, instead of the
         # finalizers.
         weakref.finalize(owner, core.loop.inbox.close).atexit = False
         del owner
