@@ -27,12 +27,17 @@ import torch
 from sglang_lite.bench.shapes import SHAPES
 from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters, pool_bytes
 from sglang_lite.runtime.executor.gpu_runner import GpuRunner
-from sglang_lite.runtime.executor.step_record import SAMPLING, SlotPages, StepRecord
+from sglang_lite.runtime.executor.step_record import (
+    SAMPLING,
+    ColumnChanges,
+    SlotPages,
+    StepRecord,
+)
 from sglang_lite.runtime.kernels.lora_weights import RANKS
 from sglang_lite.runtime.loading.load_model import precision
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.lora.adapter import Adapter
-from sglang_lite.runtime.models.lora.pool import PoolSize
+from sglang_lite.runtime.models.lora.pool import COLUMN, PoolSize
 from sglang_lite.runtime.models.weights.dummy import DummySource
 
 PAGE, STEPS = 16, 20
@@ -75,8 +80,11 @@ class Steps:
             decoding=rows, singles=rows, ids=slots % 1000 + 5, positions=slots * 0 + self._context,
             copies=np.zeros((2, 0), dtype=np.int32), page_indices=np.arange(len(pages), dtype=np.int32), pages=pages,
             started=slots if first else NOTHING, sampling=np.zeros(rows if first else 0, dtype=SAMPLING),
-            adapted=slots if first else NOTHING,
-            adapters=np.array(adapters, dtype=np.int32) if first else NOTHING, lora=len({*adapters} - {-1}),
+            columns={COLUMN: ColumnChanges(
+                slots if first else NOTHING,
+                np.array(adapters, dtype=np.int32) if first else NOTHING,
+                len({*adapters} - {-1}),
+            )},
         )  # fmt: skip
 
     def start(self, adapters: list[int]) -> None:

@@ -559,3 +559,43 @@ def test_each_room_has_a_folder_of_tests():
     names = {room.relative_to(PACKAGE).as_posix() for room in rooms}
     tested = {name for name in names if any((ROOT / "tests" / name).rglob("test_*.py"))}
     assert names - tested == {"srt"}
+
+
+RUNTIME = PACKAGE / "runtime"
+# What plans, records and runs steps, and the features that it must not name.
+TRUNK = [
+    *sorted((RUNTIME / "scheduler").glob("*.py")),
+    *(RUNTIME / "core" / name for name in ("engine_core.py", "step_loop.py")),
+    RUNTIME / "executor/step_record.py",
+]
+FEATURES = [
+    *(RUNTIME / "adapters").glob("*.py"), *(RUNTIME / "models/lora").glob("*.py"), *(RUNTIME / "media").glob("*.py"),
+    *(RUNTIME / "core" / name for name in ("adapters_part.py", "media_part.py", "encoding.py", "encoder_step.py")),
+]  # fmt: skip
+FEATURE_WORDS = re.compile("adapter|lora|media(?!n)|image|video|sound|tower|feature", re.I)
+
+
+def names_of_code(file):
+    """Every name that the code of a file uses or defines, with parameters and modules."""
+    for node in nodes(file):
+        for field in ("id", "attr", "name", "arg", "module"):
+            if isinstance(name := getattr(node, field, None), str):
+                yield name
+
+
+def test_the_trunk_of_the_runtime_names_no_part():
+    """By words, and by the names of what the parts' files define, so that renaming does not pass."""
+    defined = {
+        node.name
+        for file in FEATURES
+        for node in parsed(file).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+    } - {"encode"}  # also of text, and of messages
+    assert {"AdapterSlots", "MediaRows", "Encoding", "AdapterPool"} <= defined
+    found = {
+        (file.name, name)
+        for file in TRUNK
+        for name in names_of_code(file)
+        if FEATURE_WORDS.search(name) or name.rpartition(".")[2] in defined
+    }
+    assert found == set()

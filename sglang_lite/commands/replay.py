@@ -43,7 +43,7 @@ def _run(options: argparse.Namespace) -> int:
 
     capacity, records = read_steps(options.steps)
     for record in records:
-        if record.features or record.lora:
+        if record.has_ready_embeddings or record.columns:
             problem = (
                 f"step {record.step} has rows of images or of adapters, which are not in the file."
             )

@@ -166,6 +166,7 @@ class CoreClient:
             media=self._media if ready.takes_media else None,
             recorded=config.recorded,
         )
+        self.builder.adapters = None  # the engine's own process knows which there are
         self.open_requests = OpenRequests(config.max_queued + capacity.sizes.max_running)
 
     # ---------------------------------------------------------------------------------- submissions

@@ -21,6 +21,7 @@ from sglang_lite import Engine
 from sglang_lite.protocol import Delta, Generation, SamplingParams, SglError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.engine_core import EngineCore
+from sglang_lite.runtime.core.engine_parts import make_parts
 from sglang_lite.runtime.drafting.drafting import TAIL, StepCost
 from sglang_lite.runtime.drafting.guess import Guess
 from sglang_lite.runtime.drafting.registry import DRAFTERS
@@ -345,6 +346,7 @@ class SteppedEngine(Engine):
         fails: of a record, where in its step memory ends: "forward", "sample" or "read"; None for
             nowhere.
         drafter: proposes the tokens that steps check; None for none.
+        parts: parts of the engine; None for those that the model and the config need.
         late: tells whether another copy between tiers ends now. They take no time.
         **config: of EngineConfig.
     """
@@ -358,11 +360,15 @@ class SteppedEngine(Engine):
         fails=None,
         drafter=None,
         late=lambda: True,
+        parts=None,
         **config,
     ):
         more = {} if drafter is None else {"speculation": "prompt"}
         with mock.patch.dict(DRAFTERS, {} if drafter is None else {"prompt": lambda _: drafter}):
-            self.core = EngineCore(EngineConfig.make(**more, **config), model or loaded(), Inline())
+            settings = EngineConfig.make(**more, **config)
+            made = model or loaded()
+            parts = make_parts(settings, made) if parts is None else parts
+            self.core = EngineCore(settings, made, parts, Inline())
         self.loop, self.scheduler, self.store = (
             self.core.loop,
             self.core.scheduler,

@@ -25,6 +25,7 @@ from sglang_lite.protocol import (
     Usage,
 )
 from sglang_lite.runtime.core.engine_context import EngineContext
+from sglang_lite.runtime.core.submission import SelectRequest
 from sglang_lite.runtime.requests.output_builder import Event
 from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
@@ -71,6 +72,23 @@ class ChoiceScoring:
         self._requests: list[Request] = []  # one per row: choices, then choices without the prompt
         self._awaited: set[int] = set()  # rows without a result yet
         self._results: dict[int, Generation] = {}  # by row
+
+    def start_request(self, log: TokenLog, request: SelectRequest) -> None:
+        """Submits the requests of a selection; raises like `start`.
+
+        Args:
+            log: prompt before the choices.
+            request: the selection.
+        """
+        self.start(
+            log,
+            tuple(request.choices),
+            unconditional=request.unconditional,
+            namespace=request.namespace,
+            # in a turn, choices are plain content
+            special=isinstance(request.prompt, str) or request.prompt.role is None,
+            lora_path=UNSET if request.lora_path is None else (request.lora_path,),
+        )
 
     def start(
         self,

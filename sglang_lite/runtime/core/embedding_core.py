@@ -15,6 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_lite.protocol import BackendError, SglError
+from sglang_lite.runtime.adapters.absent import raise_no_adapters, reject_adapter_name
+from sglang_lite.runtime.adapters.engine_adapters import (
+    EngineAdapters,
+    make_encoder_adapters,
+)
 from sglang_lite.runtime.calls import (
     EngineCall,
     FlushCache,
@@ -24,12 +29,6 @@ from sglang_lite.runtime.calls import (
     UnloadLoraAdapter,
 )
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.core.adapters import (
-    EngineAdapters,
-    make_encoder_adapters,
-    raise_no_adapters,
-    reject_adapter_name,
-)
 from sglang_lite.runtime.core.gate import CLOSED
 from sglang_lite.runtime.core.reading_core import ReadingCore, ReadingLoop, fail_future
 from sglang_lite.runtime.embedding.encoder import Encoder
@@ -270,7 +269,7 @@ class EmbeddingCore(ReadingCore):
     def _unload_lora(self, call: UnloadLoraAdapter) -> Future[None]:
         if self.adapters is None:
             return self._calls.submit(raise_no_adapters)
-        return self.adapters.unload(call.name, self.loop.unload, self.loop.inbox)
+        return self.adapters.unload(call.name, self.loop.unload, self.loop.inbox.post)
 
     def _flush_cache(self, _: FlushCache) -> Future[int]:
         return self.loop.inbox.post_for_result(int)  # an encoder has no cache

@@ -80,13 +80,17 @@ class Encoding:
         )
 
     @property
-    def has_missing_features(self) -> bool:
+    def holds_steps(self) -> bool:
         """Whether features that running requests need are missing."""
         return bool(self._lost)
 
     def stats(self) -> dict[str, int]:
         """Returns counts for `Engine.stats`."""
         return {"images_encoded": self.runs, "images_stored": self.store.images}
+
+    def concerns(self, request: Request) -> bool:
+        """Returns whether a request has images."""
+        return request.media is not None
 
     def queue_request(self, request: Request) -> None:
         """Queues a request until its features are ready.
@@ -102,13 +106,15 @@ class Encoding:
                 f"the images of the request take {needed:,} tokens; the engine has room for {room:,} at a time.",
                 hint="Send fewer or smaller ones, or raise image_cache_mb.",
             )
-        request.change_state(State.ENCODING)
+        request.change_state(State.PREPARING)
         self._waiting.append(request)
 
     def claim_ready(self, request: Request) -> bool:
         """Claims the features of a request that starts without waiting. Returns False if some are
         missing.
         """
+        if request.media is None:
+            return True
         entries = self.store.reserve_rows(request)
         if entries is not None and all(entry.filled for entry in entries):
             return True
@@ -118,7 +124,7 @@ class Encoding:
                 self.store.drop_entry(entry)
         return False
 
-    def encode_next(self, fail: Callable[[Request, SglError], None]) -> list[Request]:
+    def prepare_next(self, fail: Callable[[Request, SglError], None]) -> list[Request]:
         """Encodes a decoded image, or several of equal size, if any. Returns the requests whose
         features are complete.
 
@@ -149,7 +155,7 @@ class Encoding:
                 self._pixels.pop(key).cancel()
         return complete
 
-    def requeue_lost_features(self) -> None:
+    def renew(self) -> None:
         """Queues features that requests need to be encoded again, after their memory was released
         or the encoder's weights changed.
         """

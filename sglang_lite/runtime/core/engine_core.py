@@ -9,20 +9,18 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import torch
 
-from sglang_lite.constraints.json_schema.repeats import repeat_rules
 from sglang_lite.protocol import (
-    UNSET,
     BackendError,
     CapabilityError,
     Constraint,
@@ -43,25 +41,20 @@ from sglang_lite.runtime.calls import (
     ExportPrefix,
     FlushCache,
     ImportPrefix,
-    LoadLoraAdapter,
-    Loras,
     PauseGeneration,
     R,
     RecordExperts,
     StartProfile,
     Stats,
     StopProfile,
-    UnloadLoraAdapter,
 )
 from sglang_lite.runtime.capacity import Capacity
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.core.adapters import make_adapters, raise_no_adapters, reject_adapter_name
 from sglang_lite.runtime.core.cache_tiers import make_tiers, page_names
 from sglang_lite.runtime.core.capacity import compute_capacity
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
-from sglang_lite.runtime.core.encoder_step import NUMBERS_TOGETHER
-from sglang_lite.runtime.core.encoding import Encoding
 from sglang_lite.runtime.core.engine_context import ConstantTexts, EngineContext
+from sglang_lite.runtime.core.engine_part import CallTable, EnginePart
 from sglang_lite.runtime.core.engine_program import EngineProgram
 from sglang_lite.runtime.core.engine_sessions import EngineSessions
 from sglang_lite.runtime.core.gate import CLOSED
@@ -86,21 +79,18 @@ from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.executor.model_runner import ModelRunner
 from sglang_lite.runtime.executor.ranks import LeadRunner
-from sglang_lite.runtime.executor.step_record import append_step
+from sglang_lite.runtime.executor.step_record import StepWriter, append_step
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.prefix_hash import digest_interval
-from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.tree_changes import TreeChanges
 from sglang_lite.runtime.kv_cache.window_pages import WindowPages
 from sglang_lite.runtime.loading.load_model import LoadedModel
-from sglang_lite.runtime.media.prepare import MediaPreparer
-from sglang_lite.runtime.media.store import FeatureStore
 from sglang_lite.runtime.models.decoder import Decoder
-from sglang_lite.runtime.models.whisper import WhisperDecoder
 from sglang_lite.runtime.requests.output_builder import Event, Sink
 from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.scheduler.admission_order import POLICIES
+from sglang_lite.runtime.scheduler.queues import Queues
 from sglang_lite.runtime.scheduler.scheduler import Scheduler
 from sglang_lite.runtime.scheduler.step_pace import StepPace
 from sglang_lite.runtime.structured_output.base import CompiledGrammar
@@ -108,10 +98,10 @@ from sglang_lite.runtime.structured_output.compiler import Compiler
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 from sglang_lite.runtime.structured_output.request_matcher import RequestMatcher
 
+T = TypeVar("T")
+
 _MASK_THREADS = 4  # more are no faster, and delay the loop's thread
 _STEP_COST = 16  # tokens, on a CPU; not measured on a GPU, where they are nearly free
-_FEATURES_PER_TOKEN = 4  # of the KV pool; more features are not worth their memory
-IMAGE_THREADS = 16  # most images that are decoded at the same time
 _OF_ONE_RANK = frozenset((*CALLS, ExportPrefix, ImportPrefix)) - {
     PauseGeneration,
     ContinueGeneration,
@@ -129,6 +119,7 @@ class EngineCore:
     Args:
         config: configuration of the engine.
         loaded: loaded model.
+        parts: features that only some engines have. Parameters and calls of others are rejected.
         encoder: executor for tokenisation; None for a new thread pool.
 
     Attributes:
@@ -155,7 +146,11 @@ class EngineCore:
     _profile: Profiler | None = None  # being recorded
 
     def __init__(
-        self, config: EngineConfig, loaded: LoadedModel, encoder: Executor | None = None
+        self,
+        config: EngineConfig,
+        loaded: LoadedModel,
+        parts: Sequence[EnginePart] = (),
+        encoder: Executor | None = None,
     ) -> None:
         self.thread = threading.current_thread()
         self.config = config
@@ -163,7 +158,7 @@ class EngineCore:
         self.tokenizer = loaded.tokenizer
         self.vocab_size = loaded.vocab_size
         self.eos_ids = loaded.eos_ids
-        adapters = self.adapters = make_adapters(config, loaded)
+        self.parts = parts
         self.capacity = compute_capacity(config, loaded)
         self.device = loaded.model.device
         self.description = _describe_engine(loaded, self.capacity)
@@ -171,8 +166,6 @@ class EngineCore:
         longest = self.capacity.longest
         store = _make_prefix_cache(config, self.capacity, loaded)
         encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
-        # before graphs are captured that read its features
-        encoding = _make_encoding(loaded, self.capacity, config)
         drafting = make_drafting(
             config, loaded.vocab_size, loaded.eos_ids, fused=loaded.model.fused
         )
@@ -189,14 +182,18 @@ class EngineCore:
         )
         # while kernels compile
         warming = self.compiler.warm_up() if self.device.type != "cpu" else []
+        queues = Queues(store)
+        for part in parts:
+            part.join_scheduler(store, queues, self.capacity)
         self.scheduler = Scheduler(
             store,
+            queues,
             sizes.step_tokens,
             POLICIES[config.policy],
             last_alone=_requires_last_token_step(config, loaded),
             pace=StepPace(sizes.step_tokens) if loaded.model.device.type == "cpu" else None,
             drafting=drafting,
-            adapters=None if adapters is None else adapters.pool,
+            resources=[each.resource for each in parts if each.resource is not None],
             stages=loaded.stages,
         )
         try:
@@ -207,7 +204,7 @@ class EngineCore:
                 loaded.compiling,
                 self.compiler.is_busy,
                 drafting,
-                None if adapters is None else adapters.memory,
+                _only(each.device_memory for each in parts),
                 loaded.ranks,
             )
             if config.enable_hierarchical_cache:
@@ -216,15 +213,21 @@ class EngineCore:
             self.loop = StepLoop(
                 self.scheduler,
                 self.runner,
+                StepWriter(
+                    store.table,
+                    store.windows,
+                    _make_step_file(self.runner, self.capacity),
+                    columns=[each.column for each in parts if each.column is not None],
+                    replacer=_only(each.replacer for each in parts),
+                ),
                 loaded.eos_ids,
                 loaded.vocab_size,
                 MaskFiller(threads),
-                encoding=encoding,
+                preparation=_only(each.preparation for each in parts),
                 overlap=config.overlap,
                 jump=config.jump_forward == "safe",
                 stream_interval_s=config.stream_interval_s,
                 shared=loaded.shared,
-                file=_make_step_file(self.runner, self.capacity),
                 stages=loaded.stages,
             )
             # takes seconds, so only while no request waits
@@ -242,12 +245,11 @@ class EngineCore:
             all_special=config.special_tokens_in_roles,
             paced=config.stream_interval_s > 0,
             weight_version=config.weight_version,
-            media=loaded.media,
             recorded=config.recorded,
         )
         self.builder.now = lambda: self.loop.clock.now()
-        self.builder.adapters = reject_adapter_name if adapters is None else adapters.adapter_for
-        self.builder.adapter_at_hand = None if adapters is None else adapters.at_hand
+        for part in parts:
+            part.join_builder(self.builder)
         self.open_requests = OpenRequests(config.max_queued + sizes.max_running)
         # for calls that wait for the loop, or for files
         self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")
@@ -257,7 +259,7 @@ class EngineCore:
             loaded,
             config,
             self._calls,
-            adapters,
+            parts,
             self._note_weights,
         )
         self._context = EngineContext(
@@ -271,6 +273,7 @@ class EngineCore:
             EngineSessions(self.loop.inbox, self.scheduler.pauses),
             step_cost=_STEP_COST if loaded.model.device.type == "cpu" else math.inf,
         )
+        self._answers = self._make_answers()
         self.gate = self.loop.inbox.gate
         self.call_soon = self.loop.inbox.post_lock_free
 
@@ -293,20 +296,7 @@ class EngineCore:
 
     def _submit_generation(self, request: GenerateRequest, sink: Sink) -> Ticket:
         check_replica_rank(request.routed_dp_rank, 1)
-        ids, media = self.builder.prompt_with_images(request)
-        params = self.builder.resolve_with_defaults(request.params)
-        repeat_rules(request.constraint, params.repeats)  # rejects bad rules now
-        adapted = self.builder.has_adapter_at_hand(params)
-        requests = self.builder.build_requests(
-            ids,
-            params,
-            sink,
-            stream=request.stream,
-            namespace=request.namespace,
-            output_ids=request.output_ids,
-            media=media,
-            adapted=adapted,
-        )
+        requests, complete = self.builder.build_generation(request, sink)
         winding_down = partial(self.loop.wind_down, requests)
         ticket = Ticket(
             partial(_abort_requests, self.loop, requests),
@@ -325,29 +315,20 @@ class EngineCore:
             )
             sample.times.winds_down = request.winds_down
         self._context.sessions.join_session(request.session, requests, request.priority)
-        if adapted:
+        if complete:
             _compile_and_start(self._context, requests, request.constraint)
         else:
-            self._context.encoder.submit(_read_adapter_and_start, self._context, requests, request)
+            self._context.encoder.submit(_complete_and_start, self._context, requests, request)
         return ticket
 
     def _submit_selection(
         self, request: SelectRequest, sink: Callable[[Selection | SglError], None]
     ) -> Ticket:
         log = self.builder.start_log(request.prompt)
-        # in a turn, choices are plain content
-        special = isinstance(request.prompt, str) or request.prompt.role is None
         scoring = ChoiceScoring(self._context, self.open_requests.track(sink))
         self.open_requests.count("requests_submitted")
         try:
-            scoring.start(
-                log,
-                tuple(request.choices),
-                unconditional=request.unconditional,
-                namespace=request.namespace,
-                special=special,
-                lora_path=UNSET if request.lora_path is None else (request.lora_path,),
-            )
+            scoring.start_request(log, request)
         except BaseException:  # refused: no event will be sent
             self.open_requests.release()
             raise
@@ -414,9 +395,10 @@ class EngineCore:
             raise CapabilityError(
                 f"{call.__struct_config__.tag}: is not here with {several}.", hint=_ONE_RANK
             )
-        if type(call) not in self._answers:
+        answer = self._answers.get(type(call))
+        if answer is None:
             raise not_an_encoder_error(self.model_name)
-        return self._answers[type(call)](self, call)
+        return answer(call)
 
     def _note_weights(self, config: EngineConfig, path: Path | None) -> None:
         """Adopts the config of new weights, and changes how pages in the lower cache tiers are
@@ -431,15 +413,6 @@ class EngineCore:
             tiers.names = page_names(
                 config, self.model_name, path, model, self.capacity, given=given
             )
-
-    def _load_lora(self, call: LoadLoraAdapter) -> Future[None]:
-        load = raise_no_adapters if self.adapters is None else self.adapters.load_adapter
-        return self._calls.submit(load, call.name, call.path, pinned=call.pinned)
-
-    def _unload_lora(self, call: UnloadLoraAdapter) -> Future[None]:
-        if self.adapters is None or self.scheduler.adapters is None:
-            return self._calls.submit(raise_no_adapters)
-        return self.adapters.unload(call.name, self.scheduler.adapters.unload, self.loop.inbox)
 
     def _start_profile(self, call: StartProfile) -> Future[None]:
         def start() -> None:
@@ -504,13 +477,12 @@ class EngineCore:
                 "prompt_tokens_cached": scheduler.admission.prompt_tokens_cached,
                 "pages_without_owner": self.loop.recount.lost,
                 "steps": self.loop.steps,
-                **({} if self.loop.encoding is None else self.loop.encoding.stats()),
                 "asleep": int(bool(self.weights.sleep.released)),
                 **self.weights.sleep.stats(),
                 "appended_tokens": scheduler.appended_tokens,
                 **({} if store.tiers is None else store.tiers.stats()),
                 **({} if store.windows is None else store.windows.stats()),
-                **({} if self.adapters is None else self.adapters.stats()),
+                **{name: count for part in self.parts for name, count in part.stats().items()},
                 **(self.runner.stats() if isinstance(self.runner, LeadRunner) else {}),
                 **self.open_requests.counts(),
                 **self.compiler.cache.stats(),
@@ -523,24 +495,27 @@ class EngineCore:
 
         return self.loop.inbox.post_for_result(count)
 
-    _answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]] = {
-        CompileGrammar: lambda self, call: self.compiler.compile_in_background(call.constraint),
-        **dict.fromkeys(CALLS, lambda self, call: self.weights.answer_weight_call(call)),
-        StartProfile: _start_profile,
-        StopProfile: _stop_profile,
-        LoadLoraAdapter: _load_lora,
-        UnloadLoraAdapter: _unload_lora,
-        Loras: lambda self, _: self._calls.submit(
-            lambda: [] if self.adapters is None else self.adapters.list()
-        ),
-        FlushCache: lambda self, _: self.loop.inbox.post_for_result(
+    def _flush_cache(self, _: FlushCache) -> Future[int]:
+        return self.loop.inbox.post_for_result(
             lambda: self.scheduler.end_pauses_and_flush() * self.scheduler.store.page_size
-        ),
-        EndSession: lambda self, call: self._context.sessions.drop_session(call.name),
-        ExportPrefix: _export_prefix,
-        ImportPrefix: _import_prefix,
-        Stats: _stats,
-    }
+        )
+
+    def _make_answers(self) -> CallTable:
+        """Returns the functions that answer calls, those of the engine's parts included."""
+        answers: dict[type[EngineCall[Any]], Callable[[Any], Future[Any]]] = {
+            CompileGrammar: lambda call: self.compiler.compile_in_background(call.constraint),
+            **dict.fromkeys(CALLS, self.weights.answer_weight_call),
+            StartProfile: self._start_profile,
+            StopProfile: self._stop_profile,
+            FlushCache: self._flush_cache,
+            EndSession: lambda call: self._context.sessions.drop_session(call.name),
+            ExportPrefix: self._export_prefix,
+            ImportPrefix: self._import_prefix,
+            Stats: self._stats,
+        }
+        for part in self.parts:
+            answers.update(part.answers(self.loop.inbox, self._calls.submit))
+        return answers
 
     def close(self) -> None:
         """Ends the loop, the compiler and the tokenisation threads. In a forked copy it ends
@@ -551,13 +526,20 @@ class EngineCore:
             return
         self.compiler.close()
         self._context.encoder.shutdown()
-        if self.loop.encoding is not None:
-            self.loop.encoding.close()
+        for part in self.parts:
+            part.close()
         self._calls.shutdown(wait=False)
         self.weights.groups.close()
         self.loop.inbox.close()
         if threading.current_thread() is not self.thread:
             self.thread.join()
+
+
+def _only(found: Iterable[T | None]) -> T | None:
+    """Returns the only one that is not None, if any."""
+    made = [each for each in found if each is not None]
+    assert len(made) <= 1, made
+    return made[0] if made else None
 
 
 def _requires_last_token_step(config: EngineConfig, loaded: LoadedModel) -> bool:
@@ -606,16 +588,13 @@ def _make_prefix_cache(
 
 
 def _make_window_pages(capacity: Capacity, loaded: LoadedModel) -> WindowPages | None:
-    """Creates the separate pages of layers with a window, if the engine has any. Raises
-    ParameterError if they are too few for the tokens of an image that one step must compute
-    together.
-    """
+    """Creates the separate pages of layers with a window, if the engine has any."""
     if not capacity.window_pages:
         return None
     sizes = capacity.sizes
     window = loaded.model.window
     assert window is not None
-    made = WindowPages(
+    return WindowPages(
         capacity.pages,
         capacity.window_pages,
         sizes.page_size,
@@ -623,40 +602,6 @@ def _make_window_pages(capacity: Capacity, loaded: LoadedModel) -> WindowPages |
         sizes.max_running,
         sizes.step_tokens,
     )
-    if loaded.media is not None and made.chunk_tokens < loaded.media.block:
-        problem = f"a step has room for {made.chunk_tokens} tokens, and an image has {loaded.media.block} at once."
-        raise ParameterError("max_total_tokens", problem, hint="Raise it.")
-    return made
-
-
-def _make_encoding(
-    loaded: LoadedModel, capacity: Capacity, config: EngineConfig
-) -> Encoding | None:
-    """Creates the encoder of images, videos or sounds with its store, if the model takes any."""
-    if loaded.tower is None or loaded.media is None or loaded.path is None:
-        return None
-    assert isinstance(loaded.model, Decoder | WhisperDecoder), (
-        "transformers' models read no images here"
-    )
-    width = loaded.tower.width
-    dtype = loaded.model.precision.compute
-    rows = max(config.image_cache_mb * 2**20 // (width * dtype.itemsize), 1)
-    store = FeatureStore(
-        loaded.model.zeros((min(rows, _FEATURES_PER_TOKEN * capacity.tokens), width), dtype)
-    )
-    loaded.model.features = store.table
-    on_gpu = loaded.model.device.type == "cuda"
-    together = NUMBERS_TOGETHER if on_gpu and not config.deterministic else 0
-    if config.language_only:
-        from sglang_lite.runtime.media.encoder_client import EncoderClient  # imports an HTTP client
-
-        assert isinstance(loaded.tower, EncoderClient), "no encoder is loaded"
-        # waits for other machines
-        fetching = ThreadPoolExecutor(IMAGE_THREADS, "sglang_lite-images")
-        return Encoding(loaded.tower, store, loaded.tower, fetching, together, loaded.tower.close)
-    threads = ThreadPoolExecutor(min(os.cpu_count() or 1, IMAGE_THREADS), "sglang_lite-images")
-    preparer = MediaPreparer(loaded.path, loaded.media, config.image_options, pinned=on_gpu)
-    return Encoding(loaded.tower, store, preparer, threads, together)
 
 
 @contextmanager
@@ -677,17 +622,12 @@ def _fail_on_error(
             )  # copied, as programs add a source location to it
 
 
-def _read_adapter_and_start(
+def _complete_and_start(
     context: EngineContext, requests: Sequence[Request], of: GenerateRequest
 ) -> None:
-    """Reads the adapter of requests, then starts them."""
-    with _fail_on_error(context.loop, requests, "the adapter can't be read"):
-        first = requests[0]
-        space = PrefixSpace.in_namespace(
-            of.namespace, context.builder.find_params_adapter(first.params)
-        )
-        for request in requests:
-            request.space = space.start_at_invocation(first.tokens[: first.prompt_len])
+    """Starts requests after reading a file that they need."""
+    with _fail_on_error(context.loop, requests, "a file of the request can't be read"):
+        context.builder.complete_requests(requests, of.namespace)
         _compile_and_start(context, requests, of.constraint)
 
 

@@ -14,6 +14,7 @@ from sglang_lite.protocol import EngineClosedError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.embedding_core import EmbeddingCore, EmbeddingLoop
 from sglang_lite.runtime.core.engine_core import EngineCore
+from sglang_lite.runtime.core.engine_parts import make_parts
 from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.core.tower_core import TowerCore, TowerLoop
 from sglang_lite.runtime.embedding.load import LoadedEncoder
@@ -122,7 +123,7 @@ def _build_core_for_model(config: EngineConfig, loaded: Loaded) -> AnyCore:
         if config.enable_memory_saver:
             save_memory(loaded.model, backup=config.enable_weights_cpu_backup)
         enable_recording(loaded.model, config)
-        return EngineCore(config, loaded)
+        return EngineCore(config, loaded, make_parts(config, loaded))
     except BaseException:
         if loaded.compiling is not None:
             loaded.compiling.end_process()

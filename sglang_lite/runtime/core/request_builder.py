@@ -23,6 +23,7 @@ from sglang_lite.constraints.json_schema.repeats import repeat_rules
 from sglang_lite.errors import short_repr
 from sglang_lite.program.nodes import Fork, Gen, Node, Select
 from sglang_lite.protocol import Media, ParameterError, Prompt, RecordName, SamplingParams, Span
+from sglang_lite.runtime.adapters.absent import reject_adapter_name
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.media.placeholders import NAMES, MediaFormat, no_media_error, prompt_spans
@@ -62,13 +63,14 @@ class RequestBuilder:
     Attributes:
         weights: current weights, shared by all requests.
         adapters: returns the adapter for a request's adapter name, if any, or raises
-            ParameterError; None if names are not checked because the engine is another process.
+            ParameterError, as for every name without a part of the engine that has adapters; None
+            if names are not checked because the engine is another process.
         adapter_at_hand: returns whether `adapters` reads no file for a name.
         media: the argument of this name.
         now: clock for time limits on thoughts.
     """
 
-    adapters: Callable[[str | None], Adapter | None] | None = None
+    adapters: Callable[[str | None], Adapter | None] | None = staticmethod(reject_adapter_name)
     adapter_at_hand: Callable[[str | None], bool] | None = None
     now: Callable[[], float] = staticmethod(time.perf_counter)
 
@@ -139,6 +141,44 @@ class RequestBuilder:
             log = self.start_log(request.prompt)
             return log.ids(), log.media
         return self.prompt_ids(request.prompt), request.media
+
+    def build_generation(self, request: GenerateRequest, sink: Sink) -> tuple[list[Request], bool]:
+        """Builds the requests of a generation, one per sample. Returns them, and whether they are
+        complete; otherwise `complete_requests` has to be called before submission.
+
+        Args:
+            request: what is to be generated.
+            sink: callback that receives the events.
+
+        Raises:
+            ParameterError: it could not run; see `validate_request`.
+        """
+        ids, media = self.prompt_with_images(request)
+        params = self.resolve_with_defaults(request.params)
+        repeat_rules(request.constraint, params.repeats)  # rejects bad rules now
+        complete = self.has_adapter_at_hand(params)
+        requests = self.build_requests(
+            ids,
+            params,
+            sink,
+            stream=request.stream,
+            namespace=request.namespace,
+            output_ids=request.output_ids,
+            media=media,
+            adapted=complete,
+        )
+        return requests, complete
+
+    def complete_requests(self, requests: Sequence[Request], namespace: str) -> None:
+        """Reads the adapter of a generation's requests. Not to be called on the loop's thread.
+
+        Raises:
+            ParameterError, ModelError: it is missing, or can't be read.
+        """
+        first = requests[0]
+        space = PrefixSpace.in_namespace(namespace, self.find_params_adapter(first.params))
+        for request in requests:
+            request.space = space.start_at_invocation(first.tokens[: first.prompt_len])
 
     def validate_request(self, request: GenerateRequest) -> GenerateRequest:
         """Returns the request with its prompt as token ids and images. Raises ParameterError if it

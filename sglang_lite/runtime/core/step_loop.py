@@ -19,13 +19,12 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from pathlib import Path
 
 from sglang_lite.process.service_threads import this_thread
 from sglang_lite.protocol import EngineClosedError, RequestAbortedError, SglError
-from sglang_lite.runtime.core.encoding import Encoding
 from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.inbox import Inbox
+from sglang_lite.runtime.core.preparation import Preparation
 from sglang_lite.runtime.core.recount import Recount
 from sglang_lite.runtime.core.step_clock import DeviceTime, StepClock
 from sglang_lite.runtime.core.step_masks import MaskedRows, StepMasks, build_draws
@@ -94,6 +93,7 @@ class StepLoop:
     Args:
         scheduler: queues and KV cache; used only by this loop.
         runner: runner of batches on the model.
+        writer: writes what the runner gets.
         eos_ids: tokens that may end a generation.
         vocab_size: size of the vocabulary, for grammar masks.
         filler: threads that make grammar masks.
@@ -101,10 +101,8 @@ class StepLoop:
         jump: whether to append forced tokens of grammars as a whole.
         stream_interval_s: minimum time between two looks at tokens that only streams need, in
             seconds.
-        encoding: requests that wait for features of their images; None for a model that reads no
-            images.
+        preparation: what requests wait for before they are scheduled; None if none of them does.
         shared: steps of all replicas, which include every step of this loop.
-        file: file that steps are written to before they are launched, or None.
         stages: number of the model's stages, and so of concurrent steps.
 
     Attributes:
@@ -121,6 +119,7 @@ class StepLoop:
         self,
         scheduler: Scheduler,
         runner: ModelRunner,
+        writer: StepWriter,
         eos_ids: frozenset[int],
         vocab_size: int,
         filler: MaskFiller,
@@ -128,9 +127,8 @@ class StepLoop:
         overlap: bool,
         jump: bool = True,
         stream_interval_s: float = 0.0,
-        encoding: Encoding | None = None,
+        preparation: Preparation | None = None,
         shared: SharedSteps | None = None,
-        file: Path | None = None,
         stages: int = 1,
     ) -> None:
         self.scheduler = scheduler
@@ -145,7 +143,7 @@ class StepLoop:
         self.flushes = Flushes(self.inbox.gate.is_on_own_thread)
         self.recount = Recount(scheduler)
         self.runner = runner
-        self._writer = StepWriter(scheduler.store.table, scheduler.store.windows, file)
+        self._writer = writer
         self._eos_ids = eos_ids
         self.jump = jump
         self._overlap = overlap
@@ -161,10 +159,10 @@ class StepLoop:
         words = runner.allocate_masks(
             len(scheduler.store.table.length) * draws, -(-vocab_size // 32)
         )
-        self.encoding = encoding
+        self.preparation = preparation
         self._shared = shared
         self._launched = deque[_Launched](maxlen=stages)
-        for each in (encoding, shared):
+        for each in (preparation, shared):
             if each is not None:
                 each.wake = partial(inbox.post_if_open, _no_op_command)
         self.masks = StepMasks(scheduler, filler, words, lambda: not inbox.empty)
@@ -247,7 +245,7 @@ class StepLoop:
         self.inbox.reject_commands()
         self.flushes.call_flush_callbacks()
         for request in [
-            each for each in (*self.scheduler.queues, *(self.encoding or ())) if not each.ended
+            each for each in (*self.scheduler.queues, *(self.preparation or ())) if not each.ended
         ]:
             request.state = State.FAILED
             request.output.send(error)
@@ -262,12 +260,12 @@ class StepLoop:
             return True
         if not self.scheduler.idle and not self._is_planning_held:
             return True
-        return self.encoding is not None and self.encoding.due and not self.holds
+        return self.preparation is not None and self.preparation.due and not self.holds
 
     @property
     def _may_step_when_idle(self) -> bool:
         """Whether a step may have an effect although the loop is not busy."""
-        return self.encoding is not None or self.scheduler.unsettled
+        return self.preparation is not None or self.scheduler.unsettled
 
     @property
     def _has_unread_step(self) -> bool:
@@ -282,9 +280,7 @@ class StepLoop:
     @property
     def _is_planning_held(self) -> bool:
         """Whether no step may be planned now."""
-        return bool(self.holds) or (
-            self.encoding is not None and self.encoding.has_missing_features
-        )
+        return bool(self.holds) or (self.preparation is not None and self.preparation.holds_steps)
 
     def receive_request(self, request: Request) -> None:
         """Starts a request like `submit`, but on the loop's own thread."""
@@ -296,9 +292,8 @@ class StepLoop:
             if (refusal := next(filter(None, self.holds.values()), None)) is not None:
                 raise copy(refusal)
             self._reader.prepare(request)
-            if request.media is not None:
-                assert self.encoding is not None, "only a model with an encoder takes images"
-                self.encoding.queue_request(request)
+            if self.preparation is not None and self.preparation.concerns(request):
+                self.preparation.queue_request(request)
                 return
         except SglError as error:
             self._fail_now(request, error)
@@ -315,8 +310,8 @@ class StepLoop:
 
     def run_step(self) -> None:
         """Runs one step. If it runs out of memory, its requests are retracted and tried one by one."""
-        if self.encoding is not None and not self.holds:
-            for request in self.encoding.encode_next(self._fail_now):
+        if self.preparation is not None and not self.holds:
+            for request in self.preparation.prepare_next(self._fail_now):
                 self.scheduler.accept_request(request)
         began = self.clock.now()
         batch = self._plan_batch()
@@ -333,12 +328,12 @@ class StepLoop:
         elif batch is not None:
             self.clock.record_step_time(self.clock.now() - began)
 
-    def renew_features(self) -> None:
-        """Re-encodes the images that requests need, because their features are lost or belong to
-        other weights. No step is planned until then.
+    def renew_preparation(self) -> None:
+        """Prepares running requests again, because results were lost or belong to other weights. No
+        step is planned until then.
         """
-        if self.encoding is not None:
-            self.encoding.requeue_lost_features()
+        if self.preparation is not None:
+            self.preparation.renew()
 
     def _plan_batch(self) -> Batch | None:
         self._planned = time.perf_counter()
@@ -513,11 +508,8 @@ def _span_name(batch: Batch) -> str:
 
 
 def _close_scheduler(scheduler: Scheduler) -> None:
-    """Releases callers that wait for adapters to be removed, and shuts down a scheduler's cache
-    tiers.
-    """
-    if scheduler.adapters is not None:
-        scheduler.adapters.pool.close()
+    """Shuts down a scheduler's resources and cache tiers."""
+    scheduler.close_resources()
     if scheduler.store.tiers is not None:
         scheduler.store.tiers.close()
 
@@ -556,11 +548,11 @@ class RequestEnds:
             request.tokens, finish, partial(self._loop.postponed.postpone_call, report)
         )
         if begun is not None:
-            self._claim_image_features(begun)
+            self._claim_ready(begun)
             self._scheduler.continue_in_slot(request, begun, appended=True)
             return
         following = report()
-        if following is None or not self._claim_image_features(following):
+        if following is None or not self._claim_ready(following):
             self._scheduler.retire_request(request, State.FINISHED)
             if following is not None:
                 self._loop.receive_request(following)
@@ -584,13 +576,10 @@ class RequestEnds:
                 table.slots_of_positions(slot, 0, count), names
             )
 
-    def _claim_image_features(self, request: Request) -> bool:
-        """Claims the features of a request that continues in a slot. Returns False if some are
-        missing.
-        """
-        return request.media is None or (
-            self._loop.encoding is not None and self._loop.encoding.claim_ready(request)
-        )
+    def _claim_ready(self, request: Request) -> bool:
+        """Prepares a request that continues in a slot. Returns False if it has to wait."""
+        preparation = self._loop.preparation
+        return preparation is None or preparation.claim_ready(request)
 
     def _send_and_continue(self, request: Request, finish: Finish) -> Request | None:
         """Sends the result of a request, and continues its program. Returns the request that

@@ -34,7 +34,7 @@ from sglang_lite.runtime.calls import (
     WriteTensors,
 )
 from sglang_lite.runtime.config import DIST_TIMEOUT_S, EngineConfig
-from sglang_lite.runtime.core.adapters import EngineAdapters
+from sglang_lite.runtime.core.engine_part import EnginePart
 from sglang_lite.runtime.core.expert_record import ExpertRecord
 from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.core.weight_update import INCOMPLETE, WeightUpdates
@@ -60,7 +60,7 @@ class Sleep:
         loop: loop of the engine.
         updates: updates of its weights.
         reload: reads all weights again from the engine's checkpoint.
-        adapters: its adapters, or None.
+        parts: parts of the engine, some of which have memory of the weights.
         refuses: whether new requests fail meanwhile, rather than wait.
 
     Attributes:
@@ -72,7 +72,7 @@ class Sleep:
         loop: StepLoop,
         updates: WeightUpdates,
         reload: Callable[[], None],
-        adapters: EngineAdapters | None,
+        parts: Sequence[EnginePart],
         *,
         refuses: bool,
     ) -> None:
@@ -80,7 +80,7 @@ class Sleep:
         self._updates = updates
         self._reload = reload
         self._refuses = refuses
-        self._adapters = adapters
+        self._parts = parts
         self._dropped: DroppedTensors | None = None  # of a model on a CPU
         self.released: set[str] = set()
         self._kept = False  # whether the weights are kept in the host's memory
@@ -149,18 +149,18 @@ class Sleep:
             torch.cuda.empty_cache()
 
     def _drop_cpu_tensors(self, model: Decoder) -> None:
-        """Frees what belongs to the weights on a CPU: weights of decoder and encoder, features and
-        adapters.
+        """Frees what belongs to the weights on a CPU: weights of decoder and encoder, features, and
+        what the engine's parts hold.
         """
         drop_parts(model)
         features = () if model.features is None else (model.features,)
         self._dropped = DroppedTensors((*model.encoder_weights.values(), *features))
-        if self._adapters is not None:
-            self._adapters.drop_cpu_tensors()
+        for part in self._parts:
+            part.drop_with_weights()
 
     def stats(self) -> dict[str, int]:
         """Returns counts for `Engine.stats`: bytes of the device used by the encoder and the
-        adapters.
+        engine's parts.
         """
         model = self._loop.runner.model
         found = dict[str, int]()
@@ -169,8 +169,8 @@ class Sleep:
         gone = "weights" in self.released and model.weight_memory is not None
         if model.tower is not None:
             found["encoder_bytes"] = 0 if gone else storage_bytes(model.encoder_weights.values())
-        if self._adapters is not None:
-            found["adapter_pool_bytes"] = 0 if gone else self._adapters.memory.bytes
+        for part in self._parts:
+            found |= {name: 0 if gone else size for name, size in part.memory_stats().items()}
         return found
 
     @torch.inference_mode()
@@ -224,13 +224,13 @@ class Sleep:
         # false if only reading them failed before
         if model.weight_memory is not None and self._updates.absent:
             model.weight_memory.restore_memory(kept=self._kept)
-            if self._loop.scheduler.adapters is not None:
-                self._loop.scheduler.adapters.pool.rewrite_all_slots()
+            for part in self._parts:
+                part.restore_with_weights(dropped=False)
             if self._kept:
-                self._loop.renew_features()
+                self._loop.renew_preparation()
         if self._dropped is not None:
-            if self._adapters is not None:
-                self._adapters.restore_pinned()
+            for part in self._parts:
+                part.restore_with_weights(dropped=True)
             self._dropped.allocate_zeros()
             self._dropped = None
         self._updates.absent = False
@@ -260,7 +260,7 @@ class WeightCalls:
         loaded: the model as it was loaded.
         config: settings that match the weights.
         calls: executor for calls that wait for the loop, or for files.
-        adapters: its adapters, or None.
+        parts: parts of the engine, some of which have memory of the weights.
         changed: called on the loop's thread after each update, with new settings, and the folder or
             file of the weights; None for weights that came as tensors.
 
@@ -277,7 +277,7 @@ class WeightCalls:
         loaded: LoadedModel,
         config: EngineConfig,
         calls: Executor,
-        adapters: EngineAdapters | None,
+        parts: Sequence[EnginePart],
         changed: Callable[[EngineConfig, Path | None], None],
     ) -> None:
         self._loop = loop
@@ -293,7 +293,7 @@ class WeightCalls:
             loop,
             self._updates,
             self._reread_checkpoint,
-            adapters,
+            parts,
             refuses=config.refuse_while_asleep,
         )
         self._offered: dict[str, int] = {}  # by group, the number of updates before

@@ -129,7 +129,7 @@ class WeightUpdates:
         """
         if INCOMPLETE in self._loop.holds and not self._missing:
             del self._loop.holds[INCOMPLETE]
-            self._loop.renew_features()
+            self._loop.renew_preparation()
 
     def _begin_update(self) -> None:
         """Prepares requests to continue with new weights. Nothing computed with the old ones is
@@ -200,7 +200,9 @@ class WeightUpdates:
         scheduler = self._loop.scheduler
         loop.settle_launched_steps()
         loop.holds[PAUSED] = None
-        requests = [each for each in (*scheduler.queues, *(loop.encoding or ())) if not each.ended]
+        requests = [
+            each for each in (*scheduler.queues, *(loop.preparation or ())) if not each.ended
+        ]
         self._in_place = mode == "in_place"
         if mode == "abort":
             for request in requests:

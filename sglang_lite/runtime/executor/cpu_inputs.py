@@ -19,6 +19,7 @@ from sglang_lite.runtime.kernels.attention_metadata import (
 )
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
+from sglang_lite.runtime.models.lora.pool import COLUMN
 
 # Padding tokens that a group of decoding rows may read: about the cost of one more group.
 _PADDING = 512
@@ -67,7 +68,7 @@ def build_cpu_inputs(
         plan = replace(
             plan, windowed=_plan_attention(record, table, table.windows, one_by_one=one_by_one)
         )
-    if adapters is not None and record.lora:
+    if adapters is not None and record.changes_of(COLUMN).distinct:
         plan = replace(plan, lora=adapters.cpu_lora_step(record.token_slots))
     return CpuInputs(
         ids=torch.from_numpy(ids.astype(np.int64)),

@@ -22,6 +22,7 @@ from sglang_lite.runtime.kernels.arena import Arena
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
+from sglang_lite.runtime.models.lora.pool import COLUMN
 from sglang_lite.runtime.models.model import Model
 
 
@@ -122,7 +123,8 @@ class CpuRunner:
         self._pages.apply_record(record)
         self._sampling.set_parameters(record.started, record.sampling)
         if self._adapters is not None:
-            self._adapters.change(record.adapted, record.adapters)
+            changes = record.changes_of(COLUMN)
+            self._adapters.change(changes.slots, changes.values)
         with torch.inference_mode(), self._thread_team(record):
             self._copy_token_slots(record)
             inputs = build_cpu_inputs(

@@ -143,7 +143,7 @@ class CudaGraphs:
         Graphs return only the logits of last tokens, so they can't run a step that scores prompts,
         whose tokens see later ones, or that has tokens of images or sounds.
         """
-        alone = record.scores or record.limits.size or record.features
+        alone = record.scores or record.limits.size or record.has_ready_embeddings
         return not alone and self.padded_rows(len(record.slots)) in self.sizes
 
     def smallest_graph_size(self, inputs: GpuInputs) -> int:

@@ -63,6 +63,7 @@ from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefix_attention import block_queries, hopper_prefix_module
 from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.models.lora.pool import COLUMN
 from sglang_lite.runtime.models.model import DeviceModel
 from sglang_lite.runtime.models.spec import LatentSpec
 from sglang_lite.runtime.parallel.layout import ALONE
@@ -291,9 +292,10 @@ class GpuRunner:
                 # of 16.
                 copy(*(torch.from_numpy(at.astype(np.int64)).to(self._device) for at in slots))
         self._slots.apply_record_on_device(record)
-        lora = self._lora if record.lora else None
+        adapters = record.changes_of(COLUMN)
+        lora = self._lora if adapters.distinct else None
         if self.adapters is not None:
-            self.adapters.wait_for(record.adapters)
+            self.adapters.wait_for(adapters.values)
         multi_token_rows = inputs.decoding > record.singles
         shared = (
             None
@@ -302,7 +304,7 @@ class GpuRunner:
                 record, self.graphs.padded_rows, multi_token_rows=multi_token_rows
             )
         )
-        decoded = self._own if is_own_lora_faster(record.lora, len(inputs.ids)) else lora
+        decoded = self._own if is_own_lora_faster(adapters.distinct, len(inputs.ids)) else lora
         with self._model.steps.enter_step(
             len(inputs.ids), self.graphs.smallest_graph_size(inputs) if captured else 0
         ) as size:
@@ -332,7 +334,9 @@ class GpuRunner:
             prefilled = self.prompts.run(self._run_model, inputs, lora) if shared is None else None
             hidden, last = prefilled or (
                 self._run_model(
-                    replace(self._plan(inputs, shared), lora=lora, features=record.features)
+                    replace(
+                        self._plan(inputs, shared), lora=lora, features=record.has_ready_embeddings
+                    )
                 ),
                 inputs.last,
             )

@@ -17,6 +17,7 @@ from sglang_lite.runtime.kernels.attention_metadata import (
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.sampling import DeviceSampling
 from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.models.lora.pool import COLUMN
 
 
 class GpuSlots:
@@ -112,10 +113,11 @@ class GpuSlots:
 
     def apply_record_on_device(self, record: StepRecord) -> None:
         """Applies the changes of a record, on the host and on the device."""
-        if len(record.started) or len(record.adapted):
+        adapters = record.changes_of(COLUMN)
+        if len(record.started) or len(adapters.slots):
             self._sampling.set_parameters(record.started, record.sampling)
-            self._adapters[record.adapted] = np.where(
-                record.adapters < 0, self._no_adapter, record.adapters
+            self._adapters[adapters.slots] = np.where(
+                adapters.values < 0, self._no_adapter, adapters.values
             )
             self._staging.send(
                 np.concatenate((_pack_parameters(self._sampling), self._adapters)), self._parameters

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -20,7 +21,6 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.kv_cache.window_pages import WindowPages
 from sglang_lite.runtime.requests.request import Request, WatchedTokens
-from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.scheduler.batch import Batch
 
@@ -43,7 +43,7 @@ SAMPLING = np.dtype(
 
 
 _LENGTH = 8  # bytes of a record's length in a file
-_UNKNOWN = -2  # adapter slot that a device may not have
+_UNKNOWN = -2  # value of a column that a device may not have
 _NO_SAMPLING: NDArray[np.void] = np.zeros(0, dtype=SAMPLING)
 _NOTHING: Ints = np.zeros(0, dtype=np.int32)
 _NO_ROTARY: Ints = np.zeros((3, 0), dtype=np.int32)
@@ -81,6 +81,50 @@ class PromptScores(msgspec.Struct, frozen=True):
     requested: tuple[int, ...]
 
 
+class ColumnChanges(msgspec.Struct, frozen=True):
+    """What has changed in a column of the slot table.
+
+    Attributes:
+        slots: int32 [C], slots whose value has changed.
+        values: int32 [C], their values; -1 for none.
+        distinct: number of different values of the step's rows, without -1.
+    """
+
+    slots: Ints
+    values: Ints
+    distinct: int
+
+
+NO_CHANGES = ColumnChanges(_NOTHING, _NOTHING, 0)
+
+
+class RecordColumn(Protocol):
+    """Column of the slot table that runners also know: a number for each request."""
+
+    name: str
+
+    def values_of(self, batch: Batch) -> Ints:
+        """Returns the value of each row, int32 [R], from 0 on; -1 for none."""
+        ...
+
+
+class TokenReplacer(Protocol):
+    """Replaces tokens of prompts whose embeddings are not those of the vocabulary."""
+
+    def replace_tokens(
+        self, batch: Batch, ends: Ints, ids: Ints, positions: Ints
+    ) -> tuple[Ints, Ints]:
+        """Replaces ids in place. Returns `StepRecord.rotary` and `limits`.
+
+        Args:
+            batch: the step's rows.
+            ends: int32 [R], ends of the rows, including drafts.
+            ids: int32 [T], ids of the step's tokens.
+            positions: int32 [T], their positions.
+        """
+        ...
+
+
 class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Forward of one step. Rows are in the order of `Batch`: R rows with T tokens. Its serialised
     form omits fields with default values, as most steps have them.
@@ -94,7 +138,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         decoding: number of decoding rows without drafts.
         singles: number of rows that compute one token, including the decoding rows.
         ids: int32 [T], row by row; -1 for the token that was drawn last in the row's slot, -2 - r
-            for row r of the store of images' features.
+            for row r of the model's table of ready embeddings.
         positions: int32 [T].
         copies: int32 [2, C], source and destination token slots to copy before anything else.
         page_indices: int32 [K], changed entries of the flattened page table [slots, pages of a
@@ -109,9 +153,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         window_indices, window_pages: like `page_indices` and `pages`, in the page table of the
             layers with a window.
         window_copies: like `copies`, in these layers.
-        adapted: int32 [A], slots whose adapter has changed.
-        adapters: int32 [A], adapter slot of each; -1 for none.
-        lora: number of different adapters that rows have.
+        columns: what has changed in other columns of the slot table, by name.
         rotary: int32 [3, T], time, row and column for rotating each token; [3, 0] if all three are
             its position.
         limits: int32 [T], number of tokens that each token attends to; [0] if each attends to those
@@ -138,9 +180,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     window_indices: Ints = _NOTHING
     window_pages: Ints = _NOTHING
     window_copies: Ints = _NO_COPIES
-    adapted: Ints = _NOTHING
-    adapters: Ints = _NOTHING
-    lora: int = 0
+    columns: dict[str, ColumnChanges] = {}
     rotary: Ints = _NO_ROTARY
     limits: Ints = _NOTHING
 
@@ -153,9 +193,13 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
             else np.repeat(self.slots, self.ends - self.starts)
         )
 
+    def changes_of(self, column: str) -> ColumnChanges:
+        """Returns what has changed in a column, which the engine may not have."""
+        return self.columns.get(column, NO_CHANGES)
+
     @property
-    def features(self) -> bool:
-        """True if a token represents features of an image or a sound."""
+    def has_ready_embeddings(self) -> bool:
+        """True if the embedding of a token is a row of the model's table of ready embeddings."""
         return self.decoding < len(self.slots) and int(self.ids.min()) < -1
 
     @property
@@ -210,25 +254,37 @@ class StepWriter:
         windows: pages of the layers with a window, if they have separate pages.
         file: file to which each record is appended when it is written. If a step fails, its record
             is the last one. None for no file.
+        columns: columns of the table that runners know.
+        replacer: replaces tokens of prompts; None if all of them are of the vocabulary.
     """
 
     def __init__(
-        self, table: SlotTable, windows: WindowPages | None = None, file: Path | None = None
+        self,
+        table: SlotTable,
+        windows: WindowPages | None = None,
+        file: Path | None = None,
+        *,
+        columns: Sequence[RecordColumn] = (),
+        replacer: TokenReplacer | None = None,
     ) -> None:
         self._table = table
         self._windows = windows
         self._file = file
         self._written: Ints = np.zeros_like(table.pages)  # pages according to the records so far
         self._windows_written = None if windows is None else np.zeros_like(table.pages)
-        # adapter slots, likewise
-        self._adapters: Ints = np.full(len(table.pages), -1, dtype=np.int32)
+        self._replacer = replacer
+        # values according to the records so far
+        self._columns = [
+            (column, np.full(len(table.pages), -1, dtype=np.int32)) for column in columns
+        ]
 
     def invalidate(self) -> None:
-        """Makes the next records repeat all pages and adapters, because a record was not executed
+        """Makes the next records repeat all pages and columns, because a record was not executed
         completely.
         """
         self._written.fill(-1)
-        self._adapters.fill(_UNKNOWN)
+        for _, written in self._columns:
+            written.fill(_UNKNOWN)
         if self._windows_written is not None:
             self._windows_written.fill(-1)
 
@@ -249,7 +305,10 @@ class StepWriter:
             positions = (np.arange(len(rows)) + offsets).astype(np.int32)
             ids = table.tokens[slots[rows], positions]
             ids[last[batch.pending]] = -1
-        rotary, limits = self._replace_virtual_ids(batch, ends, ids, positions)
+        rotary = _NO_ROTARY
+        limits = _NOTHING
+        if self._replacer is not None:
+            rotary, limits = self._replacer.replace_tokens(batch, ends, ids, positions)
         page_count = int(table.page_count[slots].max())
         now: Ints = table.pages[slots, :page_count]
         page_indices, pages = _find_changes(self._written, slots, now)
@@ -258,10 +317,6 @@ class StepWriter:
             window_indices, window_pages = _find_changes(
                 self._windows_written, slots, self._windows.of[now]
             )
-        self._adapters[[each.slot for each in started]] = _UNKNOWN
-        adapters = np.where(batch.starts < table.adapter_from[slots], -1, table.adapter[slots])
-        adapted = adapters != self._adapters[slots]
-        self._adapters[slots] = adapters
         record = StepRecord(
             step=batch.step,
             slots=slots,
@@ -285,40 +340,16 @@ class StepWriter:
             window_indices=window_indices,
             window_pages=window_pages,
             window_copies=batch.window_copies,
-            adapted=slots[adapted] if adapted.any() else _NOTHING,
-            adapters=adapters[adapted] if adapted.any() else _NOTHING,
-            lora=len({*adapters.tolist()} - {-1}),
+            columns={
+                column.name: _find_column_changes(column, written, batch)
+                for column, written in self._columns
+            },
             rotary=rotary,
             limits=limits,
         )
         if self._file is not None:
             append_step(self._file, record)
         return record
-
-    def _replace_virtual_ids(
-        self, batch: Batch, ends: Ints, ids: Ints, positions: Ints
-    ) -> tuple[Ints, Ints]:
-        """Replaces the virtual ids of images in a step. Returns `StepRecord.rotary` and `limits`."""
-        offsets = self._table.rope_offset[batch.slots]
-        media = dict[int, RequestMedia]()
-        for i, request in enumerate(batch.requests[batch.decoding :], batch.decoding):
-            if request.media is not None:
-                media[i] = request.media
-        rotary = _NO_ROTARY
-        limits = _NOTHING
-        if offsets.any() or any(each.rotary.size for each in media.values()):
-            rotary = np.tile(positions + np.repeat(offsets, ends - batch.starts), (3, 1))
-        for i, each in media.items():
-            start = int(batch.starts[i])
-            end = int(ends[i])
-            first = int((ends[:i] - batch.starts[:i]).sum())
-            each.write_rows(ids[first : first + end - start], start)
-            own = each.rotary[:, start:end]
-            rotary[:, first : first + own.shape[1]] = own
-            if (seen := each.limits[start:end]).size:
-                limits = limits if limits.size else positions + np.int32(1)
-                limits[first : first + len(seen)] = seen
-        return rotary, limits
 
     def _scores(self, batch: Batch) -> Iterator[PromptScores]:
         """Yields the prompt tokens to score that the step's hidden states predict. Decoding rows
@@ -351,6 +382,24 @@ def _find_changes(written: Ints, slots: Ints, now: Ints) -> tuple[Ints, Ints]:
     indices: Ints = slots[row] * np.int32(written.shape[1]) + page.astype(np.int32)
     written.reshape(-1)[indices] = pages
     return indices, pages
+
+
+def _find_column_changes(column: RecordColumn, written: Ints, batch: Batch) -> ColumnChanges:
+    """Returns what has changed in a column. Slots that have just got a request count as changed.
+
+    Args:
+        column: the column.
+        written: its values according to the records so far; updated in place.
+        batch: rows of the step.
+    """
+    written[[each.slot for each in batch.started]] = _UNKNOWN
+    values = column.values_of(batch)
+    changed = values != written[batch.slots]
+    written[batch.slots] = values
+    distinct = len({*values.tolist()} - {-1})
+    if not changed.any():
+        return ColumnChanges(_NOTHING, _NOTHING, distinct)
+    return ColumnChanges(batch.slots[changed], values[changed], distinct)
 
 
 def _sampling(requests: Sequence[Request]) -> NDArray[np.void]:

@@ -92,6 +92,10 @@ class PrefixSpace:
         """
         return self.start if self.late and self.start < cached < self.start + _MIXED else cached
 
+    def has_same_model(self, other: PrefixSpace) -> bool:
+        """Returns whether the same adapter, or none, computes both sequences."""
+        return self.adapter is other.adapter
+
     def common_length_with(self, other: PrefixSpace, count: int) -> int:
         """Returns how many of `count` equal tokens of two sequences have equal keys and values in
         both spaces.

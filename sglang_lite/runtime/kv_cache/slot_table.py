@@ -26,12 +26,9 @@ class SlotTable:
         paced: uint8; tokens to inspect for a stream, as `StreamPace` of
             runtime/requests/request.py.
         streamed: bool; True if the slot's request streams.
-        rope_offset: difference between the positions that rotate text and its positions, after
-            images.
-        adapter: adapter slot of the slot's request; -1 if it has none.
-        adapter_from: position of its first token that the adapter computes.
         scored: bool; True if draws report the model's log-probabilities of their tokens, as
             `TokenScores`.
+        columns: int32 [slots] by name; whatever else an engine's features keep for each request.
         epoch: counter that changes whenever the slot's request or its last tokens change, to
             recognise earlier launches.
 
@@ -51,14 +48,19 @@ class SlotTable:
         self.epoch: Ints = np.zeros(slots, dtype=np.int32)
         self.computed: Ints = np.zeros(slots, dtype=np.int32)
         self.limit: Ints = np.zeros(slots, dtype=np.int32)
-        self.rope_offset: Ints = np.zeros(slots, dtype=np.int32)
-        self.adapter: Ints = np.full(slots, -1, dtype=np.int32)
-        self.adapter_from: Ints = np.zeros(slots, dtype=np.int32)
+        self.columns: dict[str, Ints] = {}
         self.watched = np.zeros(slots, dtype=np.uint8)
         self.paced = np.zeros(slots, dtype=np.uint8)
         self.streamed = np.zeros(slots, dtype=bool)
         self.scored = np.zeros(slots, dtype=bool)
         self._free = list(range(slots - 1, -1, -1))
+
+    def add_column(self, name: str, value: int) -> Ints:
+        """Adds a column, filled with `value`, and returns it: int32 [slots], changed in place."""
+        assert name not in self.columns, name
+        column: Ints = np.full(len(self.length), value, dtype=np.int32)
+        self.columns[name] = column
+        return column
 
     @property
     def free(self) -> int:

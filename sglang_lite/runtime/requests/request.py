@@ -37,7 +37,7 @@ class State(enum.Enum):
     """Stage of a request. The last three are final: each request reaches exactly one of them, once."""
 
     COMPILING = "compiling"
-    ENCODING = "encoding"
+    PREPARING = "preparing"
     WAITING = "waiting"
     PREFILLING = "prefilling"
     DECODING = "decoding"
@@ -51,8 +51,8 @@ class State(enum.Enum):
 
 _ENDS = frozenset({State.FINISHED, State.ABORTED, State.FAILED})
 _NEXT = {
-    State.COMPILING: {State.ENCODING, State.WAITING} | _ENDS,
-    State.ENCODING: {State.WAITING} | _ENDS,
+    State.COMPILING: {State.PREPARING, State.WAITING} | _ENDS,
+    State.PREPARING: {State.WAITING} | _ENDS,
     State.WAITING: {State.PREFILLING} | _ENDS,
     State.PREFILLING: {State.DECODING, State.RETRACTED} | _ENDS,
     State.DECODING: {State.PREFILLING, State.RETRACTED} | _ENDS,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from sglang_lite.runtime.kv_cache.radix import Match
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.kv_cache.tiers import DiskRead, Fetch
 from sglang_lite.runtime.requests.request import Request, StreamPace
-from sglang_lite.runtime.scheduler.adapter_slots import AdapterSlots
+from sglang_lite.runtime.requests.resource import Resource
 from sglang_lite.runtime.scheduler.admission_order import Policy
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
 from sglang_lite.runtime.scheduler.pauses import ExpectedGrowth, Pauses, peak_growth
@@ -41,7 +41,7 @@ class Admission:
         pauses: paused branches of programs.
         reserve: estimate of growth.
         policy: order of admission.
-        adapters: adapter slots, or None if no request has an adapter.
+        resources: what requests hold while they run, besides a slot and pages.
 
     Attributes:
         refuses: True if the last plan admitted none because paused programs are expected soon.
@@ -57,14 +57,14 @@ class Admission:
         pauses: Pauses,
         reserve: PageReserve,
         policy: Policy,
-        adapters: AdapterSlots | None = None,
+        resources: Sequence[Resource] = (),
     ) -> None:
         self._store = store
         self._queues = queues
         self._pauses = pauses
         self._reserve = reserve
         self._policy = policy
-        self._adapters = adapters
+        self._resources = resources
         self._admissions = 0
         self._started: list[Request] = []
         # pages that were available, and plans since then
@@ -98,15 +98,12 @@ class Admission:
         for request in self._candidates(alone):
             if not table.free:
                 break
-            adapter_slot = (
-                -1 if self._adapters is None else self._adapters.assign_adapter_slot(request)
-            )
-            if adapter_slot is None:
+            if not all(each.may_start(request) for each in self._resources):
                 continue
             tokens = request.tokens
             if request.cache.fetch is not None and not request.cache.fetch.done:
                 continue
-            reusable, match, cached = _match_reusable(request, store)
+            reusable, match, cached = self._match_reusable(request)
             if store.reuses and _will_be_cached_soon(
                 prefilling, table, reusable, cached, request.space
             ):
@@ -140,7 +137,6 @@ class Admission:
             request.admission = self._admissions
             request.handle = store.allocate_slot_for(tokens, match, request.space)
             slot = request.handle.slot
-            table.adapter[slot] = adapter_slot
             request.times.started = request.times.started or time.perf_counter()
             if request.cache.tokens < 0:
                 request.cache.record_admission(min(int(table.computed[slot]), request.prompt_len))
@@ -219,10 +215,31 @@ class Admission:
         return True
 
     def _candidates(self, alone: Request | None) -> Iterable[Request]:
+        ordered: Iterable[Request]
         if alone is not None:
-            return [alone] if alone.handle is None else []
-        ordered = self._policy(self._queues.returned, self._queues.waiting, self._store.tree)
-        return ordered if self._adapters is None else self._adapters.order_by_adapter(ordered)
+            ordered = [alone] if alone.handle is None else []
+        else:
+            ordered = self._policy(self._queues.returned, self._queues.waiting, self._store.tree)
+        for resource in self._resources:
+            ordered = resource.order_candidates(ordered)
+        return ordered
+
+    def _match_reusable(self, request: Request) -> tuple[Ints, Match, int]:
+        """Returns the tokens of a request whose cached pages it may use, their match, and how many
+        of them are cached.
+        """
+        store = self._store
+        tokens = request.tokens
+        if request.score_from is not None:
+            tokens = tokens[: max(request.score_from, 1)]
+        match = store.match_usable(tokens, request.space)
+        cached = match.count_cached(store.page_size)
+        usable = min((r.usable_cached(request, cached) for r in self._resources), default=cached)
+        if usable < cached:
+            tokens = tokens[:usable]
+            match = store.match_usable(tokens, request.space)
+            cached = match.count_cached(store.page_size)
+        return tokens, match, cached
 
     def _expected_pages(self, request: Request) -> int:
         """Returns the number of pages for a request's tokens, including those it is expected to
@@ -323,8 +340,8 @@ class Admission:
         table.paced[slot] = StreamPace.FIRST_TOKEN if request.paced else StreamPace.NONE
         table.streamed[slot] = request.output.stream
         table.scored[slot] = request.scored
-        table.adapter_from[slot] = request.space.start
-        table.rope_offset[slot] = 0 if request.media is None else request.media.rope_offset
+        for resource in self._resources:
+            resource.record_start(request)
         self._queues.queue_prefilling(request)
         self._started.append(request)
         if request.branch is not None:
@@ -336,24 +353,6 @@ class Admission:
         started = self._started
         self._started = []
         return started
-
-
-def _match_reusable(request: Request, store: PrefixCache) -> tuple[Ints, Match, int]:
-    """Returns the tokens of a request whose cached pages it may use, their match, and how many of
-    them are cached.
-    """
-    tokens = (
-        request.tokens
-        if request.score_from is None
-        else request.tokens[: max(request.score_from, 1)]
-    )
-    match = store.match_usable(tokens, request.space)
-    cached = match.count_cached(store.page_size)
-    if request.media is not None and (sure := request.media.trusted_length(cached)) < cached:
-        tokens = tokens[:sure]
-        match = store.match_usable(tokens, request.space)
-        cached = match.count_cached(store.page_size)
-    return tokens, match, cached
 
 
 def _will_be_cached_soon(

@@ -8,25 +8,27 @@ previous step are known.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_lite.runtime.drafting.draft import Draft
 from sglang_lite.runtime.drafting.drafting import Drafting
 from sglang_lite.runtime.drafting.turns import Turns
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
-from sglang_lite.runtime.models.lora.pool import AdapterPool
 from sglang_lite.runtime.requests.request import Request, State
-from sglang_lite.runtime.scheduler.adapter_slots import AdapterSlots
+from sglang_lite.runtime.requests.resource import Resource
 from sglang_lite.runtime.scheduler.admission import Admission
 from sglang_lite.runtime.scheduler.admission_order import Policy
-from sglang_lite.runtime.scheduler.batch import Batch, Row, count_streams, make_batch
+from sglang_lite.runtime.scheduler.batch import NO_DRAFTS, Batch, Row, count_streams, make_batch
 from sglang_lite.runtime.scheduler.drafted_rows import DraftedRows
 from sglang_lite.runtime.scheduler.oom_isolation import Isolation
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
 from sglang_lite.runtime.scheduler.pauses import Pauses
 from sglang_lite.runtime.scheduler.prefetch import Prefetch
+from sglang_lite.runtime.scheduler.prompt_chunks import chunk_cost, chunk_end
 from sglang_lite.runtime.scheduler.queues import Queues
 from sglang_lite.runtime.scheduler.retraction import Retraction, slots_of
 from sglang_lite.runtime.scheduler.slot_handover import start_in_slot
@@ -43,6 +45,7 @@ class Scheduler:
 
     Args:
         store: pages, slots and radix tree.
+        queues: requests that have not ended.
         step_tokens: maximum number of tokens in a step; decoding rows come first, prompts share the
             rest.
         policy: order of admission.
@@ -51,29 +54,29 @@ class Scheduler:
         pace: limit for steps with streams; None if steps are short enough without one.
         drafting: proposes tokens that may come next; None to compute each token by itself. On a
             GPU, where a step with drafts is launched later, it is used only while it pays.
-        adapters: adapters on the device; None if no request has one.
+        resources: what requests hold while they run, besides a slot and pages.
         stages: number of concurrent steps, each with its own rows.
 
     Attributes:
-        queues: requests that have not ended.
+        store, queues: the arguments of these names.
         pauses: paused branches of programs.
         admission: gives waiting requests slots and pages.
         retraction: makes room for running requests.
         appended_tokens: number of tokens appended in a slot by requests that continue there.
         drafts: drafts of running requests, or None.
-        adapters: adapter slots of requests, or None.
     """
 
     def __init__(
         self,
         store: PrefixCache,
+        queues: Queues,
         step_tokens: int,
         policy: Policy,
         *,
         last_alone: bool = False,
         pace: StepPace | None = None,
         drafting: Drafting | None = None,
-        adapters: AdapterPool | None = None,
+        resources: Sequence[Resource] = (),
         stages: int = 1,
     ) -> None:
         self.store = store
@@ -85,11 +88,12 @@ class Scheduler:
         self._reserve = PageReserve()
         self.pauses = Pauses(store, self._reserve)
         self._isolation = Isolation()
-        self.queues = Queues(store)
+        self.queues = queues
         self.retraction = Retraction(store, self.queues, self.pauses, self._reserve)
-        self.adapters = None if adapters is None else AdapterSlots(adapters, self.queues)
+        self._resources = resources
+        self._cuts = (*(each.cut_chunk for each in resources), self._split_last_token)
         self.admission = Admission(
-            store, self.queues, self.pauses, self._reserve, policy, self.adapters
+            store, self.queues, self.pauses, self._reserve, policy, resources
         )
         self._prefetch = Prefetch(store, self.pauses)
         self.appended_tokens = 0
@@ -143,6 +147,24 @@ class Scheduler:
 
     def plan_batch(self) -> Batch | None:
         """Returns the batch of the next step, with its pages reserved, or None if nothing can run."""
+        self._settle_changes()
+        decoding = self._decoding_rows()
+        self._reserve.lower_share()
+        self.admission.admit(self._isolation.next)
+        budget = self._prompt_budget(decoding)
+        self._evict_ahead(budget)
+        chunks, budget = self._prompt_rows(budget)
+        # without requests that were retracted to make room for the prompt of another one
+        decoding = [r for r in decoding if r.state is State.DECODING]
+        chunks = [c for c in chunks if c[0].state is State.PREFILLING]
+        if not decoding and not chunks:
+            return None
+        started = self.admission.pop_started()
+        drafts = self._plan_drafts(decoding, chunks, budget)
+        return make_batch(self.store, decoding, chunks, started, drafts)
+
+    def _settle_changes(self) -> None:
+        """Applies what has happened since the last plan, and retracts requests that can't run on."""
         self._copied = self.store.settle_copies()
         while self._isolation.drop_cleared_suspect(self.store.table):
             # the isolated request, or the one that continues in its slot
@@ -150,48 +172,46 @@ class Scheduler:
         self.retraction.retract_with_lost_window()
         self.pauses.begin_requested_pauses()
         self._prefetch.run()
-        decoding = self.retraction.allocate_next_pages(
-            self._rotate_requests(self._requests_to_decode())
-        )
-        self._reserve.lower_share()
-        self.admission.admit(self._isolation.next)
-        budget = self._prompt_budget(decoding)
-        table = self.store.table
-        if self.store.tiers is not None:  # without tiers, pages evicted early would be recomputed
+
+    def _decoding_rows(self) -> list[Request]:
+        """Returns the requests that compute their last token in this step, each with a page for it."""
+        ready = self._rotate_requests(self._requests_to_decode())
+        return self.retraction.allocate_next_pages(ready)
+
+    def _evict_ahead(self, budget: int) -> None:
+        # without tiers, pages evicted early would be recomputed
+        if self.store.tiers is not None:
             self.admission.evict_ahead(2 * budget)
+
+    def _prompt_rows(self, budget: int) -> tuple[list[Row], int]:
+        """Returns chunks of prompts within a budget, with their pages, and what is left of it."""
+        table = self.store.table
         chunks: list[Row] = []
         for request in list(self.queues.prefilling):
             if request.state is not State.PREFILLING:
                 continue  # retracted to make room for a request before it
-            slot = request.slot
-            start = int(table.computed[slot])
-            length = int(table.length[slot])
-            begins = request.space.start
-            end, cost = _chunk_end_and_cost(
-                request, start, begins if start < begins < length else length, budget
-            )
-            if request.media is not None and end > start:
-                # images that can't be cut may make a first chunk longer
-                shorter, longer = request.media.unsplit_ends(end)
-                if shorter < longer:
-                    end = shorter if shorter > start else start if chunks else longer
-                    cost = end - start
-            alone = self._last_alone and request.id == self.admission.solo_request
-            if alone and start < request.prompt_len and end == length:
-                end = max(end - 1, start + 1)
+            start = int(table.computed[request.slot])
+            length = int(table.length[request.slot])
+            end = chunk_end(request, start, length, budget, self._cuts, first=not chunks)
             if end > start and self.retraction.reserve_pages_for(request, end):
                 chunks.append((request, start, end))
-                budget -= cost
-        decoding = [r for r in decoding if r.state is State.DECODING]
-        chunks = [c for c in chunks if c[0].state is State.PREFILLING]
-        if not decoding and not chunks:
-            return None
-        started = self.admission.pop_started()
+                budget -= chunk_cost(request, start, end)
+        return chunks, budget
+
+    def _plan_drafts(
+        self, decoding: list[Request], chunks: list[Row], budget: int
+    ) -> Mapping[int, Draft]:
+        """Returns the drafts of this step, by id of their request."""
         if self.drafts is None or self.isolated or not self.drafts.due:
-            return make_batch(self.store, decoding, chunks, started)
-        return make_batch(
-            self.store, decoding, chunks, started, self.drafts.plan_drafts(decoding, chunks, budget)
-        )
+            return NO_DRAFTS
+        return self.drafts.plan_drafts(decoding, chunks, budget)
+
+    def _split_last_token(self, request: Request, start: int, end: int, *, first: bool) -> int:
+        """Cuts a chunk before the last token of a prompt that runs alone, if it needs its own step."""
+        alone = self._last_alone and request.id == self.admission.solo_request
+        if not alone or start >= request.prompt_len or end < self.store.table.length[request.slot]:
+            return end
+        return max(end - 1, start + 1)
 
     def _prompt_budget(self, decoding: list[Request]) -> int:
         """Returns how many prompt tokens a step may compute in addition to the decoding rows."""
@@ -305,14 +325,14 @@ class Scheduler:
         """
         if request.state in (State.WAITING, State.RETRACTED):
             self.queues.remove_waiting(request)
-        elif request.state not in (State.COMPILING, State.ENCODING):
+        elif request.state not in (State.COMPILING, State.PREPARING):
             self.queues.stop(request)
             if end is State.FINISHED and request.branch is not None:
                 scored = request.score_from if request.limit == request.prompt_len else None
                 self.pauses.begin_pause(request.branch, request.tokens[:scored], request.space)
         request.change_state(end)
-        if self.adapters is not None:
-            self.adapters.free_unloaded()
+        for resource in self._resources:
+            resource.record_end()
 
     def continue_in_slot(
         self, request: Request, following: Request, *, appended: bool = False
@@ -336,6 +356,11 @@ class Scheduler:
             self.queues.queue_returned(following, State.WAITING)
         else:
             self.appended_tokens += count
+
+    def close_resources(self) -> None:
+        """Notifies everyone who waits for a resource: the engine is closing."""
+        for resource in self._resources:
+            resource.close()
 
     def end_pauses_and_flush(self, *, keep: bool = False) -> int:
         """Evicts every prefix that no request uses, including those of paused programs. Returns the
@@ -386,16 +411,3 @@ class Scheduler:
         served = {r.id for r in chosen}
         self.queues.move_to_end_of_decoding(chosen)
         return [r for r in ready if r.output.stream or r.id in served]
-
-
-def _chunk_end_and_cost(request: Request, start: int, length: int, budget: int) -> tuple[int, int]:
-    """Returns the end of the next chunk of a prompt within the budget, and its cost in tokens.
-    Positions that need logits cost two, so a step with them takes no longer.
-    """
-    budget = max(budget, 0)
-    if request.score_from is None:
-        end = min(length, start + budget)
-        return end, end - start
-    plain = min(budget, max(request.score_from - 1 - start, 0))
-    end = min(length, start + plain + (budget - plain + 1) // 2)
-    return end, (end - start) + max(end - start - plain, 0)

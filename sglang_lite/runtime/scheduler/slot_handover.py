@@ -34,7 +34,7 @@ def start_in_slot(
     Returns:
         Number of tokens appended to those in the slot. None if that would change pages of the tree,
             which others may read,
-        or if the keys and values are another adapter's; nothing is changed then.
+        or if another variant of the model computes the following request; nothing is changed then.
     """
     table = store.table
     slot = request.slot
@@ -50,7 +50,7 @@ def start_in_slot(
     )
     common = following.space.common_length_with(request.space, common)
     kept = max(handle.owned_from * store.page_size, 1)
-    if common < kept or following.space.adapter is not request.space.adapter:
+    if common < kept or not following.space.has_same_model(request.space):
         return None
     request.tokens = before.copy()
     queues.remove_running(request)

@@ -90,7 +90,7 @@ def run(
     while waiting.due:
         complete += [
             each.number
-            for each in waiting.encode_next(
+            for each in waiting.prepare_next(
                 lambda each, error: failed.setdefault(each.number, error)
             )
         ]
@@ -141,18 +141,18 @@ def test_what_is_decoded_of_an_image_that_nobody_waits_for_is_given_up() -> None
     left, kept = asked(1, 2), asked(2, 2)
     for request in (left, kept):
         waiting.queue_request(request)
-    waiting.encode_next(lambda *_: None)
+    waiting.prepare_next(lambda *_: None)
     left.ended = True
     pixels = weakref.ref(found := torch.ones(2, 4))
     made[0].set_result({"pixel_values": found})
     made[1].set_result(pixels_of(kept.media.items[0]))
     del found, made[:]
     while waiting.due:
-        done += [each.number for each in waiting.encode_next(lambda *_: None)]
+        done += [each.number for each in waiting.prepare_next(lambda *_: None)]
     assert done == [2]
     assert pixels() is None
     waiting.queue_request(asked(1, 2))  # the image is decoded again
-    waiting.encode_next(lambda *_: None)
+    waiting.prepare_next(lambda *_: None)
     assert len(made) == 1
 
 

@@ -16,7 +16,7 @@ import torch
 
 import sglang_lite as sgl
 from sglang_lite.protocol import BackendError, OverloadedError
-from sglang_lite.runtime.core.engine_core import IMAGE_THREADS
+from sglang_lite.runtime.core.media_part import IMAGE_THREADS
 from sglang_lite.runtime.models.vision_tower import VisionTower
 from tests.media_files import wav
 from tests.runtime.media.seeing import GREEDY, engine_of, png, save_seeing, seen, submit

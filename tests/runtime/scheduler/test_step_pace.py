@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from sglang_lite.protocol import SamplingParams
+from sglang_lite.runtime.core.engine_part import EnginePart
+from sglang_lite.runtime.media.media_rows import MediaRows
 from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.scheduler.step_pace import TARGET_S, StepPace
 from tests.runtime.scripted import SteppedEngine
@@ -46,8 +48,13 @@ def test_a_prompt_beside_a_stream_is_computed_in_pieces():
     assert steps_with_a_prompt(stream=True) == [31]
 
 
+class ImagesWithoutEncoder(EnginePart):
+    def join_scheduler(self, store, queues, capacity):
+        self.resource = self.replacer = MediaRows(store.table)
+
+
 def test_an_image_that_is_seen_as_a_whole_is_computed_as_a_whole_beside_a_stream(untimed):
-    engine = SteppedEngine(max_running=64, max_total_tokens=16_384)
+    engine = SteppedEngine(max_running=64, max_total_tokens=16_384, parts=[ImagesWithoutEncoder()])
     engine.start([1, 2, 3], LONG, stream=True)
     while not engine.scheduler.queues.decoding:
         engine.step()

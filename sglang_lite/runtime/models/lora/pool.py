@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 from sglang_lite.runtime.models.lora.adapter import PAGE_RANK, Adapter, AdapterRoom
 
+COLUMN = "adapter"  # of the slot table and of step records: each request's adapter slot
 _MORE = 4  # slots for each adapter that can be in use: small ones leave pages for others
 
 

@@ -13,6 +13,7 @@ import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.calls import UnloadLoraAdapter
 from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.core.adapters_part import AdaptersPart
 from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models.lora.check import check_adapters
 from sglang_lite.runtime.scheduler.admission_order import AGE_BOUND
@@ -38,6 +39,11 @@ def llama(tmp_path_factory):
     return load_model(EngineConfig(str(base), dtype="float32"), base, iter), reference.folders
 
 
+def adapters_of(engine):
+    (adapters,) = [each.adapters for each in engine.core.parts if isinstance(each, AdaptersPart)]
+    return adapters
+
+
 class AdaptedEngine(SteppedEngine):
     """A small stepped engine whose adapters are counted anew after every step."""
 
@@ -48,12 +54,12 @@ class AdaptedEngine(SteppedEngine):
 
     def check(self):
         super().check()
-        adapters, running = self.core.adapters, self.scheduler.queues.running()
+        adapters, running = adapters_of(self), self.scheduler.queues.running()
         check_adapters(
             adapters.loaded,
             adapters.pool,
             [
-                (r.space.adapter, int(self.scheduler.store.table.adapter[r.slot]))
+                (r.space.adapter, int(self.scheduler.store.table.columns["adapter"][r.slot]))
                 for r in running
                 if r.space.adapter
             ],
@@ -252,7 +258,7 @@ def test_more_adapters_than_slots_wait_and_none_fails(llama, alone):
     engine.drain()
     for events, folder, prompt in asked:
         assert list(ended(events).token_ids) == alone(folder, prompt, 8)
-    assert engine.core.adapters.pool.writes >= 4
+    assert adapters_of(engine).pool.writes >= 4
 
 
 @pytest.mark.parametrize(("policy", "left"), [("lru", ["one", "four"]), ("fifo", ["two", "four"])])
@@ -268,9 +274,9 @@ def test_the_adapter_that_gives_way_is_the_one_used_or_loaded_longest_ago(
         _, events = engine.start([5, 6, 7], params(name))
         engine.drain()
         assert list(ended(events).token_ids) == alone(folders[name], [5, 6, 7], 8)
-    assert [
-        each["lora_name"] for each in engine.core.adapters.list() if each["resident"]
-    ] == sorted(left)
+    assert [each["lora_name"] for each in adapters_of(engine).list() if each["resident"]] == sorted(
+        left
+    )
 
 
 def test_adapters_of_small_ranks_leave_their_pages_to_others(llama, alone):
@@ -286,8 +292,8 @@ def test_adapters_of_small_ranks_leave_their_pages_to_others(llama, alone):
         _, events = engine.start([5, 6, 7], params(name))
         engine.drain()
         assert list(ended(events).token_ids) == alone(folders[name], [5, 6, 7], 8)
-    assert sorted(map(len, engine.core.adapters.pool.pages.values())) == [1, 1]
-    assert engine.core.adapters.pool.writes == 6  # the third and the fourth were still there
+    assert sorted(map(len, adapters_of(engine).pool.pages.values())) == [1, 1]
+    assert adapters_of(engine).pool.writes == 6  # the third and the fourth were still there
 
 
 def test_an_unload_waits_for_running_requests_and_ends_nobody(llama, alone):
@@ -303,7 +309,7 @@ def test_an_unload_waits_for_running_requests_and_ends_nobody(llama, alone):
     engine.drain()
     assert unloading.done()
     assert list(ended(events).token_ids) == alone(folders["one"], [5, 6], 12)
-    assert engine.core.adapters.list() == []
+    assert adapters_of(engine).list() == []
 
 
 def test_an_adapter_that_gave_way_is_read_again(llama, alone, tmp_path):

@@ -7,13 +7,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.core.inbox import Inbox
 from sglang_lite.runtime.embedding.load import LoadedEncoder
 from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
 from sglang_lite.runtime.loading.load_model import LoadedModel, longest_context
@@ -71,7 +70,7 @@ class EngineAdapters:
         self,
         name: str,
         leave: Callable[[Sequence[Adapter], Callable[[], object]], object],
-        inbox: Inbox,
+        post: Callable[[Callable[[], object]], object],
     ) -> Future[None]:
         """Forgets an adapter and returns a future that is done when no request uses it any more.
 
@@ -81,7 +80,7 @@ class EngineAdapters:
             name: its name.
             leave: called on the loop's thread with the forgotten adapters; calls back when no
                 request uses them.
-            inbox: the loop's.
+            post: function that runs a call on the loop's thread.
         """
         done: Future[None] = Future()
         try:
@@ -89,7 +88,7 @@ class EngineAdapters:
         except ParameterError as error:
             done.set_exception(error)
             return done
-        inbox.post(partial(leave, adapters, partial(done.set_result, None)))
+        post(partial(leave, adapters, partial(done.set_result, None)))
         return done
 
     def drop_cpu_tensors(self) -> None:
@@ -247,20 +246,3 @@ def _adapter_host_bytes() -> int | None:
     """
     free = free_bytes(torch.device("cpu"))
     return None if free is None else int(free * _HOST_SHARE)
-
-
-def reject_adapter_name(name: str | None) -> None:
-    """Stands in for `EngineAdapters.adapter_for` in an engine without adapters. Raises ParameterError if
-    the request names one.
-    """
-    if name is not None:
-        raise_no_adapters()
-
-
-def raise_no_adapters(*_: object, **__: object) -> NoReturn:
-    """Stands in for methods of `EngineAdapters` in an engine without adapters: always raises
-    ParameterError.
-    """
-    raise ParameterError(
-        "lora_path", "the engine was made without adapters.", hint="Make it with enable_lora=True."
-    )

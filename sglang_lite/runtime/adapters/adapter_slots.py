@@ -1,5 +1,5 @@
-"""Orders waiting requests by adapter: those whose adapter is on the device go first, and no others
-starve.
+"""Adapter slots of requests: requests whose adapter is on the device are admitted first, and no
+others starve.
 """
 
 from __future__ import annotations
@@ -8,35 +8,48 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
+import numpy as np
+
+from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.models.lora.adapter import Adapter
-from sglang_lite.runtime.models.lora.pool import AdapterPool
+from sglang_lite.runtime.models.lora.pool import COLUMN, AdapterPool
 from sglang_lite.runtime.requests.request import Request
+from sglang_lite.runtime.requests.resource import Resource
 from sglang_lite.runtime.scheduler.admission_order import AGE_BOUND
+from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.queues import Queues
 
 _LOOKED_AT = 128  # like in admission_order.py
 
 
-class AdapterSlots:
-    """Assigns adapter slots to requests on admission. Used only on the loop's thread.
+class AdapterSlots(Resource):
+    """Assigns adapter slots to requests on admission, and is the adapters' column of step records.
 
     Args:
         pool: adapters on the device.
+        table: slot table, which gets the adapter slot of each request (-1 for none), and the
+            position of its first token that the adapter computes.
         queues: requests that have not ended.
 
     Attributes:
         pool: the argument of this name.
+        name: name of the column in step records.
     """
 
-    def __init__(self, pool: AdapterPool, queues: Queues) -> None:
+    name = COLUMN
+
+    def __init__(self, pool: AdapterPool, table: SlotTable, queues: Queues) -> None:
         self.pool = pool
         self._queues = queues
+        self._of_slot = table.add_column(COLUMN, -1)
+        self._from = table.add_column("adapter_from", 0)
         self._in_use: Counter[int] = Counter()  # running requests of each adapter, in this plan
         self._draining: set[int] = set()  # adapters that get no more requests in this plan
 
-    def order_by_adapter(self, candidates: Iterable[Request]) -> Iterator[Request]:
-        """Begins a plan. Yields the requests that may be admitted: those that continue or were
-        passed over too often, then those whose adapter is on the device, then others.
+    def order_candidates(self, candidates: Iterable[Request]) -> Iterator[Request]:
+        """Yields the requests that continue or were passed over too often, then those whose adapter
+        is on the device, then others.
         """
         self._in_use = Counter(each.generation for each in _adapters_of(self._queues.running()))
         self._draining.clear()
@@ -53,38 +66,60 @@ class AdapterSlots:
     def _is_prioritised(self, request: Request) -> bool:
         return request.passed_over >= AGE_BOUND or request in self._queues.returned
 
-    def assign_adapter_slot(self, request: Request) -> int | None:
-        """Returns the adapter slot for a request, -1 if it needs none, or None if it has to wait
-        for one.
+    def may_start(self, request: Request) -> bool:
+        """Copies the adapter of a request to the device, if there is a slot for it.
 
         If a request that goes first has to wait, the adapter with the fewest running requests gets
         no new ones.
         """
         adapter = request.space.adapter
         if adapter is None:
-            return -1
+            return True
         if adapter.generation in self._draining:
-            return None
-        slot = self.pool.assign(adapter, self._in_use)
-        if slot is None:
+            return False
+        if self.pool.assign(adapter, self._in_use) is None:
             if not self._draining and self._is_prioritised(request):
                 least = self.pool.unpinned_generations & self._in_use.keys()
                 self._draining.add(min(least, key=lambda each: (self._in_use[each], each)))
-            return None
+            return False
         self._in_use[adapter.generation] += 1
-        return slot
+        return True
+
+    def record_start(self, request: Request) -> None:
+        """Writes the request's adapter slot, and where the adapter applies from."""
+        adapter = request.space.adapter
+        slot = -1 if adapter is None else self.pool.slot_of(adapter)
+        assert slot is not None, "assigned when the request was admitted"
+        self._of_slot[request.slot] = slot
+        self._from[request.slot] = request.space.start
+
+    def cut_chunk(self, request: Request, start: int, end: int, *, first: bool) -> int:
+        """Cuts a chunk where a late adapter begins to apply."""
+        begins = request.space.start
+        return begins if start < begins < end else end
+
+    def values_of(self, batch: Batch) -> Ints:
+        """Returns the adapter slot that computes each row, int32 [R]; -1 for none."""
+        values: Ints = np.where(
+            batch.starts < self._from[batch.slots], -1, self._of_slot[batch.slots]
+        )
+        return values
 
     def unload(self, adapters: Sequence[Adapter], done: Callable[[], object]) -> None:
         """Frees the slots of adapters, and calls back, when no waiting or running request uses
         them.
         """
         self.pool.remove_when_unused(adapters, done)
-        self.free_unloaded()
+        self.record_end()
 
-    def free_unloaded(self) -> None:
+    def record_end(self) -> None:
         """Frees the slots of unloaded adapters that no request uses any more."""
         if self.pool.has_pending_removals:
             self.pool.free_unused({each.generation for each in _adapters_of(self._queues)})
+
+    def close(self) -> None:
+        """Notifies those who wait until an adapter is unloaded."""
+        self.pool.close()
 
 
 def _adapters_of(requests: Iterable[Request]) -> Iterator[Adapter]:

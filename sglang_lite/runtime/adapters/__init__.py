@@ -1,0 +1,1 @@
+"""Adapters of an engine: which are loaded, and which requests hold one on the device."""

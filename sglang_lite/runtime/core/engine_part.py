@@ -1,0 +1,87 @@
+"""What an engine's core knows of a feature that only some engines have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from sglang_lite.runtime.calls import EngineCall
+from sglang_lite.runtime.core.preparation import Preparation
+from sglang_lite.runtime.executor.step_record import RecordColumn, TokenReplacer
+from sglang_lite.runtime.requests.resource import Resource
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.capacity import Capacity
+    from sglang_lite.runtime.core.inbox import Inbox
+    from sglang_lite.runtime.core.request_builder import RequestBuilder
+    from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
+    from sglang_lite.runtime.scheduler.queues import Queues
+
+# Calls and their answers have many types; `EngineCall` pairs them for its callers.
+CallTable: TypeAlias = Mapping[type[EngineCall[Any]], Callable[[Any], Future[Any]]]
+Run: TypeAlias = Callable[..., Future[Any]]
+Counts: TypeAlias = dict[str, Any]  # numbers, and mappings of numbers
+
+
+class EnginePart:
+    """Feature of an engine, such as adapters or images.
+
+    A core knows its parts through this class alone, and rejects what no part can do. It calls the
+    methods below in their order. A part overrides those that concern it.
+
+    Attributes:
+        resource: what the part's requests hold while they run; set by `join_scheduler`.
+        column: the part's column of step records, also set there.
+        replacer: replaces the part's tokens in step records, also set there.
+        preparation: what the part's requests wait for before they are scheduled, also set there.
+        device_memory: memory that the part gives to the runner.
+    """
+
+    resource: Resource | None = None
+    column: RecordColumn | None = None
+    replacer: TokenReplacer | None = None
+    preparation: Preparation | None = None
+    device_memory: Any = None  # a type of the runner's, which knows its parts by name
+
+    def join_scheduler(self, store: PrefixCache, queues: Queues, capacity: Capacity) -> None:
+        """Creates what the scheduler and the step loop need. Called before graphs are captured.
+
+        Args:
+            store: pages, slots and radix tree.
+            queues: requests that have not ended.
+            capacity: sizes and limits of the engine.
+        """
+
+    def join_builder(self, builder: RequestBuilder) -> None:
+        """Tells the builder of requests which parameters the part takes."""
+
+    def answers(self, inbox: Inbox, run: Run) -> CallTable:
+        """Returns the functions that answer the part's calls, by type of the call.
+
+        Args:
+            inbox: inbox of the loop.
+            run: runs a function with its arguments on a thread that may wait.
+        """
+        return {}
+
+    def stats(self) -> Counts:
+        """Returns counts for `Engine.stats`."""
+        return {}
+
+    def memory_stats(self) -> dict[str, int]:
+        """Returns bytes of the device that the part uses while the weights are there."""
+        return {}
+
+    def drop_with_weights(self) -> None:
+        """Frees tensors on a CPU that belong to the weights, which the host does not keep."""
+
+    def restore_with_weights(self, *, dropped: bool) -> None:
+        """Restores what belongs to the weights, once these have memory again.
+
+        Args:
+            dropped: whether `drop_with_weights` was called; otherwise a device lost its contents.
+        """
+
+    def close(self) -> None:
+        """Ends the part's threads, on any thread."""
