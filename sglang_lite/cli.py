@@ -78,8 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _build_parser(arguments: Sequence[str]) -> tuple[CommandParser, Mapping[str, CommandParser]]:
-    """Builds the parser of the command line and those of the commands. `arguments` are those that
-    will be parsed.
+    """Builds the command-line parser, and returns it with the commands' parsers by name. The flags
+    of `serve` are added only if `arguments` begin with that command.
     """
     listed = "\n\n".join(
         "\n".join([f"{group}:", *(f"  {each.name:12} {each.does}" for each in commands)])
@@ -131,7 +131,9 @@ def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _missing_packages_exit(error: ModuleNotFoundError) -> SystemExit:
-    """Makes the SystemExit with the message that the packages of a server are missing."""
+    """Returns a SystemExit whose message says that a server needs more packages, and how to install
+    them.
+    """
     return SystemExit(
         f"sglang-lite: {error}. A server needs more packages: pip install 'sglang-lite[server]'"
     )

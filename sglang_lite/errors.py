@@ -51,8 +51,8 @@ class Origin:
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> Origin | None:  # JSON
-        """Returns the call that returned an answer with this metadata, or None if the answer is not
-        a provider's.
+        """Builds the origin of an answer from its metadata. Returns None if the answer did not come
+        from a provider.
         """
         return (
             cls(meta["provider"], str(meta.get("model")), meta.get("id"))
@@ -203,8 +203,8 @@ class UnknownVariableError(ProgramError, KeyError):
 
 
 class TraceError(ProgramError):
-    """Raised while tracing if the body of a program branches on a value that only a run has, or
-    does not end.
+    """Raised while tracing if the body of a program branches on a value that is known only in a
+    run, or if the body never ends.
     """
 
 
@@ -305,8 +305,8 @@ class RequestTimeoutError(BackendError, TimeoutError):
     """Raised if a node or run takes longer than its `timeout`.
 
     Attributes:
-        state: state of the run, with everything that was finished before, if a body was ended by
-            its run's timeout; else None. It does not leave its process.
+        state: state of the run, with everything finished so far, if the run's timeout ended its
+            body; else None. It is dropped when the error is pickled.
     """
 
     retryable = True
@@ -364,7 +364,5 @@ class BatchError(ProgramError):
 
 
 def redact_address(url: str) -> str:
-    """Removes the parts of an address that may be secret: its name and password, query and
-    fragment.
-    """
+    """Removes the parts of a URL that may be secret: user name and password, query and fragment."""
     return re.sub(r"^([^:/?#]*://)[^/?#]*@", r"\1", re.split("[?#]", url, maxsplit=1)[0])

@@ -87,7 +87,9 @@ class RayOptions:
                 )
 
     def identity(self) -> object:
-        """Returns data that the answers depend on. A checkpoint is only valid for the same data."""
+        """Returns data that identifies the engine: its settings, or the name of the function that
+        creates it. A checkpoint is only valid for a batch with equal data.
+        """
         if isinstance(self.engine, Mapping):
             return "sglang_lite.ray", sorted(
                 (name, str(value)) for name, value in self.engine.items()
@@ -110,9 +112,9 @@ class RayOptions:
 
 
 def group_rows(rows: Sequence[tuple[int, Item]], max_rows: int) -> list[list[int]]:
-    """Splits rows into groups by the longest text among their arguments that several rows share,
-    but not all: for example, a document with several questions. Rows without a shared text form one
-    group. Groups are in the order of their first rows.
+    """Groups rows that share a long text, such as several questions about one document. The longest
+    text among a row's arguments that some other rows have, but not all, determines its group. Rows
+    without such a text form one group. Groups are in the order of their first rows.
 
     Args:
         rows: index and arguments of each row.
@@ -143,8 +145,8 @@ class ActorPool:
 
     Args:
         report: called with each row's index and outcome.
-        until_released: whether a row occupies room until `release_room` is called; rows then run
-            in their order.
+        until_released: whether a row counts towards the limit of unfinished rows until
+            `release_room` is called; rows then run in their order.
     """
 
     def __init__(
@@ -224,7 +226,7 @@ class ActorPool:
             self._ray.kill(actor)
 
     def release_room(self) -> None:
-        """Makes room for another row, if rows occupy room until they are released."""
+        """Lets one more row start, if rows count towards the limit until they are released."""
         with self._bell:
             self._room += 1
             self._bell.notify_all()
@@ -281,8 +283,8 @@ class ActorPool:
                 return
 
     def _take_rows(self, actor: Any, max_rows: int) -> list[int]:
-        """Returns the indices of the next rows, after waiting until there are rows and room.
-        Returns an empty list if no rows are left or the actor has died.
+        """Returns the indices of the next rows, waiting until there are some and the limit lets
+        them start. Returns an empty list if no rows are left or the actor has died.
         """
         with self._bell:
             while self._unfinished and actor in self._actors and not (self._waiting and self._room):

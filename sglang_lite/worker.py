@@ -1,5 +1,5 @@
-"""Entry point for torchrun. `torchrun … -m sglang_lite.worker --model M --tp-size 8` is
-`sglang-lite serve` with these flags, and one rank in each of torchrun's processes. The process of
+"""Entry point for torchrun. `torchrun … -m sglang_lite.worker --model M --tp-size 8` runs
+`sglang-lite serve` with these flags, with one rank in each of torchrun's processes. The process of
 rank 0 has the server; each process sees one GPU.
 """
 
@@ -13,7 +13,7 @@ from sglang_lite.cli import main
 
 def place_flags(environment: dict[str, str]) -> list[str]:
     """Returns the flags for a process's rank, the number of ranks and the address of rank 0, from
-    the variables that torchrun sets. Its ports begin after torchrun's own.
+    the variables that torchrun sets. The port follows torchrun's own.
 
     Raises:
         SystemExit: a variable is missing.
@@ -34,7 +34,9 @@ def place_flags(environment: dict[str, str]) -> list[str]:
 
 
 def visible_gpu(environment: dict[str, str]) -> str:
-    """Returns the number of the process's GPU, among those that the machine's processes may see."""
+    """Returns the GPU for this process as a value of CUDA_VISIBLE_DEVICES: the variable's entry for
+    LOCAL_RANK, or LOCAL_RANK itself if the variable isn't set.
+    """
     local = int(environment.get("LOCAL_RANK", "0"))
     gpus = environment.get("CUDA_VISIBLE_DEVICES")
     return str(local) if gpus is None else (*gpus.split(","), *[""] * local)[local]

@@ -1,5 +1,5 @@
-"""Agents: programs of many turns that wait for tools between their turns, in engines with memory
-for all of them or only for some.
+"""Benchmark of agents: conversations of many turns that wait for a tool between turns, in engines
+whose memory holds all of them or only some.
 
 The shape is that of published traces of coding agents (vLLM's: a median of 43 turns and 142,000
 tokens in, 444 out, with subagents in 44 %), with fewer turns and a 30th of the tokens, so that a
@@ -29,8 +29,8 @@ TIMES_MEMORY = (0.7, 1.0, 2.0, 4.0)  # tokens of all agents, relative to those t
 
 @dataclass(frozen=True, slots=True)
 class AgentTurn:
-    """A turn: numbers of tokens that are read and generated, seconds spent in a tool, and a
-    subagent to wait for, if any.
+    """One turn of an agent: the numbers of tokens that it reads and generates, the seconds that its
+    tool then takes, and the turns of a subagent to wait for, if any.
     """
 
     reads: int
@@ -41,12 +41,12 @@ class AgentTurn:
 
 @dataclass(frozen=True, slots=True)
 class AgentsMeasured:
-    """Measurement of agents.
+    """Result of running a set of agents.
 
     Attributes:
-        seconds: time until all have ended.
-        again: prompt tokens computed, relative to those that are needed.
-        programs: number of programs, subagents included.
+        seconds: time until the last agent has ended.
+        again: computed prompt tokens, divided by those that must be computed at least once.
+        programs: number of agents, subagents included.
     """
 
     seconds: float
@@ -55,7 +55,7 @@ class AgentsMeasured:
 
 
 def draw_agents(count: int = 64, *, scale: float = 1.0) -> list[tuple[AgentTurn, ...]]:
-    """Draws the turns of each agent.
+    """Draws random turns for each agent, the same ones in every call.
 
     Args:
         count: number of agents.
@@ -81,7 +81,7 @@ def draw_agents(count: int = 64, *, scale: float = 1.0) -> list[tuple[AgentTurn,
 
 
 def iterate_agent_turns(turns: tuple[AgentTurn, ...]) -> Iterator[tuple[AgentTurn, ...]]:
-    """Yields the turns of an agent and those of its subagents."""
+    """Yields an agent's turns as a tuple, then those of each of its subagents."""
     yield turns
     for turn in turns:
         if turn.subagent:
@@ -89,7 +89,9 @@ def iterate_agent_turns(turns: tuple[AgentTurn, ...]) -> Iterator[tuple[AgentTur
 
 
 def total_tokens_at_end(all_turns: Sequence[tuple[AgentTurn, ...]]) -> int:
-    """Returns the total number of tokens of all agents and subagents when they end."""
+    """Returns how many tokens all agents and subagents together have read and generated when they
+    end.
+    """
     return sum(
         turn.reads + turn.writes
         for each in all_turns
@@ -101,16 +103,15 @@ def total_tokens_at_end(all_turns: Sequence[tuple[AgentTurn, ...]]) -> int:
 def run_agents(
     engine: Engine, all_turns: Sequence[tuple[AgentTurn, ...]], *, as_program: bool
 ) -> AgentsMeasured:
-    """Executes agents that start at the same time, in an engine of this process with an initially
-    empty cache.
+    """Empties the engine's cache, runs all agents at the same time, and measures them.
 
     Args:
         all_turns: turns of each agent.
-        as_program: whether each agent is one open program; otherwise each turn is a request with
-            all text before it.
+        as_program: whether each agent is one open program; otherwise each turn is a request that
+            starts with all earlier text.
 
     Raises:
-        RuntimeError: one has failed.
+        RuntimeError: an agent failed.
     """
     engine.flush_cache()
     before = engine.stats()
@@ -144,9 +145,9 @@ def run_agents(
 
 
 def measure_agents(loaded: LoadedModel, *, scale: float = 1.0, count: int = 64) -> Iterator[str]:
-    """Yields lines of a table: agents in engines of different sizes, as programs and as requests.
-    If the device has no room for all of them, also as programs of an engine whose host keeps the
-    rest ("tiers").
+    """Yields the lines of a table that compares agents run as programs with agents run as requests,
+    in engines of several memory sizes. Where the memory is too small for all agents, also runs them
+    as programs in an engine that keeps the rest in host memory ("tiers").
 
     Args:
         scale: factor of all token counts.
@@ -173,8 +174,8 @@ def measure_agents(loaded: LoadedModel, *, scale: float = 1.0, count: int = 64) 
 
 
 class _Agent(ABC):
-    """An agent that plays its turns one after another. Each turn begins some time after the
-    previous one has ended.
+    """An agent that runs its turns in order. A turn begins when the tool and the subagent of the
+    previous turn have finished.
     """
 
     def __init__(
@@ -192,10 +193,10 @@ class _Agent(ABC):
 
     @abstractmethod
     def play_turn(self, turn: AgentTurn) -> None:
-        """Starts a turn, at whose end `finish_turn` is called."""
+        """Starts a turn, and calls `finish_turn` when it ends."""
 
     def close(self) -> None:
-        """Ends the agent."""
+        """Reports that the agent has ended."""
         self.ended()
 
     def tokens_to_read(self, turn: AgentTurn) -> list[int]:

@@ -116,8 +116,8 @@ def lower_bound(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16
 
 
 def _feed_forward_weights(spec: FeedForwardSpec, hidden: int, rows: int) -> int:
-    """Returns the number of weights of a feed-forward that `rows` rows read. For experts, this is
-    the expected number with a uniform router.
+    """Returns how many weights of a feed-forward layer a step with `rows` rows reads. For a mixture
+    of experts, this is the expected number under a uniform router.
     """
     if isinstance(spec, DenseSpec):
         return spec.weight_elements(hidden)

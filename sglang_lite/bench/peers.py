@@ -154,7 +154,9 @@ def _time_workload(work: Workload, generate: _Generate, flush: Callable[[], bool
 
 
 def _run_peer_process(peer: str, folder: str, repeat: str, numbers: str, *workloads: str) -> None:
-    """Runs the peer's process. Writes its version, its times and a failure as lines of JSON."""
+    """Measures the workloads inside the peer's process. Appends its version, the times and any
+    failure to a file as lines of JSON.
+    """
 
     def write_result(name: str, value: object) -> None:
         with Path(folder, _RESULTS_FILE).open("a") as file:

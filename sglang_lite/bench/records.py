@@ -83,7 +83,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """Complete measurement.
+    """Everything that one benchmark measured: the machine, each workload, and the peers.
 
     Attributes:
         peers: measurements of peers, by name.

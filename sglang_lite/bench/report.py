@@ -1,5 +1,5 @@
-"""Report of a benchmark: runs the workloads and prints their times next to the hardware's minimum,
-their times as programs, and the times of peers.
+"""Report of a benchmark: runs the workloads as requests and as programs, and prints their times
+next to the hardware's minimum and the times of peers.
 """
 
 from __future__ import annotations

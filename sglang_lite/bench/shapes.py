@@ -143,8 +143,8 @@ def hf_config(name: str) -> dict[str, object]:
 
 
 def write_model(folder: Path, name: str) -> None:
-    """Writes what an engine reads of a model of this shape, except weights: its config, and a
-    tokenizer whose tokens are meaningless words.
+    """Writes the files that an engine needs to load a model of this shape, except its weights: the
+    config, and a tokenizer whose tokens are meaningless words.
     """
     (folder / "config.json").write_text(json.dumps(hf_config(name)))
     words = {_word_of_token(i).replace(" ", "\u0120"): i for i in range(SHAPES[name].vocab_size)}
@@ -219,7 +219,7 @@ def load_shape(
 
 
 def _load_with_transformers(name: str) -> LoadedModel:
-    """Creates a model of a shape that runs the code of transformers."""
+    """Creates a model of a shape with transformers' code instead of ours."""
     # imports all of transformers' models
     from sglang_lite.runtime.models.load_transformers import load_transformers
 

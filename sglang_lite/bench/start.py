@@ -20,7 +20,7 @@ from sglang_lite.protocol import BackendError
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Measurement of a start.
+    """Measured start of an engine in a new process.
 
     Attributes:
         seconds: seconds until the first token.

@@ -147,8 +147,8 @@ def _execute_command(conversation: Dialogue, text: str, out: TextIO) -> Dialogue
 def _answer_question(
     conversation: Dialogue, text: str, out: TextIO, answer: Callable[[Dialogue], ProgramState]
 ) -> Dialogue:
-    """Answers a question and returns the conversation with both. An interrupted answer is kept as
-    far as it arrived.
+    """Prints the answer to a question as it arrives, and returns the conversation extended by the
+    question and the answer. If interrupted, keeps the part of the answer that has arrived.
     """
     asked = replace(conversation, turns=(*conversation.turns, ("user", text)))
     state = answer(asked)

@@ -12,8 +12,8 @@ from sglang_lite.protocol.anything import Json, UserValue
 
 
 class ConfigFile(argparse.Action):
-    """Flag that names a YAML file with flags by name, with `_` or `-`. Flags on the command line
-    take precedence.
+    """Flag that names a YAML file with further flags, whose names may be written with `_` or `-`.
+    Flags on the command line take precedence.
     """
 
     def __call__(
@@ -55,7 +55,7 @@ class ConfigFile(argparse.Action):
 
 
 def _parse_line(parser: CommandParser, name: str, value: Json) -> argparse.Namespace:
-    """Parses a line of the file. Exits with a message if the line doesn't name a known flag."""
+    """Parses one entry of the file. Exits with a message if its name is not a known flag."""
     abbreviates = parser.allow_abbrev
     parser.allow_abbrev = False
     try:
@@ -74,7 +74,9 @@ def _parse_line(parser: CommandParser, name: str, value: Json) -> argparse.Names
 
 
 def _as_flags(name: str, value: Json) -> Iterator[str]:
-    """Yields the equivalent command-line flags."""
+    """Yields the command-line flags for one entry of the file: one flag, or one per item if the
+    value is a list.
+    """
     flag = name.replace("_", "-")
     for each in value if isinstance(value, list) else [value]:
         if isinstance(each, bool):

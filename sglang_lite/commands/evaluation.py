@@ -125,7 +125,8 @@ def evaluate(
 def _read_labelled_rows(
     file: Path, program: SglFunction, labels: Sequence[str]
 ) -> tuple[list[_Row], dict[int, str]]:
-    """Reads the rows of a file. Also returns what is wrong with the others, by line number.
+    """Reads the valid rows of a file. Also returns the problem with each invalid row, by line
+    number.
 
     Raises:
         ParameterError: the file can't be read, or no row is valid.
@@ -171,7 +172,9 @@ def _read_labelled_rows(
 
 
 def _identity(program: str, model: str | None, seed: int | None) -> dict[str, Json]:
-    """Returns the settings and code on which results depend, in addition to their row's arguments."""
+    """Returns what identifies an evaluation in its results file: the program, a digest of its file,
+    the model and the seed.
+    """
     file, function = split_file_and_function(program)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     return {
@@ -239,7 +242,9 @@ def _append_result(out: FileIO, line: Mapping[str, Json]) -> None:
 
 
 def _save_row(out: FileIO | None, row: _Row) -> None:
-    """Writes the result of a row so far. A failed row is left out, so that it is tried again."""
+    """Appends what is known about a row so far to the results file. A failed row is not saved, so
+    that the next run tries it again.
+    """
     if out is not None and not row.failed:
         known = {
             "line": row.number,
@@ -252,7 +257,9 @@ def _save_row(out: FileIO | None, row: _Row) -> None:
 
 
 def _judge_digest(judge: str, row: _Row) -> str:
-    """Returns a digest of what a judge's score depends on, in addition to the row's result."""
+    """Returns a digest of a judge's file and a row's columns. A saved score is reused only while
+    this digest is unchanged.
+    """
     return hashlib.sha256(
         split_file_and_function(judge)[0].read_bytes() + _sorted_json(row.columns).encode()
     ).hexdigest()[:16]
@@ -292,8 +299,8 @@ def _run_rows(
 
 
 def _confidence_at(state: ProgramState, path: str) -> float | None:
-    """Returns the model's confidence in a variable or in a member of its value; for a selection,
-    the choice's share. Returns None if the run has none.
+    """Returns the model's confidence in a variable or in a member of its value, or None if it is
+    not known. For a selection, this is the probability of the picked choice.
     """
     name, *members = path.split(".")
     try:

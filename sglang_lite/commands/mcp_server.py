@@ -45,7 +45,7 @@ def _run(options: argparse.Namespace) -> int:
 
 @contextlib.asynccontextmanager
 async def _redirect_prints(_: MCPServer) -> AsyncIterator[None]:
-    """Redirects the output of bodies to standard error, because the protocol uses standard output."""
+    """Redirects what programs print to standard error, because the protocol uses standard output."""
     with redirect_stdout(sys.stderr):
         yield
 

@@ -22,7 +22,8 @@ _BINS: Final = 10  # of a calibration
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric.
+    """A metric: its kind, the value in a result that it rates, and the label that has the right
+    value.
 
     Attributes:
         kind: "exact", "accuracy", "calibration" or "judge".
@@ -85,10 +86,10 @@ def parse_metric(text: str) -> Metric:
 
 
 def value_at(result: Mapping[str, Json], path: str) -> Json:
-    """Returns the value in a result at names joined by dots.
+    """Returns the value at a dotted path in a result, such as `variable.member.0`.
 
     Raises:
-        LookupError: there is none.
+        LookupError: the result has no such value.
     """
     if path in result:
         return result[path]
@@ -168,7 +169,7 @@ def format_scores(scores: Sequence[Score]) -> str:
 
 
 def score_cells(score: Score) -> tuple[str, str, str, str]:
-    """Returns the cells of a score's line."""
+    """Returns the table cells for a score: metric, value, interval and number of rows."""
     if score.low is None or score.high is None:
         return score.metric, f"{score.value:.3f}", "", str(score.rows)
     return (

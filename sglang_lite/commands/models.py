@@ -71,7 +71,7 @@ def _list_fitting(*, as_json: bool) -> int:
     """Prints the models that fit this machine.
 
     Raises:
-        BackendError: what measures a machine is not installed.
+        BackendError: the packages that measure the machine are not installed.
         ModelError: no model fits.
     """
     check_engine_packages("a list of what fits")

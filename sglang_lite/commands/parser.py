@@ -52,6 +52,6 @@ def add_file(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag that names the model of such a program."""
+    """Adds the `--model` flag, which names the model to run a program with."""
     told = "a model, as for Engine (default: what the file has set, or the default model)"
     parser.add_argument("--model", help=told)

@@ -53,8 +53,9 @@ _MAX_SHOWN = 12  # characters listed in a message as possible continuations
 def grammar_text(language: Language, longest_forced: int) -> str:
     """Returns the grammar of a language in llguidance's variant of Lark.
 
-    If the forced text is very long or expensive to find, the grammar turns forced tokens off,
-    and text without a choice of characters may be spelled by any tokens.
+    Text is forced where the language leaves no choice of characters. If the forced text is very
+    long or expensive to find, the grammar turns llguidance's forced tokens off, and any tokens may
+    spell that text.
 
     Args:
         language: the language.
@@ -68,14 +69,17 @@ def grammar_text(language: Language, longest_forced: int) -> str:
 
 
 def _grammar(language: Language, longest_forced: int) -> tuple[str, bool]:
-    """Returns the text of a language's grammar, and whether its forced text is expensive to find."""
+    """Returns the text of a language's grammar, and whether the text that it forces at its start is
+    expensive to find.
+    """
     text = to_lark(split_into_lexemes(language))
     return text, longest_forced > _SHORT and _forces_slowly(text)
 
 
 def _forces_slowly(text: str) -> bool:
-    """Returns True if finding the forced text at the start of a grammar takes more work than a mask
-    may. llguidance does not limit that work before the first mask.
+    """Returns True if llguidance needs more work to find the text that a grammar forces at its
+    start than the computation of a mask may take. llguidance does not limit this work before the
+    first mask.
 
     Raises:
         ConstraintError: the first byte alone takes too much work.
@@ -127,7 +131,9 @@ def _parser_limits(text: str) -> LLParserLimits:
 
 
 def substring_characters(text: str) -> int:
-    """Counts the characters of a grammar's text that belong to sources of substrings."""
+    """Counts the characters of a grammar's `%regex` lines, which hold the texts to take substrings
+    from.
+    """
     return sum(len(line) for line in text.split("\n") if "%regex {" in line)
 
 
@@ -170,7 +176,7 @@ def _prepare_start(constraint: Constraint) -> _Start:
 
 
 class _Start:
-    """A compiled constraint.
+    """Compiled constraint, from which matchers at the start of its grammar are copied.
 
     Args:
         text: its grammar.

@@ -82,11 +82,11 @@ _Line: TypeAlias = tuple[str, str]  # a line, and the comment that follows it
 
 @dataclass(slots=True)
 class _Shape:
-    """Form of a value.
+    """Description of a value's form.
 
     Attributes:
-        lines: lines of the form.
-        notes: further remarks about the value, for the surrounding form to place.
+        lines: lines of the description, each with its comment.
+        notes: further remarks about the value, which the surrounding description places.
         is_union: True for alternatives, which need parentheses next to an `&`.
     """
 
@@ -147,8 +147,8 @@ class _Describer:
         """Returns the shortest object: each member is null or left out wherever possible. Returns
         "" if no member may be null.
 
-        A 1.5B model that sees it, and null first, invents fewer of the values that a text doesn't
-        state (docs/typing.md).
+        A 1.5B model that sees this object, and null as the first option, invents fewer values
+        that a text doesn't state (docs/typing.md).
         """
         schema = self._schema
         if "#" in self._names or not isinstance(schema, dict) or schema.keys() & _ALTERNATIVES:

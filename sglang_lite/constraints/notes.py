@@ -1,5 +1,5 @@
-"""Notes in words on a schema: its limits beyond the shape of a value, and its author's descriptions
-and examples.
+"""Notes on a schema in plain words: limits that the shape of a value does not show, and the
+author's descriptions and examples.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def describe_string_type(schema: Mapping[str, Any]) -> str:  # any JSON
 
 
 def list_schema_notes(schema: Mapping[str, Any], word: str) -> list[str]:  # any JSON
-    """Returns the notes on a schema, in an order that does not depend on the schema's.
+    """Returns the notes on a schema. Their order does not depend on the order of its keywords.
 
     Args:
-        schema: schema, an object.
+        schema: the schema, a JSON object.
         word: word that the shape uses for the schema's strings.
     """
     return list(
@@ -185,7 +185,9 @@ def _count_notes(low: float, high: float | None, noun: str) -> Iterator[str]:
 
 
 def _others(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the keywords that no note puts into words, as they are written."""
+    """Yields each remaining keyword with its value, unless the shape or another note already
+    expresses it.
+    """
     for keyword in sorted(schema.keys() - _IN_WORDS - SHAPE - _SILENT):
         if not keyword.startswith("x-"):
             value = schema[keyword]

@@ -101,7 +101,9 @@ class NumberText:
 
     @property
     def certain(self) -> str:
-        """Part of `committed` that the tokens wrote."""
+        """Part of `committed` that the pushed tokens wrote, without the text before the first
+        token.
+        """
         return self.committed[self._before :]
 
     @property

@@ -81,8 +81,9 @@ class _Sampler:
         self._heights = _rule_depths(language)
 
     def draw_text(self, deepest: int) -> str | None:
-        """Returns a random text of the language, with only the shortest options from depth
-        `deepest`, or None if the text or the work exceeds its limit.
+        """Returns a random text of the language, or None if the text or the work exceeds its limit.
+        From nesting depth `deepest` on, chooses the least nested options and the fewest
+        repetitions.
         """
         written: list[str] = []
         length = 0
@@ -131,7 +132,7 @@ class _Sampler:
 
 
 def _rule_depths(language: Language) -> dict[str, float]:
-    """Returns the least depth of nested rules that a text of each rule needs, by rule name."""
+    """Returns, by rule name, how deeply rules are nested in the least nested text of each rule."""
     heights = dict.fromkeys(language.rules, float("inf"))
     referring = referring_rules({name: references(body) for name, body in language.rules.items()})
     for name in (queue := list(language.rules)):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class OpenProgram(Protocol):
-    """Program that can be extended while it is played: see `EngineProgram`."""
+    """Program that can be extended while it runs: see `EngineProgram`."""
 
     def extend(self, path: Path, nodes: Sequence[Node]) -> None: ...
     def judge(self, path: Path, place: int, verdict: Verdict) -> None: ...
@@ -37,8 +37,8 @@ class OpenProgram(Protocol):
 
 class Core(Protocol):
     """Core of an engine: `EngineCore`, `EmbeddingCore` or `TowerCore` in this process, or
-    `CoreClient` for another process. The submissions are documented in `Engine`, and the calls that
-    `ask` answers in runtime/calls.py.
+    `CoreClient` for one in another process. `Engine` documents the submissions, and
+    runtime/calls.py the calls that `submit_call` accepts.
     """
 
     @property

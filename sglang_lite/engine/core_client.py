@@ -115,9 +115,9 @@ class CoreClient:
         capacity: limits of the engine: rows, tokens per step, pages, context length.
         description: one line about the model and its capacity.
         suggestion: one line of advice on the default model, "" for others.
-        builder: checks of requests, and their tokens.
+        builder: builds requests: checks parameters and tokenizes prompts.
         open_requests: requests and programs that have not ended.
-        gate: checks of callers.
+        gate: checks whether a caller may use the engine.
 
     Raises:
         SglError: the process, or the engine in it, can't be started.
@@ -275,7 +275,7 @@ class CoreClient:
     # ------------------------------------------------------------------------ calls with one answer
 
     def submit_call(self, call: EngineCall[R]) -> Future[R]:
-        """Returns the future of the answer to a call: see `EngineCore.submit_call`."""
+        """Makes a call and returns the future of its answer: see `EngineCore.submit_call`."""
         self.gate.check_open()
         answer = self._answers.get(type(call))
         future: Future[R] = self._link.call_engine(call) if answer is None else answer(self, call)
@@ -458,8 +458,8 @@ class _OpenProgram:
 def update_through_file(
     call: WriteTensors, update: Callable[[UpdateTensors], Future[str]]
 ) -> Future[str]:
-    """Writes the tensors of a call to a file in shared memory, and returns the answer of an update
-    from that file.
+    """Writes the tensors of a call to a file in shared memory and returns the future of `update`
+    with that file. Deletes the file when the future is done.
     """
     from sglang_lite.runtime.models.weights.given import write_shared_file  # needs torch
 

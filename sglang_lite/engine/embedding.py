@@ -1,4 +1,4 @@
-"""Calls of models that embed or classify texts and generate none.
+"""Calls for models that embed or classify texts instead of generating them.
 
 numpy is imported inside functions, because an engine's process is started before numpy is loaded.
 """
@@ -43,8 +43,8 @@ AdapterNames: TypeAlias = str | Sequence[str | None] | None  # of all texts, or 
 
 # a dictionary, or a list: by the prompt
 def encode_in_sglang_form(compute: Callable[[Any], Numbers], prompt: Texts) -> Any:
-    """Returns the vectors of texts in SGLang's form, that of `sgl.Engine.encode`. For a reward
-    model, its outputs replace the vectors.
+    """Returns the vectors of texts in the form of `sgl.Engine.encode`. For a reward model, returns
+    its outputs in place of vectors.
 
     Args:
         compute: `embeddings` or `classifier_outputs` with all arguments except the texts.
@@ -158,7 +158,9 @@ def classify_texts(
     lora_path: AdapterNames = None,
     field: str = "prompt",
 ) -> tuple[list[dict[str, Json]], list[int]]:
-    """Returns labels of texts in the form of `classify`, and the number of tokens of each text."""
+    """Returns the labels and probabilities of each text in the form of `classify`, and the number
+    of tokens of each text.
+    """
     shares, tokens = classifier_outputs(
         engine, texts, plain=False, truncate=truncate, lora_path=lora_path, field=field
     )

@@ -234,7 +234,7 @@ class Engine:
             timeout: seconds after which the caller gives up. JSON that closing brackets can
                 complete is cut before that.
             winds_down: whether to end as soon as a limit could cut the output, from its first token
-                on: like `Ticket.wind_down`, but no step can come before it.
+                on: like `Ticket.wind_down`, but in effect before the first step.
 
         Raises:
             ParameterError: a parameter is invalid, the prompt doesn't fit, or the policy has no
@@ -355,9 +355,9 @@ class Engine:
         namespace: str = "",
         priority: int = 0,
     ) -> OpenProgram:
-        """Opens a program, to which nodes are added while it is played. When a generation ends, the
+        """Opens a program that runs while nodes are still being added. When a generation ends, the
         text that follows is appended and the row continues in the same slot. A program with nothing
-        to play holds no slot and doesn't count as open.
+        to run holds no slot and doesn't count as open.
 
         Args:
             sink: function called on the engine's thread with the result of each node (Played), and
@@ -386,7 +386,7 @@ class Engine:
         namespace: str = "",
         priority: int = 0,
     ) -> Ticket:
-        """Plays a complete program.
+        """Starts a complete program and returns immediately.
 
         Args:
             sink, flush, stream, priority: as for `open_program`.
@@ -399,7 +399,9 @@ class Engine:
         )
 
     def play(self, prompt: Prompt | str, program: Program) -> tuple[ProgramResult, list[Played]]:
-        """Plays a program like `run_program`, and waits for its result and the events of its nodes."""
+        """Runs a program like `run_program` and waits for it. Returns its result and the results of
+        its nodes.
+        """
         self.core.gate.check_wait("play")
         played: list[Played] = []
         found: ProgramResult = _wait_for_last_event(
@@ -637,7 +639,7 @@ class Engine:
         return self.answer(calls.Stats())
 
     def answer(self, call: EngineCall[R]) -> R:
-        """Makes a call of runtime/calls.py, and waits for its answer."""
+        """Sends a call (runtime/calls.py) to the engine and waits for its answer."""
         self.core.gate.check_wait(str(call.__struct_config__.tag))
         return self.core.submit_call(call).result()
 
@@ -676,8 +678,8 @@ class Engine:
 
 
 def _start_core(engine: Engine, config: EngineConfig, path: Path) -> tuple[Core, str]:
-    """Starts a core for an engine, which ends when the engine is garbage-collected. Also returns a
-    line of advice on its model.
+    """Starts the core of an engine, and ends it when the engine is garbage-collected. Also returns
+    a line of advice on the model.
     """
     if config.node_rank:
         hint = "Run `sglang-lite serve` there: it starts that machine's ranks."

@@ -49,7 +49,7 @@ class EngineLink:
         config: settings of the engine.
         path: folder of the weights.
         process: process that was started with both.
-        gate: checks of callers; closed when the last process has ended.
+        gate: checks whether a caller may use the engine; closed when the last process has ended.
         watch: function called on the reader's thread when a process is ready, with changes of its
             radix tree, and with None when it has ended.
 
@@ -153,7 +153,8 @@ class EngineLink:
         # sinks of each kind of submission have their own events
         counted: Callable[[], Callable[[Any], None]],
     ) -> None:
-        """Registers and sends a submission, whose events follow until its last one.
+        """Registers a submission and sends it to the process. Its sink then receives events until
+        the last one.
 
         Args:
             counted: function that counts the submission as open and returns its sink.
@@ -171,7 +172,7 @@ class EngineLink:
         self, number: int, request: OpenRequest, entry: OpenSubmission, sink: ProgramSink
     ) -> None:
         """Registers a program that will be extended. The request to open it is sent together with
-        its first nodes, because until then there is nothing to play.
+        its first nodes, because until then there is nothing to run.
         """
         entry.unsent = encode_frame([(number, request)])
         with self.submissions.lock:

@@ -30,7 +30,7 @@ class EngineProcess:
         name: name of the process in messages.
         child: the process, if it runs on another machine, where it already has its settings.
         meeting: where it meets the replicas that share its feed-forwards; None if it does not share
-            them. Such a process is killed if it gives no sign of life, because the others wait for
+            them. A process that shares them is killed if it falls silent: the others wait for
             it.
 
     Attributes:

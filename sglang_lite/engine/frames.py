@@ -97,7 +97,7 @@ class Extend(_Message, frozen=True, tag="extend"):
 
 
 class Judge(_Message, frozen=True, tag="judge"):
-    """Verdict on one node of a branch, given by its place."""
+    """Verdict on a node of a branch. `place` is the index of the node in the branch."""
 
     path: Path
     place: int

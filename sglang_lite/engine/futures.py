@@ -14,7 +14,9 @@ R = TypeVar("R")
 
 
 def convert_result(future: Future[Any], convert: Callable[[Any], R]) -> Future[R]:  # of anything
-    """Returns the future of a converted result. The conversion runs before anybody sees the result."""
+    """Returns a future of the converted result of another future. It is done once the conversion
+    has run; if that fails, it has the error.
+    """
     converted: Future[R] = Future()
 
     def settle(_: object) -> None:

@@ -79,7 +79,9 @@ class Hello(msgspec.Struct, frozen=True):
         return Hello(rank, __version__, _model_digest(path), settings)
 
     def describe_difference(self, own: Hello) -> str | None:
-        """Returns how this differs from what node 0 runs, for a message, or None if it does not."""
+        """Returns how this greeting differs from what node 0 runs, as part of a message, or None if
+        they match.
+        """
         if self.version != own.version:
             return f"sglang_lite {self.version}, and node 0 has {own.version}"
         for name, value in own.settings.items():
@@ -202,7 +204,9 @@ class NodeListener:
                     ).start()
 
     def _greet(self, line: socket.socket, host: str) -> None:
-        """Answers a connection from a host. The other end may be anyone."""
+        """Answers the greeting on a new connection: accepts a rank that is still missing, and
+        refuses anything else. The other end may be anyone.
+        """
         refusal = "this is no agent of a node"
         rank = -1
         with contextlib.suppress(*_NO_HANDSHAKE):

@@ -30,7 +30,7 @@ class OpenSubmission:
         expected_ends: number of last events that have not arrived.
         flush: called once for the events of a frame.
         cached: cached tokens of the prompt; -1 while unknown.
-        unsent: frame to be sent with the next one.
+        unsent: frame that will be sent together with the submission's next one.
         failed: True if the sink has raised an exception. It is then called only with last events.
     """
 

@@ -20,7 +20,8 @@ _OF_THIS_MACHINE = 0.001  # share of Ray's resource of a machine, to place a bun
 
 
 def place_ranks(config: EngineConfig) -> EngineConfig:
-    """Creates actors that run an engine's ranks, until one of them or the engine has ended.
+    """Creates Ray actors that run an engine's ranks. They end as soon as one of them or the engine
+    ends.
 
     Args:
         config: settings with `use_ray`.
@@ -72,10 +73,10 @@ def place_ranks(config: EngineConfig) -> EngineConfig:
 
 
 class _Agent:
-    """Ray actor with a device."""
+    """Ray actor that reserves a device and, except for rank 0, runs the agent of a rank."""
 
     def gpu(self) -> int:
-        """Returns the number of its GPU on its machine."""
+        """Returns the index of the actor's GPU on its machine."""
         import ray
 
         return int(ray.get_gpu_ids()[0])
@@ -104,7 +105,7 @@ def _release_when_one_ends(ray: Any, group: Any, actors: list[Any], runs: list[A
 
 
 def _find_free_ports(host: str) -> int:
-    """Finds a port of this machine that is free together with the following ones that ranks use."""
+    """Returns the first of several consecutive free ports, as many as the ranks need."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for _ in range(100):
         # none that the system gives to connections

@@ -194,7 +194,7 @@ class ReplicaCalls:
         return self._updates.submit(name)
 
     def _join_group(self, call: calls.JoinGroup) -> Future[None]:
-        """Joins the group with all replicas, which get consecutive ranks."""
+        """Makes each replica join a process group, under consecutive ranks from the call's rank on."""
         for client in self._clients:
             client.gate.check_open()
         joins = [
@@ -232,8 +232,8 @@ class ReplicaCalls:
         return answers[0][1].result()
 
     def _reload_common_weights(self, client: CoreClient) -> None:
-        """Reloads the weights that all replicas had from disk. If tensors have been written since,
-        those weights no longer exist anywhere, and the replica is ended.
+        """Reloads a replica's weights from the folder that all replicas last loaded. If tensors
+        have been written since, those weights no longer exist anywhere, and the replica is ended.
         """
         try:
             if self._written:
@@ -297,7 +297,9 @@ def _combine_counts(stats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _check_equal(checks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the checksums of all replicas. Raises ModelError if they differ."""
+    """Returns the checksums of the weights, which must be equal in all replicas. Raises ModelError
+    if they differ.
+    """
     for rank, each in enumerate(checks):
         if each.get("checksums") != checks[0].get("checksums"):
             raise ModelError(

@@ -138,7 +138,7 @@ class ReplicaChooser:
             placement.over = True
 
     def find_holder(self, digests: Sequence[int]) -> int:
-        """Returns the replica that has the most of a prompt's prefixes."""
+        """Returns the number of the replica that has the longest beginning of a prompt."""
         with self._lock:
             known = self._count_leading_digests(digests)
         return known.index(max(known))
@@ -235,7 +235,7 @@ class ReplicaChooser:
 
 
 def _remove_from_set(sets: dict[int, int], digest: int, bit: int) -> None:
-    """Removes a replica from the set of a digest."""
+    """Removes a replica's bit from the set of replicas that have a digest."""
     if left := sets.get(digest, 0) & ~bit:
         sets[digest] = left
     else:

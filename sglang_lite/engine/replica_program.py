@@ -1,5 +1,5 @@
-"""A program that runs on one of several replicas. The replica is chosen when the program first asks
-for a generation or selection, because the text before that is then known.
+"""Program that runs on one of several replicas. The replica is chosen when the program first asks
+for a generation or selection, since the text that it begins with is known by then.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Coming:
 
     Attributes:
         branches: number of these branches.
-        tokens: expected number of tokens of each branch: that of the program's first question.
+        tokens: number of tokens that each is expected to add: as many as the program's first
+            generation or selection.
     """
 
     branches: int = 0
@@ -63,8 +64,8 @@ def count_coming_branches(early: Early, builder: RequestBuilder) -> Coming:
 
 
 class ProgramLoad:
-    """Rows and tokens by which a program adds to its replica's load: those of its unanswered
-    generations and selections, and of branches that have not asked for any yet.
+    """Load that a program adds to its replica, in rows and tokens. It consists of the program's
+    unanswered generations and selections, and of the branches that have not asked for any yet.
 
     Args:
         chooser: chooser that counts them.
@@ -88,8 +89,8 @@ class ProgramLoad:
         self._lock = threading.Lock()
 
     def add_nodes(self, path: BranchPath, nodes: Sequence[Node]) -> None:
-        """Adds new nodes of a branch to the load. Nodes listed inside a fork, for its branches,
-        count until the program ends.
+        """Adds a branch's new nodes to the load. Generations and selections that a fork's own node
+        lists contain count until the program ends, even if they have been answered.
         """
         tokens = sum(self._expected_tokens_of(node) for node in _walk_questions(nodes))
         asked = Counter[BranchPath]({path: sum(isinstance(node, Gen | Select) for node in nodes)})
@@ -140,7 +141,7 @@ class ProgramAtReplica:
     """Open program (see `EngineProgram`) whose calls wait until its replica is chosen.
 
     Args:
-        gate: checks of callers.
+        gate: checks that the engine is open and that the caller may wait.
         sink: callback for the events.
         begin: function that opens the program at a replica, given the spans of text that it begins
             with and its first nodes.
@@ -200,7 +201,9 @@ class ProgramAtReplica:
             self._program_at_replica().abort()
 
     def _program_at_replica(self) -> OpenProgram:
-        """Returns the program at its replica, which is chosen now if necessary."""
+        """Returns the program at its replica. Chooses the replica first if that has not happened
+        yet.
+        """
         if self._placed is None:
             with self._lock:
                 if self._placed is None:
@@ -234,12 +237,14 @@ class ProgramAtReplica:
 
 
 def opening_spans(prompt: Sequence[Span], nodes: Sequence[Node]) -> list[Span]:
-    """Returns the text at the beginning of a program that is sent as a whole."""
+    """Returns the text that a program with known nodes begins with: its prompt, and the text before
+    its first generation, selection, pause or fork.
+    """
     return [*prompt, *_spans_before_first_answer(nodes)]
 
 
 def _spans_before_first_answer(nodes: Sequence[Node]) -> list[Span]:
-    """Returns the text before the first node that adds anything other than text."""
+    """Returns the text before the first generation, selection, pause or fork."""
     spans: list[Span] = []
     for node in nodes:
         if isinstance(node, Text):

@@ -1,4 +1,6 @@
-"""Core of several engines of one model behind one handle, each in its own process."""
+"""Serves one model with several engines, each in its own process, behind the interface of a single
+engine (`Core`).
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ _NAME = "the process of replica {}"
 
 
 class _ReplicasGate(Gate):
-    """Gate of all replicas together. Their sinks are called on several threads."""
+    """Gate for all replicas together. The thread of any replica's sinks counts as the engine's own
+    thread.
+    """
 
     def __init__(self, gates: Sequence[Gate]) -> None:
         super().__init__()
@@ -145,7 +149,9 @@ class Replicas:
         sink: Callable[[Any], None],
         flush: Callable[[], object] | None = None,
     ) -> Ticket:  # each kind of submission has its own events
-        """Submits a request to one replica: see `Engine.submit`, `submit_select` and `run_program`."""
+        """Chooses a replica and submits a request to it: see `Engine.submit`, `submit_select` and
+        `run_program`.
+        """
         self.gate.check_open()
         request.check_fields()
         if not self.generates:
@@ -210,8 +216,8 @@ class Replicas:
     def open_program(
         self, request: OpenRequest, sink: ProgramSink, flush: Callable[[], object] | None = None
     ) -> ProgramAtReplica:
-        """Opens a program at a replica, which is chosen with its first question: see
-        `Engine.open_program`.
+        """Opens a program like `Engine.open_program`. Its replica is chosen when the program first
+        asks for a generation or selection.
         """
         self.gate.check_open()
         request.check_for_policy(self.config.policy)
@@ -266,7 +272,9 @@ class Replicas:
         return found
 
     def _ids_of_spans(self, spans: Sequence[Span]) -> Sequence[int]:
-        """Returns the token ids of a text, up to the longest prefix that is looked up."""
+        """Returns the token ids of a text, for looking up its cached prefixes. Spans after the
+        first `_MAX_TOKENS` characters are left out.
+        """
         log = self.builder.start_log("")
         characters = 0
         for span in spans:
@@ -279,7 +287,9 @@ class Replicas:
     def _count_last_events(
         self, placement: Placement, sink: Callable[[Any], None]
     ) -> Callable[[Any], None]:
-        """Returns a callback that counts last events, one per row, before passing them on."""
+        """Returns a callback that passes events on to a sink. Before each event that ends a row, it
+        takes that row off the replica's load.
+        """
 
         def forward_and_count(event: object) -> None:
             if not isinstance(event, Delta):
@@ -349,13 +359,17 @@ class Replicas:
             client.close()
 
     def disconnect(self) -> None:
-        """Makes all processes end: see `EngineLink.disconnect`."""
+        """Closes the connections to all processes, which makes them end: see
+        `EngineLink.disconnect`.
+        """
         self.gate.reason = self.gate.reason or CLOSED
         for client in self._clients:
             client.disconnect()
 
     def _readiness(self, rank: int) -> int:
-        """Returns 2 for a replica that computes, 1 for one that will, 0 for one that has ended."""
+        """Returns how ready a replica is for requests: 2 if it can compute now, 1 if it is silent
+        or restarting, 0 if it has ended.
+        """
         client = self._clients[rank]
         computes = client.is_up and not client.is_silent and rank not in self._coming_back
         return 2 if computes else int(not client.gate.reason)
@@ -381,8 +395,8 @@ class Replicas:
                     self.gate.reason = self._clients[rank].gate.reason
 
     def _bring_back(self, rank: int) -> None:
-        """Brings a replacement process up to date by repeating earlier calls. It receives requests
-        only after that.
+        """Brings a replica's replacement process up to date by repeating earlier calls. The process
+        receives requests only after that.
         """
         client = self._clients[rank]
 
@@ -402,13 +416,14 @@ def _start_clients(
     told: Callable[[int, Ready | Prefixes | None], object],
     places: Sequence[Meeting | None],
 ) -> list[CoreClient]:
-    """Starts the processes and returns their clients once all run. If one can't be started, the
-    others are ended.
+    """Starts the replicas' processes and returns their clients once all are running. If one can't
+    be started, the others are ended.
 
     Args:
         config, path: as for `Replicas`.
-        told: function that handles news of each replica.
-        places: where each meets those that share its feed-forwards.
+        told: callback for status messages, with the number of the replica.
+        places: for each replica on this machine, where it synchronizes with those that share its
+            feed-forward weights; None if it shares none.
     """
     settings = [settings_of_replica(config, rank) for rank in range(config.dp_size)]
     processes: list[EngineProcess] = []

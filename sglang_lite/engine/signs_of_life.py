@@ -1,4 +1,4 @@
-"""Watches for a process that is stopped or swapped out: it neither sends anything nor ends."""
+"""Detects a process that is stopped or swapped out: it sends nothing, but has not ended."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ _LOOKS_OF_MANY = 3
 
 
 class SignsOfLife:
-    """Signs of life of an engine's process, which sends a beat every half second and uses processor
-    time for it.
+    """Watches an engine's process for signs of life. The process sends a heartbeat every half
+    second, and uses processor time for it.
 
-    C code that keeps Python's lock, for example during a load, a compilation or a step, can delay
-    the beats. The process then still uses processor time. If the system does not report processor
-    time (only Linux does), no process is ever missing.
+    C code that holds the GIL, for example during a load, a compilation or a step, can delay the
+    heartbeats. It still uses processor time, which is also a sign of life. Where the system does
+    not report processor time (only Linux does), a process is never reported as missing.
 
     Args:
-        pid: id of the process; None for one on another machine, which is never missing.
+        pid: id of the process; None for one on another machine, which is never reported as missing.
         end: function that ends the process when it is missing, if other processes wait for it; None
             to keep waiting.
 
     Attributes:
-        every_s: time between two looks.
-        missing: True while no sign was seen for 10 s, or for 3 s if the process is then ended.
+        every_s: seconds between two checks.
+        missing: True after 10 s without a sign of life (3 s if `end` is given), until the next
+            one.
     """
 
     def __init__(self, pid: int | None, end: Callable[[], object] | None = None) -> None:

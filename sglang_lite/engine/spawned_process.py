@@ -33,10 +33,10 @@ class ProcessEnd:
     """How a process ended.
 
     Attributes:
-        text: what happened, to follow the process's name in a message, and the last lines it
-            printed.
-        by_itself: True if it exited; False if a signal ended it, or only its connection is known to
-            have ended.
+        text: what happened, worded to follow the process's name in a message, and then the last
+            lines that it printed.
+        by_itself: True if it exited; False if a signal ended it, or if all that is known is that
+            its connection has ended.
     """
 
     text: str

@@ -1,5 +1,5 @@
-"""Calls about the weights of a running engine: replaces them, shows them, and pauses the engine
-meanwhile.
+"""Functions that replace, read or check the weights of a running engine, and that pause the engine
+or release its memory.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def update_from_handle(
 def update_weight_version(engine: Engine, new_version: str) -> None:
     """Sets the version that later results report for the weights. Nothing else changes.
 
-    Prefixes that have left the device may be computed again, because pages in the host's memory and
-    in files contain the name.
+    Prefixes that were moved from the device to host memory or files may have to be computed again,
+    because their pages are stored under the version's name.
 
     Raises:
         ParameterError: the name isn't a string.
@@ -255,13 +255,13 @@ def send_weights(engine: Engine, group_name: str, names: Sequence[str]) -> str:
 
 
 def release_memory_occupation(engine: Engine, tags: Sequence[str] | None = None) -> None:
-    """Releases memory until `resume_memory_occupation`. Requests wait; running ones are recomputed
-    afterwards.
+    """Releases memory until `resume_memory_occupation`. New requests wait; those that are running
+    are recomputed afterwards.
 
     Args:
         tags: what to release: "kv_cache", "weights" (the host keeps a copy), "cuda_graph" (captured
-            again on resuming, which takes seconds). None for everything; graphs then return with
-            the last of the others.
+            again on resuming, which takes seconds). None for everything; resuming the last of the
+            other two then also brings the graphs back.
 
     Raises:
         ParameterError: a tag is unknown.
@@ -338,8 +338,8 @@ def read_weights(engine: Engine, name: str, truncate_size: int = 100) -> list[An
 
 
 def check_weights(engine: Engine, action: str = "checksum") -> dict[str, Any]:  # JSON
-    """Returns SHA-256 `checksums` of all tensors by name, and the names of the `unreadable` ones,
-    which are quantized.
+    """Returns the SHA-256 `checksums` of all tensors by name. The names of quantized tensors, which
+    can't be read, are returned as `unreadable`.
 
     Args:
         action: "checksum"; "snapshot" to keep them; "compare" to add the names of tensors that have

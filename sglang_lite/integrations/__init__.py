@@ -1,3 +1,3 @@
-"""Engines of this process as models of other libraries. There is one file per library, loaded only
-together with that library.
+"""Adapters that let other libraries use an engine of this process as their model. There is one file
+per library, which is loaded only together with that library.
 """

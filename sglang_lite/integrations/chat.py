@@ -1,5 +1,5 @@
-"""Conversations with an engine of this process, in the fields of OpenAI's chat completions: the
-form that other libraries know. They are read by the same code as a server's requests.
+"""Conversations with an engine of this process. They take the fields of OpenAI's chat completions,
+a format that other libraries know, and are read by the same code as a server's requests.
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ class EngineChat:
         self._reader = RequestReader.from_engine(engine, ServerSettings())
 
     def answer(self, **fields: Json) -> ChatAnswer:
-        """Answers a conversation."""
+        """Returns the answer to a conversation. Blocks until it is complete."""
         self.engine.core.gate.check_wait("chat")
         return _run_on_executor(self.answer_async(**fields))
 
     async def answer_async(self, **fields: Json) -> ChatAnswer:
-        """Answers a conversation."""
+        """Returns the answer to a conversation once it is complete."""
         async with contextlib.aclosing(self.stream_async(False, **fields)) as events:
             async for event in events:
                 if isinstance(event, ChatAnswer):
@@ -119,8 +119,9 @@ class EngineChat:
         raise AssertionError("a stream ends with its answer")
 
     def stream(self, parts: bool = True, /, **fields: Json) -> Iterator[ChatEvent]:
-        """Yields an answer's parts as they arrive, or in a single part at its end, and then the
-        answer. Closing the iterator aborts the request.
+        """Yields the pieces of an answer as they arrive and, last, the finished ChatAnswer. If
+        `parts` is False, the text comes as one piece at the end. Closing the iterator aborts the
+        request.
         """
         self.engine.core.gate.check_wait("chat")
         events = self.stream_async(parts, **fields)
@@ -133,8 +134,8 @@ class EngineChat:
     async def stream_async(
         self, parts: bool = True, /, **fields: Json
     ) -> AsyncGenerator[ChatEvent, None]:
-        """Yields an answer's parts as they arrive, or in a single part at its end, and then the
-        answer.
+        """Yields the pieces of an answer as they arrive and, last, the finished ChatAnswer. If
+        `parts` is False, the text comes as one piece at the end.
         """
         timeout = fields.get("timeout")
         check_limits(timeout, None)
@@ -194,7 +195,7 @@ class EngineChat:
 
 
 def _run_on_executor(asked: Awaitable[T]) -> T:
-    """Awaits something on the executor's event loop, and returns its result."""
+    """Awaits `asked` on the executor's event loop, and blocks until its result can be returned."""
 
     async def wait() -> T:
         return await asked
@@ -210,8 +211,8 @@ def _run_on_executor(asked: Awaitable[T]) -> T:
 async def _events(
     engine: Engine, request: GenerateRequest, timeout: float | None
 ) -> AsyncGenerator[Delta | Generation, None]:
-    """Yields the events of a request, which waits for room in the engine. The timeout includes that
-    wait.
+    """Submits a request once the engine has room, and yields its events. The timeout includes the
+    wait for room.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
 

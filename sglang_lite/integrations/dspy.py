@@ -71,7 +71,9 @@ class _Dialect:
 
     @contextlib.contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Raises our errors as DSPy's, by which DSPy decides whether to retry."""
+        """Converts our errors raised in the `with` block into DSPy's, which tell DSPy whether to
+        retry.
+        """
         try:
             yield
         except protocol.SglError as error:
@@ -82,8 +84,8 @@ class _Dialect:
 
 
 class DspyEngine(_Dialect):
-    """Engine of `dspy.LM` for blocking calls. Closing it leaves our engine open, which belongs to
-    its owner.
+    """Engine of `dspy.LM` for blocking calls. Closing it does not close the engine that it was
+    created with.
     """
 
     def complete(self, request: lm15.Request) -> lm15.Response:

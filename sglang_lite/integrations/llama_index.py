@@ -61,7 +61,7 @@ class SglangLite(FunctionCallingLLM):
 
     @cached_property
     def asked(self) -> EngineChat:
-        """Conversations with the engine."""
+        """Chat interface to the engine."""
         return EngineChat(self.engine)
 
     @property
@@ -171,7 +171,7 @@ class SglangLite(FunctionCallingLLM):
 
 
 def _to_chat_message(message: ChatMessage) -> dict[str, Json]:
-    """Converts a message to that of a chat completion."""
+    """Converts a LlamaIndex message to a message in the form of OpenAI's chat completions."""
     parts: list[dict[str, Json]] = []
     calls = []
     for block in message.blocks:
@@ -213,8 +213,8 @@ def _to_chat_response(answer: ChatAnswer) -> ChatResponse:
 
 
 def _to_partial_response(event: ChatEvent, text: str) -> ChatResponse:
-    """Converts an event to a response of a stream, with all text so far and the new part. The last
-    response has the calls.
+    """Converts an event to a response of a stream, which has all text so far and the new part. The
+    last response also has the tool calls.
     """
     if isinstance(event, ChatAnswer):
         return _to_chat_response(event).model_copy(update={"delta": ""})

@@ -1,9 +1,9 @@
-"""Model of lm-evaluation-harness. `python -m sglang_lite.integrations.lm_eval` runs its command,
+"""Model for lm-evaluation-harness. `python -m sglang_lite.integrations.lm_eval` runs its command,
 `lm_eval`, with this model registered as `sglang_lite`.
 
-A continuation's last token is read from the distribution after everything before it. So
-continuations that differ only in that token are one request, and all others share whatever the
-prefix cache holds of their contexts.
+The score of a continuation's last token comes from the distribution after everything before it. So
+one request serves all continuations that differ only in that token. Other continuations share as
+much of their contexts as the prefix cache holds.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Runs of a program as rollouts: common code of slime.py and verl.py, which pass them to those
-trainers.
+"""Runs programs as rollouts for reinforcement learning. Shared by slime.py and verl.py, which pass
+the results to the trainers of those names.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Rollouts:
     async def run(
         self, url: str, columns: Mapping[str, UserValue], sampling: Mapping[str, UserValue]
     ) -> tuple[ProgramState, list[TokenSequence]]:
-        """Runs the program. Returns its state, and the sequences of its branches and samples,
-        except answers that it rejected.
+        """Runs the program. Returns its state, and the token sequences of its branches and samples,
+        except those that contain a failed or rejected answer.
 
         Args:
             url: address of the server.
@@ -88,8 +88,8 @@ def response_tokens(sequence: TokenSequence) -> tuple[list[int], list[int], list
 
 
 def response_text(trace: Trace, sequence: TokenSequence) -> str:
-    """Returns the text of a run from a sequence's first generation to its last, without markers of
-    turns.
+    """Returns the text of a run from a sequence's first generation to its last, without the
+    template's turn markers.
     """
     first = sequence.spans[0]
     last = sequence.spans[-1]

@@ -130,7 +130,7 @@ _IN_ORDER = ("name", *named("hooks"), "dtype", "choices", "choices_method", "reg
 
 
 class _GenOptions(OneSampleGenOptions, total=False):
-    """Keywords of `gen` that don't affect the type of its value."""
+    """Keywords of `gen` that don't affect the type of the result."""
 
     timeout: float | None
     retries: int | None
@@ -520,7 +520,9 @@ _SHORT_IN_ORDER = ("name", *(name for name in _IN_ORDER if name in named("run"))
 
 
 class _GenText(Protocol):
-    """Type of the functions that generate a value as text, for one sample or several."""
+    """Signature of the functions that generate a value as text: a string for one sample, a list of
+    strings for several.
+    """
 
     @overload
     def __call__(

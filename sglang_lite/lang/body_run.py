@@ -55,7 +55,7 @@ def _explain_uncalled_role(error: BaseException) -> None:
 
 
 def _wait_until_played(ref: weakref.ref[Player]) -> None:
-    """Returns once everything that was added to a run has been executed, or immediately if the
+    """Waits until everything that was added to a run has been executed. Returns immediately if the
     player no longer exists.
     """
     player = ref()
@@ -198,8 +198,8 @@ class BodyRun:
         return state
 
     def run_streaming(self) -> None:
-        """Runs the body in a thread that nobody joins. Its exceptions are raised only by reads of
-        the state.
+        """Runs the body of a streamed run; called on a thread of its own. Exceptions are not raised
+        here, but when the state is read.
         """
         with contextlib.suppress(Exception):  # kept in the state
             self.run()

@@ -2,8 +2,8 @@
 
 Most values are rated by the scores of their sampled tokens. Choices are scored again, in the way
 `select` scores them: the sampled tokens are only one of several spellings, and the last of them
-may also contain what follows. A choice that is the beginning of another counts only where the
-other does not follow.
+may also contain what follows. If one choice is the beginning of another, the probability of the
+longer one does not count for the shorter one.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Confidence:
 
 
 def _rows(confidence: Confidence, path: str) -> Iterator[tuple[object, ...]]:
-    """Yields a row for a value and one for each part inside it."""
+    """Yields table rows for a value and all of its parts: path, text, probability and choices."""
     likeliest = sorted((confidence.probs or {}).items(), key=lambda each: -each[1])
     choices = ", ".join(f"{shorten_text(str(choice))} {share:.1%}" for choice, share in likeliest)
     yield path or "(all)", confidence.text, share_meter(confidence.prob), choices
@@ -212,7 +212,7 @@ def _find_choices(
 
 
 def scalar_as_json(value: Json) -> str:
-    """Returns the JSON text of a scalar, spelled like in constraints."""
+    """Returns the JSON text of a scalar, in the spelling that constraints use."""
     return msgspec.json.encode(value).decode()
 
 
@@ -233,7 +233,9 @@ def _enumerated_scalars(
 def _extend_prompt(
     choice: _Choice, prompt: Prompt, answer: Generation, scores: TokenScores
 ) -> Prompt:
-    """Returns the prompt extended by the text of an answer before a choice."""
+    """Returns the prompt for scoring a choice: the original prompt, and the text of the answer
+    before the choice.
+    """
     before = answer.text[: choice.start]
     if before:
         # blanks before a choice are part of its first token, like in `select`

@@ -159,9 +159,9 @@ MULTI_END = "\n"
 
 
 def example_choices(choices: tuple[str, ...], *, multi: bool) -> tuple[str, ...]:
-    """Returns the choices with which a backend checks that it can make a selection. For a selection
-    of several choices, these are two examples that begin with the separator, like all answers after
-    the first.
+    """Returns the choices for checking that a backend can make a selection. If several choices can
+    be selected, these are two examples that begin with the separator, like all answers after the
+    first.
     """
     return (MULTI_SEPARATOR + "a", MULTI_SEPARATOR + "b") if multi else choices
 
@@ -216,7 +216,7 @@ def can_skip_scores(select: SglSelect) -> bool:
 
 
 class _LocatedExpression(Expression):
-    """Expression that knows where it was made. The place is not part of its value."""
+    """Expression that records where it was made. The location is not part of its value."""
 
     __slots__ = ("_made",)
 
@@ -402,8 +402,8 @@ _MAKERS = (SglGen, SglSelect, SglCall, SglSeparateReasoning)
 
 
 def is_constant(expression: Expression) -> bool:
-    """Returns whether branches remain equal when an expression is added to all of them, because
-    nothing in it is generated or called.
+    """Returns whether an expression generates and calls nothing. Equal branches then remain equal
+    when it is added to all of them.
     """
     return not any(isinstance(part, _MAKERS) for part in expression.walk())
 
@@ -468,7 +468,8 @@ class SglSamplingParams(HookParams):
 
 
 def number_as_regex(number: Number, ends: str = "") -> Regex:
-    """Returns the regex of a number, for a backend that can't end a number where the model does.
+    """Returns the regex of a number, for a backend where the model can't end a number by continuing
+    with other text.
 
     Args:
         ends: characters, any one of which may follow the number. Without them, NUMBER_STOPS should

@@ -451,15 +451,15 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         Args:
             backend: backend whose chat template and capabilities apply; None for the ChatML
                 template and no limits.
-            explore: maximum number of ways through the body to follow. If the body asks whether a
+            explore: maximum number of paths through the body to follow. If the body asks whether a
                 symbol is true, or compares it with a value, both answers are followed; the value of
                 a selection takes each of its choices. Other questions about a symbol, such as its
-                length, remain errors. None follows one way, and all questions are errors.
+                length, remain errors. None follows one path, and all questions are errors.
 
         Returns:
-            A TracerProgramState of the first way, with `.graph()` (docs/graph.md), `.nodes`,
+            A TracerProgramState of the first path, with `.graph()` (docs/graph.md), `.nodes`,
             `.variables`, `.child_states`, `.ret_value` and `.flatten_nodes()`. `.paths` has all
-            ways that were followed, and `.complete` is True if no other ways exist.
+            paths that were followed, and `.complete` is True if no other paths exist.
         """
         from sglang_lite.lang.tracer import trace_program
 

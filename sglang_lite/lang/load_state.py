@@ -44,7 +44,7 @@ def load(
         types: classes of values, and the functions of saved tool calls. The classes of their
             fields, and of plain values (dates, decimals, UUIDs …), need not be listed.
         trust_cache: whether to load the cache that `state.save(path, cache=True)` wrote beside the
-            file into the backend, an engine, so that the text need not be computed again. Use it
+            file into the backend (an engine), so that the text need not be computed again. Use it
             only for files that you trust: their writer decides what the model takes for its own
             computation.
         secret: secret under which the cache was written, instead of `trust_cache`: it proves that

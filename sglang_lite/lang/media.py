@@ -194,7 +194,7 @@ def frames_of(video: Media, where: Location | None = None) -> list[Media]:
 
 
 def _type_of(data: bytes, kind: MediaKind, where: Location | None) -> str:
-    """Detects the media type of a file of a kind from its first bytes."""
+    """Detects the media type of an image, video or sound from its first bytes."""
     if kind == "image":
         return _media_type(data, where)
     try:

@@ -1,4 +1,4 @@
-"""Calls of programs, to be added to a state, read from or run."""
+"""Calls of programs, which can be added to a state, read from, or run separately."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def run_options(
     max_new_tokens: int | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> None:
-    """Declares what `run` takes besides the program's own arguments."""
+    """Declares the options of `run`, without the program's own arguments."""
 
 
 @with_sampling_signature("run", sglang=True)
@@ -88,8 +88,8 @@ def run_keywords(
     shortened: Literal["raise", "warn", "keep"] | None = None,
     **kwargs: UserValue,
 ) -> None:
-    """Declares what `run` and `arun` take. They receive only what the caller gives, which may
-    include the program's own arguments.
+    """Declares the keywords of `run` and `arun`. These methods receive only what the caller gives,
+    which may include the program's own arguments.
     """
 
 

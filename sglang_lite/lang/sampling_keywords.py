@@ -1,5 +1,5 @@
-"""Sampling parameters as keyword arguments: signatures that list them, and the SamplingParams built
-from those given.
+"""Sampling parameters as keyword arguments: function signatures that list them, and their
+conversion to SamplingParams.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ _TYPES: Final = {
 def with_sampling_signature(
     place: Place, in_order: Sequence[str] = (), *, sglang: bool = False
 ) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Decorates a function whose `**` parameter receives the sampling parameters of a place, so
-    that its signature lists them, with SGLang's names and defaults if `sglang` is True.
+    """Returns a decorator for functions that take sampling parameters through `**`. It makes the
+    function's signature list the parameters that are allowed in `place`, "gen" for example.
 
     Args:
         in_order: names of all parameters that can be given by position, if there are more than two.
-            The function then receives the others by name, and its `*others` is only for type
-            checkers. Wrong arguments are explained, too.
+            The function then receives the others by name, its `*others` is only for type checkers,
+            and wrong arguments raise an error that explains them.
+        sglang: whether the signature has SGLang's names and defaults.
     """
     shown = {
         name: Parameter(
@@ -90,7 +91,7 @@ def with_sampling_signature(
 
 
 def gen_params(max_tokens: UserValue, others: Mapping[str, UserValue]) -> SamplingParams:
-    """Returns the SamplingParams for the keywords of `gen`, where None means unset. They are
+    """Returns the SamplingParams for the keywords of `gen`, where None means unset. The result is
     cached, since a program uses few different ones.
 
     Raises:

@@ -148,16 +148,16 @@ class ProgramState(AttributeHints, Generic[R]):
 
     @property
     def branch_after_body(self) -> Branch:
-        """Branch of the state. For the caller of a streamed run, waits for the end of the body
-        first.
+        """Branch of the state. If the caller of a streamed run reads it, waits for the end of the
+        body first.
         """
         if self.streamed_body is not None:
             self._await_body()
         return self.branch
 
     def _await_body(self, instead: str = "await s.async_sync() first") -> None:
-        """Waits until the body has ended, like `StreamedBody.wait_for_end`, if this is the state
-        held by the caller of a streamed run.
+        """Waits until the body has ended, if this is the state held by the caller of a streamed
+        run. `instead` is the expression that the error suggests if the caller may not block.
         """
         if self.streamed_body is not None:
             try:
@@ -269,10 +269,10 @@ class ProgramState(AttributeHints, Generic[R]):
         self, program: BaseProgram[_T], *args: UserValue, **kwargs: UserValue
     ) -> ProgramState[_T]: ...
     def call(self, program: BaseProgram, *args: UserValue, **kwargs: UserValue) -> UserValue:
-        """Runs a program separately, on this state's backend, and returns its state. In an event
-        loop, an async program returns an awaitable of the state. The program has a seed if this run
-        has one, and ends with this run: at its timeout, or when it is cancelled. Use `s +=
-        program(…)` to let the program continue this state's text.
+        """Runs a program separately on this state's backend, and returns its state. In an event
+        loop, an async program returns an awaitable of the state. If this run has a seed, so has the
+        program. The program ends when this run times out or is cancelled. Use `s += program(…)` to
+        let the program continue this state's text.
         """
         if not isinstance(program, BaseProgram):
             raise ParameterError(
@@ -303,7 +303,8 @@ class ProgramState(AttributeHints, Generic[R]):
         self.set_var(name, value)
 
     def cancel(self) -> None:
-        """Ends this state and its branches here, including the backend's requests.
+        """Cancels this state and the branches forked from it, including their requests to the
+        backend.
 
         What the program has waited for stays: values that were read, everything before them, and
         what a `join` in a parent branch has taken. Everything else is discarded, even if it has
@@ -319,10 +320,10 @@ class ProgramState(AttributeHints, Generic[R]):
         self.branch.stop(error, waited=not follows)
 
     def expect_pause(self, seconds: float) -> None:
-        """Tells an engine (also behind RuntimeEndpoint) how long nothing will be added to this
-        state, so the engine may evict its cached prefix meanwhile. The pause begins with the last
-        answer, or now if that has arrived. Other backends keep no prefix and are not notified.
-        Raises ParameterError if `seconds` is not a finite number >= 0.
+        """Tells an engine, also one behind a RuntimeEndpoint, that nothing will be added to this
+        state for the given number of seconds, so it may evict the state's cached prefix meanwhile.
+        The pause begins when the last pending answer arrives, or now if none is pending. Other
+        backends are not notified. Raises ParameterError if `seconds` is not a finite number >= 0.
         """
         expect_pause(self.branch.player.pushed, seconds, user_location())
 
@@ -646,8 +647,8 @@ class ProgramState(AttributeHints, Generic[R]):
         return ProgramStateGroup(children, self)
 
     def copy(self, position_ids_offset: list[int] | None = None) -> CopyScope:
-        """Returns a context manager for a branch: inside `with s.copy() as c:`, `c` is a fork of
-        the state, whose new variables become the state's at the end.
+        """Returns a context manager for a fork of the state: `with s.copy() as c:`. At the end of
+        the block, the new variables of `c` are added to the state.
         """
         check_no_offset(position_ids_offset, user_location())
         return CopyScope(self)
@@ -662,10 +663,10 @@ class ProgramState(AttributeHints, Generic[R]):
         Waits until everything has been executed.
 
         Args:
-            cache: whether to also write what the engine has computed for the text, to a file with
-                ".kv" appended to the name.
-            secret: like `cache`, but writes that file under a secret text of 16 characters or more,
-                with which `sgl.load` accepts it.
+            cache: whether to also write the engine's KV cache of the text, to a file with ".kv"
+                appended to the name.
+            secret: text of 16 characters or more that authenticates the cache file, which is then
+                written even without `cache`. `sgl.load` accepts the file with the same secret.
 
         Raises:
             CapabilityError: `cache` or `secret` is given, and the backend is not an engine of this
@@ -711,9 +712,9 @@ class ProgramState(AttributeHints, Generic[R]):
         return state
 
     def fork_at(self, at: str, size: int = 1) -> ProgramStateGroup:
-        """Returns a group of `size` states that continue after the last node that set the variable
-        `at`, with the text and the variables of that place and on the same backend. Each state is a
-        separate run.
+        """Returns a group of `size` states that continue right after the last node that set the
+        variable `at`. Each state has the text and the variables as they were there, and is a
+        separate run on the same backend.
 
         Raises:
             ParameterError: no node in the state's text set the variable.

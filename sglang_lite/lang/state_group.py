@@ -171,7 +171,7 @@ def _gather_variable(
 
 
 def adopt_variables(parent: Branch, child: Branch) -> None:
-    """Declares the child's own variables in the parent."""
+    """Makes the variables that the branch `child` has set variables of the branch `parent`, too."""
     for name, variable in child.names.own_variables_by_name().items():
         parent.names.declare(name, variable)
         variable.when_done(partial(_mark_failure_reported, child, variable))

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def states_table(
     results: Sequence[ProgramState | Exception | UserValue], *, of_runs: bool
 ) -> Markup:
-    """Returns the number of states, the number of those that failed, and their `rows_table`."""
+    """Returns a summary of states for a notebook: their number, how many of them failed, and a
+    table of them.
+    """
     failed = sum(_failure_of_result(each) is not None for each in results)
     counts = f"{len(results):,} {'runs' if of_runs else 'branches'}" + f", {failed:,} failed" * (
         failed > 0
@@ -29,12 +31,12 @@ def states_table(
 def rows_table(
     results: Mapping[int, ProgramState | Exception | UserValue], *, of_runs: bool
 ) -> Markup:
-    """Returns a table of states by their numbers, some of which may be errors instead. Shows only
-    values that have arrived, and never blocks.
+    """Returns a table with one row for each state, or for each error that a run ended with. Shows
+    only values that have arrived, and never blocks.
 
     Args:
-        of_runs: whether each state belongs to a run, whose tokens and error get columns, or to a
-            branch.
+        results: states or errors, by row number.
+        of_runs: True if these are runs, whose tokens and error get columns; False for branches.
     """
     variables = {
         i: {} if isinstance(each, Exception) else each.branch.names.variables
@@ -66,7 +68,9 @@ def _failure_of_result(result: ProgramState | Exception) -> BaseException | None
 
 
 def _usage_and_error(result: ProgramState | Exception) -> Iterator[str]:
-    """Yields the tokens of a run, in and out, and its error."""
+    """Yields the last two cells of a run's row: its numbers of prompt and generated tokens, and its
+    error.
+    """
     error = _failure_of_result(result)
     if isinstance(result, Exception):
         yield ""

@@ -125,14 +125,15 @@ def _find_streamed_variable(state: ProgramState, name: VariableName) -> Variable
 
 
 async def _afind_streamed(state: ProgramState, name: VariableName) -> Variable:
-    """Finds the variable that `_find_streamed_variable` does, as a coroutine."""
+    """Returns the same variable as `_find_streamed_variable`, asynchronously."""
     find = afind_first if state.has_unawaited_body else afind_variable
     return await find(state.branch.player, name, user_location())
 
 
 def _log_so_far(branch: Branch) -> TextLog | None:
-    """Returns the log of the text: all of it if the run is streamed, else only up to what has been
-    added so far. Returns None if nothing is streamed.
+    """Returns the log from which a branch's text is streamed. If the run is not streamed, returns a
+    copy that ends once everything added so far has been executed. Returns None if nothing is
+    streamed.
     """
     player = branch.player
     return (

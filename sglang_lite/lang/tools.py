@@ -1,8 +1,8 @@
 """Tools: Python functions that the model may call.
 
 `gen(tools=[…])` constrains the model to write either a call, with arguments that fit the function's
-signature, or an answer. Calls have the format that the model was trained with, if its chat template
-reveals one that is known, and else are JSON objects.
+signature, or an answer. Calls have the format that the model was trained with if its chat template
+reveals a known one; otherwise they are JSON objects.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ class Toolbox:
         return Toolbox(pairs, described.schemas, described.shared, shown.shown, mode, parallel)
 
     def to_prompt_tools(self, family: str | None) -> PromptTools:
-        """Returns the tools as part of a prompt. For the argument, see `value_type`."""
+        """Returns the tools in the form that a prompt contains. `family` is explained in
+        `value_type`.
+        """
         return PromptTools(tuple(map(to_json, self.shown)), family, self.parallel)
 
     def value_type(self, family: str | None) -> ValueType:
@@ -286,8 +288,8 @@ def tool_schemas(tools: Sequence[Callable[..., UserValue]]) -> list[Mapping[str,
 
 
 def _schema_for_models(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the schema of a tool's arguments with only the keys that models know, in their usual
-    order. Leaves out documents to quote from.
+    """Returns the schema of a tool's arguments as it is shown to models: only keys that they know,
+    in their usual order, and without the documents that arguments may quote.
     """
     names = ("type", "properties", "required", "$defs")
     return {name: without_documents(schema[name]) for name in names if name in schema}

@@ -1,5 +1,5 @@
-"""Tracing: runs a program's body without executing its nodes, and records them. Values that only a
-run has are symbols (symbolic/symbols.py).
+"""Tracing: runs a program's body and records its nodes without executing them. Values that are only
+known during a run are symbols (symbolic/symbols.py).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _CONSTANT = (Text, TurnBegin, TurnEnd, ScopeBegin, ScopeEnd, Mark, Call)
 
 
 class StopTracing(Exception):  # noqa: N818 # SGLang's name
-    """Exception that a body may raise to end the constant prefix that `cache` looks for."""
+    """Exception for a body to raise where the constant prefix that `cache` looks for should end."""
 
 
 class TracerProgramState(ProgramState):
@@ -432,7 +432,9 @@ _SOME_TEXT = Text("…")
 
 
 class TracedPlanner(CallPlanner):
-    """Planner of a trace. It gives generations sources, which `explain` reads."""
+    """Planner of a trace. It stores in each generation and selection which turn it belongs to, for
+    `explain`.
+    """
 
     def __init__(self, backend: TracedBackend) -> None:
         super().__init__(backend.about, backend.facts, backend.about.shares_prompt_cost)

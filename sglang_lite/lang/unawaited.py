@@ -1,5 +1,5 @@
-"""Coroutines whose callers want the value: using one without `await`, as if it were the value,
-raises an error.
+"""Coroutines that can't be mistaken for their value: comparing one or testing it for truth, without
+`await`, raises an error.
 """
 
 from __future__ import annotations

@@ -114,7 +114,9 @@ def lint(
 
 
 def _hidden_tool_findings(graph: Graph, backend: Backend) -> Iterator[Finding]:
-    """Yields findings for tools that the model's chat template has no place to show."""
+    """Yields findings for tools that the model's chat template can't show, so that the first
+    message has to describe them.
+    """
     template = backend.get_chat_template()
     if not isinstance(template, JinjaTemplate) or shows_tools(
         template, detect_tool_family(template.source)
@@ -134,7 +136,9 @@ def _hidden_tool_findings(graph: Graph, backend: Backend) -> Iterator[Finding]:
 def _control_token_findings(
     program: SglFunction, graph: Graph, row: dict[str, Any], counter: TokenCounter | None
 ) -> Iterator[Finding]:
-    """Yields findings for values of a row that name control tokens outside turns."""
+    """Yields findings for arguments of a row that contain the text of a control token and are
+    inserted outside turns, where it acts as that token.
+    """
     known = getattr(counter, "control_texts", None)
     spelled = (
         None
@@ -176,7 +180,9 @@ def _line_of_finding(finding: Finding) -> int:
 
 
 def _model_files(model: str | None) -> tuple[ModelFiles | None, str]:
-    """Returns the files of a model and "", or None and the reason why tokens can't be counted."""
+    """Returns the files of a model and an empty string, or None and the reason why tokens can't be
+    counted. Without a name, uses the default model if it has been fetched.
+    """
     from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.runtime.host.installed import check_engine_packages
     from sglang_lite.runtime.models.aliases import ALIASES
@@ -252,7 +258,9 @@ def _lint_program(
 
 
 def _graph_of_second_run(graph: Graph) -> Graph:
-    """Builds the graph of a second run, with different texts where texts change with every run."""
+    """Returns the graph of a second run: each text that changes with every run has its second
+    value.
+    """
     nodes = list(graph.nodes)
     for change in graph.changes:
         text = msgspec.structs.replace(nodes[change.node].node, text=change.second)
@@ -263,7 +271,7 @@ def _graph_of_second_run(graph: Graph) -> Graph:
 def _trace_graph(
     program: SglFunction, arguments: dict[str, Any], backend: Backend, max_ways: int
 ) -> tuple[Graph, list[str]]:
-    """Traces a program into a graph as far as possible. Also returns notes on what was not
+    """Traces a program as far as possible. Returns its graph, and notes on the paths that were not
     followed.
     """
     state = explore_ways(program, arguments, backend, max_ways)

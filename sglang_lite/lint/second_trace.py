@@ -1,5 +1,4 @@
-"""Traces a program a second time, in another process and at another time: text that differs there
-differs from run to run.
+"""Traces a program a second time, in another process, to find texts that differ from run to run.
 
 The other process has another hash seed, so sets have another order, and its clocks are 400 days
 ahead, so dates differ.
@@ -40,8 +39,8 @@ def tracing_backend(template: Template | None) -> NoBackend:
 def trace_in_other_process(
     file: Path, arguments: Mapping[str, Mapping[str, Json]], template: Template | None
 ) -> dict[str, Graph]:
-    """Runs a trace of programs in another process and returns their graphs by name. Returns an
-    empty mapping if that process fails.
+    """Traces programs in another process and returns their graphs by name. Returns an empty mapping
+    if that process fails.
 
     Args:
         file: Python file with the programs.
@@ -75,7 +74,9 @@ def trace_in_other_process(
 
 
 def main(file: str, folder: str) -> None:
-    """Runs the other process: traces the programs and writes the graph of each to a file."""
+    """Traces the programs of a file, in the other process, and writes the graph of each to a file
+    in `folder`.
+    """
     from sglang_lite.lint.files import import_program_file, programs_in
 
     _put_clocks_ahead()
@@ -122,5 +123,5 @@ def _put_clocks_ahead() -> None:
 
 
 def _default_to_moved_clock(function: Callable[[float], Any]) -> Callable[..., Any]:
-    """Wraps a function of a time so that its argument defaults to the moved clock's time."""
+    """Wraps a function that takes a time, so that the time defaults to that of the moved clock."""
     return lambda at=None: function(time.time() if at is None else at)

@@ -1,5 +1,5 @@
-"""Prefixes that the runs of a program share, where they end, and moves of text that would make them
-longer.
+"""Prefixes that the runs of a program share, where the runs begin to differ, and which texts to
+move to make the shared prefixes longer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Move of shared text ahead of text that differs from run to run.
+    """Suggestion to move a shared text ahead of text that differs from run to run.
 
     Attributes:
         where: location of the text to move.
@@ -104,8 +104,8 @@ class _Line:
 def find_moves(
     graphs: Sequence[GraphRecord], counter: TokenCounter, *, has_rows: bool
 ) -> list[Move]:
-    """Finds moves that are possible (text that all runs share, after text that they don't share, in
-    the same turn) and save enough tokens.
+    """Finds texts that all runs share, but that come after text of the same turn which differs from
+    run to run. Returns the moves that put them first and save enough tokens.
 
     Args:
         graphs: one graph for each run; twice the same graph if no rows are given.
@@ -183,7 +183,9 @@ def _is_user_text(nodes: Sequence[GraphNode], indices: Sequence[int], i: int) ->
 def _has_other_nodes(
     nodes: Sequence[GraphNode], line_indices: Sequence[int], inside: set[int]
 ) -> bool:
-    """Returns True if a line has nodes other than these texts, and so can't be moved as a whole."""
+    """Returns True if the source line of these texts also has nodes outside `inside`, so it can't
+    be moved as a whole.
+    """
     first = nodes[line_indices[0]]
     return any(
         node.line == first.line and node.path == first.path and at not in inside
@@ -192,8 +194,8 @@ def _has_other_nodes(
 
 
 def _differs_between_runs(column: Sequence[GraphNode]) -> bool:
-    """Returns True if a text differs from run to run. An argument or variable without a known value
-    counts as different.
+    """Returns True if a text differs between runs. `column` has the corresponding node of each run.
+    An argument or variable without a known value counts as different.
     """
     return (
         isinstance(column[0].node, Value)

@@ -1,1 +1,3 @@
-"""Pictures, videos and sounds before an engine has them: fetched from the web, and decoded from files."""
+"""Images, videos and sounds on their way to an engine: fetched from the web, and decoded from
+files.
+"""

@@ -1,5 +1,5 @@
 """Fetches files from web addresses, within limits on size and time. Only public addresses are
-allowed: otherwise, anyone could read through this machine what only it can reach.
+allowed, so that no one can use this machine to read addresses that only it can reach.
 """
 
 from __future__ import annotations

@@ -197,8 +197,8 @@ def decode_samples(sound: Media, rate: int, most_seconds: float) -> NDArray[np.f
 
 
 def count_samples(sound: Media, rate: int, most_seconds: float) -> int:
-    """Counts the `decode_samples` of a sound. If the sound already has this rate, its samples are
-    counted without being converted or checked.
+    """Returns how many samples `decode_samples` would return for a sound. If the sound already has
+    this rate, counts its samples without converting or checking them.
     """
     with _open_media(sound, "audio") as (container, stream):
         count = 0
@@ -269,8 +269,8 @@ def _detect_format(data: bytes, kind: MediaKind) -> tuple[str, str]:
 
 
 def _check_tables(data: bytes, kind: MediaKind) -> None:
-    """Rejects an MP4 with more samples of equal size than bytes, for which libav would allocate any
-    amount of memory (ISO/IEC 14496-12, 8.7.3 and 8.8.8).
+    """Rejects an MP4 whose tables claim more samples than the file has bytes, since libav would
+    allocate memory for all of them (ISO/IEC 14496-12, 8.7.3 and 8.8.8).
     """
     start = count = 0
     while start < len(data):
@@ -311,7 +311,7 @@ def _count_packets(container: Any, stream: Any, most: int) -> int:
 
 
 def _limit_duration(frames: Iterable[Any], most_seconds: float) -> Iterator[Any]:
-    """Yields the frames of a sound. Raises ParameterError where it becomes too long."""
+    """Yields the frames of a sound. Raises ParameterError as soon as they exceed `most_seconds`."""
     seconds = 0.0
     for frame in frames:
         seconds += frame.samples / max(frame.rate, 1)
@@ -322,7 +322,9 @@ def _limit_duration(frames: Iterable[Any], most_seconds: float) -> Iterator[Any]
 
 
 def _mean_of_channels(frame: Any) -> NDArray[np.float32]:
-    """Averages the channels of a frame, which are interleaved: PyAV can't read more than 8 planes."""
+    """Returns the mean of a frame's channels. They are interleaved, since PyAV can't read more than
+    8 separate planes.
+    """
     mean: NDArray[np.float32] = frame.to_ndarray().reshape(-1, len(frame.layout.channels)).mean(1)
     return mean
 

@@ -63,7 +63,9 @@ def shorten_text(text: str, longest: int = LONGEST_TEXT) -> str:
 
 
 def table_of_rows(head: Iterable[str], rows: Iterable[Iterable[object]]) -> Markup:
-    """Builds a table of the first rows. Long cells are cut, with the whole text as a tooltip."""
+    """Builds a table of at most `_MAX_ROWS` rows, followed by the number of rows left out. Long
+    cells are shortened, with the whole text as a tooltip.
+    """
     lines = [*rows]
     body = [element("tr", *map(_cell, line)) for line in lines[:_MAX_ROWS]]
     more = len(lines) - len(body)

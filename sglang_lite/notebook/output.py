@@ -42,8 +42,8 @@ class Output:
         self._shown_at = time.monotonic()
 
     def show_if_due(self, make: Callable[[], Markup]) -> None:
-        """Displays HTML, unless something was displayed just before. The last content must be
-        displayed with `show_html`.
+        """Displays HTML, but skips updates that follow too quickly after many others. The final
+        content must be displayed with `show_html`, which never skips.
         """
         if self._count < _AT_ONCE or time.monotonic() - self._shown_at >= _INTERVAL_S:
             self.show_html(make())
@@ -51,11 +51,11 @@ class Output:
 
 # of tqdm, as it returns one
 def progress_bar(below: Callable[[], Markup] = fragment, **options: Any) -> Any:
-    """Creates a tqdm progress bar: on standard error, or in a notebook below the cell, where HTML
-    can follow it until it ends.
+    """Creates a tqdm progress bar, on standard error or, in a notebook, below the cell. In a
+    notebook, other HTML can be shown below the bar until it ends.
 
     Args:
-        below: function that makes this HTML.
+        below: function that returns this HTML.
         options: tqdm's own arguments.
     """
     from tqdm import tqdm

@@ -1,1 +1,1 @@
-"""HTML pages that show runs: those of traces, the playground, and a server."""
+"""HTML pages that show runs. Traces, the playground and the server use them."""

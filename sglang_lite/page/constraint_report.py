@@ -1,4 +1,4 @@
-"""Report on a constraint while it is typed."""
+"""Report on a constraint that a user is typing: whether it is valid, and how it is enforced."""
 
 from __future__ import annotations
 

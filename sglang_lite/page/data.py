@@ -78,7 +78,9 @@ def sum_node_usage(head: TraceHead, nodes: Sequence[TraceNode]) -> Usage:
 
 
 def run_totals(head: TraceHead, nodes: Sequence[TraceNode]) -> list[tuple[str, str]]:
-    """Returns the numbers of the whole run, by name."""
+    """Returns the totals of a run, such as nodes, tokens and time, as pairs of a name and a
+    formatted number.
+    """
     usage = sum_node_usage(head, nodes)
     branches = len({node.path for node in nodes})
     counts = {
@@ -180,8 +182,9 @@ def _choice_shares(results: Sequence[Generation | Selection]) -> list[tuple[str,
 
 
 def _token_data(generation: Generation, texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the tokens with their ids and, as far as they are known, their texts,
-    log-probabilities (as drawn, the model's own, and of all allowed tokens) and alternatives.
+    """Returns the data of each token: its id and, if known, its text, alternatives and three
+    log-probabilities. "drawn" is the one it was sampled with, "own" the model's own, and "allowed"
+    that of all allowed tokens together.
 
     Args:
         texts: texts of the tokens; empty if they are not known.
@@ -210,8 +213,9 @@ def _token_data(generation: Generation, texts: Sequence[str]) -> list[dict[str, 
 
 
 def _certainty_data(generation: Generation) -> dict[str, float] | None:
-    """Returns the log-probability of the text under its constraint, and that of everything the
-    constraint allowed under the model. Returns None if the tokens have no scores.
+    """Returns the log-probability of a generation's text under its constraint ("logprob"), and the
+    model's log-probability of everything that the constraint allowed ("mass"). Returns None if the
+    tokens have no scores.
     """
     scores = generation.scores
     if scores is None or None in scores.logprobs:

@@ -1,4 +1,6 @@
-"""The playground's web application, only for this machine: its page, and the requests of the page."""
+"""Web application of the playground, reachable only from this machine: serves the page and answers
+its requests.
+"""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class RunRequest(msgspec.Struct):
 
 
 class RerunRequest(msgspec.Struct):
-    """Rerun of a run from a node on.
+    """Request to rerun a run with a new answer for one node.
 
     Attributes:
         run: number of the run.
@@ -64,7 +64,7 @@ class RerunRequest(msgspec.Struct):
 
 
 class _ChangedError(ParameterError):
-    """Error: the page shows the texts of another version of the file."""
+    """Error for requests from a page that shows another version of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ class Playground:
         self._lock = threading.Lock()  # one run at a time, since they share the file's names
 
     def prepare(self) -> None:
-        """Prepares what a run needs, so that the first run starts sooner. Texts are shown
-        meanwhile. Errors are left to the first run.
+        """Loads the file and creates the backend in advance, so that the first run starts sooner.
+        Ignores errors, since the first run reports them.
         """
         with contextlib.suppress(Exception):
             with self._lock:

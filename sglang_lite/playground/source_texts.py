@@ -44,7 +44,7 @@ class SourceText:
 
 
 class _Finder(ast.NodeVisitor):
-    """Finds the texts of a tree, in reading order.
+    """Finds the editable texts in a syntax tree, in reading order.
 
     Args:
         values: values of the file's names, for schemas that are referred to by name.
@@ -82,7 +82,7 @@ class _Finder(ast.NodeVisitor):
         self._find_prompt_texts(node)
 
     def _find_prompt_texts(self, node: ast.expr) -> None:
-        """Finds the texts of an expression that is added to a text."""
+        """Finds the editable texts in an expression that a program adds to its state."""
         match node:
             case ast.Constant(str() as text):
                 self._add_source_text("prompt", node, text, lambda new: setattr(node, "value", new))
@@ -158,9 +158,7 @@ def _f_string_text(node: ast.JoinedStr) -> tuple[str, Callable[[str], None]]:
 
 
 def _schema_of(kind: Any) -> str | None:
-    """Returns the schema of a Python type whose values are objects or lists, or None for other
-    values.
-    """
+    """Returns the JSON schema that `gen(type=…)` uses for a Python type, or None if it uses none."""
     try:
         constraint = as_constraint(kind)
     except SglError:
@@ -180,7 +178,9 @@ def _replace_constraint(keyword: ast.keyword, kind: str, text: str) -> None:
 
 
 def find_source_texts(source: str, module: ModuleType) -> tuple[ast.Module, list[SourceText]]:
-    """Parses a file's source and finds its texts. Returns the tree and the texts."""
+    """Parses a file's source and finds the texts in it that can be edited. Returns the syntax tree
+    and the texts.
+    """
     tree = ast.parse(source)
     finder = _Finder(vars(module))
     for statement in tree.body:
@@ -189,8 +189,8 @@ def find_source_texts(source: str, module: ModuleType) -> tuple[ast.Module, list
 
 
 def apply_edits(source: str, module: ModuleType, edits: Mapping[int, str]) -> dict[str, object]:
-    """Returns the names of a module with edited texts: its programs are created again, and so are
-    other names that an edited text affects. The module itself stays unchanged.
+    """Returns the global names of a module after replacing some of its texts. Programs, and other
+    names that an edited text affects, are created again; the module itself stays unchanged.
 
     Args:
         edits: new texts, by their indices.

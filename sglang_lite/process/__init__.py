@@ -1,3 +1,3 @@
-"""What belongs to a process: import paths that its children inherit, marks of its threads, and random
-ids.
+"""Utilities that concern the whole process: import paths that its children inherit, marks of its
+threads, and random ids.
 """

@@ -1,5 +1,5 @@
-"""Mark of service threads. Everything waits for an engine's loop, so its thread must never block on
-a program.
+"""Mark for threads that run an engine's loop. Everything waits for the loop, so such a thread must
+never block on a program.
 """
 
 from __future__ import annotations

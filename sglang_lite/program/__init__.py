@@ -1,3 +1,3 @@
 """Representation of programs: their nodes, and the methods by which `select` chooses. Independent
-of the language that creates programs and the backends that play them.
+of the language that creates programs and the backends that execute them.
 """

@@ -97,8 +97,8 @@ class _Rule(ChoicesSamplingMethod):
 
 
 class TokenLengthNormalized(_Rule):
-    """Chooses the text with the highest mean log-probability per token. Favours long choices with a
-    predictable end.
+    """Chooses the text with the highest mean log-probability per token. Favours long choices whose
+    end is predictable.
     """
 
     def _find_best(self, means: list[float], tokens: _Entries, alone: _Entries | None) -> _Found:
@@ -176,8 +176,9 @@ class UnconditionalLikelihoodNormalized(_Rule):
         )
 
     def _mean_token_gains(self, conditional: _Entries, alone: _Entries) -> list[float]:
-        """Returns the mean gain per token of each choice. (The two tokenisations may differ in
-        length if the end of the prompt merges with the choice.)
+        """Returns, for each choice, how much the prompt raises the mean log-probability of its
+        tokens. (The two tokenisations may differ in length if the end of the prompt merges with the
+        choice.)
         """
         return [
             (sum(_logprobs_of_entries(c)) - sum(_logprobs_of_entries(u))) / len(c)

@@ -328,7 +328,7 @@ class Select(BaseNode, frozen=True, eq=False):
         temperature: if above 0, the choice is drawn from the softmax of the method's scores.
         seed: seed of that draw, or UNSET for a random one.
         unconditional: True if the choices are also scored without the prompt.
-        special: for the choices, as in Text.
+        special: whether special tokens spelled out in the choices are tokenised as such (see Text).
         lora_path: name of the adapter that scores the choices, () for none, or UNSET, as in
             SamplingParams.
     """
@@ -368,10 +368,10 @@ class Pause(BaseNode, frozen=True, eq=False):
 
 
 class GrammarBegin(BaseNode, frozen=True, eq=False):
-    """Start of a grammar: `text`, followed by all text up to the grammar's end, is in the language
-    of `constraint`. Choices that the grammar does not allow are left out of a selection. A fork's
-    branches need not complete the grammar. A grammar with no generation or selection in it is not
-    checked here, since its author has checked it.
+    """Start of a grammar: `text`, followed by all text up to the grammar's end, must match
+    `constraint`. A selection inside the grammar skips choices that it does not allow. A fork's
+    branches need not complete the grammar. If there is no generation or selection in the grammar,
+    all its text comes from the program and is not checked here.
 
     Attributes:
         constraint: constraint on the text.
@@ -419,8 +419,9 @@ class Join(BaseNode, frozen=True, eq=False):
     Attributes:
         fork: index of the fork among this branch's nodes, or None for all forks since the last
             join.
-        ends: for each branch, how many of its nodes are waited for and have their text appended,
-            even if a rollback comes later; () for all nodes that it has when the join is added.
+        ends: for each branch, the number of its first nodes that the join claims: it waits for them
+            and appends their text, even if a rollback comes later. () for all nodes that each
+            branch has when the join is added.
         mode: "concate_and_append" waits for the branches and appends the texts that they have
             added. "gather_variable" neither appends nor waits; from here on, each variable of the
             branches is a list with one item per branch. Both claim the nodes that the branches
@@ -475,7 +476,7 @@ class Verdict(Record, frozen=True):
 
 
 class Program(Record, frozen=True):
-    """Whole program.
+    """A complete program, as a backend receives it.
 
     Attributes:
         nodes: nodes of the main branch, including those of its forks.

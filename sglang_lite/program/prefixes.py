@@ -177,8 +177,8 @@ def iterate_prompts(
 
 
 def _identify_open_value(node: GraphNode, i: int) -> _Unknown:
-    """Returns the identity of an open value. An argument's value is the same everywhere in a run;
-    any other value is identified by its node.
+    """Returns a key that identifies a value which is not known yet. An argument has the same key
+    everywhere in a run; any other value is identified by its node.
     """
     return (node.uses[0].expression,) if node.uses and node.uses[0].source is None else (i,)
 

@@ -13,5 +13,7 @@ def derive_seed(seed: int, path: str) -> int:
 
 
 def seed_for_attempt(seed: int | Unset, attempt: int) -> int | Unset:
-    """Returns the seed for a further draw at the same place in a program. UNSET stays UNSET."""
+    """Returns the seed for sampling again at the same place in a program, derived from the seed of
+    the first attempt. UNSET stays UNSET.
+    """
     return seed if isinstance(seed, Unset) else (seed + attempt * 0x9E3779B97F4A7C15) % 2**64

@@ -275,8 +275,8 @@ class Repeated(Variant, frozen=True):
 
 
 class Continuation(Variant, frozen=True):
-    """Text that continues `text` in a constraint over several nodes. Can't be part of another
-    constraint.
+    """Text that continues `text` under a constraint that spans several nodes. Can't be part of
+    another constraint.
 
     Attributes:
         whole: constraint on `text`, this generation and the text after it together.

@@ -41,7 +41,7 @@ class Deferred:
 
 
 def check_known(name: str, *values: object) -> None:
-    """Raises TraceError if one of the values is a symbol and a trace would need the value itself."""
+    """Raises TraceError if one of `values` is a symbol, where a trace has to know the actual value."""
     for value in values:
         if isinstance(value, Deferred):
             raise TraceError(
@@ -130,8 +130,8 @@ class Parameter:
 
     @property
     def limits(self) -> str:
-        """The range in words, or the engine's if that is narrower in practice. Empty if the
-        parameter has no range.
+        """The parameter's range in words: the engine's range if it is narrower in practice,
+        otherwise the range for all backends. Empty if the parameter has no range.
         """
         if self.kind == "token ids":
             return ""
@@ -275,7 +275,9 @@ _ENTRIES = {
 
 
 def _hint_without_quotes(name: str, value: Any) -> str:
-    """Returns a hint for a number that was given as text, or ""."""
+    """Returns a hint to write a number without quotes, or "" if `value` is not a number in a
+    string.
+    """
     text = value.strip() if isinstance(value, str) else ""
     return f"Write it without quotes: {name}={text}." if _NUMBER.fullmatch(text) else ""
 

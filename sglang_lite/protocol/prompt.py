@@ -98,7 +98,7 @@ class Prompt(Record, frozen=True):
         images: images in the order of their placeholders in the text: see `is_placeholder`.
         shared: numbers of leading messages that other prompts of the program are known to
             share, at forks and before user turns, likeliest first.
-        tools: tools to show the model that the spans don't contain; None for none. A backend
+        tools: tools to show the model that are not in the spans yet, or None. A backend
             that renders no conversation itself calls `lang.backend.rendering.with_tools`.
     """
 

@@ -60,7 +60,9 @@ class Usage(Record, frozen=True):
 
     @property
     def image_counts(self) -> dict[str, int]:
-        """Numbers of images' tokens, by name. Empty for a prompt without images."""
+        """Numbers of tokens that stand for images, and of those read from the cache, by field name.
+        Empty for a prompt without images.
+        """
         if not self.image_tokens:
             return {}
         return {"image_tokens": self.image_tokens, "cached_image_tokens": self.cached_image_tokens}
@@ -72,7 +74,7 @@ class Usage(Record, frozen=True):
         return definition_list("Usage", self._reported())
 
     def _reported(self) -> dict[str, str]:
-        """Returns the numbers that are not 0, as text."""
+        """Returns the fields that are not 0, by name, formatted as text."""
         return {
             name: f"{value:.4g}" if isinstance(value, float) else str(value)
             for name, value in msgspec.structs.asdict(self).items()
@@ -190,7 +192,7 @@ class Generation(Variant, frozen=True):
         prompt_ids: ids of the prompt's tokens, if they were requested.
         routed_experts: experts that each token of the prompt and answer passed through, int32
             [tokens, layers, experts per token], if they were requested. The last token need
-            not be computed, so it has none, nor have tokens right before it that a grammar
+            not be computed, so it has no entry; nor have tokens right before it that a grammar
             forced. 0 in layers without experts.
         hidden_states: hidden states of the same tokens after the last norm, float32 [tokens,
             hidden size], if they were requested.
@@ -214,8 +216,8 @@ class Generation(Variant, frozen=True):
 
     @property
     def shortened(self) -> tuple[str, ...]:
-        """JSON Pointers of the values missing from a constrained answer that a limit has cut; "" is
-        the whole value.
+        """JSON Pointers of the values missing from a constrained answer that was cut short by a
+        limit; "" stands for the whole value.
         """
         return tuple(self.meta.get("shortened") or ())
 
@@ -307,7 +309,9 @@ class Selection(Variant, frozen=True):
 
 
 class Failure(Variant, frozen=True, tag="Error"):
-    """An error as a record: members of all errors, then members that individual classes add."""
+    """An error as a record. Its first fields belong to all errors, the others only to some classes
+    of errors.
+    """
 
     type: str
     message: str

@@ -204,7 +204,7 @@ PARAMETERS: Final = (
 
 
 def named(place: Place, *, sglang: bool = False) -> dict[str, Parameter]:
-    """Returns the parameters that can be given in a place, by name.
+    """Returns the parameters that can be given in `place` ("gen" or "run", for example), by name.
 
     Args:
         sglang: whether the names are SGLang's instead of this package's.
@@ -218,7 +218,9 @@ def named(place: Place, *, sglang: bool = False) -> dict[str, Parameter]:
 
 
 class OneSampleOptions(TypedDict, total=False):
-    """SamplingOptions without the number of samples, which determines the type of a value."""
+    """SamplingOptions without the number of samples `n`, on which the type of a variable's value
+    depends.
+    """
 
     stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int] | None
@@ -250,7 +252,7 @@ class SamplingOptions(OneSampleOptions, total=False):
 
 
 class OneSampleGenOptions(OneSampleOptions, total=False):
-    """GenSamplingOptions without the number of samples."""
+    """GenSamplingOptions without the number of samples `n`."""
 
     min_tokens: int | None
     confidence: bool | None
@@ -389,8 +391,8 @@ def adapter_of(lora_path: tuple[str, ...] | Unset) -> str | None:
 
 
 def given_as_data(params: SamplingParams) -> dict[str, UserValue]:
-    """Returns the values of the parameters that are set, by name, for requests: with lists instead
-    of tuples.
+    """Returns the values of the parameters that are set, by name, in the form for requests: lists
+    instead of tuples.
     """
     return {
         name: list(value) if isinstance(value, tuple) else value

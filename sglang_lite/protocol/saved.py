@@ -48,9 +48,9 @@ class SavedVariable(Record, frozen=True):
         result: result of the node that produced it, or None.
         error: error that the node failed with, if it has no value, or the reason a replaced
             value is not saved.
-        behind: place after the node, as the numbers of pieces and finished turns up to there,
-            and the open turn (role and index of its first piece) or None. None if no node of
-            the text produced the value.
+        behind: end of the node in the run's text: number of pieces up to there, number of
+            finished turns, and the open turn (role and index of its first piece) or None. None
+            if no node of the text produced the value.
         node: path in the program's tree of the node that produced the value; "" if none did.
     """
 
@@ -112,11 +112,11 @@ class SavedRun(Record, frozen=True):
 
 class CheckpointHead(Record, frozen=True):
     """First line of a batch's checkpoint: the program's name, and digests of everything besides the
-    items that results depend on, by description.
+    items that results depend on, each with a description.
 
     Attributes:
-        secret: whether the lines' codes depend on a secret.
-        code: code of the line; "" in earlier files. It is the last field.
+        secret: whether the authentication codes of the lines depend on a secret.
+        code: authentication code of this line; "" in earlier files. It is the last field.
     """
 
     program: str
@@ -130,7 +130,7 @@ class CheckpointRow(Record, frozen=True):
     and metadata.
 
     Attributes:
-        code: code of the line; "" in earlier files. It is the last field.
+        code: authentication code of this line; "" in earlier files. It is the last field.
     """
 
     index: int

@@ -175,7 +175,7 @@ class TraceNode(Record, frozen=True):
 
     @property
     def thrown_away(self) -> int:
-        """Number of tokens that were generated in vain, by failed attempts or before a rollback."""
+        """Number of generated tokens that were wasted, by failed attempts or because of a rollback."""
         answers = [answer for attempt in self.attempts for answer in attempt.answers]
         lost = sum(answer.usage.completion_tokens for answer in answers)
         return lost + (self.usage.completion_tokens if self.rejected else 0)

@@ -1,3 +1,5 @@
-"""The engine's runtime. Importing it first bounds the spinning of torch's threads (host/openmp.py)."""
+"""The engine's runtime. Import it before torch: it limits how long torch's idle threads spin
+(host/openmp.py).
+"""
 
 from sglang_lite.runtime.host import openmp as openmp

@@ -1,4 +1,5 @@
-"""An engine's calls that have one answer: a record for each, with the type of its answer.
+"""Calls of an engine that have a single answer: one record for each, generic in the type of the
+answer.
 
 The cores answer them (`EngineCore.submit_call`), messages carry them unchanged to an engine's process
 (engine/frames.py), and the methods of `Engine` document them. Submissions, which send events to a
@@ -17,17 +18,19 @@ R = TypeVar("R")
 
 
 class EngineCall(msgspec.Struct, Generic[R], frozen=True, array_like=True):
-    """Call whose answer is an R. Its tag names the method of `Engine`."""
+    """Call whose answer has the type R. Its tag names the method of `Engine`."""
 
 
 class CompileGrammar(EngineCall[Any], frozen=True, tag="compile_grammar"):
-    """Call answered with the CompiledGrammar, which stays in its process."""
+    """Call answered with the CompiledGrammar, which stays in the engine's process."""
 
     constraint: Constraint
 
 
 class UpdateWeights(EngineCall[str], frozen=True, tag="update_weights"):
-    """Call answered with the new name of the model."""
+    """Call that replaces the weights by those of a checkpoint. Answered with the new name of the
+    model.
+    """
 
     path: str
     version: str | None
@@ -35,7 +38,9 @@ class UpdateWeights(EngineCall[str], frozen=True, tag="update_weights"):
 
 
 class UpdateTensors(EngineCall[str], frozen=True, tag="update_weights_from_tensor"):
-    """Call answered with the version of the weights."""
+    """Call that replaces weights by the tensors in a file. Answered with the version of the
+    weights.
+    """
 
     file: str  # in the format of safetensors; any of the model's tensors
     last: bool  # whether the update is complete
@@ -51,8 +56,8 @@ class WriteTensors(EngineCall[str], frozen=True, tag="update_weights_here"):
 
 
 class OpenTensors(EngineCall[str], frozen=True, tag="update_weights_from_handles"):
-    """`UpdateTensors` for SGLang's flattened bucket in a GPU's memory, which another process keeps
-    until the answer.
+    """`UpdateTensors` for tensors that SGLang has flattened into one bucket in a GPU's memory.
+    Another process keeps this memory until the call is answered.
     """
 
     bucket: bytes  # pickled
@@ -78,7 +83,9 @@ class JoinGroup(EngineCall[None], frozen=True, tag="init_weights_update_group"):
 
 
 class ReceiveWeights(EngineCall[str], frozen=True, tag="update_weights_from_distributed"):
-    """Call answered with the version of the weights."""
+    """Call that replaces weights by tensors which a process group sends. Answered with the version
+    of the weights.
+    """
 
     group: str
     names: tuple[str, ...]
@@ -94,8 +101,8 @@ class LeaveGroup(EngineCall[None], frozen=True, tag="destroy_weights_update_grou
 
 
 class OfferWeights(EngineCall[dict[str, Any]], frozen=True, tag="offer_weights"):
-    """Call answered with `names`, `dtypes` and `shapes` of all tensors, their `weight_version`, and
-    the group's `port`.
+    """Call that creates a group in which another engine can receive the weights. Answered with
+    `names`, `dtypes` and `shapes` of all tensors, their `weight_version`, and the group's `port`.
     """
 
     address: str
@@ -105,7 +112,9 @@ class OfferWeights(EngineCall[dict[str, Any]], frozen=True, tag="offer_weights")
 
 
 class SendWeights(EngineCall[str], frozen=True, tag="send_weights"):
-    """Call answered with the version of the weights, when the tensors are sent."""
+    """Call that sends tensors to a group. Answered with the version of the weights once they are
+    sent.
+    """
 
     group: str
     names: tuple[str, ...]  # () to end the group
@@ -173,17 +182,19 @@ class EncodeMedia(EngineCall[bytes], frozen=True, tag="encode_media"):
 
 
 class FlushCache(EngineCall[int], frozen=True, tag="flush_cache"):
-    """Call answered with the number of tokens that were freed."""
+    """Call that empties the prefix cache. Answered with the number of tokens that were freed."""
 
 
 class EndSession(EngineCall[None], frozen=True, tag="end_session"):
-    """Call answered when the session, if the engine has it, counts as closed."""
+    """Call answered once the engine has no open session of this name."""
 
     name: str
 
 
 class ExportPrefix(EngineCall[int], frozen=True, tag="export_prefix"):
-    """Call answered with the number of tokens that were written."""
+    """Call that writes a cached prefix to a file. Answered with the number of tokens that were
+    written.
+    """
 
     prompt: Prompt | str
     ids: tuple[int, ...]  # instead of a prompt
@@ -193,7 +204,9 @@ class ExportPrefix(EngineCall[int], frozen=True, tag="export_prefix"):
 
 
 class ImportPrefix(EngineCall[int], frozen=True, tag="import_prefix"):
-    """Call answered with the number of tokens that were read."""
+    """Call that reads a prefix from a file into the cache. Answered with the number of tokens that
+    were read.
+    """
 
     path: str
     namespace: str

@@ -570,7 +570,7 @@ class EngineConfig:
         return tuple(name for name, wanted in asked.items() if wanted)
 
     def _check_lora(self) -> None:
-        """Checks the settings of adapters, and normalises lists of them."""
+        """Checks and normalises the settings of adapters."""
         object.__setattr__(self, "lora_paths", lora_texts(self.lora_paths))
         targets: UserValue = self.lora_target_modules
         if targets is not None:
@@ -616,12 +616,14 @@ class EngineConfig:
 
     @property
     def counts_experts(self) -> bool:
-        """Whether rows that choose each expert are counted."""
+        """Whether the engine counts how many rows choose each expert."""
         return self.enable_eplb or self.expert_distribution_recorder_mode is not None
 
     @property
     def parallel(self) -> Parallel:
-        """Layout of the ranks of the engine, or of each replica, as seen by the scheduling rank."""
+        """Layout of the ranks that one scheduler controls: those of the engine or, with several
+        replicas, of one of them.
+        """
         if self.enable_dp_attention:
             return ALONE
         nodes = self.nnodes if self.dp_size == 1 else 1  # a replica is on one

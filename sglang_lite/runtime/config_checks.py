@@ -86,7 +86,8 @@ def check_scales(path: str | None, kv_dtype: str) -> None:
 
 
 def normalise_seed_ports(service: int | None, group: UserValue) -> tuple[int, ...] | None:
-    """Returns the group ports of an engine that sends weights, as a tuple; None for any free port.
+    """Checks the ports of an engine that sends its weights to others. Returns the port of its group
+    in a tuple; None for any free port.
 
     Args:
         service: port of its server.
@@ -109,8 +110,8 @@ def normalise_seed_ports(service: int | None, group: UserValue) -> tuple[int, ..
 
 
 def check_offload(gigabytes: int, group_size: int, *, saver: bool) -> None:
-    """Raises ParameterError if settings of layers in the host's memory are wrong, or conflict with
-    `saver`.
+    """Raises ParameterError if the settings for keeping layers' weights in the host's memory are
+    wrong, or are combined with the memory saver (`saver`).
     """
     check_int("cpu_offload_gb", gigabytes, 0)
     if group_size != -1:
@@ -170,7 +171,8 @@ def _check_encoders(
 
 
 def apply_layer_dump_settings(config: EngineConfig) -> None:
-    """Checks which layers are dumped, and turns off settings that would hide them.
+    """Checks the numbers of the layers to dump, and turns off overlapping steps and CUDA graphs
+    where they would hide outputs from dumps or profiles.
 
     Raises:
         ParameterError: their numbers are invalid, or given without a folder.

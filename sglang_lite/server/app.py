@@ -123,9 +123,9 @@ def _check_grpc(settings: ServerSettings) -> None:
 
 
 class _Application(Starlette):
-    """Starlette application that looks up paths without parameters in a table. Trying the routes
-    one by one, and passing through Starlette's error-handling layers (endpoints handle errors
-    themselves), would take longer than handling a small request.
+    """Starlette application that looks up paths without parameters in a table. Starlette itself
+    would try the routes one by one and pass through layers of error handling, although endpoints
+    handle errors themselves. That would take longer than handling a small request.
 
     Args:
         endpoints: endpoints by method and path.
@@ -194,7 +194,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 def _allowed_methods_for_path(request: Request) -> list[str]:
     """Returns the methods of all routes that match a request's path; Starlette names only those of
-    the first. Routes without parameters hide those with parameters, as in the OpenAPI document.
+    the first. If the path also is a route without parameters, routes with parameters are ignored,
+    as in the OpenAPI document.
     """
     routes = [
         route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE

@@ -79,7 +79,7 @@ class AsyncEngine:
     Args:
         engine: engine that runs the requests.
         observe: function that is called with all events of the engine.
-        apart: whether to keep requests of different API keys from sharing cached prefixes.
+        apart: whether requests of different API keys must not share cached prefixes.
     """
 
     def __init__(
@@ -161,9 +161,9 @@ class AsyncEngine:
     async def generate_native(
         self, request: NativeRequest
     ) -> AsyncGenerator[list[dict[str, Json]], None]:
-        """Runs a native request and yields the answers that have changed, each time that text
-        arrives; without `stream`, yields all answers at the end. Closing the generator before its
-        end aborts the request.
+        """Runs a native request. Yields the answers that have changed each time that text arrives
+        or, without `stream`, yields all answers at the end. Closing the generator before its end
+        aborts the request.
 
         Raises:
             SglError: as `Engine.generate`.
@@ -198,7 +198,7 @@ class AsyncEngine:
                 yield results if request.is_list else [results]
 
     async def select(self, request: SelectRequest) -> Selection:
-        """Scores a request's choices.
+        """Scores a request's choices and returns the selection.
 
         Raises:
             SglError: as `Engine.submit_select`, or the request's last event.
@@ -213,7 +213,7 @@ class AsyncEngine:
     async def play(
         self, request: ProgramRequest, timeout_s: float | None = None
     ) -> AsyncGenerator[list[ProgramEvent], None]:
-        """Plays a complete program and yields its events as they arrive; the last one is a
+        """Runs a complete program and yields its events as they arrive; the last one is a
         ProgramResult or an SglError. Closing the generator before its end aborts the program.
 
         Args:
@@ -266,7 +266,9 @@ class AsyncEngine:
         return await _call_submit(submit, _untokenized_length(request.prompt))
 
     def _move_to_key_namespace(self, request: S) -> S:
-        """Returns the request in the namespace of its API key, if each key has its own."""
+        """Returns the request with a namespace of its API key, if keys must not share cached
+        prefixes.
+        """
         key = key_in_use.get()
         if not self._apart or not key:
             return request

@@ -19,7 +19,7 @@ from sglang_lite.server.service import Service
 
 
 class VertexInstance(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Prompt of a request, given as one of the first two fields."""
+    """Prompt of a request, given as either `text` or `input_ids`."""
 
     text: str | None = None
     input_ids: list[int] | None = None
@@ -39,7 +39,7 @@ VERTEX: Fields[VertexRequest] = Fields(VertexRequest, {}, {})
 
 
 async def vertex(service: Service, call: HttpRequest) -> Response:
-    """Continues the texts of a Vertex AI request."""
+    """Generates text for the prompts of a Vertex AI request."""
     body = await read_record(service, call, VERTEX)
     if not body.instances:
         raise ParameterError("instances", "is empty.")

@@ -83,7 +83,7 @@ class ClientConnection(HttpToolsProtocol):
         settings: settings of the server, with the limits.
         clients: number of connections of each client's address, shared by all connections of a
             server.
-        linger: connections that are still read after their end, shared likewise.
+        linger: closed connections whose clients are still sending, also shared by all connections.
         arguments, options: uvicorn's own.
     """
 
@@ -192,8 +192,9 @@ class ClientConnection(HttpToolsProtocol):
             self._set_timer()
 
     def eof_received(self) -> bool | None:  # type: ignore[override] # uvicorn's own always closes
-        """Keeps the connection open if the client has closed its side while requests are
-        unanswered, until they are answered.
+        """Keeps the connection open until all requests are answered, if the client has closed its
+        side before the next answer began or is slow to read that answer. Otherwise, and over TLS,
+        asyncio closes the connection.
         """
         if self._begun and self._last_answer is None:
             self._refuse(
@@ -214,8 +215,8 @@ class ClientConnection(HttpToolsProtocol):
         return True
 
     def _finish(self) -> None:
-        """Finishes a connection that is no longer read. While requests are unanswered, watches the
-        client; otherwise sends the last error or closes.
+        """Closes a connection from which nothing more is read, after sending the last error, if
+        there is one. While requests are unanswered, only watches whether the client leaves.
         """
         if self._unfinished_requests():
             self._unread.watch()

@@ -1,6 +1,4 @@
-"""The ASGI endpoint that serves any route, and the record with which a protocol's file describes
-one.
-"""
+"""The ASGI endpoint that serves any route, and the `Route` record that describes one."""
 
 from __future__ import annotations
 
@@ -95,10 +93,11 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class BodyTask:
-    """Body to read in another process: the arguments of `read_body`, without the service.
+    """Task of reading a body in another process. Has the arguments of `read_body`, without the
+    service.
 
     Attributes:
-        function: function of a reader, a request with nothing but its body, and `more`.
+        function: takes a reader, a request that has only its body, and `more`.
         data, limits, reports: as in HttpRequest.
         more: further arguments of the function.
     """
@@ -183,9 +182,10 @@ class Route:
         body_type: media type of the body.
         streams: True if the answer may be a stream of events.
         media_type: media type of the answer.
-        access: "open" for a route without key, "key" for the API key, "admin" for the
-            administrator's if there is one, "owner" for the administrator's in any case: the
-            request names folders of this machine, "page" for the token of the playground's page.
+        access: what a request needs. "open": nothing. "key": an API key, if there are any. "admin":
+            the administrator's key or, if there is none, an API key. "owner": the administrator's
+            key, because the request names folders of this machine; if there are no keys at all, a
+            local server accepts it. "page": the token of the playground's page.
         counts_as_open: True if its requests count as open requests.
         acts: True if even a GET has an effect, which an image in a web page must not trigger.
     """
@@ -431,8 +431,8 @@ class AccessControl:
 
         Raises:
             AuthenticationError: the key is missing or wrong.
-            ForbiddenError: no key is required, and a web page sent the request; or the request is
-                the administrator's, and the server has none.
+            ForbiddenError: no key is required, and a web page sent the request; or only an
+                administrator may send the request, and the server has no administrator key.
         """
         if route.access == "open":
             return ""

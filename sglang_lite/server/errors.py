@@ -151,8 +151,8 @@ _TABLE: tuple[tuple[type[SglError], ErrorStatus], ...] = (  # the first matching
 
 
 def find_error_status(error: SglError) -> ErrorStatus:
-    """Returns the row of the table for an error; for a BatchError, that of its first failed
-    request.
+    """Returns the HTTP status and the names of an error; for a BatchError, those of its first
+    failed request.
     """
     cause = _unwrap_batch_error(error)
     return next(status for kind, status in _TABLE if isinstance(cause, kind))

@@ -1,7 +1,7 @@
 """Fields of requests: honoured, neutral (without effect on an answer of this server) or refused.
 
-The record of a protocol has the honoured fields, this file the other ones. No field is dropped in
-silence: an unknown one is refused with the most similar known name, or reported.
+A protocol's record declares the honoured fields; this file lists the others. No field is dropped
+silently: an unknown one is refused, with the most similar known name, or reported.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Command-line flags of `serve`: the fields of all settings, and SGLang's names for those that it
-has, too.
+"""Command-line flags of `serve`: one for each field of the settings. If SGLang has the same
+setting, the flag can also be given under SGLang's name.
 """
 
 from __future__ import annotations

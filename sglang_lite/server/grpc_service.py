@@ -95,7 +95,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
         self._calls = calls
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  # of the protocol
-        """Continues token ids."""
+        """Generates tokens after a prompt of token ids."""
         async with self._calls.answer_call(
             "Generate", context, request_id=request.request_id, counts=True
         ):
@@ -248,7 +248,9 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
 
 def _ids(given: object) -> list[int]:
-    """Returns the token ids in a config field, whose value may be None, one id or a list."""
+    """Returns the token ids in a field of the model's config, whose value may be None, one id or a
+    list.
+    """
     return [
         each for each in (given if isinstance(given, list) else [given]) if isinstance(each, int)
     ]
@@ -295,7 +297,7 @@ def _generate_request(request: Any) -> Any:
 
 
 def _answers(request: Any, event: Delta | Generation, sent: dict[int, int]) -> Iterator[Any]:
-    """Yields the messages for an event. `sent` has the number of each sample's tokens that earlier
+    """Yields the messages for an event. `sent` counts the tokens of each sample that earlier
     messages contained, and is updated.
     """
     done = sent.get(event.index, 0)

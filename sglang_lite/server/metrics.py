@@ -50,7 +50,9 @@ _OF_THE_SERVER = {"generated_per_s", "gen_throughput"}  # no replica counts thes
 
 
 class _Stats(Collector):
-    """Metrics of an engine's counts; several replicas have their own, with the label `rank`."""
+    """Metrics made from an engine's statistics. With several replicas, each replica has its own
+    values, with the label `rank`.
+    """
 
     def __init__(self, stats: Mapping[str, Any], model: str, names: MetricsNames) -> None:
         self._stats = stats

@@ -59,8 +59,8 @@ class GenerateBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     `prompt` and `constraint` are a Prompt and a Constraint of `sglang_lite.protocol`, encoded by
     `sglang_lite.wire` without an envelope. They take the place of text, and of a grammar in
     `sampling_params`. The answer to a request with `prompt` has the `generation`, too, in the same
-    encoding. `timeout` is the time in seconds after which the client gives up: JSON that brackets
-    can close is cut before.
+    encoding. `timeout` is the time in seconds after which the client gives up. An unfinished JSON
+    answer is cut before then, if brackets can close it.
     """
 
     text: str | list[str] | None = None
@@ -134,7 +134,7 @@ class ParseFunctionCallRequest(msgspec.Struct, kw_only=True, forbid_unknown_fiel
 
 
 class ConfigureLoggingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Request to log other messages from now on."""
+    """Request to change the lowest level of logged messages."""
 
     log_level: Literal["debug", "info", "warning", "error"]
 
@@ -162,7 +162,7 @@ CLOSE_SESSION = Fields(CloseSession, {}, {})
 
 
 async def generate(service: Service, call: HttpRequest) -> Response:
-    """Continues text."""
+    """Generates text for one prompt or several."""
     request = await read_body(service, call, _read_generate)
     calls = await service.images.fetch_requests(with_priorities(service, call, request.calls))
     request = replace(request, calls=calls)
@@ -382,8 +382,8 @@ async def flush_cache(service: Service, _: HttpRequest) -> Response:
 
 
 async def abort_request(service: Service, call: HttpRequest) -> Response:
-    """Aborts one request or all requests of the given key, or of all keys if it is the
-    administrator's or none is given.
+    """Aborts one request or all requests. With an API key, this affects only the requests of that
+    key; with the administrator's key, or if none is required, it affects those of all keys.
     """
     body = await read_record(service, call, ABORT)
     key = None if call.key in ("", service.settings.admin_api_key) else call.key
@@ -399,8 +399,8 @@ async def abort_request(service: Service, call: HttpRequest) -> Response:
 
 
 async def loads(service: Service, _: HttpRequest) -> Response:
-    """Returns the load of each replica of the engine. Omits sections that `include` asks for and
-    that this engine doesn't have.
+    """Returns the load of each replica of the engine. Sections that `include` asks for but this
+    engine lacks are left out.
     """
     found = [
         {
@@ -484,7 +484,7 @@ def separate_reasoning(_: RequestReader, call: HttpRequest) -> tuple[str | None,
 
 
 def parse_function_call(_: RequestReader, call: HttpRequest) -> tuple[str | None, bytes]:
-    """Extracts the tool calls of an answer from its other text."""
+    """Separates the tool calls of an answer from its other text."""
     body = call.read_fields(PARSE_FUNCTION_CALL)
     names = [each.get("function", {}).get("name") for each in body.tools]
     any_arguments = {name: JsonSchema("{}") for name in names if isinstance(name, str) and name}

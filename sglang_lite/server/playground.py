@@ -1,5 +1,5 @@
-"""Page at `/` that plays turns on the served model: texts, generations and choices, no code. Only
-for this machine.
+"""Page at `/` on which a user runs turns on the served model: texts, generations and choices, but
+no code. Only for this machine.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _HEADERS = {
 
 
 class PlaygroundTurn(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Turn to play; if the role is "", text outside all turns. `text` has the choices of a
-    "select", one per line. `answer`, if it is given, replaces the model's answer.
+    """Turn to run. With the role "", its text lies outside all turns. For a "select", `text` has
+    the choices, one per line. If `answer` is given, it replaces the model's answer.
     """
 
     role: Literal["", "system", "user", "assistant"]
@@ -56,7 +56,7 @@ class PlaygroundTurn(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class PlaygroundRun(msgspec.Struct, kw_only=True):
-    """Turns to play, and the seed for sampling."""
+    """Turns to run, and the seed for sampling."""
 
     turns: list[PlaygroundTurn]
     seed: int | None = None

@@ -107,7 +107,7 @@ class RequestReader:
 
     Attributes:
         tokenizer: tokenizer of the model.
-        encoder: specification of a model that reads texts; None for one that generates.
+        encoder: specification of an encoder model; None for a model that generates text.
         template: function that returns the chat template.
         settings: settings of the server.
         model_name, context_length, vocab_size: name and sizes of the model.
@@ -131,8 +131,8 @@ class RequestReader:
 
     @classmethod
     def from_engine(cls, engine: Engine, settings: ServerSettings) -> RequestReader:
-        """Creates a reader for the process of an engine's handle, where prompts are tokenised when
-        they are submitted.
+        """Creates a reader for the process that has the engine's handle. It doesn't tokenise
+        prompts, because that happens when they are submitted.
         """
         return cls(
             engine.tokenizer,

@@ -22,8 +22,8 @@ MODULE: Final = "sglang_lite.server.body_process"
 
 
 def send_object(connection: Connection, value: object) -> None:
-    """Sends a pickled value as a frame. Both ends belong to this package, and one has started the
-    other.
+    """Sends a value as a frame, pickled. The receiver can trust the pickle, since both processes
+    run this package and one has started the other.
 
     Raises:
         OSError: the connection is closed at either end.

@@ -1,5 +1,5 @@
-"""Metrics of what a server has answered, for Prometheus: requests, tokens and times, under names
-that dashboards know.
+"""Prometheus metrics of the requests that a server has answered: counts, tokens and times, under
+the names that dashboards expect.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class RequestMetrics:
 
     Args:
         model: name of the model, the label `model_name` of all metrics.
-        names: project whose names the metrics have.
+        names: project whose metric names are used.
 
     Attributes:
         registry: the metrics.
@@ -220,7 +220,9 @@ class RequestMetrics:
 
 
 def _charged_prompt(event: Generation | Selection) -> int:
-    """Returns the number of the prompt's tokens, or 0 for a further answer to the same prompt."""
+    """Returns the number of prompt tokens to count for an event. It is 0 for all but the first
+    answer to a prompt.
+    """
     is_further = isinstance(event, Generation) and event.index > 0
     return 0 if is_further else event.usage.prompt_tokens
 

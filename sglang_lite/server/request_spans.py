@@ -46,10 +46,11 @@ class RequestSpans:
         headers: Mapping[str, str],
         told: Mapping[str, str | int],
     ) -> Iterator[None]:
-        """Opens the span of a request within the context, where `record_events` finds it.
+        """Opens the span of a request within the context. `record_events` puts its own spans below
+        it.
 
         Args:
-            told: attributes that are known at its end, and read only then.
+            told: attributes that become known while the request runs, and are read at its end.
         """
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind, StatusCode
@@ -71,8 +72,8 @@ class RequestSpans:
                     span.set_status(StatusCode.ERROR)
 
     def record_events(self, events: Iterable[object]) -> None:
-        """Creates a span for each event of the engine that ends a generation or a selection, within
-        the span of the request whose coroutine takes the events. Ignores other events.
+        """Creates a span for each event of the engine that ends a generation or a selection, below
+        the request's span, which must be the current one. Ignores other events.
         """
         from opentelemetry.trace import SpanKind, get_current_span
 

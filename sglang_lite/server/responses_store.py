@@ -56,7 +56,7 @@ class StoredResponse:
 
     @property
     def conversation_bytes(self) -> int:
-        """Approximate size of the conversation with the answer in bytes."""
+        """Approximate size in bytes of the conversation, including the answer."""
         return self.input_bytes + len(msgspec.json.encode(self.content["output"]))
 
 

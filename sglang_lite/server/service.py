@@ -135,8 +135,8 @@ class Service:
         return {each.name: each.path for each in map(read_lora_path, self.engine.config.lora_paths)}
 
     def find_requested_adapter(self, model: str | None) -> str | None:
-        """Returns the name of the adapter that a request's model stands for, as "name" or
-        "base:name"; None for the model itself.
+        """Returns the name of the adapter that a request asks for as its model, written as "name"
+        or "base:name". Returns None for the model itself.
 
         Raises:
             NotFoundError: neither a model nor an adapter of that name is served.
@@ -150,15 +150,17 @@ class Service:
         return None
 
     def resolve_answering_model(self, model: str | None) -> str:
-        """Returns the name of the adapter or model that answers a request for a model. Raises like
-        `adapter_of`.
+        """Returns the name of the adapter or model that answers a request for `model`. Raises like
+        `find_requested_adapter`.
         """
         return self.find_requested_adapter(model) or self.model_name
 
     def select_requested_adapter(
         self, model: str | None, request: GenerateRequest
     ) -> GenerateRequest:
-        """Returns a request with the adapter that its model stands for. Raises like `adapter_of`."""
+        """Returns the request with the adapter that the name `model` stands for, if it stands for
+        one. Raises like `find_requested_adapter`.
+        """
         name = self.find_requested_adapter(model)
         if name is None:
             return request
@@ -166,7 +168,7 @@ class Service:
 
     @cached_property
     def metrics(self) -> RequestMetrics:
-        """Metrics of what was answered."""
+        """Metrics of the answered requests."""
         return RequestMetrics(self.model_name, self.settings.metrics_names)
 
     @cached_property
@@ -309,14 +311,16 @@ class Service:
             raise EngineClosedError("the engine does not respond.")
 
     def check_accepts(self) -> None:
-        """Raises EngineClosedError if the server is shutting down."""
+        """Raises EngineClosedError if the server accepts no more requests because it is shutting
+        down.
+        """
         if self.shutting_down:
             raise EngineClosedError(
                 "the server is shutting down.", hint="Try again later, or on another server."
             )
 
     def count_request(self, key: str) -> None:
-        """Counts a request that runs something.
+        """Counts a request against the quotas of its key.
 
         Raises:
             EngineClosedError: the server is shutting down.

@@ -22,8 +22,8 @@ MAX_SESSIONS: Final = 4096
 
 
 class SessionParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """Place of a request in a session: after the session's request `rid` or, if that is not given,
-    at the beginning.
+    """Session fields of a request. The request continues the session's request `rid` or, if that is
+    not given, starts from the beginning.
 
     Attributes:
         id: name of the session.
@@ -174,7 +174,9 @@ class Sessions:
         return id
 
     def find_session(self, key: str, id: str) -> Session:
-        """Returns the session of a client. Raises NotFoundError if the client has none of the name."""
+        """Returns a client's open session by its name. Raises NotFoundError if the client has none
+        of that name.
+        """
         session = self._open.get(scope_name_to_key(key, id))
         if session is None:
             raise NotFoundError(

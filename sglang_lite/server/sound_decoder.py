@@ -25,7 +25,8 @@ class SoundDecoder:
         self._held = 0  # bytes of open requests
 
     async def decode_sound(self, sound: Media, rate: int) -> NDArray[np.float32]:
-        """Decodes a sound to samples, whose size counts until the current request has ended.
+        """Decodes a sound to samples. Their size counts towards the limit on memory until the
+        current request has ended.
 
         Args:
             sound: the sound.

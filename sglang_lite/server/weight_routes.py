@@ -81,7 +81,7 @@ class DestroyGroupRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
 
 
 class OfferRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Request for a group in which this engine sends its weights."""
+    """Request to create a group in which this engine sends its weights."""
 
     master_address: str
     ports: str  # one, as text; "0" for any
@@ -101,20 +101,20 @@ class SendRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class GetWeightsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Request to show a tensor."""
+    """Request for the first rows of a tensor."""
 
     name: str
     truncate_size: int = 100
 
 
 class CheckWeightsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Request for checksums."""
+    """Request for checksums of the weights, or to compare them with an earlier snapshot."""
 
     action: str = "checksum"
 
 
 class PauseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Request to pause."""
+    """Request to pause generation."""
 
     mode: str = "abort"
 
@@ -219,9 +219,8 @@ async def _report_success(
     check: Callable[[], object] | None = None,
     **more: int,
 ) -> Response:
-    """Calls `ask` and returns a response that says whether it succeeded, with the fields that it
-    returned. `more` are fields of the response in either case. Runs `check`, which may wait for a
-    disk, first.
+    """Calls `ask`, after `check`, which may wait for a disk. Returns a response that reports
+    success or failure, with the fields that `ask` returned and, in either case, those in `more`.
     """
     try:
         if check is not None:
@@ -252,7 +251,7 @@ async def offer_weight_group(service: Service, body: OfferRequest) -> Response:
 
 
 async def send(service: Service, body: SendRequest) -> Response:
-    """Sends tensors to a group that `offer` has created."""
+    """Sends tensors to a group that `offer_weight_group` has created."""
     sent = partial(weights.send_weights, service.engine, body.group_name, body.names)
     return await _report_success(service, lambda: {"weight_version": sent()})
 

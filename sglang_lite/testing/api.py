@@ -118,7 +118,9 @@ def _member_names(body: object) -> set[str]:
 
 
 def collect_texts(value: object) -> list[str]:
-    """Returns all texts of a conversation's items, in order. Rules are searched for in them."""
+    """Returns all texts of a conversation's items, in order. Scripted answers can be chosen by what
+    occurs in them.
+    """
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping):

@@ -131,7 +131,7 @@ class LocalServer:
 
     Attributes:
         requests: all requests, in order.
-        hung_up: event, set when a client has disconnected from an answer that holds.
+        hung_up: event, set when a client has disconnected from an answer that never ends.
     """
 
     def __init__(self) -> None:

@@ -315,7 +315,7 @@ def _chunk(request: RequestSummary, number: int, choices: list[Any], usage: Any 
 def _logprobs(
     answer: RenderedAnswer, request: RequestSummary, pieces: Sequence[str] | None = None
 ) -> Any:
-    """Makes log-probabilities up: each word is almost certain, and its alternatives are invented."""
+    """Invents log-probabilities: each word is almost certain, and its alternatives are made up."""
     if request.logprobs is None or answer.calls:
         return None
     from openai.types.chat.chat_completion import ChoiceLogprobs

@@ -6,7 +6,7 @@ Sources, read on 2026-11-22. LiteLLM 1.109.1 (`supports_sampling_params`,
 model_prices_and_context_window_backup.json): which Claude models accept sampling parameters and
 prefilled turns, and which OpenAI models can run without reasoning. Reports of users
 (johny-b/llmcomp#69, danielmiessler/Fabric#2109, langchain-ai/deepagents#1585,
-dottxt-ai/outlines#1666): the messages. Models that match no pattern are refused nothing.
+dottxt-ai/outlines#1666): the messages. Other models have no such rules.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class ServerForTests(LocalServer):
         url: base address of the server.
         openai, anthropic: `base_url` and `api_key` as keyword arguments of the SDKs' clients,
             `sgl.OpenAI` and `sgl.Anthropic`.
-        hung_up: event, set when a client has disconnected from an answer that holds.
+        hung_up: event, set when a client has disconnected from an answer that never ends.
     """
 
     def __init__(
@@ -238,7 +238,9 @@ def _replace_fields(sent: HttpAnswer, **how: Any) -> HttpAnswer:
 
 
 def _searched_text(api: ScriptedApi, body: Mapping[str, Any]) -> str:
-    """Returns the text in which rules are searched for, or "" if the API can't read the body."""
+    """Returns the text of a request by which its scripted answer is chosen, or "" if the API can't
+    read the body.
+    """
     try:
         return api.summarize_request(body).prompt
     except (KeyError, TypeError, AttributeError, StopIteration, SglError):

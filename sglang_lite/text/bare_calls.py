@@ -1,6 +1,6 @@
-"""Calls without their format's marks: JSON objects that name a tool, at the beginning of a line or
-in a code fence. Qwen2.5-Coder writes such calls although its chat template asks for marks. It
-writes some of them in double braces, copying the template's example.
+"""Tool calls that a model writes without its format's marks: JSON objects that name a tool, at the
+beginning of a line or in a code fence. Qwen2.5-Coder writes such calls although its chat template
+asks for marks. It writes some of them in double braces, copying the template's example.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class FoundCall:
     """Beginning of a call in a text, or the end of a text that may become one.
 
     Attributes:
-        start, end: where the beginning starts and ends. Includes its fence, and the arguments if
-            they are a string.
+        start, end: range of this beginning in the text. Includes a code fence before the call, and
+            the arguments if they are a string.
         name: name of the tool; "" if the text ends before it.
         arguments: JSON text of arguments that are written as a JSON string, or "" if they are an
             object, which follows.
@@ -44,7 +44,7 @@ class FoundCall:
 
 
 class BareCalls:
-    """Finds the beginnings of calls.
+    """Finds where tool calls without marks begin.
 
     Args:
         heads: text before and after the tool's name, in which a blank matches any blanks.

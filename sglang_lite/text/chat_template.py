@@ -211,9 +211,9 @@ class JinjaTemplate:
         return prefix, suffix
 
     def _text_around_last_turn(self, messages: list[dict[str, str]]) -> tuple[str, str]:
-        """Returns the text before and after the content of the last message. The text after it is
-        empty if the next turn doesn't begin with it, because some templates end a conversation's
-        last turn differently. Some also reject a conversation with only a system turn.
+        """Returns the text before and after the content of the last message. Some templates end the
+        last turn of a conversation differently from earlier turns. The text after the content is
+        then empty. Some also reject a conversation with only a system turn.
         """
         role = messages[-1]["role"]
         own = None

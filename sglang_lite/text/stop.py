@@ -134,8 +134,8 @@ class StopMatcher:
         return None
 
     def _partial_start(self, pattern: regex.Pattern[str], deadline: float) -> int:
-        """Returns where a match may begin that the text contains only in part, or the length of the
-        text. The text must not contain a complete match.
+        """Returns where in the text a match may begin that further text could complete, or the
+        length of the text if there is no such place. The text must not contain a complete match.
         """
         match = self._search_until(pattern, self._pending, len(self._text), deadline, partial=True)
         if match is None:

@@ -77,7 +77,7 @@ def compile_literal(text: str, *, blanks: bool) -> regex.Pattern[str]:
 
 
 def literal_expression(text: str, *, blanks: bool) -> str:
-    """Returns the source of the regular expression for `pattern`."""
+    """Returns the source of the regular expression that `compile_literal` compiles."""
     found = re.escape(text).replace(r"\#", "[0-9]+")
     return re.sub(r"(\\\s)+", lambda _: r"\s{0,100}", found) if blanks else found
 
@@ -219,7 +219,9 @@ class TaggedArguments:
     # text), or None if it needs more text.
 
     def _read_between_members(self, text: str) -> tuple[int, str] | None:
-        """Reads between members: the head of the next member, or the end."""
+        """Reads what stands between members: the head of the next one, or the end of the object or
+        array.
+        """
         blank = len(text) - len(text.lstrip())
         text = text[blank:]
         inner = self._stack[-1]
@@ -328,7 +330,9 @@ class TaggedArguments:
         return last, found + _escape_json(text[skipped:last])
 
     def _read_complete_value(self, value: _Value, text: str) -> tuple[int, str] | None:
-        """Reads any other value once it is complete."""
+        """Reads a value once its closing tag has arrived. Used for values that, unlike strings,
+        can't be read piece by piece.
+        """
         start = len(text) - len(text.lstrip())
         if (
             text[start : start + 1] in ("{", "[")

@@ -121,8 +121,8 @@ def calls_constraint(
 def _constrain_channels(
     call_format: ToolFormat, calls: Constraint | None, excluded: tuple[str, ...]
 ) -> Constraint:
-    """Returns a constraint on text and calls, for a format with one kind of mark around text that
-    precedes calls and another around text without calls.
+    """Returns a constraint on text and calls, for a format that marks text before calls differently
+    from text without calls.
     """
     (first, last), (begin, end) = call_format.text, call_format.final
     nothing = Choices(("",))
@@ -371,7 +371,9 @@ class ToolParser:
         return self._switch_to(self._read_arguments, inside=False)
 
     def _read_call_start(self) -> bool:
-        """Reads the start of a call, including the text before the first call, or a mark."""
+        """Reads the start of a call, and the text that opens all calls if it is the first one. If
+        no call begins here, reads a mark or one character of content.
+        """
         opening = "" if self._inside else self._format.opening
         if opening and self._format.accepts_any_whitespace:
             opening = f"{opening.rstrip()}\n"

@@ -55,7 +55,7 @@ class ToolFormat:
 
     @property
     def heads(self) -> tuple[tuple[str, str], ...]:
-        """All (begin, middle) pairs of calls."""
+        """All (begin, middle) pairs that may surround a tool's name, the format's own pair first."""
         return (self.begin, self.middle), *self.variants
 
 

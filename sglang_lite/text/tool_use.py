@@ -1,4 +1,4 @@
-"""Tool calls as one JSON object, and results of calls as text of a turn.
+"""Tool calls written as one JSON object, and their results written as the text of a turn.
 
 The object is `{"tool": name, "arguments": {…}}` for one call, `{"calls": [{…}, {…}]}` for several,
 or `{"answer": text}`. Its schema carries a mark, so a provider with its own tool protocol can be
@@ -151,7 +151,7 @@ def calls_object(calls: Sequence[tuple[str, str]]) -> str:
 
 
 def result_text(name: str, result: str) -> str:
-    """Returns text that reports the result of a call to the model."""
+    """Returns text that shows the model the result of a call."""
     return _RESULT.format(name) + result
 
 

@@ -35,7 +35,8 @@ _INTEGER: Final = re.compile(r"(?<![-+.0-9eE])-?[0-9]{19,}(?![.0-9eE])")
 
 
 def scan_json(text: str, limits: Limits) -> bool:
-    """Scans JSON.
+    """Scans JSON. Raises WireError if it exceeds a limit, repeats a name or has an integer of more
+    than 64 bits.
 
     Returns:
         True if the name `$float` occurs in the data.

@@ -1,4 +1,4 @@
-"""`sglang-lite verify`: what to run before trusting a model here."""
+"""`sglang-lite verify`: checks whether a model can be trusted on this machine."""
 
 from __future__ import annotations
 

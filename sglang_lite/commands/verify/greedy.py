@@ -90,7 +90,9 @@ class Distance:
 
 
 def measure_distance(engine: Engine, answers: Sequence[GreedyAnswer]) -> Distance:
-    """Measures how far an engine is from greedy answers: on the same tokens, and in its own texts."""
+    """Compares an engine with greedy answers of another engine: its log-probabilities of the same
+    tokens, and its own greedy answers to the same prompts.
+    """
     differences = []
     equal = 0
     for answer, read in zip(answers, score_answers(engine, answers)):

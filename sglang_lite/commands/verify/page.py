@@ -1,4 +1,4 @@
-"""A verification as one page of text."""
+"""Formats a verification report as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WIDTH = 110
 
 
 def format_heading(subject: Subject) -> str:
-    """Returns the lines that name the model."""
+    """Returns the heading: the model, its settings, and the digest of its largest file."""
     found = subject.description
     sums = subject.sha256
     folder = subject.path.parent if subject.path.is_file() else subject.path

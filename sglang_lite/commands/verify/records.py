@@ -40,7 +40,7 @@ class Subject:
     Attributes:
         name: name or path given by the user.
         path: its GGUF file or folder.
-        files: what its files say, without the weights.
+        files: contents of its files, except the weights.
         description: how it would run.
         sha256: SHA-256 of its files, by name.
         settings: settings of the served engine; others have `Engine`'s defaults.
@@ -61,7 +61,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Reason why transformers could not or may not read something."""
+    """Reason why transformers' version of a model or tokenizer is not available."""
 
     reason: str
 

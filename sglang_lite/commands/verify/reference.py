@@ -47,7 +47,7 @@ class Parting:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Comparison of an answer with transformers' reading of it.
+    """Difference between an answer and what transformers computes for the same tokens.
 
     Attributes:
         parting: where the greedy tokens start to differ; None if they are the same.

@@ -97,7 +97,7 @@ def _make_checks(subject: Subject, wanted: frozenset[str], long: bool) -> Iterat
 def _answer_exactly(
     subject: Subject, length: int
 ) -> tuple[list[GreedyAnswer], GreedyAnswer | None]:
-    """Generates answers with an engine in float32, whose process has ended afterwards."""
+    """Generates the answers with a float32 engine, and closes it before returning."""
     prompts = encode_prompts(subject)
     longest = max(length + LONG_TOKENS, max(map(len, prompts)) + TOKENS) + 1
     with start_exact_engine(subject, min(longest, subject.context_length)) as engine:

@@ -32,7 +32,7 @@ def time_to_first_token(engine: Engine, started: float) -> float:
 def measure_speed(
     subject: Subject, engine: Engine, first_token_s: float, processes: Sequence[int]
 ) -> Check:
-    """Measures an engine that has already answered.
+    """Measures the speed and peak memory of an engine that has already answered requests.
 
     Args:
         first_token_s: seconds from the engine's start to its first token.
@@ -93,7 +93,9 @@ def child_processes() -> set[int]:
 
 
 def _decoding_rate(usage: Usage) -> float:
-    """Returns the tokens per second after the first one."""
+    """Returns the tokens per second of a generation, without its first token and the time until
+    then.
+    """
     return (usage.completion_tokens - 1) / max(usage.total_s - usage.first_token_s, 1e-9)
 
 

@@ -79,7 +79,9 @@ def float32_bytes(subject: Subject) -> int:
 
 
 def engine_bytes(subject: Subject) -> int:
-    """Returns a lower bound on the bytes of the model's weights in an engine in float32."""
+    """Returns a lower bound on the bytes of the model's weights when an engine computes in float32.
+    Weights that are multiplied as they are stored are not expanded.
+    """
     in_blocks = subject.description.products.startswith("as they are stored")
     return (
         min(float32_bytes(subject), subject.description.loaded_bytes or 0)

@@ -1,6 +1,4 @@
-"""Check `tasks`: ten structured generations, which must all be valid, and of which some should be
-right.
-"""
+"""Check `tasks`: ten structured generations. All of them must be valid, and some should be right."""
 
 from __future__ import annotations
 

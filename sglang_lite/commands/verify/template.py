@@ -16,8 +16,8 @@ from sglang_lite.text.chat_template import JinjaTemplate
 
 
 def check_template(subject: Subject, theirs: Foreign | Unread) -> Check:
-    """Compares each conversation in three forms: rendered by the template, as a server's prompt,
-    and written turn by turn like in programs.
+    """Renders each conversation in three ways and compares the texts with transformers' text: by
+    the template itself, as a server's prompt, and turn by turn like in programs.
     """
     tokenizer = subject.files.tokenizer
     if tokenizer.chat_template is None:

@@ -24,7 +24,9 @@ _CONTROL: Final = 3  # in `tokenizer.ggml.token_type`
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Texts with a problem, or texts that a tokenizer normalizes."""
+    """Findings of the tokenizer check: the texts with each kind of problem, and the texts that the
+    tokenizer normalizes.
+    """
 
     other_ids: tuple[str, ...]
     not_back: tuple[str, ...]

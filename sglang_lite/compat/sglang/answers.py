@@ -78,7 +78,7 @@ class Answer(TypedDict):
 
 
 class Embedding(TypedDict):
-    """Answer of `encode`: components of a text's vector."""
+    """Answer of `encode`: the embedding vector of a text, and metadata."""
 
     embedding: list[float]
     meta_info: dict[str, Json]

@@ -79,8 +79,8 @@ def _generates_async(
 
 
 def _read_media_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the arguments of `generate` with the bytes of its images, videos and sounds. Blocks
-    while it reads and fetches them. Raises the same errors as `_with_bytes`.
+    """Returns the arguments of `generate` with images, videos and sounds loaded. Blocks while it
+    reads files and fetches URLs. Raises the same errors as `_with_bytes`.
     """
     given = {
         name: _with_bytes(fields[name], kind)
@@ -91,8 +91,8 @@ def _read_media_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_bytes(given: object, kind: MediaKind) -> object:
-    """Returns media of `generate` with files read and addresses fetched. Data URLs and base64 are
-    left as they are.
+    """Loads images, videos or sounds passed to `generate`: reads files and fetches URLs. Data URLs
+    and base64 are returned unchanged.
 
     Raises:
         ParameterError: a file doesn't exist or can't be read, or an address can't be fetched.
@@ -154,7 +154,7 @@ class Engine(base.Engine):
         super().__init__(**engine_settings(config if model is None else {**config, "model": model}))
 
     def start_expert_distribution_record(self) -> None:
-        """Begins to count the rows that choose each expert. Needs
+        """Starts counting the token rows that are routed to each expert. Needs
         `expert_distribution_recorder_mode="stat"`.
 
         Raises:
@@ -164,12 +164,14 @@ class Engine(base.Engine):
         self.answer(RecordExperts("start"))
 
     def stop_expert_distribution_record(self) -> None:
-        """Ends the count. Raises the same errors as `dump_expert_distribution_record`."""
+        """Stops the count that `start_expert_distribution_record` began. Raises the same errors as
+        `dump_expert_distribution_record`.
+        """
         self.answer(RecordExperts("stop"))
 
     def dump_expert_distribution_record(self) -> dict[str, list[list[int]]]:
-        """Returns how many rows have chosen each expert since the start of the count, up to its end
-        or until now.
+        """Returns how many token rows were routed to each expert since the count began, until it
+        was stopped or until now.
 
         Returns:
             `logical_count`: for each layer, the number of rows of each expert, on a GPU including
@@ -335,8 +337,8 @@ class Engine(base.Engine):
     @_takes(read_score)
     # `read_score` has the types
     def score(self, *args: Any, **fields: Any) -> ScoreResult | tuple[ChoiceScore, ...]:
-        """Returns probabilities of label tokens after `query` and each item. Without labels,
-        returns scores of the items as texts after the query.
+        """Returns the probabilities of label tokens after `query` and each item. Without labels,
+        scores each item as a continuation of the query.
 
         Args:
             query: prompt, as text or token ids.

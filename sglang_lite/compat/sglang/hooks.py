@@ -53,9 +53,9 @@ _KNOWN_TO_HOOKS = named("hooks").keys()
 
 
 class BaseBackend(Backend, metaclass=ABCMeta):
-    """Base class of users' backends, as in SGLang, with either its blocking hooks or the coroutines
-    of Backend (`agenerate`, `aselect`). Of the two, the one defined by the more derived class is
-    used. All backends are instances of it.
+    """Base class of users' backends, as in SGLang. A subclass defines SGLang's blocking hooks or
+    the coroutines of Backend (`agenerate`, `aselect`). If both are defined, those of the more
+    derived class are used. All backends are instances of this class.
 
     Attributes:
         support_concate_and_append: SGLang's flag for joining KV caches. Has no effect: texts are
@@ -131,8 +131,9 @@ class BaseBackend(Backend, metaclass=ABCMeta):
 
 
 def hooks_of(backend: Backend) -> frozenset[str]:
-    """Returns the hooks of a backend to call: those that its class defines. `generate` and `select`
-    count only if a more derived class defines them than the corresponding coroutine.
+    """Returns the names of the hooks that a backend's class defines. `generate` and `select` are
+    included only if they are defined in a more derived class than the methods of Backend that would
+    answer instead, such as `agenerate`.
     """
     kind: Any = type(backend)  # mypy takes no type for hashable
     return _hooks_of(kind)
@@ -149,8 +150,8 @@ def _hooks_of(kind: type) -> frozenset[str]:
 
 
 def _depth(kind: type, *methods: str) -> int:
-    """Returns the number of bases of the most derived class that defines one of these methods; 0 if
-    only the interfaces do.
+    """Returns how derived the first class is that defines one of these methods, counted from the
+    end of the method resolution order. Returns 0 if only the interfaces define them.
     """
     line = kind.__mro__
     ours = (Backend, BaseBackend)
@@ -170,7 +171,9 @@ def adapt_hooks(backend: Backend) -> Backend:
 
 
 def _pool_of(backend: Backend) -> ThreadPool:
-    """Returns the thread pool for a backend's hooks, which the backend keeps for all its runs."""
+    """Returns the thread pool for a backend's hooks. It is created on first use and shared by all
+    runs.
+    """
     if backend.answer_pool is None:
         size = getattr(backend, "max_threads", BaseBackend.max_threads)
         # the first thread wins
@@ -325,7 +328,7 @@ class HookBackend(DelegatingBackend, Listener):
 
 
 def _asking() -> StreamExecutor:
-    """Returns the branch whose node a hook is to answer."""
+    """Returns the branch that the current hook call answers for."""
     player, _ = asked.get()
     assert isinstance(player, Player)
     return StreamExecutor(player)

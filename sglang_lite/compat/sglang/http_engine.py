@@ -72,7 +72,7 @@ class HttpServerEngineAdapter:
 
         Args:
             named_tensors: tensors by the names that a checkpoint has for them.
-            load_format: None.
+            load_format: must be None.
             flush_cache: whether the update is complete, as for `Engine.update_weights_from_tensor`.
 
         Raises:

@@ -176,8 +176,9 @@ def _end(process: subprocess.Popen[bytes], home: int) -> None:
 
 
 def _split_keys(settings: Mapping[str, UserValue]) -> tuple[dict[str, str], dict[str, UserValue]]:
-    """Separates the keys among the settings, as environment variables of the server, from the
-    others. A command line would show the keys to all users of this machine.
+    """Moves the API keys from the settings to environment variables, and returns the server's
+    environment and the remaining settings. On a command line, all users of this machine could see
+    the keys.
     """
     environment = dict(os.environ)
     flags = dict(settings)

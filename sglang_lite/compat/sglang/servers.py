@@ -1,4 +1,4 @@
-"""Starting and requesting servers from scripts and notebooks."""
+"""Functions that start servers and send them requests, for scripts and notebooks."""
 
 from __future__ import annotations
 

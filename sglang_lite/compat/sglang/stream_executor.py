@@ -1,5 +1,5 @@
-"""View of a branch under the names of SGLang's `StreamExecutor`, for SGLang's users and its
-blocking hooks.
+"""Wrapper that gives a program's branch the attributes of SGLang's `StreamExecutor`, for SGLang's
+users and its blocking hooks.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class VariableEvent:
 
 
 class StreamExecutor:
-    """Branch with the attributes of SGLang's `StreamExecutor`. Two are equal if they show the same
-    branch.
+    """Branch with the attributes of SGLang's `StreamExecutor`. Two instances are equal if they wrap
+    the same branch.
     """
 
     __slots__ = ("_player",)
@@ -121,7 +121,7 @@ class StreamExecutor:
 
     @property
     def backend(self) -> Backend:
-        """Backend as the user knows it."""
+        """Backend that the user passed, without the adapter that calls its hooks."""
         backend = self._player.backend
         return getattr(backend, "hooked", backend)
 

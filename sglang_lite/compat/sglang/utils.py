@@ -100,9 +100,7 @@ def _is_cjk(character: str) -> bool:
 
 
 def trim_overlap(existing_text: str, new_chunk: str) -> str:
-    """Returns the text that a chunk adds to the text so far: the chunk without the longest
-    beginning with which that text ends.
-    """
+    """Removes from a chunk the longest beginning that the existing text already ends with."""
     longest = min(len(existing_text), len(new_chunk))
     overlap = next(n for n in range(longest, -1, -1) if existing_text.endswith(new_chunk[:n]))
     return new_chunk[overlap:]

@@ -237,9 +237,9 @@ class _Speller:
 
 
 def _with_any_bytes(outside: list[Node]) -> Iterator[Node]:
-    """Yields the alternatives to exclude, with any bytes instead of any text at their ends.
-    llguidance then knows that no text remains after such a beginning, and that every text remains
-    after any other; otherwise it would search for one.
+    """Yields the alternatives to exclude, with any text at their ends replaced by any bytes.
+    llguidance then knows without a search that nothing can follow an excluded beginning, and that
+    any text can follow other beginnings.
     """
     for node in outside:
         for option in node.options if isinstance(node, Alternation) else (node,):

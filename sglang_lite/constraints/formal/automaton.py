@@ -104,8 +104,8 @@ class Automaton:
         self.starts = [self.adopt(start, before) for start in before.starts]
 
     def adopt(self, state: State, source: Automaton) -> State:
-        """Translates a state of the automaton that this one was copied from: returns the state for
-        the same texts.
+        """Returns this automaton's state for the same texts as a state of `source`, the automaton
+        that this one was copied from.
         """
         return self._terms.build_written_state(partial(_copy_term, self._terms, state, source))
 
@@ -144,8 +144,8 @@ class Automaton:
         return CharSet(tuple(pieces))
 
     def classes_between(self, low: int, high: int) -> list[tuple[int, Symbol]]:
-        """Returns the character classes with code points from `low` to `high`, each with the first
-        such code point.
+        """Returns the character classes that occur between the code points `low` and `high`, each
+        after its first code point in that range.
         """
         first = bisect_right(self._bounds, low) - 1
         last = bisect_right(self._bounds, high)
@@ -287,8 +287,8 @@ class Automaton:
                 return terms.complement(parts[0])
 
     def _state_in_source(self, source: int, offsets: list[int]) -> State:
-        """Returns the state of the texts that lead from some indexes of a source to one of its
-        cuts.
+        """Returns the state whose texts run from any of the given indexes of a source to an index
+        where a piece may end.
         """
         found = self.sources[source]
         # with a superset, the state must stay recognisable as the source's end
@@ -361,8 +361,8 @@ class Automaton:
 
 
 def copy_without_states(before: Automaton) -> Automaton:
-    """Returns an automaton of the same nodes that has only the states of its starts, and can
-    `adopt` others.
+    """Returns a copy of an automaton without its states, except the start states. The copy can
+    `adopt` states of the original.
     """
     new = copy(before)
     new.forget_states()
@@ -545,7 +545,9 @@ def is_empty(node: Node) -> bool:
 
 
 def _likely_texts(node: Node) -> Iterator[str]:
-    """Yields a few texts that are likely in a language of substrings, whose automaton is large."""
+    """Yields a few texts to try before a large automaton is searched: beginnings of the texts whose
+    substrings the node allows.
+    """
     match node:
         case Intersection(parts) | Alternation(parts):
             for part in parts:

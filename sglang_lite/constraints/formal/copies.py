@@ -1,4 +1,4 @@
-"""Finds the places in an automaton's sources that a text is being copied from."""
+"""Finds the positions in source texts from which an automaton's text is currently being copied."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Copied: TypeAlias = "tuple[int, tuple[int, ...]]"  # number of a source, and ind
 
 
 def copy_positions(automaton: Automaton, state: State) -> list[Copied]:
-    """Returns the indexes that a text may have reached in each source it is copied from. Returns an
-    empty list if it is not copied.
+    """Returns, for each source that the text is being copied from, the indexes that the copy may
+    have reached. Returns an empty list if nothing is being copied.
     """
     kind, *rest = automaton.term(state)
     match kind:
@@ -32,7 +32,7 @@ def copy_positions(automaton: Automaton, state: State) -> list[Copied]:
 
 
 def _keep_continuable(automaton: Automaton, state: State, found: Copied) -> Copied:
-    """Keeps the indexes from which an intersection can continue by one character."""
+    """Drops the indexes at which an intersection does not allow the source's next character."""
     source, indexes = found
     text = automaton.sources[source].text
     continued = set[int]()

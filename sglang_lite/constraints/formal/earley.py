@@ -53,8 +53,8 @@ class _Recogniser:
         raise AssertionError("the loop returns")
 
     def _complete(self, items: list[_Item], at: int) -> set[tuple[str, int]]:
-        """Adds to the items at an offset those that follow without reading a character. Returns the
-        (rule, origin) pairs that end there.
+        """Completes the items at an offset: adds all items that follow without reading a character.
+        Returns the (rule, origin) pairs that end there.
         """
         automaton = self._automaton
         waiting: dict[str, list[_Item]] = {}

@@ -1,9 +1,9 @@
 """Least solutions of right-linear equations, as regular nodes.
 
 A state is a set of terms that the rest of a text must satisfy together. Its steps are the
-partial derivatives of these terms. A term that no rule can follow any more leaves the
-equations unchanged. Only the repeating part of a language is rewritten, by eliminating
-its states.
+partial derivatives of these terms. A term from which no rule can be reached becomes part of the
+solution unchanged. Only the repeating part of a language is rewritten, by eliminating its
+states.
 
 Source: V. Antimirov, Partial derivatives of regular expressions, TCS 155(2), 1996.
 """
@@ -155,8 +155,8 @@ class _Equations:
         return reduce(intersection, nodes)
 
     def _options(self, state: State) -> list[frozenset[State]]:
-        """Returns the alternatives of a state that may refer to rules, each as terms that must be
-        satisfied together.
+        """Splits a state that may refer to rules into alternatives, each of which is a set of terms
+        that must be satisfied together.
         """
         kind, *rest = self._automaton.term(state)
         if state == DEAD:
@@ -178,7 +178,7 @@ class _Equations:
         ]
 
     def _may_lead_to_rules(self, *states: State) -> bool:
-        """Returns True if one of the rules may follow one of the states."""
+        """Returns True if one of the rules being solved can follow one of the states."""
         for state in states:
             if state not in self._refers:
                 kind, *rest = self._automaton.term(state)

@@ -110,7 +110,7 @@ def inline_all_rules(language: Language) -> Node | None:
 
 
 class _NotRegular(Exception):  # noqa: N818 # never leaves this module
-    """Raised inside `regular` if a rule is recursive or the node is too large."""
+    """Raised inside `inline_all_rules` if a rule is recursive or the node is too large."""
 
 
 def prefix_rule_names(language: Language, prefix: str) -> Language:

@@ -96,8 +96,9 @@ class ShortestTexts:
         return self._found[name].text
 
     def _solve(self, rules: Mapping[str, Node]) -> None:
-        """Finds the texts as a least fixed point, from above. One round suffices for all rules that
-        are processed after the rules they refer to, and thus for a language without recursion.
+        """Finds the shortest texts by iteration, starting from infinite lengths. One round suffices
+        for rules that are processed after all rules they refer to, and thus for a language without
+        recursion.
         """
         found = self._found
         used = {name: references(body) & rules.keys() for name, body in rules.items()}

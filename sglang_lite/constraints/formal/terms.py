@@ -59,8 +59,8 @@ class Terms:
         return len(self._terms) - self._written
 
     def build_written_state(self, make: Callable[[], State]) -> State:
-        """Returns the state that a function creates from nodes as written. The states it adds have
-        a separate limit.
+        """Returns the state that `make` creates from nodes of the original language. The states
+        added by this call count toward a separate limit.
         """
         derived = self.derived_count
         self._limit = MAX_WRITTEN + derived

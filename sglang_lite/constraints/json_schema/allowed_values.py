@@ -1,5 +1,5 @@
-"""Values that a schema allows in a place, for reading texts in which strings and other values look
-alike.
+"""Values that a schema allows at one place in the JSON, for reading texts in which strings are not
+quoted.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from sglang_lite.protocol.anything import Json
 
 @dataclass(frozen=True, slots=True)
 class AllowedValues:
-    """Values allowed in a place of a schema. Any value is allowed if there is no schema or it is
-    not supported.
+    """Values that a schema allows for the whole JSON, a member or an item. Any value is allowed if
+    there is no schema or it is not supported.
 
     Attributes:
         schema: the schema, or None.
-        formula: formula of the place.
+        formula: formula of the allowed values.
     """
 
     schema: JsonSchema | None
@@ -207,7 +207,9 @@ def may_have_lists(schema: JsonSchema) -> bool:
 
 
 def _as_list(strings: Node) -> tuple[str, ...] | None:
-    """Returns the texts of a language that is written as a list, or as a union of lists, else None."""
+    """Returns the texts of a literal, or of an alternation of literals and such alternations.
+    Returns None for any other node.
+    """
     if not isinstance(strings, Alternation):
         return literal_texts(strings)
     lists = [_as_list(option) for option in strings.options]

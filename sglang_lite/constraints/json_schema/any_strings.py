@@ -1,7 +1,7 @@
-"""Languages of JSON in which any string may stand for a quote.
+"""Widens languages of JSON so that any string may stand where a quote is required.
 
 Engines are slow with the substrings of a long document and fast with arbitrary strings.
-Strings that are then wrongly allowed must be rejected where the text is followed.
+The code that tracks the generated text must then reject strings that are not quotes.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def _quote_superset(node: Node) -> Node | None:
 
 
 def _non_quote_texts(before: Node, after: Node) -> Node:
-    """Returns the texts that are not quotes: empty ones and those that begin with a blank are
-    excluded.
+    """Returns every text except empty strings and strings that begin with a blank, which are never
+    quotes.
     """
     return Complement(
         alternation([concat(before, after), concat(before, character(BLANK), ANY_TEXT)])
@@ -100,7 +100,7 @@ def _non_quote_texts(before: Node, after: Node) -> Node:
 
 
 def _choices(body: Node, quoting: set[str]) -> Iterator[tuple[Node, ...]]:
-    """Yields the lists of alternatives that contain one leading to a quote."""
+    """Yields the options of each alternation in a rule's body that can lead to a quote."""
     stack = [body]
     while stack:
         node = stack.pop()
@@ -110,7 +110,7 @@ def _choices(body: Node, quoting: set[str]) -> Iterator[tuple[Node, ...]]:
 
 
 def _are_distinct_before_quotes(options: tuple[Node, ...], rules: Mapping[str, Node]) -> bool:
-    """Returns True if a text shows which of some alternatives it belongs to before it has a quote."""
+    """Returns True if every text shows which of the options it belongs to before a quote begins."""
     automaton = Automaton(*options, rules=rules)
     pairs = list(combinations(automaton.starts, 2))
     seen = set(pairs)

@@ -141,7 +141,7 @@ class GrammarWriter:
             raise ConstraintError(error.message, pointer=location.pointer, hint=hint) from None
 
     def _location_of_last(self, names: Iterable[str]) -> SchemaLocation:
-        """Returns the location of the schema that the last of some rules belongs to."""
+        """Returns the schema location of the last of some rules that has one, or the root."""
         formulas = {name: key for (_, key), name in self._rules.names.items()}
         locations = [
             formula.location for name in names if isinstance(formula := formulas[name], ValidAt)
@@ -220,8 +220,8 @@ class GrammarWriter:
         return scalar_texts(values, decimals=self._style.decimals, plain=plain)
 
     def rule_positions(self, formula: Formula) -> tuple[RulePosition, ...]:
-        """Returns the positions with rules that masks enforce. The language must have been written
-        before.
+        """Returns the positions in a formula's values where masks enforce rules. `language` must
+        have been called before, because it collects these rules.
         """
         return (
             ()
@@ -230,7 +230,7 @@ class GrammarWriter:
         )
 
     def containers(self, values: ValueSet) -> list[Node]:
-        """Returns the texts of the arrays and objects of a set."""
+        """Returns the texts of the arrays and objects in a set, one node for each shape."""
         arrays = [array_text(self, shape) for shape in values.arrays]
         alone = len(values.objects) == 1
         return arrays + [object_text(self, shape, alone=alone) for shape in values.objects]

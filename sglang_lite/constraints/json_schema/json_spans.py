@@ -1,4 +1,4 @@
-"""Finds the places of values in a JSON text."""
+"""Locates every value in a JSON text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PlacedValue:
 
 
 def locate_values(text: str) -> PlacedValue:
-    """Parses a JSON text and returns the value with the places of all values inside.
+    """Parses a JSON text and returns its value with the positions of all values inside.
 
     Raises:
         ValueError: the text is not JSON.

@@ -324,8 +324,8 @@ def _object(
 def _others(
     context: Context, patterns: Iterable[tuple[Node, Formula]], additional: Formula, names: Node
 ) -> Iterator[tuple[Node, Formula]]:
-    """Yields the disjoint languages that patterns divide names into, each with the formula of its
-    values.
+    """Divides the names of unlisted members by the patterns that they match. Yields disjoint
+    languages of names, each with the formula of the values under these names.
     """
     cells: list[tuple[Node, tuple[Formula, ...]]] = [(names, ())] if names != NOTHING else []
     for pattern, formula in patterns:

@@ -35,10 +35,10 @@ class DistinctItems:
     """Rule that the items of an array differ.
 
     Attributes:
-        texts: texts of each of the first items and of the rest, with one spelling for each
-            value. For items that may be any value, only the texts of scalars. Arrays or
-            objects that can always continue with a difference stand for any texts that begin
-            like them.
+        texts: languages of the first items, one each, and a last one for all further items. Every
+            value has one spelling. If an item may be any value, its language has only the scalars.
+            Arrays or objects that can always be continued to differ are widened to any texts with
+            the same beginning.
     """
 
     texts: tuple[Node, ...]
@@ -125,7 +125,7 @@ class RulePosition:
 
 @dataclass(slots=True)
 class MaskedShapes:
-    """Shapes that a writer leaves to the masks.
+    """Array and object shapes with rules that the grammar leaves to the masks.
 
     Attributes:
         items: array shapes whose items must differ.

@@ -94,7 +94,9 @@ def multiples(step: Fraction, most: int | None) -> Node:
 
 
 def _prime_powers(number: int) -> list[int]:
-    """Factorises a number into powers of different primes. The last factor may be another number."""
+    """Factorises a number into powers of different primes. A remaining factor without prime
+    divisors up to `MAX_DIVISOR` is the last item.
+    """
     found = []
     prime = 2
     while prime <= MAX_DIVISOR:

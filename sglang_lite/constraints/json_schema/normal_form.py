@@ -158,8 +158,8 @@ class _Unenforced:
 
         Args:
             error: error of the attempt.
-            work: work of the attempt.
-            contradicts: whether it found that no value satisfies the schema.
+            work: units of work that the attempt took.
+            contradicts: whether the attempt found that no value satisfies the schema.
         """
         pointer = error.pointer
         self._work += work

@@ -154,8 +154,8 @@ def _intersect_ranges(p: NumberRange, q: NumberRange) -> NumberRange:
 def _range_end_key(
     at: Fraction | None, side: int, is_open: bool
 ) -> tuple[tuple[int, Fraction, int], Fraction | None, bool]:
-    """Returns a sort key for an end of a range, followed by the end itself: the greater low end, or
-    the smaller high end, is narrower.
+    """Returns a sort key for an end of a range, followed by the end itself. A narrower low end has
+    a greater key, a narrower high end a smaller one.
     """
     return (side if at is None else 0, at or Fraction(0), -side if is_open else 0), at, is_open
 

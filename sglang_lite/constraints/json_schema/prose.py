@@ -1,5 +1,5 @@
-"""Strings that a limit may cut anywhere, if their type or schema says so: `sgl.prose`, and the
-keyword `x-prose`.
+"""Strings that a generation limit may cut off anywhere, because their type or schema is marked with
+`sgl.prose` or the keyword `x-prose`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_SCHEMAS = 1_000  # maximum number of schemas examined for one string
 
 @dataclass(frozen=True, slots=True)
 class Prose:
-    """Permission to cut a string anywhere. `sgl.prose` is the only instance."""
+    """Mark that allows a limit to cut a string off anywhere. `sgl.prose` is the only instance."""
 
     def __repr__(self) -> str:
         return "sgl.prose"
@@ -55,7 +55,7 @@ def _load_prose_schema(schema: JsonSchema) -> Any:
 
 
 def is_prose(schema: JsonSchema, path: Sequence[str | int]) -> bool:
-    """Returns True if a string may end anywhere.
+    """Returns True if the schema marks the string at a path as prose, which may end anywhere.
 
     Args:
         schema: schema of the JSON.

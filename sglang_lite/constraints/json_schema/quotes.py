@@ -98,7 +98,7 @@ class QuoteLocation(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Quote:
-    """Requirement that a string is a span of one of some documents. See `sgl.quote`.
+    """Requirement that a string is a span of one of the given documents. See `sgl.quote`.
 
     Raises:
         ConstraintError: a document is empty, has too few words, or is too long.
@@ -312,8 +312,9 @@ def _mark_piece_borders(text: str, by: Literal["words", "chars"]) -> bytes:
 
 
 def _mark_word_borders(text: str) -> bytes:
-    """Returns the cuts between words if only letters and line ends are joined. It takes a tenth of
-    the time, because integers represent all characters together.
+    """Does the same as `_mark_piece_borders` with "words" for a text of simple characters
+    (`_is_simple`). Takes a tenth of the time, because big integers represent all characters
+    together.
     """
     data = _OTHER_LETTER.sub("a", text).encode("ascii", "replace")
     letters, returns, feeds, ones = (int.from_bytes(data.translate(kind), "big") for kind in _KINDS)
@@ -323,8 +324,8 @@ def _mark_word_borders(text: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _is_simple(char: str) -> bool:
-    """Returns True if a character is joined to others only as part of a line end, or if both are
-    letters according to `re`.
+    """Returns True if a character can only be in one piece with its neighbours as part of a line
+    end, or because `re` considers them all letters.
     """
     return char.isascii() or (
         _ALONE.match(char) is not None and (_WORD.match(char) is not None) == char.isalnum()

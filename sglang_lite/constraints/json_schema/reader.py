@@ -213,7 +213,9 @@ class SchemaReader:
         return values if track_evaluated or not inner else self._mark_evaluated(values, all_=False)
 
     def _mark_evaluated(self, values: ValueSet, *, all_: bool) -> ValueSet:
-        """Returns a set in which everything is marked as evaluated if `all_`, else nothing."""
+        """Returns a set in which all members and items count as evaluated if `all_`, otherwise
+        none.
+        """
         arrays = (replace(a, evaluated=(None, ()) if all_ else (0, ())) for a in values.arrays)
         objects = (replace(o, evaluated=ANY_TEXT if all_ else NOTHING) for o in values.objects)
         return replace(

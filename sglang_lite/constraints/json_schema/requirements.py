@@ -1,5 +1,5 @@
-"""Requirements of an object. Each demands some member with a name in a language and a value in a
-formula.
+"""Requirements of an object. Each one demands a member whose name is in a given language and whose
+value is in a given formula.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def _implies(requirement: Requirement, other: Requirement) -> bool:
 def value_formulas(
     member: Member, requirements: Sequence[Requirement], met: Met
 ) -> Iterator[tuple[Formula, Met]]:
-    """Yields the formulas that a member's value may have, each with the requirements met after it:
-    the member's own formula, and its combinations with requirements that were unmet before.
+    """Yields each formula that a member's value may satisfy, with the requirements that are then
+    met. The formulas are the member's own, and its combinations with those of requirements that are
+    still unmet.
     """
     unmet = [
         i

@@ -121,7 +121,9 @@ class ObjectShape:
         )
 
     def formulas(self, name: str) -> list[Formula]:
-        """Returns the formulas of a member's values; several if alternatives differ in it."""
+        """Returns the formulas that a member's value may have: several if the shape's alternatives
+        restrict it differently.
+        """
         own = next((m for m in self.members if m.name == name), None) or self.member_for_unlisted(
             name
         )
@@ -382,8 +384,8 @@ class Algebra:
         return tuple(distinct)
 
     def expand_few_choices(self, values: ValueSet, most: float) -> ValueSet:
-        """Returns an equal set in which choices with at most `most` combinations are separate
-        shapes.
+        """Returns an equal set in which a shape's choices are expanded into separate shapes if they
+        have at most `most` combinations.
         """
         if not any(shape.choices for shape in values.objects):
             return values
@@ -418,7 +420,7 @@ class Algebra:
         is empty.
 
         Args:
-            possible: choices whose alternatives are all possible if they stay as they are.
+            possible: choices whose alternatives need no check unless the choice is merged.
         """
         groups: list[_Choice] = []
         for choice in choices:
@@ -559,8 +561,8 @@ def _names_of(choice: Iterable[ObjectShape]) -> dict[str, None]:
 
 
 def _as_choice(shapes: tuple[ObjectShape, ...]) -> tuple[ObjectShape, ...]:
-    """Merges shapes that only restrict members by name into one shape with a choice, so that
-    independent ones need not be multiplied.
+    """Replaces several shapes that only restrict members by name with one shape that has a choice
+    among them. Independent choices then need not be multiplied out.
     """
     if len(shapes) > 1 and all(shape.only_names_members for shape in shapes):
         return (ObjectShape(choices=(shapes,)),)

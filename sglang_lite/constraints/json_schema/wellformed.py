@@ -1,5 +1,5 @@
-"""Checks that every keyword of a schema has a value of its kind, for all drafts and much faster
-than validation against a meta-schema.
+"""Checks that every keyword of a schema has a valid value, for all drafts and much faster than
+validation against a meta-schema.
 
 Source: JSON Schema draft 2020-12, core and validation; older drafts where they differ.
 """

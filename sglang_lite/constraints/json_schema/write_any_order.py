@@ -57,8 +57,8 @@ def leave_names_to_masks(
     *,
     in_any_order: bool = False,
 ) -> None:
-    """Leaves the names of a shape to the masks: each name occurs once and, if `in_any_order`, all
-    required names are present.
+    """Lets the masks check the names in a shape's objects: no name occurs twice and, if
+    `in_any_order`, all required names are present.
     """
     assert writer.masked_shapes is not None
     rule = UNIQUE_NAMES_ONLY
@@ -72,9 +72,9 @@ def leave_names_to_masks(
 def leave_finite_names_to_masks(
     writer: ContainerWriter, shape: ObjectShape, others: Sequence[_Other]
 ) -> None:
-    """Makes the masks prevent the beginning of a name that only used names begin with, such as a
-    second `"0"` in a dictionary with integer keys. Names that never run out and languages that are
-    too complex are not left to the masks.
+    """Lets the masks prevent beginnings that only used names have, such as a second `"0"` in a
+    dictionary with integer keys. Does nothing if the names never run out or are too complex to
+    count.
     """
     if writer.masked_shapes is None or not any(map(_may_exhaust_names, others)):
         return

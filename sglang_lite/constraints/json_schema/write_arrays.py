@@ -139,8 +139,8 @@ def _allows_any_value(values: ValueSet) -> bool:
 
 
 def _can_always_continue(writer: ContainerWriter, values: ValueSet) -> bool:
-    """Returns True if each array and object of a set that is about to end may also have another
-    item or member, so that the masks can always avoid an equal one.
+    """Returns True if every array and object in a set may get another item or member before it
+    ends. The masks can then always avoid a value that equals an earlier one.
     """
     empty = writer.reader.is_known_empty
     return all(
@@ -227,7 +227,9 @@ def _write_item_sequence(
     item_text = item_text or writer.item_texts
 
     def more(count: int) -> Node:
-        """Returns the items after the prefix if `count` of all items have been written."""
+        """Returns the texts of the items after the prefix, given that `count` items have been
+        written so far.
+        """
         fewer = max(0, least - count)
         less = None if most is None else most - count
         if shape.rest is False or less == 0:

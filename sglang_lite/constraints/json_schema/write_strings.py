@@ -55,7 +55,8 @@ def quote_strings(strings: Node, before: Node = EMPTY, after: Node = EMPTY) -> N
 
 
 def between(before: Node, strings: Node, after: Node, written: Callable[[Node], Node]) -> Node:
-    """Returns strings in the notation of `written`, each between texts of `before` and `after`.
+    """Returns strings as spelled by `written`, each after a text of `before` and followed by a text
+    of `after`.
 
     Complements are placed outermost, as `a & ~b` of whole lexemes, because engines have a
     fast path for that form.

@@ -199,7 +199,9 @@ class TaggedWriter:
         return alternation(options)
 
     def _write_tagged_strings(self, before: str, strings: Node, after: str) -> Node:
-        """Returns the strings, with their tags, that don't contain the mark of a closing tag."""
+        """Returns the strings with their tags, except strings that contain the beginning of a
+        closing tag.
+        """
         mark = literal(self._tags.mark)
         without = intersection_of_strings(strings, complement(concat(ANY_TEXT, mark, ANY_TEXT)))
         if without == NOTHING:

@@ -69,7 +69,7 @@ class _ValueWriter:
         )
 
     def _spell_array(self, shape: ArrayShape, items: list[Any]) -> Iterator[str]:
-        """Yields the text if the array is of the shape."""
+        """Yields the text of an array, or nothing if the array is not of the shape."""
         if len(items) < shape.least or (shape.most is not None and len(items) > shape.most):
             return
         for formula, start, least, most in shape.contains:
@@ -103,7 +103,7 @@ class _ValueWriter:
             yield all_of(*formulas)
 
     def _spell_object(self, shape: ObjectShape, members: dict[str, Any]) -> Iterator[str]:
-        """Yields the text if the object is of the shape."""
+        """Yields the text of an object, or nothing if the object is not of the shape."""
         if len(members) < shape.least or (shape.most is not None and len(members) > shape.most):
             return
         if any(member.required and member.name not in members for member in shape.members):

@@ -1,3 +1,3 @@
-"""Python types as constraints: the texts of their values, their schemas, and readers. Independent
-of grammars and engines.
+"""Python types as constraints: how their values are written as text, their JSON schemas, and
+functions that read values back. Independent of grammars and engines.
 """

@@ -1,4 +1,6 @@
-"""Marks inside the schemas that pydantic's generator builds, for facts that a schema can't express."""
+"""Internal marks in the schemas that pydantic's generator builds. They record facts that a JSON
+schema can't express, and are removed at the end.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def without_marks(schema: Json) -> SchemaOfType:
 
 
 def with_shared_sources(schema: Json) -> Json:
-    """Returns the schema with each text that quotes refer to written only once."""
+    """Returns the schema with each quoted document stored only once, and quotes that refer to it."""
     numbers: dict[str, str] = {}
     queue = [schema]
     for each in queue:

@@ -20,8 +20,8 @@ from sglang_lite.protocol.anything import UserValue
 
 
 def partial_reader(annotation: object) -> Callable[[str], UserValue]:
-    """Returns a function from the beginning of a text to the partial value of a type that it
-    spells. The function returns None while no part of the value is known.
+    """Returns a function that reads the beginning of a text as a partial value of a type. The
+    function returns None while no part of the value is known.
 
     Models and dataclasses become models with the same fields. Fields that have not arrived
     are None, also in named tuples. Lists, tuples and dicts contain the items that have

@@ -195,8 +195,9 @@ def moment_pattern(*, day: bool, naive: bool, aware: bool) -> str:
 def bounded_moment_pattern(
     bound: datetime.datetime | datetime.time, *, up: bool, is_open: bool
 ) -> str | None:
-    """Returns the pattern of the moments from a bound (`up`) or up to it, both compared by local
-    time without zones. Returns None if no moment qualifies.
+    """Returns the pattern of the moments from a bound on if `up`, otherwise of those until it.
+    `is_open` excludes the bound itself. Only local times are compared, without zones. Returns None
+    if no moment qualifies.
     """
     text = bound.replace(tzinfo=None).isoformat(timespec="microseconds")
     seconds = text[:-7]

@@ -250,7 +250,9 @@ class TypeSchema(GenerateJsonSchema):
         return found
 
     def _build_name_schema(self, keys: Json) -> Json:
-        """Returns the schema of the member names that are read as keys."""
+        """Converts the schema of a dictionary's keys to a schema of JSON member names, which are
+        always strings.
+        """
         resolved = self.resolve_ref_schema(keys)
         if resolved.keys() & {"anyOf", "allOf"}:
             word = "anyOf" if "anyOf" in resolved else "allOf"

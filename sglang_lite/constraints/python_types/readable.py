@@ -51,7 +51,7 @@ class ClassReader:
     checks: str
 
     def build_value(self, model: Any) -> Any:  # an instance of a model made here, of the class
-        """Builds a value of the class from the fields of a model that were given."""
+        """Builds a value of the class from the fields that were set in a model."""
         try:
             return self.cls(
                 **{
@@ -64,9 +64,9 @@ class ClassReader:
 
 
 def class_fields(cls: object) -> list[ClassField] | None:
-    """Returns the fields that JSON has for a class that pydantic does not read: an attrs class, a
-    msgspec Struct, or a dataclass with a field of such a class (or of a TypedDict before Python
-    3.12). Returns None for any other annotation.
+    """Returns the JSON fields of a class that pydantic does not read: an attrs class, a msgspec
+    Struct, or a dataclass with a field of such a class (or of a TypedDict before Python 3.12).
+    Returns None for any other annotation.
 
     Raises:
         ConstraintError: a Struct is written as an array, or a name in an annotation is not
@@ -95,7 +95,9 @@ def _is_record(cls: type) -> bool:
 
 
 def _is_dataclass(cls: type) -> bool:
-    """Returns True for a dataclass of the standard library; pydantic's own have more than fields."""
+    """Returns True for a dataclass of the standard library. Pydantic's own dataclasses are
+    excluded, because they have more than fields.
+    """
     return dataclasses.is_dataclass(cls) and not hasattr(cls, "__pydantic_config__")
 
 
@@ -161,8 +163,8 @@ def _dataclass_fields(cls: Any, hints: dict[str, Any]) -> Iterator[ClassField]:
 
 
 def _default_for_field(default: Any) -> dict[str, Any]:
-    """Returns the arguments of pydantic's Field for a default. Schemas show it if it is a scalar;
-    the class itself sets it.
+    """Returns arguments of pydantic's Field for a field with a default. Only a scalar is passed on,
+    for schemas to show. The class itself sets the default.
     """
     return (
         {"default": default}

@@ -49,7 +49,9 @@ def _tighter_bound(closed: Any, open_: Any, tighter: Callable[[Any, Any], Any]) 
 
 
 def _digit_limits(digits: int | None, decimals: int | None) -> Iterator[tuple[int, int]]:
-    """Yields pairs of the maximum number of digits before and after the point."""
+    """Yields the allowed combinations of digit counts, each as the maximum before and after the
+    point.
+    """
     most = min(digits or patterns.NUMBER_DIGITS, patterns.NUMBER_DIGITS)
     before_all = max(0, digits - decimals) if digits is not None and decimals is not None else most
     last = min(most, patterns.NUMBER_DIGITS if decimals is None else decimals)

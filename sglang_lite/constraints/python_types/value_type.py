@@ -123,7 +123,7 @@ def _value_type(annotation: Any, today: datetime.date) -> ValueType:
 
 
 def has_type(value: object, annotation: Any) -> bool:  # a type of any kind
-    """Returns True if a value, without conversion, is of a type."""
+    """Returns True if a value already is of a type, without conversion."""
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
     if get_origin(annotation) is Annotated:

@@ -498,7 +498,7 @@ class Templates:
         """Returns the rules of all uses, by name.
 
         Args:
-            rules: rules of the grammar, which use templates only through `use`.
+            rules: rules of the grammar, which use templates only through `rule_for_use`.
 
         Raises:
             ConstraintError: a template is not defined or takes a different number of arguments, or

@@ -34,7 +34,7 @@ def apply_case_flags(ranges: Ranges, flags: Set[str]) -> Ranges:
 
 
 class PatternCursor:
-    """Offset up to which a pattern has been read, with error messages that show the place.
+    """Reading position in a pattern. Its errors show the position.
 
     Attributes:
         pattern: the whole pattern.

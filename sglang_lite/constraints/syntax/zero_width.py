@@ -88,8 +88,9 @@ def boundary(at: int, word: Ranges, *, negated: bool) -> Tree:
 
 
 def lookbehind(at: int, tree: Tree, *, negated: bool, mixed: bool) -> Behind | None:
-    """Returns the lookbehind for a tree, or None unless the tree is one character or an assertion
-    about it. If `mixed`, its alternatives may be of both kinds.
+    """Returns the assertion for a lookbehind, or None if it is not supported: each alternative must
+    be one character, or itself an assertion about the preceding text. Unless `mixed`, all
+    alternatives must be of the same kind.
     """
     options: tuple[Tree, ...] = tree.options if isinstance(tree, Alternation) else (tree,)
     found = [each for option in options if (each := _make_lookbehind(at, option)) is not None]

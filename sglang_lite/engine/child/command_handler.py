@@ -1,5 +1,5 @@
-"""The engine's process. Executes the commands that the handle sends over a socket, and exits when
-the handle is closed.
+"""The command loop of an engine's process. Executes the commands that the engine's handle sends
+over a socket from the user's process, and exits when the handle is closed.
 
 The main thread loads the model and runs the step loop. One thread reads commands, and never waits
 for the loop. Another one writes (outgoing.py).
@@ -242,18 +242,18 @@ def _load_core(
 
 
 def _no_submission_waits() -> None:
-    """Does nothing: the `retry` of a submission that is not waiting for room."""
+    """Does nothing. Serves as `retry` of a submission that is not waiting for room."""
 
 
 class _Submission:
-    """Submission that the handle has open in this process.
+    """Submission from the handle that has not ended in this process.
 
     Args:
-        number: the handle's number of the submission, in all its events.
+        number: number that the handle gave the submission, and that all its events carry.
         request: the submitted request.
 
     Attributes:
-        expected_ends: number of last events still to come: one, or one per sample.
+        expected_ends: number of final events still to come: one, or one per sample.
         ticket: ticket of the accepted submission; None while it waits for room.
         retry: callback that submits again when the engine has room.
         aborted: True if the handle has aborted the submission.
@@ -411,9 +411,9 @@ class CommandHandler:
             self._fail(submission.number, error)
 
     def _submit_or_wait(self, submission: _Submission, *, first: bool) -> None:
-        """Submits, or waits for room. May run on the loop's thread while the reader's thread aborts
-        the submission. Each thread writes its attribute (`ticket`, `aborted`) before it reads the
-        other's, so at least one of them sees the abort.
+        """Submits a request, or lets it wait for room. May run on the loop's thread while the
+        reader's thread aborts the submission. Each thread writes its attribute (`ticket`,
+        `aborted`) before it reads the other's, so at least one of them sees the abort.
         """
         room = self._core.open_requests
         try:

@@ -43,7 +43,7 @@ _REASON_S = 10.0
 
 
 class RankProcesses:
-    """Ranks 1 and up, each in its own process, on this machine and others: the `RankLinks` of an
+    """Processes of the ranks from 1 up, on this machine and others. They are the `RankLinks` of an
     engine's process.
 
     Args:

@@ -157,9 +157,9 @@ class Anthropic(RemoteBackend):
 
 
 class RepeatedWhitespace:
-    """Removes whitespace that an answer repeats from the open turn that it continues. The API
-    receives the turn without its trailing whitespace, so the model may write the same whitespace
-    again.
+    """Filter that removes whitespace from the beginning of an answer if the open turn already ends
+    with it. The API receives the turn without its trailing whitespace, so the model may write the
+    same whitespace again.
     """
 
     def __init__(self, begun: str) -> None:

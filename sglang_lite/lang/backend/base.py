@@ -56,12 +56,12 @@ asked_adapter: ContextVar[str | None] = ContextVar("sglang_lite_asked_adapter", 
 
 
 def choose_adapter(lora_path: tuple[str, ...] | Unset) -> None:
-    """Sets `asked_adapter`, the adapter for the next selections in this context."""
+    """Sets the LoRA adapter that the next selections in this context use (`asked_adapter`)."""
     asked_adapter.set(adapter_of(lora_path))
 
 
 class KeepsPrefixes(Protocol):
-    """Storage of the keys and values of prompts in files, as an engine writes and reads them."""
+    """Interface for saving the keys and values of a prompt to a file, and loading them from there."""
 
     def export_prefix(self, prompt: Prompt, path: str, *, secret: str | None) -> object: ...
 
@@ -76,14 +76,14 @@ class ProgramAtBackend(Protocol):
         ...
 
     def judge(self, path: Path, place: int, verdict: Verdict) -> None:
-        """Delivers the verdict on a judged node or a pause of a branch, given by its index in the
-        branch.
+        """Delivers the caller's verdict on a judged node or on a pause. `place` is the index of
+        that node in its branch.
         """
         ...
 
     def drop_branch(self, path: Path) -> None:
-        """Cancels the queued and running nodes of a branch; a rollback continues from an earlier
-        mark.
+        """Cancels the queued and running nodes of a branch. A later rollback to an earlier mark
+        revives the branch.
         """
         ...
 
@@ -94,8 +94,8 @@ class ProgramAtBackend(Protocol):
         ...
 
     def wind_down(self) -> None:
-        """Ends all generations, including those of later nodes, as soon as each reaches a place
-        where a limit may cut it. Only called if the backend has the capability `winds_down` or
+        """Ends all generations, including those added later, each at the first point where a limit
+        may cut it. Only called if the backend has the capability `winds_down` or
         `winds_down_programs`.
         """
         ...
@@ -106,8 +106,8 @@ class ProgramAtBackend(Protocol):
 
 
 class Listener(ABC):
-    """Listener to events of a run's branches. It is notified of each event once everything before
-    it has been played.
+    """Listener to the events of a run's branches. It is notified of an event once everything before
+    the event has been executed.
 
     Attributes:
         events: names of the events that it receives, out of `EVENTS`.
@@ -136,7 +136,7 @@ class Backend:
         enforces: True if answers satisfy their constraints or an error is raised. If False, every
             answer is validated against its constraint.
         chat_template: template that renders turns as text, or None.
-        template_cure: what to do if the model has no chat template, as the end of a hint.
+        template_cure: advice for a model without a chat template, worded as the end of a hint.
         unset_max_tokens: token limit of a generation that sets no `max_tokens`, or None if there is
             none.
         price: price of the model's tokens, which overrides the price table.
@@ -220,14 +220,15 @@ class Backend:
     def open_program(
         self, sink: ProgramSink, *, stream: bool, priority: int = 0
     ) -> ProgramAtBackend:
-        """Opens a program, to which a run adds its nodes while earlier ones are played. A backend
-        that defines this method receives whole runs; other backends receive one call per node.
+        """Opens a program, to which a run adds nodes while earlier ones are being executed. A
+        backend that defines this method receives whole runs; other backends receive one call per
+        node.
 
         Args:
             sink: callback for the events of the nodes and, last, for the end of the program. After
-                an answer, the run is played on by the thread that calls the sink. Only one thread
-                may call it at a time, and not from within a method of the program. A thread with
-                other work calls it on the executor loop: `executor().post(sink, event)` of
+                an answer, the thread that calls the sink continues the run. Only one thread may
+                call it at a time, and not from within a method of the program. A thread with other
+                work calls it on the executor loop: `executor().post(sink, event)` of
                 sglang_lite.lang.concurrency.loop.
             stream: whether to deliver deltas.
             priority: priority of the program; only passed to backends with the capability.
@@ -237,8 +238,8 @@ class Backend:
     # ------------------------------------------------------------------------------------- planning
 
     def planner(self, run: RunFacts) -> Planner | None:
-        """Returns a planner for the calls of a run's main branch, or None if every node is a call
-        of its own.
+        """Returns a planner that combines or orders the calls of a run's main branch, or None if
+        every node is a call of its own.
         """
         return None
 
@@ -350,8 +351,8 @@ class Backend:
 
     @property
     def prefix_files(self) -> KeepsPrefixes:
-        """Storage of prompts' keys and values in files. Raises CapabilityError if the backend has
-        none.
+        """Object that saves the keys and values of prompts to files and loads them. Raises
+        CapabilityError if the backend has none.
         """
         raise CapabilityError(
             f"{name_of(self)} keeps no keys and values in files; an engine of this program does.",

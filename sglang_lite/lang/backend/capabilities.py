@@ -48,8 +48,8 @@ _WEAKEST_FIRST: tuple[BegunTurns, ...] = ("refused", "asked", "continued")
 
 @dataclass(frozen=True, slots=True)
 class TurnRules:
-    """Rules for turns with several generations, for a backend that is called generation by
-    generation.
+    """Rules for turns that contain several generations, on a backend that is called for one
+    generation at a time.
 
     Attributes:
         begun_turns: how a turn that has begun is treated: "continued" by the model, which is shown
@@ -136,7 +136,7 @@ class Capabilities:
     caches_prompts: bool = False
 
     def takes(self, kind: MediaKind) -> bool:
-        """Returns whether a program may contain media of a kind."""
+        """Returns whether a program may contain media of a kind: images, videos or sounds."""
         return {"image": self.images, "video": self.videos or self.images, "audio": self.sounds}[
             kind
         ]

@@ -216,9 +216,8 @@ class LocalBackend(Backend):
 
 
 def schedule_wind_down(wind_down: Callable[[], None]) -> asyncio.TimerHandle | None:
-    """Schedules `wind_down` for the time when the current generation has to wind down. Returns the
-    timer, or None if that time has already come, in which case it is called immediately, or never
-    will.
+    """Schedules a call of `wind_down` for the time at which the current run starts to wind down. If
+    that time has passed, calls it immediately. Returns the timer, or None if none was started.
     """
     at = winds_down_at.get()
     if at is None:

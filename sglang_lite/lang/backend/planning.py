@@ -1,6 +1,6 @@
-"""Interface of planners, for backends that are called generation by generation, and the facts about
-a run that planners use. A plan may get several answers from one call, or make one generation wait
-for another.
+"""Interface of planners, for backends that are called for one generation at a time, and the facts
+about a run that planners use. A plan may get several answers from one call, or make one generation
+wait for another.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class AnswerSource(ABC):
 
     @asynccontextmanager
     async def around_attempts(self, text: str) -> AsyncIterator[None]:
-        """Surrounds all attempts at the node. Time spent waiting on entry does not count toward the
-        node's timeout.
+        """Opens a context in which all attempts at the node are made. Time spent entering it does
+        not count toward the node's timeout.
 
         Args:
             text: text of the branch before the node.
@@ -168,8 +168,8 @@ class Planner(ABC):
 
     @abstractmethod
     def share_among_branches(self, added: Expression, size: int) -> Expression:
-        """Returns `added` in the form in which it is added to `size` equal branches, so that its
-        first generation may be one call for all of them.
+        """Prepares an expression that will be added to `size` equal branches. One call may then
+        answer its first generation for all of them.
         """
 
     @abstractmethod

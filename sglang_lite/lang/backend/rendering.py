@@ -126,8 +126,8 @@ def with_tools(
 
 
 def shows_tools(template: TurnTemplate | None, family: str | None) -> bool:
-    """Returns whether a template has a place for tools and its format of calls is known. Otherwise
-    the first message describes the tools, and results are user turns.
+    """Returns whether a template can render tools and the model's format of tool calls is known.
+    Otherwise the first message describes the tools, and their results are sent as user turns.
 
     Args:
         family: format of calls, as `Backend.tool_family` returns it.
@@ -264,7 +264,7 @@ def _chat_format(
 
 
 def _last_spans(spans: Sequence[Span], length: int) -> list[Span]:
-    """Returns the spans of the last `length` characters."""
+    """Returns the last `length` characters of the text, as spans."""
     found: list[Span] = []
     for span in reversed(spans):
         if length <= 0:

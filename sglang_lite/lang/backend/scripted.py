@@ -61,13 +61,14 @@ Answer: TypeAlias = "str | Exception | Sequence[str | Exception] | Callable[[Scr
 
 
 class Rules:
-    """Script of answers.
+    """Script that supplies answers.
 
     Args:
-        answers: a callable, which answers every request; a mapping from texts or compiled patterns
-            to answers, of which the one found last in the prompt answers; or a single answer to
-            every request. The items of a list answer in turn (the last one repeats), and a callable
-            is called with the request.
+        answers: a callable that returns the answer to each request; a mapping from texts or
+            compiled patterns to answers, where the key found nearest to the end of the prompt
+            counts; or one answer for every request. An answer in a mapping, or for every
+            request, may be a list, whose items are used one after another (the last one
+            repeats). A callable among them is called with the request.
     """
 
     def __init__(self, answers: UserValue) -> None:
@@ -288,8 +289,8 @@ class ScriptedBackend(Backend):
 
 
 def _latency_until(late: float | None, seconds: float) -> float:
-    """Returns the seconds that a request takes in a run that winds down from a given time on
-    (`time.monotonic()`).
+    """Shortens the latency of a request so that it ends when the run starts to wind down, at `late`
+    (`time.monotonic()`; None for never).
     """
     return seconds if late is None else min(seconds, max(late - time.monotonic(), 0.0))
 
@@ -316,8 +317,8 @@ def _sample_text(constraint: Constraint, random: Random) -> str:
 
 
 def _number_in(constraint: Constraint | None, text: str) -> str:
-    """Returns the number at the beginning of a text if the constraint is a number and the text has
-    one; otherwise the text.
+    """Returns the number at the beginning of a text, if the constraint is a number. Otherwise, and
+    if there is none, returns the text.
     """
     number = constraint.part if isinstance(constraint, Continuation) else constraint
     return (first_number(number, text) or text) if isinstance(number, Number) else text

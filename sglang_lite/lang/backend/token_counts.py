@@ -41,8 +41,8 @@ class TiktokenEncoding(Protocol):
 
 
 def count_text_tokens(text: str, tokenizer: TiktokenEncoding | None) -> int:
-    """Counts the tokens of a text with the model's tokenizer, or else estimates the number, rather
-    too high than too low.
+    """Counts the tokens of a text with the model's tokenizer. Without a tokenizer, estimates the
+    number and errs on the high side.
     """
     if tokenizer is not None:
         return _count_exactly(tokenizer, text)
@@ -50,8 +50,8 @@ def count_text_tokens(text: str, tokenizer: TiktokenEncoding | None) -> int:
 
 
 def estimate_tokens(prompt: Prompt, tokenizer: TiktokenEncoding | None = None) -> int:
-    """Estimates the tokens of a prompt, with the markup of its turns, its tools and its images.
-    Counts its text or its messages, whichever has more tokens.
+    """Estimates the tokens of a prompt, including its turn markup, tools and images. Counts the
+    prompt's text or its messages, whichever has more tokens.
     """
     text = max(
         count_text_tokens(each, tokenizer)
@@ -109,7 +109,9 @@ unreported_usages: ContextVar[list[Usage] | None] = ContextVar(
 
 
 def add_unreported_usage(usage: Usage, times: int = 1) -> None:
-    """Adds usage that a provider did not report to the account of the current node."""
+    """Charges the current node `times` times for usage that a provider did not report. Does nothing
+    outside a run with a budget.
+    """
     usages = unreported_usages.get()
     if usages is not None:
         usages += [usage] * times
@@ -150,7 +152,9 @@ class TokenUsage:
             self.completion_tokens += usage.completion_tokens
 
     def count_and_forward(self, sink: ProgramSink, event: ProgramEvent) -> None:
-        """Passes an event of a program to its sink, after adding the tokens if it is a result."""
+        """Adds the usage of an event of a program, if it is a result, and passes the event on to
+        the sink.
+        """
         if isinstance(event, Played) and isinstance(event.event, Generation | Selection):
             self.add_usage(event.event.usage)
         sink(event)

@@ -66,12 +66,12 @@ class Cluster(Protocol):
         """Returns data that identifies what the answers depend on, like `Backend.identity`."""
 
     def rows(self, given: UserValue) -> UserValue:
-        """Returns the items of a batch from the user's argument."""
+        """Converts the user's argument, such as a Ray Dataset, to the items of a batch."""
 
     def pool(
         self, program: BaseProgram, plan: BatchPlan, report: Report, *, until_released: bool
     ) -> Pool:
-        """Creates a pool that runs the items without a known outcome."""
+        """Creates a pool that runs the items whose outcomes are not known yet."""
 
 
 class BatchOptions(SamplingOptions, total=False):
@@ -183,7 +183,9 @@ class BatchPlan:
 
     @property
     def iterates(self) -> bool:
-        """True if the caller receives an iterator of states instead of a list at the end."""
+        """True if the caller receives an iterator, which yields states as runs finish, rather than
+        a list at the end.
+        """
         return bool(self.options["generator_style"]) or not self.ordered
 
     @property
@@ -289,8 +291,8 @@ def _checked_plan(
 
 @contextlib.contextmanager
 def allow_equal_items() -> Iterator[None]:
-    """Suppresses the warning about equal items in a batch where they are no mistake, such as rows
-    of an evaluation.
+    """Suppresses the warning about equal items in the `with` block, for batches where they are
+    intended, such as the rows of an evaluation.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="items [0-9]+ and [0-9]+ are equal")
@@ -371,8 +373,8 @@ def _bind_item(program: BaseProgram, index: int, item: Given) -> Item:
 
 
 def _create_pool(plan: BatchPlan, report: Report) -> Pool:
-    """Creates the pool for the items of a batch whose outcomes are not known yet. `report` is that
-    of BodyPool.
+    """Creates the pool that runs the batch's items whose outcomes are not known yet. `report` is
+    called with the index and outcome of each of them.
     """
     if plan.cluster is not None:
         saved = _report_and_save(report, plan.file)
@@ -392,8 +394,8 @@ def _create_body_pool(kind: type[_BodyPool], plan: BatchPlan, report: Report) ->
 
 
 def _report_and_save(report: Report, file: BatchFile | None) -> Report:
-    """Returns a report that also stores successful outcomes in the checkpoint file. If storing
-    fails, the failure becomes the item's outcome.
+    """Wraps the `report` callback so that successful outcomes are also stored in the checkpoint
+    file. If storing one fails, the failure becomes that item's outcome.
     """
     if file is None:
         return report
@@ -410,8 +412,8 @@ def _report_and_save(report: Report, file: BatchFile | None) -> Report:
 
 
 def gather_outcomes(plan: BatchPlan) -> dict[int, Outcome]:
-    """Runs a batch, and returns the outcome of each item by its index, including the outcomes known
-    before. The caller is woken once, not for each item.
+    """Runs a batch and returns the outcome of each item by its index, including those from the
+    checkpoint file. The caller is woken once, not for each item.
     """
     outcomes = dict(plan.saved_outcomes)
     ended = threading.Event()
@@ -432,9 +434,9 @@ def gather_outcomes(plan: BatchPlan) -> dict[int, Outcome]:
 
 
 def iterate_outcomes(plan: BatchPlan) -> Generator[tuple[int, Outcome], None, None]:
-    """Runs a batch, and yields the index and outcome of each item, including outcomes that were
-    already known. If the plan iterates, a run counts as under way until the caller has consumed its
-    outcome, so at most `window` runs are running or unread.
+    """Runs a batch, and yields the index and outcome of each item, including those from the
+    checkpoint file. If the caller receives an iterator, a run counts as under way until its outcome
+    has been consumed, so at most `window` runs are running or unread.
     """
     finished: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
     workers = _create_pool(plan, lambda index, outcome: finished.put((index, outcome)))
@@ -491,7 +493,9 @@ async def aiterate_outcomes(plan: BatchPlan) -> AsyncGenerator[tuple[int, Outcom
 
 
 class _Order:
-    """Order of outcomes: collects them as they arrive, and yields those whose turn it is."""
+    """Buffer for outcomes that arrive in any order. Yields them in the order of the items if the
+    batch needs that, otherwise as they arrive.
+    """
 
     def __init__(self, plan: BatchPlan) -> None:
         self._ready = dict(plan.saved_outcomes)

@@ -40,8 +40,8 @@ _STALL = 0.002  # seconds without a taken item after which the pool grows
 
 
 class BodyPool:
-    """Pool that runs the body of a plain program over items, with only as many threads as it takes
-    to keep the window full.
+    """Pool of threads that runs the body of a synchronous program over items, with only as many
+    threads as it takes to keep the window full.
 
     The pool begins with one thread. It grows when all its threads wait for values, or when no item
     has been taken for 2 ms (the bodies do slow work themselves), up to one thread for each run that
@@ -193,7 +193,7 @@ class BodyPool:
             self.release_room()
 
     def release_room(self) -> None:
-        """Counts one run fewer as under way."""
+        """Stops counting one run as under way, so that the next one may start."""
         with self._bell:
             self._room += 1
             self._ensure_thread()

@@ -43,8 +43,8 @@ _PYTHON = sys.implementation.cache_tag or sys.version
 def batch_parts(
     function: object, settings: RunSettings, identity: object, version: str | int | None
 ) -> dict[str, str]:
-    """Returns digests of everything that the results of a batch depend on besides its items, by
-    description.
+    """Returns digests of everything except the items that the results of a batch depend on. The
+    keys describe what was digested, such as "the backend".
 
     Args:
         function: body of the program.

@@ -60,5 +60,5 @@ class LineCodes:
 
 
 def _line_end(code: str) -> bytes:
-    """Returns the end of a line: the last field of its record, and the closing brackets."""
+    """Returns the text that ends a line: the field with its code, and the closing brackets."""
     return f',"code":"{code}"}}}}'.encode()

@@ -20,7 +20,8 @@ from sglang_lite.protocol.anything import Json, UserValue
 
 
 def fresh_error(error: BaseException, where: Location | None) -> SglError:
-    """Creates a fresh error to raise for `error`, located at the given line of the user's program.
+    """Creates a new exception to raise for `error`, located at the given line of the user's
+    program.
 
     The result is a copy of `error` with the same cause if it is an SglError (whose own line takes
     precedence), else a ProgramError caused by `error`. Several readers may raise it in different
@@ -56,7 +57,7 @@ of_thread = _PoolOfThread()  # set by a pool of bodies on its own threads
 
 
 class Awaited(Protocol):
-    """Part of a program that is known to have finished once someone has waited for a variable."""
+    """Record of what is known to have finished once someone has waited for a certain variable."""
 
     def note(self, *, failed: bool = False) -> None:
         """Records that someone has waited for the variable, and received its value or, if `failed`,

@@ -1,3 +1,3 @@
-"""Execution of a run: its branches, how their nodes are played, and how they are pushed down to a
-backend that plays whole programs. Knows backends only by their hooks.
+"""Execution of runs: their branches, the nodes of each branch, and sending runs to a backend that
+executes whole programs. Depends on backends only through their interface.
 """

@@ -1,4 +1,6 @@
-"""The player of a branch, as seen by the operations that it plays."""
+"""Base class of players, which execute branches, for the modules with the operations that players
+execute.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,20 @@ logger = logging.getLogger("sglang_lite")
 
 
 class BasePlayer(ABC):
-    """Plays a branch; holds what was played so far. The queue and the threads are in player.py.
+    """Executes the operations of a branch, and holds the results so far. The queue and the threads
+    are in player.py.
 
     Args:
         run: run that the branch belongs to.
-        pushed: pushed-down side of the branch, for a backend that plays whole programs; None if the
-            backend is called node by node.
+        pushed: pushed-down side of the branch, for a backend that executes whole programs; None if
+            the backend is called node by node.
         log: text log of the branch, or None if the run is not streamed.
 
     Attributes:
         names: names of the branch's variables, shared with the submitting side.
-        transcript: text of the branch; owned by the thread that plays it.
+        transcript: text of the branch; owned by the thread that executes it.
         played: finished, failed and rolled-back operations, in order; owned by the thread that
-            plays the branch.
+            executes the branch.
         scope_starts: index of the first piece of each open scope, by the id of its variable.
         failure_reported: whether the branch's failure is reported to the user, so that it need not
             be logged.
@@ -64,9 +67,10 @@ class BasePlayer(ABC):
         return self.names.gone or self._failure or self.stopped
 
     def may_answer_now(self, op: AnswerOp) -> bool:
-        """Returns True if the backend may be asked for an answer that needs no waiting. A backend
-        that blocks may be asked only on its own threads. The run must be plain, nobody may be
-        reading the text as it grows, and the answer must not come from another call.
+        """Returns True if the backend may be asked for an answer that needs no waiting. Nobody may
+        be reading the text as it grows, the answer must not come from another call, and the run
+        must be plain: no retries, deadline or budget, and no rerun. A backend that blocks may be
+        asked only on its own threads.
         """
         on_its_threads = self.backend.answer_pool is None or on_pool.get() is self
         return (
@@ -77,14 +81,14 @@ class BasePlayer(ABC):
         )
 
     def is_current(self, op: Op) -> bool:
-        """Returns True if `op` is still current; if not, the branch was stopped and its results
-        must be dropped.
+        """Returns True if `op` is still the branch's current operation. If not, the branch was
+        stopped, and the results of `op` must be dropped.
         """
         return self._current is op
 
     @abstractmethod
     def start_playing(self) -> None:
-        """Begins to play a forked branch once its parent has played the fork."""
+        """Starts a forked branch once its parent has executed the fork."""
 
     @abstractmethod
     def fail_branch(self, error: BaseException) -> object:

@@ -1,5 +1,5 @@
-"""The user's side of a branch: turns the expressions that a body adds into nodes, and checks them
-before they are played.
+"""The user's side of a branch: converts the expressions that a body adds into nodes, and checks
+them before they are executed.
 """
 
 from __future__ import annotations
@@ -116,11 +116,11 @@ def _media_token(run: Run, kind: MediaKind) -> str:
 
 
 class Branch:
-    """The user's side of a branch: turns added expressions into operations, and checks as much as
-    possible before they are played.
+    """The user's side of a branch: converts added expressions into operations, and checks as much
+    as possible before they are executed.
 
     Args:
-        player: plays the operations.
+        player: executes the operations.
         path: path of the branch in the program's tree: the fork's path and the branch's index in
             it.
         node_count: number of nodes so far. A node's path is its branch's path and its number.
@@ -147,8 +147,8 @@ class Branch:
         self.node_count = node_count
 
     def submit_expression(self, expr: Expression | str, where: Location | None = None) -> None:
-        """Queues the operations of an expression. Raises the errors of misuse that can be detected
-        without playing it.
+        """Queues the operations of an expression. Raises errors of misuse that can be detected
+        before its execution.
         """
         later = not self.run.body_open
         if self.names.gone is not None or later:
@@ -176,7 +176,9 @@ class Branch:
                 close_when_done(self.player, self.player.pushed.program)
 
     def submit_one(self, expression: Expression, where: Location | None) -> None:
-        """Queues the operations of an elementary expression. Arguments are those of `submit`."""
+        """Queues the operations of one elementary expression, such as a text, a generation or the
+        beginning of a turn.
+        """
         match expression:
             case Text():
                 self._append_text_op(
@@ -394,8 +396,8 @@ class Branch:
         )
 
     def notify_listener(self, event: str, children: Sequence[Player] = ()) -> None:
-        """Queues a notification of the backend's listener, if it listens for the event. It is sent
-        once everything queued before it has been played.
+        """Queues a notification for the backend's listener, if it listens for the event. It is sent
+        once everything queued before it has been executed.
         """
         listener = self.backend.event_listener
         if listener is not None and event in listener.events:
@@ -476,8 +478,8 @@ class Branch:
 
     def stop(self, error: SglError, *, waited: bool = True) -> None:
         """Cancels the branch and the branches forked from it. Answers that someone has waited for
-        are kept. Everything else fails with the error, even answers that have arrived, and so does
-        anything added later. The main branch also stops the programs that its body runs.
+        are kept. All others fail with the error, even if they have arrived, and anything added
+        later fails, too. On the main branch, also stops the programs that the body runs.
 
         Args:
             waited: False to keep nothing, not even answers that were waited for.
@@ -492,7 +494,7 @@ class Branch:
         self, what: Callable[[Player], UserValue], where: Location | None = None
     ) -> Variable:
         """Returns a variable that is set to `what(player)` once everything queued so far has been
-        played.
+        executed.
         """
         if self.names.gone is not None:
             self.names.raise_if_removed(where)
@@ -556,7 +558,7 @@ def find_raise_location(error: BaseException) -> Location | None:
 
 
 def _with_tools(own: SglGen, tools: Toolbox, backend: Backend) -> SglGen:
-    """Returns the generation with its tool calls in the notation of the backend's model."""
+    """Returns the generation with its tool calls in the format that the backend's model uses."""
     if (family := backend.tool_family()) is None:
         return own
     spelled = tools.value_type(family)
@@ -664,8 +666,8 @@ def _with_answer_limit(params: SamplingParams, constraint: Constraint | None) ->
 
 
 def _requires_verdict(own: SglGen, run: Run) -> bool:
-    """Returns True if the caller's Python decides on a generation's result: through retries, a
-    check or another backend, or because an earlier run may have the answer.
+    """Returns True if code in this process decides on a generation's result: retries, a check, a
+    backend of its own, or an earlier run that may have the answer.
     """
     options = own.options
     retries = run.settings.retries if options.retries is None else options.retries

@@ -47,8 +47,9 @@ class SpelledTokens:
             self._values.append((name, value))
 
     def split_plain(self, text: str) -> list[tuple[str, bool]]:
-        """Splits a text written outside turns into pieces, each with whether it may name control
-        tokens. Warns once if an argument's value in the text names one.
+        """Splits a text written outside turns into pieces, each with False if control tokens in it
+        are plain text, else True. Warns once if an argument's value spells a token that is not
+        plain text.
         """
         pieces = list[tuple[str, bool]]()
         start = 0

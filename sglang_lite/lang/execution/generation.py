@@ -1,4 +1,6 @@
-"""Plays generations: gets the answer, parses its value, appends its text, and writes its streams."""
+"""Executes generations: gets the answer, parses its value, appends its text, and writes it to the
+streams.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ _STOPS = ("stop", "stop_token_ids", "stop_regex")
 
 
 def generate_immediately(player: BasePlayer, op: GenOp) -> bool:
-    """Plays a generation if the backend can answer without waiting. Returns False if it has to
+    """Executes a generation if the backend can answer without waiting. Returns False if it has to
     wait.
     """
     backend = player.backend
@@ -99,7 +101,7 @@ def _changes_result(options: GenOptions) -> bool:
 
 
 def finish_generation(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) -> None:
-    """Finishes a generation with an answer that has arrived."""
+    """Finishes a generation whose answer has arrived: parses the answer and appends it."""
     try:
         values = _parse_or_validate(player, op, generations)
     except Exception as error:  # recorded, and raised again
@@ -109,7 +111,7 @@ def finish_generation(player: BasePlayer, op: GenOp, generations: Sequence[Gener
 
 
 async def play_generation(player: BasePlayer, op: GenOp) -> None:
-    """Plays a generation: asks until an answer is accepted, then appends it."""
+    """Executes a generation: asks until an answer is accepted, then appends it."""
     if op.expression.source is None:
         await _generate_answer(player, op)
     else:
@@ -129,7 +131,7 @@ async def _generate_answer(player: BasePlayer, op: GenOp) -> None:
 
 
 async def _use_given_value(player: BasePlayer, op: GenOp, text: str) -> None:
-    """Plays a generation with the text that the caller of `rerun` supplies.
+    """Executes a generation with the text that the caller of `rerun` supplies.
 
     Raises:
         ParameterError: the node can't have this text.

@@ -1,7 +1,5 @@
-"""Plays operations on the submitting thread, and those that have to wait on the executor loop.
-
-An operation that needs no answer is played immediately. One that waits for a backend is played on
-the executor loop.
+"""Executes operations: those that need no answer immediately, on the thread that adds them; those
+that wait for a backend on the executor loop.
 """
 
 from __future__ import annotations
@@ -110,7 +108,7 @@ IMMEDIATE: dict[type, Callable[[BasePlayer, Any], bool]] = {
 
 
 async def play_async(player: BasePlayer, op: Op) -> None:
-    """Plays an operation that has to wait. Runs on the executor loop."""
+    """Executes an operation that has to wait. Runs on the executor loop."""
     match op:
         case EventOp():
             await run_in_pool(op.pool, op.call)

@@ -141,8 +141,8 @@ class Names:
         return dict(reversed(found.items()))
 
     def own_variables(self) -> list[Variable]:
-        """Returns all variables that this branch has declared since its fork, including those whose
-        name was declared again and those that a rollback removed after a join took them.
+        """Returns all variables that this branch has declared since its fork. Includes those whose
+        name was declared again, and those that a rollback removed after a join had gathered them.
         """
         found = [*self._joined]
         at = self.history

@@ -1,5 +1,5 @@
-"""Operations that a branch plays: nodes, with the variables and streams that the run keeps for
-them.
+"""Operations that a branch executes: nodes, with the variables and streams that receive their
+results.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class MarkOp:
 
 @dataclass(slots=True)
 class ReadOp:
-    """Reads something about the branch at this place in the queue. Not a node: the program does not
-    contain it.
+    """Reads something about the branch once everything queued before it has been executed. Not a
+    node of the program.
     """
 
     variable: Variable
@@ -162,7 +162,7 @@ class BranchMark:
     """Point in a branch to roll back to.
 
     Attributes:
-        position: position in the transcript; None until the mark is played.
+        position: position in the transcript; None until the mark is executed.
         pushed: pushed-down branch, and the index of the mark's node there; None if it is not pushed
             down.
         children: number of branches that were forked before the mark.
@@ -226,12 +226,12 @@ def find_removed_range(
 
 
 def _count_kept_operations(ops: Sequence[Op | None], kept: int) -> int:
-    """Counts the leading operations that are still played after a cancellation: those before the
-    first one that waits for an answer that is discarded. A caller may have received the answers
-    before that one although the branch has not played that far.
+    """Counts the leading operations that are still executed after a cancellation: those before the
+    first one that waits for a discarded answer. Callers may already have received the answers
+    before that one, even if the branch has not executed their operations yet.
 
     Args:
-        ops: the operation that is being played, or None, and the queued ones.
+        ops: the operation that is being executed, or None, and the queued ones.
         kept: as `waited` of `find_removed_range`.
     """
     if kept < 0 or ops[0] is None:

@@ -1,10 +1,10 @@
-"""Plays a branch: its operations in order, one at a time, on whichever thread can play the current
-one.
+"""Executes a branch: its operations in order, one at a time, on whichever thread can execute the
+current one.
 
-Text and turns are played immediately on the submitting thread. After an answer of a pushed-down
-program, the thread that delivers it plays on. Everything else that waits for a backend is played on
-the executor loop (concurrency/loop.py). The thread that plays a branch owns it: one thread at a
-time, with handover under the branch's lock.
+Text and turns are executed immediately on the submitting thread. After an answer of a pushed-down
+program, the thread that delivers it continues the branch. Everything else that waits for a backend
+is executed on the executor loop (concurrency/loop.py). Only one thread at a time owns a branch and
+executes it; ownership is handed over under the branch's lock.
 
 A branch that fails stays failed: all queued and later operations fail with the same error, and none
 of them waits.
@@ -68,14 +68,14 @@ _NO_CLAIMS: Mapping[int, Op] = {}
 
 
 class Player(BasePlayer):
-    """Plays one branch.
+    """Executes the operations of one branch.
 
     An operation goes from `play_or_queue` to `_play_until_wait`. If it has to wait, `_dispatch`
     hands the branch to `_resume`, `_play_on_pool` or `_play_in_task`.
 
     Args:
         run, pushed: as for BasePlayer.
-        depth: number of forks above the branch. A forked branch begins when its parent has played
+        depth: number of forks above the branch. A forked branch begins when its parent has executed
             the fork.
 
     Attributes:
@@ -114,8 +114,8 @@ class Player(BasePlayer):
     # ----------------------------------------------------------------------------------- any thread
 
     def play_or_queue(self, op: Op) -> None:
-        """Plays an operation immediately if no thread is playing the branch and the operation need
-        not wait. Otherwise queues it.
+        """Executes an operation immediately if no thread is executing the branch and the operation
+        need not wait. Otherwise queues it.
         """
         if self.waits.cancelled is not None and type(op) not in (ReadOp, EventOp, MarkOp):
             self._refuse_after_cancellation(op, self.waits.cancelled)
@@ -157,13 +157,15 @@ class Player(BasePlayer):
         _fail_op(op, cancelled.error)
 
     def _fail_when_played_out(self, error: SglError) -> None:
-        """Fails the branch with a cancellation's error once everything queued has been played."""
+        """Fails the branch with a cancellation's error, after everything queued has been executed."""
         ended = Variable()
         ended.when_done(partial(self._replace_failure, error))
         self.play_or_queue(ReadOp(ended, partial(_raise_for_reader, error, self)))
 
     def _replace_failure(self, error: SglError) -> None:
-        """Replaces the branch's failure, if it has one by now, with the cancellation's error."""
+        """Replaces the branch's failure with the error of its cancellation. Does nothing if the
+        branch has not failed, or if the cancellation has been undone.
+        """
         with self._lock:
             if (
                 self.waits.cancelled is not None
@@ -185,7 +187,7 @@ class Player(BasePlayer):
         self, what: Callable[[Player], UserValue], where: Location | None = None
     ) -> Variable:
         """Returns a variable that is set to `what(player)` once everything queued so far has been
-        played.
+        executed.
         """
         variable = Variable(where, self.run.made)
         variable.awaited = Place(self.waits, self.waits.last)
@@ -201,7 +203,7 @@ class Player(BasePlayer):
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing is being played or queued."""
+        """True if nothing is being executed or queued."""
         return self._current is None
 
     @property
@@ -250,7 +252,7 @@ class Player(BasePlayer):
 
     def claim_for_join(self, depth: int) -> None:
         """Reserves everything queued so far, in this branch and those forked from it, for a join in
-        the branch at this depth. A rollback waits until it has been played.
+        the branch at this depth. A rollback waits until these operations have been executed.
         """
         for child in self.children:
             child.claim_for_join(depth)
@@ -262,8 +264,8 @@ class Player(BasePlayer):
 
     def end_by_rollback(self, depth: int) -> list[Callable[[], object]]:
         """Ends the branch and those forked from it, because a rollback in the branch at `depth`
-        removed its fork. Operations claimed by joins above that branch are still played. Returns
-        callbacks that fail the others.
+        removed its fork. Operations claimed by joins above that branch are still executed. Returns
+        callbacks that fail the other operations.
         """
         ends = [end for child in self.children for end in child.end_by_rollback(depth)]
         error = self.names.gone
@@ -280,8 +282,8 @@ class Player(BasePlayer):
         return [*ends, *(partial(_fail_op, op, error) for op in found.removed)]
 
     def _note_awaited(self, op: Op, waiting: _Task | _Awaited) -> bool:
-        """Records what an operation waits for, before it can arrive. Returns False if the operation
-        has already ended.
+        """Records what an operation waits for, before its result can arrive. Returns False if the
+        operation has been stopped or rolled back meanwhile.
         """
         with self._lock:
             if self._current is op and self._taken_back is not op:
@@ -291,9 +293,9 @@ class Player(BasePlayer):
         return False
 
     def stop(self, error: SglError, *, reported: bool = True) -> None:
-        """Fails the branch and the branches forked from it if anything is being played, and cancels
-        their requests to backends. Results that have arrived are kept. If a body that is still
-        running is stopped from outside, it can add nothing more.
+        """Fails the branch and the branches forked from it if anything is being executed, and
+        cancels their requests to backends. Results that have arrived are kept. If a body that is
+        still running is stopped from outside, it can add nothing more.
 
         Args:
             reported: whether the holder of the branch already knows of the error, so that it need
@@ -357,8 +359,8 @@ class Player(BasePlayer):
     # ----------------------------------------------------------------------------- the playing side
 
     def start_playing(self, op: Op = _NOTHING) -> None:
-        """Plays `op`, the current operation, and those after it, and dispatches the first that has
-        to wait. Without `op`, starts a forked branch whose parent has played the fork.
+        """Executes `op`, the current operation, and those after it, and dispatches the first that
+        has to wait. Without `op`, starts a forked branch whose parent has executed the fork.
         """
         if (waits := self._play_until_wait(op)) is not None:
             self._dispatch(waits)
@@ -378,12 +380,12 @@ class Player(BasePlayer):
             executor().post(self._start_task, op)
 
     def _play_until_wait(self, op: Op, *, awaited: bool = False) -> Op | None:
-        """Plays `op`, the current operation, and then the queue, up to the first operation that has
-        to wait, which it returns. Returns None if the caller no longer owns the branch: nothing is
-        left to play, or it was stopped.
+        """Executes `op`, the current operation, and then the queue. Returns the first operation
+        that has to wait, or None if the caller no longer owns the branch: nothing is left to
+        execute, or it was stopped.
 
         Args:
-            awaited: whether `op` had to wait and has already been played.
+            awaited: whether `op` had to wait and has already been executed.
         """
         while True:
             try:
@@ -441,7 +443,9 @@ class Player(BasePlayer):
             self._dispatch(following)
 
     async def _play_in_task(self, op: Op) -> None:
-        """Plays the branch from an operation that has to wait, as a task of the executor loop."""
+        """Executes the branch as a task of the executor loop, starting with an operation that has
+        to wait.
+        """
         current_run.set(self.run)
         task = self._waiting
         while True:
@@ -465,8 +469,8 @@ class Player(BasePlayer):
             self._dispatch(following)
 
     def _play_on_pool(self, op: Op) -> None:
-        """Plays the branch, starting with an operation, on a thread of the backend's pool, where
-        answers may block.
+        """Executes the branch on a thread of the backend's pool, where answers may block, starting
+        with the given operation.
         """
         current_run.set(self.run)
         on_pool.set(self)
@@ -556,9 +560,9 @@ def cancel_tree(
 
 
 def unknown_variable_error(player: Player, name: str, where: Location | None = None) -> SglError:
-    """Makes the error for an unknown name. It is the branch's own failure if that kept the body
-    from declaring the name. (A failed node does not: the body goes on, and whether the node has
-    failed yet depends on timing.)
+    """Makes the error for an unknown name. If the branch has failed and could therefore not declare
+    the name, this is the branch's failure. (A failed node alone is no reason: the body continues,
+    and whether the node has failed yet depends on timing.)
     """
     if player.failure is not None and (player.stopped is not None or player.names.cut):
         player.failure_reported = True
@@ -594,15 +598,16 @@ def _abort(player: Player, error: SglError, op: Op | None = None) -> None:
 
 
 def _goes_to_pool(op: Op, player: Player) -> bool:
-    """Returns True if the backend should answer an operation on its own threads: nobody reads the
-    text as it grows, the run has no retries or limits, and this is not already such a thread.
+    """Returns True if the backend should answer an operation on its own threads. Nobody may be
+    reading the text as it grows, the run must have no retries or limits, and the caller must not be
+    on such a thread already.
     """
     answers = player.backend.answers_now and player.log is None and player.run.plain
     return answers and isinstance(op, AnswerOp | EventOp) and on_pool.get() is not player
 
 
 def _resumes_on_answer(op: Op, player: Player) -> TypeGuard[_Awaited]:
-    """Returns True if the thread that delivers the answer can continue playing, which saves a
+    """Returns True if the thread that delivers the answer can continue the branch, which saves a
     costly task. This holds for a join, and for a pushed-down node with a single answer, unless the
     caller's Python code has to decide on that answer.
     """
@@ -624,7 +629,7 @@ def _resumes_on_answer(op: Op, player: Player) -> TypeGuard[_Awaited]:
 
 def _has_arrived_or_notify(op: _Awaited, then: Callable[[], object]) -> bool:
     """Returns True if the answer to a pushed-down node has arrived. If not, calls `then` when it
-    arrives or, for a join, when its branches have been played.
+    arrives or, for a join, when the joined branches have been executed.
     """
     if isinstance(op, JoinOp):
         when_all_done(op.added, then)
@@ -660,7 +665,7 @@ def _record_wait_start(op: Op) -> None:
 
 
 def _is_rollback_to_played_mark(op: Op) -> TypeGuard[MarkOp]:
-    """Returns True if an operation rolls back to a mark that was already played."""
+    """Returns True if an operation rolls back to a mark that was already executed."""
     return isinstance(op, MarkOp) and op.back and op.mark.position is not None
 
 
@@ -686,7 +691,7 @@ def _fail_op(op: Op, failure: SglError) -> None:
 
 
 def _operation_must_wait(op: Op) -> bool:
-    """Returns True if an operation that was not played yet has to wait."""
+    """Returns True if an operation that was not executed yet has to wait."""
     if isinstance(op, AnswerOp):
         return not op.variable.done
     if isinstance(op, JoinOp):

@@ -1,8 +1,9 @@
 """Sends a run to a backend that executes whole programs.
 
 The first generation or selection of a run opens its program; later nodes of its branches extend the
-program as they are queued. Each branch still plays its operations itself, to set values, variables
-and streams, but it takes the answers from the program instead of asking the backend node by node.
+program as they are queued. Each branch still executes its operations in this process, to set
+values, variables and streams, but it takes the answers from the program instead of asking the
+backend node by node.
 
 A program has one outbox, in order of submission over all branches. It is sent whenever a node needs
 an answer. So the backend learns of a fork before it gets the branches' nodes, and of a join before
@@ -10,7 +11,7 @@ it gets a rollback in a joined branch.
 
 A node is judged if the caller's Python decides what takes its place (a check, further attempts, a
 method of choosing, another backend). The backend's branch waits there for the verdict, which is
-sent once the branch here has played the node.
+sent once this process has executed the node.
 """
 
 from __future__ import annotations
@@ -458,8 +459,8 @@ class PushedBranch:
         """Cancels operations because the first of them, or the branch as a whole, has failed.
 
         Args:
-            taken_back: whether a later rollback takes them back, so that only a wait for a verdict
-                ends.
+            taken_back: whether a later rollback undoes them. The branch is then dropped at the
+                backend only if the first operation waits for a verdict.
         """
         with self.program.lock:
             waits = any(id(op) in self.judged for op in ops[:1])
@@ -513,8 +514,8 @@ class PushedBranch:
         return False
 
     def _put_answer_op(self, op: GenOp | SelectOp) -> bool:
-        """Appends a node that needs an answer, or a pause if the program should not ask for the
-        answer yet. Returns True if the program asks.
+        """Appends a node that needs an answer. If the program should not request the answer yet,
+        appends a pause instead and returns False, else True.
         """
         asks = True
         if op.node.judged:  # choices that an open grammar allows are known when it is played
@@ -526,16 +527,16 @@ class PushedBranch:
         return asks
 
     def put_late_join(self, op: JoinOp) -> None:
-        """Appends the join of a branch that has failed, so that the nodes of its children are still
-        claimed.
+        """Appends a join to a branch that has failed, because the join must still claim the nodes
+        of the joined branches.
         """
         with self.program.lock:
             if not self.program.closed:
                 self._put_join(op)
 
     def _put_join(self, op: JoinOp) -> bool:
-        """Appends the node of a join over its branches' current nodes. Returns False if the program
-        does not have their fork.
+        """Appends the node of a join, which joins the nodes that the joined branches have now.
+        Returns False if the program does not contain their fork.
         """
         branches = [
             child.pushed
@@ -551,7 +552,9 @@ class PushedBranch:
     # ------------------------------------------------------- the playing side, on the executor loop
 
     def record_judged_start(self, op: Op, pieces: Sequence[Piece]) -> None:
-        """Records how many pieces of text the branch has when it begins to play a judged operation."""
+        """Records how many pieces of text the branch has when it begins to execute a judged
+        operation.
+        """
         judged = self.judged.get(id(op))
         if judged is not None and judged.known is None:
             judged.known = len(pieces)
@@ -570,7 +573,7 @@ class PushedBranch:
             self.program.flush_outbox(self)
 
     def send_final_verdict(self, op: Op, pieces: Sequence[Piece]) -> None:
-        """Sends the final verdict on an operation that the branch has played, if it is judged."""
+        """Sends the final verdict on an operation that the branch has executed, if it is judged."""
         if id(op) in self.judged:
             with self.program.lock:
                 self._put_verdict(op, pieces)
@@ -588,7 +591,7 @@ class PushedBranch:
 
 
 def expect_pause(branch: PushedBranch | None, seconds: float, where: Location | None) -> None:
-    """Tells a backend that plays whole programs how long nothing will be added to a branch.
+    """Tells a backend that executes whole programs how long nothing will be added to a branch.
 
     Raises:
         ParameterError: `seconds` is not a non-negative finite number.

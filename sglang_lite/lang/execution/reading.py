@@ -1,5 +1,5 @@
-"""Reads a branch while it is played: its variables by name, and its text and messages at a place in
-its queue.
+"""Reads a branch while it is being executed: its variables by name, and its text and messages at a
+point in its queue.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check_name(name: object, where: Location | None) -> None:
 
 def check_assignment(name: object, value: object, where: Location | None) -> None:
     """Raises ParameterError if a variable can't have the name, or if the value is an expression,
-    which would never be played there. The symbols of a trace are accepted as values.
+    which would never be executed there. The symbols of a trace are accepted as values.
     """
     check_name(name, where)
     if isinstance(value, Expression) and not all(
@@ -78,8 +78,8 @@ def variable_name_of(variable: VariableName, where: Location | None) -> str:
 def find_variable(
     player: Player, variable: VariableName, where: Location | None = None
 ) -> Variable:
-    """Returns the variable of a name. If the body is still running and the caller is outside it,
-    waits until the name is declared.
+    """Returns the variable declared under a name. If the body is still running and the caller is
+    outside it, waits until the name is declared.
     """
     name = variable_name_of(variable, where)
     while (found := player.names.variables.get(name)) is None:
@@ -272,7 +272,7 @@ def pieces_since_fork(player: Player) -> list[Piece]:
 
 
 def wait_for_error(player: Player) -> SglError | None:
-    """Returns the branch's failure, or None, after waiting until everything queued has been played."""
+    """Waits until everything queued has been executed, and returns the branch's failure, or None."""
     with contextlib.suppress(SglError):
         player.read_when_played(read_nothing).wait()
     player.failure_reported = True
@@ -281,7 +281,7 @@ def wait_for_error(player: Player) -> SglError | None:
 
 def call_when_done(player: Player, callback: Callable[[], object]) -> None:
     """Calls `callback` once everything queued so far, in this branch and those forked from it, has
-    been played or has failed.
+    been executed or has failed.
     """
     if not player.children:
         player.read_when_played(read_nothing).when_done(callback)
@@ -290,7 +290,7 @@ def call_when_done(player: Player, callback: Callable[[], object]) -> None:
 
 
 def close_when_done(player: Player, program: PushedProgram) -> None:
-    """Closes the program of a branch once all of its operations have been played."""
+    """Closes the program of a branch once all of its operations have been executed."""
     count = program.count
 
     def close() -> None:
@@ -310,7 +310,7 @@ def record_wait_for_all(player: Player) -> None:
 
 def completion_variable(player: Player) -> Variable:
     """Returns a variable that is set once everything queued so far, in this branch and those forked
-    from it, has been played or has failed.
+    from it, has been executed or has failed.
     """
     variable = Variable()
     variable.awaited = Everything([Place(each.waits, each.waits.last) for each in player.tree()])

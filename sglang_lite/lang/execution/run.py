@@ -116,8 +116,8 @@ class RunUsage:
                 )
 
     def scored(self, usage: Usage) -> None:
-        """Records the usage of computing scores. It adds nothing to the run's time, and may come
-        after the run has ended.
+        """Records the usage of computing scores. It adds nothing to the run's time, and may be
+        recorded after the run has ended.
         """
         self._others += (usage,)
 
@@ -135,7 +135,7 @@ class RunUsage:
 
 
 class BoundCall(msgspec.Struct, frozen=True, eq=False):
-    """Program and the arguments of its body."""
+    """Program, together with the arguments for its body."""
 
     program: BaseProgram
     args: Sequence[Any]

@@ -1,4 +1,6 @@
-"""Plays selections: gets scores from the backend, or its own pick, and makes the choice."""
+"""Executes selections: gets the scores of the choices from the backend, or the choice that it made,
+and decides.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from sglang_lite.protocol import Selection, SglError, Unset
 
 
 def select_immediately(player: BasePlayer, op: SelectOp) -> bool:
-    """Plays a selection if the backend can score it without waiting. Returns False if it has to
+    """Executes a selection if the backend can score it without waiting. Returns False if it has to
     wait.
     """
     backend = player.backend
@@ -45,7 +47,7 @@ def select_immediately(player: BasePlayer, op: SelectOp) -> bool:
 
 
 def finish_selection(player: BasePlayer, op: SelectOp, selection: Selection) -> None:
-    """Finishes a selection with an answer that has arrived."""
+    """Finishes a selection whose answer has arrived."""
     _accept_pick(
         player,
         op,
@@ -54,7 +56,7 @@ def finish_selection(player: BasePlayer, op: SelectOp, selection: Selection) -> 
 
 
 async def play_selection(player: BasePlayer, op: SelectOp) -> None:
-    """Plays a selection: one choice, or several with `select(multi=True)`."""
+    """Executes a selection of one choice, or of several with `select(multi=True)`."""
     if player.pushed is not None:
         player.pushed.record_judged_start(op, player.transcript.pieces)
     if op.expression.multi:
@@ -93,7 +95,9 @@ def _allowed_choices(player: BasePlayer, node: Select) -> Sequence[str]:
 async def _keep_or_score(
     player: BasePlayer, op: SelectOp, texts: Sequence[str], seed: int | Unset
 ) -> Selection:
-    """Returns the decided selection, either kept from an earlier run or with new scores."""
+    """Returns a selection with its decision. It is kept from an earlier run if possible; otherwise
+    new scores are requested and decide.
+    """
     if player.run.kept is not None:
         kept = player.run.kept.next_selection(op, texts, player.transcript)
         if kept is not None:
@@ -115,7 +119,7 @@ async def _score_with_retries(player: BasePlayer, op: SelectOp, texts: Sequence[
 async def _score_by_program(
     player: BasePlayer, op: SelectOp, texts: Sequence[str], attempt: int
 ) -> Selection:
-    """Takes the scores from the pushed-down program."""
+    """Returns the scores that the pushed-down program computes."""
     assert op.pushed_node is not None
     pushed, place = op.pushed_node
     if op.node.judged:  # else it was asked for when it was pushed down

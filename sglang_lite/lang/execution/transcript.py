@@ -1,4 +1,6 @@
-"""Transcript of a branch: its text with the final tokens, and the same as messages for chat APIs."""
+"""Transcript of a branch: its text, with the tokens of generated parts, and the same text as
+messages for chat APIs.
+"""
 
 from __future__ import annotations
 

@@ -64,7 +64,9 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
     refuses: bool = False
 
     def number_op(self, op: Op) -> None:
-        """Numbers an added operation if it has to wait, and records the places of its variables."""
+        """Numbers an added operation if it has to wait. Sets `awaited` of its variables, through
+        which a wait for them is recorded.
+        """
         if isinstance(op, AnswerOp):
             self.count = self.last = self.count + 1
             variable = op.variable
@@ -156,7 +158,7 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
 
 
 class Place(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs no Python code
-    """Position in a branch: after the node with this number."""
+    """Position in a branch, directly after the node with this number."""
 
     waits: Waits
     number: int
@@ -172,7 +174,8 @@ class Place(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
 
 
 class Gathered(NamedTuple):
-    """Variables whose values a join gathered.
+    """Variables whose values a join gathered in one variable. Waiting for that one means having
+    waited for all of them.
 
     Attributes:
         variables: variables of the branches.
@@ -190,7 +193,7 @@ class Gathered(NamedTuple):
 
 
 class Everything(NamedTuple):
-    """Places of branches that are waited for together."""
+    """Places in several branches that count as waited for together."""
 
     places: Sequence[Place]
 

@@ -14,7 +14,7 @@ from sglang_lite.protocol.anything import UserValue
 
 
 class ValueCodec(Protocol):
-    """Codec for the values of a run's variables: to data of a `SavedRun`, and back."""
+    """Codec that converts the values of a run's variables to data of a `SavedRun`, and back."""
 
     def to_data(self, value: UserValue, what: str) -> UserValue:
         """Converts a value to data. Raises ProgramError if that is impossible; `what` describes the

@@ -1,5 +1,5 @@
-"""Trace of a run as HTML without scripts, for notebooks: the text of its branches, with those of a
-fork side by side.
+"""Renders the trace of a run as HTML without scripts, for notebooks: the text of its branches, with
+the branches of a fork side by side.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def _template_title(nodes: Sequence[TraceNode], i: int) -> str:
 
 
 def _render_node_text(node: TraceNode) -> Iterator[Markup]:
-    """Yields the text of a node, split where its origin changes, and after each token if token
-    probabilities are known.
+    """Yields the text of a node in HTML pieces. A piece ends where the origin of the text changes
+    and, if token probabilities are known, after each token.
     """
     hints = dict(_token_probabilities(node.results[0], node.text)) if node.results else {}
     ends = sorted(hints)

@@ -55,7 +55,7 @@ from sglang_lite.protocol.sampling import adapter_of
 
 @dataclass(slots=True)
 class _TextSoFar:
-    """Text before a place in a branch.
+    """Text of a branch before the node that is read next.
 
     Attributes:
         question: the text, as the beginning of the question of a node at this place.
@@ -356,9 +356,9 @@ class _Reader:
         self._add_entry("rollback", None)
 
     def _set_cache_status(self, result: Generation | Selection) -> None:
-        """Sets how many characters of each preceding text were cached, where that is still unknown,
-        from a result. If several branches continue a text, the smallest number counts, because text
-        that one of them had to compute was not cached.
+        """Uses a result to set how many characters of each preceding text were cached, where that
+        is still unknown. If several branches continue a text, the smallest number counts, because
+        text that one of them had to compute was not cached.
         """
         usage = result.usage
         miss = result.meta.get("cache_miss")

@@ -44,7 +44,7 @@ def _temporary_file() -> Path:
 
 
 def page_in_frame(trace: Trace) -> Markup:
-    """Returns the page in a frame of its own, for notebooks. The frame can't reach the notebook."""
+    """Returns the page in a sandboxed iframe, for notebooks. It can't access the notebook."""
     return fragment(
         element(
             "iframe", srcdoc=as_html(trace), sandbox="allow-scripts", width="100%", height="600"
@@ -53,8 +53,8 @@ def page_in_frame(trace: Trace) -> Markup:
 
 
 def as_html(trace: Trace, beside: Trace | None = None) -> str:
-    """Returns the complete HTML page. Nodes of `beside`, another run, are shown beside the same
-    nodes of the first.
+    """Returns the complete HTML page of a run. If `beside` is given, the page shows the nodes of
+    that other run next to the matching nodes of this one.
     """
     return render_page(
         format_run_title(trace.nodes),

@@ -159,8 +159,8 @@ class Recording(DelegatingBackend):
         self.backend.shutdown()
 
     def _write(self, record: RecordingHead | RecordedCall | RecordingEnd) -> None:
-        """Writes a record as a line. Raises ParameterError if it can't be written; the recording
-        then ends with the line before.
+        """Writes a record as one line of the file. If that fails, closes the file, so the recording
+        ends with the previous line, and raises ParameterError.
         """
         line = wire.encode(record)
         try:
@@ -286,7 +286,9 @@ def record(path: files.AnyPath, backend: BackendLike | None = None) -> Recording
 
 
 def recorded_prompt(prompt: Prompt) -> Prompt:
-    """Returns a prompt as it is recorded: text without token ids, and digests of images."""
+    """Returns a prompt in the form that is recorded: text without token ids, and digests in place
+    of images.
+    """
     spans = tuple(
         Span("".join(span.text for span in spans), special=special)
         for special, spans in itertools.groupby(prompt.spans, key=lambda span: span.special)
@@ -318,8 +320,8 @@ def digest_line(line: bytes) -> str:
 def selection_request(
     prompt: Prompt, choices: Sequence[str], *, unconditional: bool
 ) -> RecordedRequest:
-    """Returns the request for a selection as it is recorded, with the adapter that was requested in
-    this context.
+    """Returns a selection's request in the form that is recorded, including the adapter requested
+    in the current context.
     """
     adapter = asked_adapter.get()
     params = SamplingParams() if adapter is None else SamplingParams(lora_path=(adapter,))

@@ -61,23 +61,24 @@ class Replay(Backend):
 
     Args:
         path: path of the recording.
-        match: "request": a request must be equal to a recorded one. It receives the answer of the
-            same node, and equal requests of other nodes receive those that are left, in order; any
-            other request is refused, and the error shows the first difference. "node": if no equal
-            request is left, a node receives the next answer of the same node (program, place in the
-            tree of forks, variable), so that prompts may have changed.
-        timing: whether to wait as long as each answer, and each piece of a stream, took.
+        match: which requests are answered. "request": those equal to a recorded one. A request gets
+            the answer recorded for the same node if there is one left, otherwise the next unused
+            answer to an equal request. Any other request is refused, and the error shows the first
+            difference. "node": if no equal request is left, a node also accepts the next answer of
+            the same node (program, place in the tree of forks, variable), so that prompts may have
+            changed.
+        timing: whether answers, and the chunks of streams, take as long as they did when recorded.
         partial: whether to accept a recording that was cut short, and use its complete calls.
         chat_template: template that renders turns as text, if the recording could not store its
             own.
 
     Attributes:
-        left: number of recorded answers that were not used yet.
+        left: number of recorded answers that have not been used yet.
 
     Raises:
         ParameterError: the file does not exist, or an argument is not valid.
         WireError: the file is not a recording, has another version, or was cut short or changed.
-            The error has the line.
+            The error names the line.
     """
 
     @explains_wrong_arguments
@@ -276,14 +277,14 @@ def _node_identity(call: RecordedCall) -> NodeIdentity:
 
 
 def request_data(request: RecordedRequest) -> dict[str, Json]:
-    """Returns a request as plain data, to which the prompt's whole text is added."""
+    """Converts a request to plain data, and adds the prompt's whole text to it."""
     data: dict[str, Any] = msgspec.to_builtins(request)
     data["prompt"] = {"text": request.prompt.text, **data["prompt"]}
     return data
 
 
 def differences(before: Json, now: Json, pointer: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yields (JSON Pointer, excerpt of `before`, excerpt of `now`) for each place where two plain
+    """Yields (JSON Pointer, excerpt of `before`, excerpt of `now`) for each place where two JSON
     values differ.
     """
     if isinstance(before, dict) and isinstance(now, dict):

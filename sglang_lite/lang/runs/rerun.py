@@ -19,8 +19,8 @@ from sglang_lite.protocol.anything import UserValue
 
 
 def rerun_branch(branch: Branch, at: str, value: str | None) -> UserValue:
-    """Runs the program of a branch again, and returns the new state. Arguments and errors are those
-    of `ProgramState.rerun`. Everything in the branch has been played.
+    """Runs the program of a branch again and returns the new state. Everything in the branch must
+    already have been executed. Takes the arguments of `ProgramState.rerun` and raises its errors.
     """
     run = branch.run
     called = branch.run.called
@@ -76,7 +76,9 @@ def rerun_branch(branch: Branch, at: str, value: str | None) -> UserValue:
 
 
 def _kept_answers(branch: Branch, at: str, value: str | None) -> Kept:
-    """Returns the answers that a rerun keeps. Arguments and errors are those of `rerun_branch`."""
+    """Returns the answers of the earlier run that a rerun may reuse. Takes the arguments of
+    `rerun_branch` and raises its errors.
+    """
     answers = (*branch.run.remembered, *collect_branch_answers(branch.player))
     nodes = _nodes_by_name(branch, answers)
     if at not in nodes:
@@ -92,12 +94,12 @@ def _kept_answers(branch: Branch, at: str, value: str | None) -> Kept:
 
 
 def _nodes_by_name(branch: Branch, answers: Sequence[TraceNode]) -> dict[str, str]:
-    """Returns, for each name set by a node that the body added to the state's text, the path of the
-    last such node. Includes nodes that were not played because the state was cancelled or has
-    failed.
+    """Maps each variable name to the path of the last node that set it, among the nodes that the
+    body added to the state's own text. Includes nodes that were not executed because the state was
+    cancelled or has failed.
 
     Args:
-        answers: the nodes that were played.
+        answers: the nodes that were executed.
     """
     names = {each.node: each.name for each in answers}
     late = {op.variable.node for op in _answers_added_after_body(branch)}
@@ -116,20 +118,20 @@ def _nodes_by_name(branch: Branch, answers: Sequence[TraceNode]) -> dict[str, st
 
 
 def _answers_added_after_body(branch: Branch) -> Iterator[AnswerOp]:
-    """Yields the generations and selections that were added after the end of the body."""
+    """Yields the generations and selections that were added to the state after the body had ended."""
     for op in branch.player.played:
         if isinstance(op, AnswerOp) and not op.in_body:
             yield op
 
 
 def _node_paths(branch: Branch) -> set[str]:
-    """Returns the paths of all nodes whose variables a state has."""
+    """Returns the paths of all nodes that have set a variable of a state."""
     return {variable.node for _, variable in branch.names.all_declarations()}
 
 
 def _generation_of_reasoning(name: str) -> str:
-    """Returns the name of the generation whose reasoning has this name, or "" if the name is not
-    that of a reasoning.
+    """Returns the name of the generation whose reasoning is in the variable `name`, or "" if `name`
+    is not the name of a reasoning variable.
     """
     return name.removesuffix(REASONING_SUFFIX) if name.endswith(REASONING_SUFFIX) else ""
 
@@ -137,8 +139,8 @@ def _generation_of_reasoning(name: str) -> str:
 def _unknown_node_error(
     branch: Branch, at: str, nodes: Mapping[str, str], answers: Sequence[TraceNode]
 ) -> ParameterError:
-    """Returns the error for a name that no node of the state's text has set. It says what did set
-    the name, and suggests what to do.
+    """Returns the error for a name that no node of the state's text has set. The error says where
+    else the name was set, if anywhere, and suggests what to do.
     """
     known = f"Nodes set: {', '.join(map(repr, nodes)) or 'none'}."
     failure = branch.player.failure

@@ -1,5 +1,5 @@
-"""Saved runs: their conversion to data and back, and their files. A file contains no code: running
-it again needs the program.
+"""Saved runs: their conversion to data and back, and their files. A file contains no code, so a
+saved run can only run again together with its program.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class AbsentBackend(Backend):
     Args:
         saved: the saved run. Its model and tokenizer are reported, so its tokens stay valid when it
             is saved again.
-        cure: hint of the error: how the state gets a backend.
+        cure: hint for the error, which says how to give the state a backend.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class AbsentBackend(Backend):
 def to_saved_run(
     branch: Branch, ret_value: object, *, again: bool = True, values: ValueCodec | None = None
 ) -> SavedRun:
-    """Converts a branch to data. All of it must have been played.
+    """Converts a branch to a SavedRun. Every node in the branch must already have been executed.
 
     Args:
         ret_value: return value of the program's body.
-        again: whether to include everything that is needed to run it again. If False, only texts,
-            turns and values with their usages are included.
-        values: codec for the values of variables. Defaults to that of files.
+        again: whether to include everything that is needed to run the program again. If False, only
+            texts, turns and values with their usages are included.
+        values: codec for the values of variables. Defaults to the one used for files.
 
     Raises:
         ProgramError: a grammar or a scope is open, or the value of a variable can't be saved.
@@ -144,8 +144,8 @@ def to_saved_run(
 
 
 def _program_data(run: Run) -> tuple[str, tuple[tuple[str, str], ...], SavedVariable | None]:
-    """Returns the name of a run's program, the digests of the program's parts, and its arguments,
-    in the form of a SavedRun.
+    """Returns the `program`, `parts` and `arguments` of a SavedRun: the name of a run's program,
+    digests of its parts, and its arguments.
     """
     called = run.called
     unbound = run.unbound
@@ -206,7 +206,8 @@ def _save_variable(
 
 
 def _save_result(record: Any, *, whole: bool) -> SavedResult | None:
-    """Returns the record of a variable as data, or None if a blocking hook made it.
+    """Converts the result that set a variable to data. Returns None if the result came from a
+    blocking hook.
 
     Args:
         whole: whether to include log-probabilities, scores and metadata, which may be of any type.
@@ -239,8 +240,8 @@ def restore_branch(
     called: BoundCall | None,
     new_state: Callable[[Branch], UserValue],
 ) -> tuple[Branch, UserValue]:
-    """Restores the branch of a saved run, with nothing left to play. Returns it and the return
-    value of the program's body.
+    """Restores the branch of a saved run, in which no node is left to execute. Returns the branch
+    and the return value of the program's body.
 
     Args:
         values: codec for the values of variables.
@@ -282,10 +283,11 @@ def restore_branch(
 def bind_saved_call(
     saved: SavedRun, program: BaseProgram | None, find: Callable[[str], UserValue]
 ) -> BoundCall | None:
-    """Returns the program of a saved run with its arguments, or None if one of them is missing.
+    """Returns `program` bound to the arguments of a saved run, so that it can run again. Returns
+    None if the program is not given or the arguments were not saved.
 
     Args:
-        find: returns the class with a name that occurs in an argument.
+        find: returns the class of a given name, for classes that occur in the arguments.
     """
     if program is None or saved.arguments is None:
         return None
@@ -294,11 +296,11 @@ def bind_saved_call(
 
 
 def truncate_run(saved: SavedRun, name: str, index: int) -> SavedRun:
-    """Returns a saved run as it was directly after a node had set the variable `name`. If several
+    """Returns a saved run as it was right after a node had set the variable `name`. If several
     nodes have set it, the last one counts.
 
     Args:
-        index: index of the new state among those that continue from there.
+        index: index of the new state among those that continue after this node.
 
     Raises:
         ParameterError: no node of the run's text set the variable.
@@ -379,7 +381,7 @@ def read_saved_run(path: files.AnyPath) -> SavedRun:
 
 
 def decode_saved_run(content: bytes) -> SavedRun:
-    """Decodes a saved run. Raises WireError if the message is something else, or was saved in
+    """Decodes a saved run. Raises WireError if the content is not a saved run or was saved in
     another format.
     """
     saved = wire.decode(content)
@@ -398,10 +400,10 @@ def decode_saved_run(content: bytes) -> SavedRun:
 def class_finder(
     program: BaseProgram | None, types: Iterable[Callable[..., UserValue]]
 ) -> Callable[[str], UserValue]:
-    """Returns a function that finds classes by name without importing anything: plain types,
-    `types`, the classes that the program's module defines or has imported, and the classes of all
-    their fields. Functions (tools of saved calls) are found only in `types`, since a file could
-    name any function.
+    """Returns a function that finds classes by name without importing anything. It knows plain
+    types, `types`, the classes that the program's module defines or has imported, and the classes
+    of all their fields. It finds functions (tools of saved calls) only in `types`, since a file
+    could name any function.
     """
     allowed: dict[str, Any] = {_qualified_name(kind): kind for kind in with_nested_classes(types)}
     allowed |= {_qualified_name(kind): kind for kind in (*PLAIN_TYPES, ToolCall, *types)}
@@ -431,8 +433,8 @@ def _qualified_name(kind: Any) -> str:
 
 
 def with_nested_classes(kinds: Iterable[UserValue]) -> Iterator[type]:
-    """Yields the classes among `kinds`, those in the annotations of their fields, and those defined
-    inside them.
+    """Yields the classes among `kinds`, the classes in the annotations of their fields, and the
+    classes defined inside them, recursively.
     """
     left = [*kinds]
     seen = set[int]()

@@ -1,5 +1,5 @@
-"""Export of a trace as OpenTelemetry spans. The program has a span, in which each generation and
-selection has one, in which each of its requests has one.
+"""Export of a trace as OpenTelemetry spans: one for the program, below it one for each generation
+and selection, and below these one for each request.
 
 Attribute names follow the semantic conventions for generative AI where those define a name. Spans
 contain no texts: texts may be private, and a collector may belong to someone else.

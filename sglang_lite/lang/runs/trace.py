@@ -1,5 +1,5 @@
-"""Trace of a run, and its file: JSON lines in the format of `sglang_lite.wire`, first the head and
-then the nodes.
+"""Trace of a run, and its file: JSON lines in the format of `sglang_lite.wire`, with the head in
+the first line and one node in each of the others.
 
 Loading a file has no side effects: nothing in the file names a class or is executed, and an invalid
 line is refused with its number.
@@ -56,18 +56,18 @@ class Trace:
 
     @property
     def thrown_away(self) -> int:
-        """Number of tokens that were generated in vain, by attempts that failed and by nodes that
-        were rolled back.
+        """Number of generated tokens that were wasted, by failed attempts and by nodes that were
+        rolled back.
         """
         return sum(node.thrown_away for node in self.nodes)
 
     def trajectory(self) -> Trajectory:
-        """Returns the token sequences of the run, for training: what the model read, and what it
-        drew, with log-probabilities.
+        """Returns the token sequences of the run, for training: the tokens that the model read and
+        those that it sampled, with log-probabilities.
 
         Raises:
-            ProgramError: no generation was answered, or one has no ids of its prompt, as the run
-                had no `return_prompt_token_ids=True`.
+            ProgramError: no generation was answered, or one lacks its prompt's token ids because
+                the run did not set `return_prompt_token_ids=True`.
         """
         return trajectory_of(self.nodes)
 

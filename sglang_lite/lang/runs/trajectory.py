@@ -1,4 +1,6 @@
-"""Trajectory of a run: its log as sequences of tokens. Nothing is tokenised again."""
+"""Trajectory of a run: its text as sequences of tokens, read from the trace without tokenising
+anything again.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _EQUAL = 1e-6  # nats by which equal log-probabilities may differ due to roundin
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """Tokens of a run, for training: what the model read, and what it drew.
+    """Tokens of a run, for training: those that the model read and those that it sampled.
 
     A branch is one sequence as long as each prompt continues the tokens before it, as prompts do in
     an engine. If a prompt does not (because a stop string was cut off, or a template was rendered
@@ -51,7 +53,7 @@ class Trajectory:
 
 @dataclass(slots=True)
 class _Sequence:
-    """Sequence that may be continued."""
+    """Token sequence under construction, to which prompts and answers are appended."""
 
     ids: list[int] = field(default_factory=list)
     loss_mask: list[bool] = field(default_factory=list)
@@ -61,7 +63,7 @@ class _Sequence:
     recorded: dict[str, TokenArray] = field(default_factory=dict)
 
     def append_unsampled(self, ids: Sequence[int]) -> None:
-        """Appends tokens that the model did not draw."""
+        """Appends tokens that the model did not sample."""
         nothing = [None] * len(ids)
         self.ids += ids
         self.loss_mask += [False] * len(ids)
@@ -69,8 +71,8 @@ class _Sequence:
         self.model_logprobs += nothing
 
     def append_sampled(self, answer: Generation, **said: Any) -> None:  # fields of the span
-        """Appends the tokens of an answer, except a token that only ended a number, because no
-        later prompt contains it.
+        """Appends the tokens of an answer. Leaves out a last token that only marked the end of a
+        number, because no later prompt contains it.
         """
         start = len(self.ids)
         meta = answer.meta
@@ -105,7 +107,7 @@ class _Sequence:
         self, start: int, scores: TokenScores, count: int, *, constrained: bool
     ) -> None:
         """Adds the model's own log-probabilities of an answer's tokens. Under a constraint, a token
-        counts as forced, not drawn, if no other allowed token had any probability.
+        counts as forced, not sampled, if no other allowed token had any probability.
         """
         own = scores.logprobs[:count]
         allowed = scores.allowed[:count]
@@ -131,7 +133,8 @@ class _Sequence:
 
 
 def trajectory_of(nodes: Iterable[TraceNode]) -> Trajectory:
-    """Returns the trajectory of a run.
+    """Builds the trajectory of a run: the token sequences that the model read and sampled in its
+    generations.
 
     Args:
         nodes: nodes of its trace.
@@ -175,8 +178,8 @@ def trajectory_of(nodes: Iterable[TraceNode]) -> Trajectory:
 def _continue_sequence(
     sequence: _Sequence, node: TraceNode, answer: Generation, **said: Any
 ) -> _Sequence:  # fields of the span
-    """Appends the rest of a generation's prompt, and its answer, to a sequence. Returns the
-    sequence.
+    """Appends to a sequence the part of a generation's prompt that it lacks, then the answer.
+    Returns the sequence.
     """
     if not answer.prompt_ids:
         raise ProgramError(

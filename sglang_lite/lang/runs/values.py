@@ -85,8 +85,8 @@ def _json_data(value: UserValue, what: str) -> UserValue:
 
 
 def _json_payload(value: Any, kind: Any, what: str) -> UserValue:
-    """Returns JSON data from which `_restore_value` can restore a value of this kind, or None if
-    the value can't be saved.
+    """Returns JSON data from which `_restore_value` can restore a value of the type `kind`, or None
+    if the value can't be saved.
     """
     if inspect.isfunction(value):
         return value.__name__
@@ -123,8 +123,8 @@ def _field_names(kind: Any) -> list[str] | None:
 
 
 def _dump_model(model: Any) -> UserValue:
-    """Returns data from which the class of a pydantic model makes an equal model, or None if there
-    is none.
+    """Converts a pydantic model to JSON data that its class validates to an equal model. Returns
+    None if there is no such data.
     """
     for by_alias in (False, True):
         data = model.model_dump(mode="json", by_alias=by_alias)
@@ -163,8 +163,8 @@ def from_json_data(value: UserValue, find: Callable[[str], UserValue]) -> UserVa
 
 
 def _restore_value(kind: Any, data: Any, name: str, find: Callable[[str], UserValue]) -> UserValue:
-    """Restores a value of a kind from the result of `_json_payload`. `name` is the name of the kind, for
-    errors.
+    """Restores a value of the type `kind` from the result of `_json_payload`. `name` is the type's
+    name, for errors.
     """
     if inspect.isfunction(kind):
         return kind

@@ -79,8 +79,8 @@ class Graph(GraphRecord, frozen=True):
     def prefixes(
         self, rows: Sequence[Mapping[str, UserValue]], tokenizer: TokenCounter | HasTokenizer
     ) -> PrefixTree:
-        """Returns the prefixes that runs with these arguments share, and how many tokens sharing
-        them saves.
+        """Returns the prompt prefixes that runs with these arguments share, and the number of
+        tokens that this sharing saves.
 
         Args:
             rows: for each run, its arguments by name.
@@ -180,9 +180,9 @@ def _convert_error(error: Exception) -> Problem:
 
 
 def with_text_changes(graph: Graph, other: GraphRecord) -> Graph:
-    """Returns the graph with changes added: the texts of its first path that differ in another
-    trace of the same program. In each branch, the comparison stops at the first nodes of different
-    types.
+    """Returns the graph with an added `Change` for each text of its first path that differs in
+    another trace of the same program. In each branch, the comparison stops at the first pair of
+    nodes with different types.
     """
     found = {change.node: change for change in graph.changes}
     others = _nodes_by_branch(other)
@@ -198,9 +198,9 @@ def with_text_changes(graph: Graph, other: GraphRecord) -> Graph:
 
 
 def _nodes_by_branch(graph: GraphRecord) -> dict[Path, list[int]]:
-    """Collects the node ids of the first path by branch, since threads may add to several branches
-    in any order. The key of a branch holds two numbers per fork leading to it: how many nodes
-    precede the fork in its branch, and the branch's index in the fork.
+    """Groups the node ids of the first path by branch, since threads may add to several branches in
+    any order. A branch's key contains two numbers for each fork that leads to it: how many nodes
+    precede the fork in its own branch, and the index of the branch taken in the fork.
     """
     found: dict[Path, list[int]] = defaultdict(list)
     places: dict[int, int] = {}  # for each node, how many nodes precede it in its branch
@@ -223,9 +223,10 @@ _ENDS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 def find_unreached_statements(
     body: Callable[..., UserValue], reached: Iterable[Location | None], asked: Iterable[Location]
 ) -> list[Location]:
-    """Returns the locations of statements that no traced path has reached, and that follow the end
-    of their block (a `return`, for example) or depend on a condition that was explored. (Other
-    arguments or globals may still reach other statements.)
+    """Returns the locations of statements that add to the state, but that no traced path has
+    reached. Considers only statements after a jump such as `return` in their block, and those under
+    a condition whose outcomes were explored. (Other statements may be reached with other arguments
+    or globals.)
 
     Args:
         reached: locations at which any traced path has added something or ended with an error.
@@ -262,7 +263,9 @@ def _line_range(node: ast.stmt | ast.expr) -> range:
 def _find_suspect_statements(
     block: Sequence[ast.stmt], state: str, question_lines: set[int], *, doubtful: bool
 ) -> Iterator[ast.stmt]:
-    """Yields the statements that add to the state and may be unreachable."""
+    """Yields the statements that add to the state and may be unreachable: those after a jump such
+    as `return` in their block, and those under a condition that asks about a symbol.
+    """
     for statement in block:
         if doubtful and _adds_to_state(statement, state):
             yield statement

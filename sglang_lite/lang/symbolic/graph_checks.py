@@ -112,8 +112,8 @@ def _outcomes_text(graph: GraphRecord, way: Way) -> str:
 
 
 def _find_unread_variables(graph: GraphRecord) -> Iterator[Finding]:
-    """Yields findings for variables that nothing can read. Those of the main branch and of joined
-    branches are only reported if they are replaced, since the caller can read them.
+    """Yields findings for variables whose value is never read. In the main branch and in joined
+    branches, only values that are replaced are reported, since the caller can read the others.
     """
     read = set(graph.read)
     for way in graph.ways:
@@ -146,8 +146,8 @@ def _find_replaced_variables(
 def _find_lost_variables(
     nodes: Sequence[tuple[int, GraphNode]], read: set[int]
 ) -> Iterator[Finding]:
-    """Yields findings for variables of branches that are neither joined nor read. A fork with a
-    single branch is skipped: it may come from `s.copy()`, whose variables later become those of
+    """Yields findings for variables that are never read, in branches that are never joined. Skips a
+    fork with a single branch: it may come from `s.copy()`, whose variables later become those of
     `s`.
     """
     forks = {i: node.node for i, node in nodes if isinstance(node.node, Fork)}

@@ -102,7 +102,7 @@ def _hidden_fields_on_path(graph: GraphRecord, way: Way) -> Iterator[HiddenField
 
 
 def _template_texts(graph: GraphRecord, way: Way) -> set[int]:
-    """Returns the ids of the texts around turns, which a template writes."""
+    """Returns the ids of the texts directly before and after turns, which the chat template writes."""
     found: set[int] = set()
     last: dict[Path, int] = {}
     for i in way.nodes:

@@ -1,5 +1,5 @@
-"""Recorder for the body of a traced program: turns the nodes that its states add, which a `Player`
-would play, into nodes of a graph.
+"""Recorder for the body of a traced program. Nodes that a `Player` would execute in a real run
+become nodes of a graph.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class TracedWay:
 
 
 class Recorder(Player):
-    """Player that records the operations of a branch instead of playing them.
+    """Player that records the operations of a branch instead of executing them.
 
     Attributes:
         way: traced path, shared by all branches.
@@ -274,8 +274,8 @@ class Recorder(Player):
         self._marks: list[tuple[BranchMark, tuple[str, ...]]] = []
 
     def record_call(self, run: Run, program: str) -> Recorder:
-        """Records the call of a program that the body runs separately, and returns the recorder for
-        the program's branch.
+        """Records that the body runs another program separately. Returns the recorder for that
+        program's branch.
         """
         i = self._record_node(Call(program, where=user_location()), None)
         return Recorder(run, self.way, (*self.path, i, 0))
@@ -295,7 +295,7 @@ class Recorder(Player):
         self.scopes = self._marks[i][1]
 
     def add_value(self, symbol: Symbol, where: Location | None) -> None:
-        """Records the value of a symbol as text."""
+        """Records that a symbol was added to the text, where a run would add its value."""
         self._record_node(Value(where=where), symbol, (self.way.build_symbol_use(symbol, "text"),))
         self.transcript.append_text(_UNKNOWN_TEXT)
 
@@ -380,7 +380,7 @@ class Recorder(Player):
         return i
 
     def _record_text(self, node: Text) -> None:
-        """Adds text to the record, with symbols in place of their marks."""
+        """Records a text. Where it contains the mark of a symbol, records the symbol instead."""
         for part in MARK.split(node.text):
             if part in self.way.marks:
                 self.add_value(self.way.marks[part], node.where)

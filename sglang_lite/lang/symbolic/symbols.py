@@ -34,7 +34,8 @@ _numbers = itertools.count()
 
 
 class SymbolOrigin(NamedTuple):
-    """Origin of a symbol.
+    """Origin of a symbol: an argument or the value of a node, and the attributes and items that
+    lead from there to the symbol.
 
     Attributes:
         name: name of the argument or variable.
@@ -70,8 +71,8 @@ class _RuntimeAttribute:
 class Symbol(Expression, Deferred):
     """Value that is not known before the program runs.
 
-    Public attributes of a symbol are symbols of the value's attributes. This package therefore
-    calls methods with two underscores on each side.
+    A public attribute of a symbol is the symbol of the value's attribute with that name. Methods
+    that this package calls on symbols therefore have names like `__origin__`.
 
     Args:
         name: Python expression for the symbol.
@@ -250,7 +251,7 @@ for _operator, _what in _REFUSED.items():
 
 
 class SglArgument(Symbol):
-    """Argument that was not given to the trace."""
+    """Symbol for an argument that was not given to the trace."""
 
     __slots__ = ("_value",)
 
@@ -267,7 +268,7 @@ class SglArgument(Symbol):
 
 
 class SglVariable(Symbol):
-    """Value of a node. `choices` are its possible values; empty if they are unknown."""
+    """Symbol for the value of a node. `choices` are its possible values; empty if they are unknown."""
 
     __slots__ = ("_choices", "_source")
 

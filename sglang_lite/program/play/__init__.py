@@ -1,3 +1,3 @@
-"""Player of programs: the rules of nodes, without threads, tokens or models. A driver performs the
-effects that it requests.
+"""Player of programs: decides which nodes are executed when, without threads, tokens or models of
+its own. A driver performs the effects that it requests.
 """

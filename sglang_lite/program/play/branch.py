@@ -1,5 +1,5 @@
-"""Branch of a program that is being played: its queue, the state that its rules need, and the
-effects that its driver performs. player.py plays it.
+"""State of one branch while its program runs: the queue of nodes, and what the rules in player.py
+need to know. Also defines the effects that the player requests from its driver.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ExpectedTokens:
     """Numbers of tokens that nodes are expected to add.
 
     Attributes:
-        text: tokens of given text.
+        text: tokens of text that is not generated.
         generated: maximum number of generated tokens.
         path: tokens that must be computed one after another, along the longest branch.
     """
@@ -105,14 +105,14 @@ class BranchText(ABC, Generic[PieceT]):
 
 @dataclass(eq=False, slots=True)
 class Claim(Generic[TextT, QueuedT]):
-    """Claim of a join on the first nodes of a branch. In a joined branch, it is a claim on what
-    these nodes add. In branches forked from that one, it only makes sure that they are played. A
-    rollback does not remove claimed nodes.
+    """Claim of a join on the first nodes of a branch: they are played even if a rollback comes
+    later. In a joined branch, the claim also collects what these nodes add. In branches forked from
+    that one, it only makes sure that they are played.
 
     Attributes:
-        joiner: branch that has the join.
-        end: number of these nodes.
-        pieces: what they have added, or None until they are played.
+        joiner: branch that contains the join.
+        end: number of claimed nodes.
+        pieces: what the nodes have added, or None until they are played.
         error: error that prevents them from being played, or None.
     """
 
@@ -130,7 +130,7 @@ class Ask(Generic[TextT, QueuedT]):
         branch: branch of the node.
         place: index of the node in its branch.
         entry: the node, as it was queued.
-        attempt: number of earlier verdicts that have asked again in this place.
+        attempt: number of earlier verdicts on this node that requested another attempt.
     """
 
     branch: ProgramBranch[TextT, QueuedT]
@@ -146,7 +146,7 @@ class Ask(Generic[TextT, QueuedT]):
 
     @property
     def is_current(self) -> bool:
-        """True until it is answered, or given up."""
+        """True until the node is answered or given up."""
         return self.branch.ask is self
 
 
@@ -175,7 +175,7 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         paused: place at which it waits for a verdict of the caller, or None.
         verdicts: verdicts on nodes that it has not reached, by place, in order: the pieces to add,
             and the node to ask again, or None.
-        attempt: number of verdicts that have asked again in its current place.
+        attempt: number of verdicts on its current node that requested another attempt.
         error: error that it has failed with, or was dropped with; a rollback resets it.
         refused: error that it fails with once its queue is empty, or None.
         lost: True if it has ended for good, or will once its queue is empty: its fork was rolled
@@ -229,14 +229,14 @@ class ProgramBranch(Generic[TextT, QueuedT]):
 
     @property
     def returns(self) -> bool:
-        """True if the branch will need its text again: it has nodes to play, or waits for a
-        verdict.
+        """True if the branch will need its text again: it has nodes to play, or waits for an answer
+        or a verdict.
         """
         return self.ask is not None or bool(self.queue) or self.paused is not None
 
     @property
     def children(self) -> Iterator[ProgramBranch[TextT, QueuedT]]:
-        """Branches of all its forks."""
+        """Branches of all forks in this branch."""
         for branches in self.forks.values():
             yield from branches
 
@@ -279,8 +279,8 @@ class ProgramBranch(Generic[TextT, QueuedT]):
 
     @property
     def judged_place(self) -> int | None:
-        """Place of the judged node that the branch is at, whose answer may not have arrived yet.
-        None if it is at another node.
+        """Place of the judged node that the branch has reached, whether or not its answer has
+        arrived. None if the branch is not at a judged node.
         """
         return self.ask.place if self.ask is not None and is_judged(self.ask.node) else self.paused
 
@@ -289,7 +289,9 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         return any(again is None for _, again in self.verdicts.get(place, ()))
 
     def record_played_node(self, place: int) -> list[ProgramBranch[TextT, QueuedT]]:
-        """Records that a node was played. Returns branches that may be able to join now."""
+        """Records that the node at a place was played. Returns the branches whose joins may now be
+        able to proceed.
+        """
         assert self.text is not None
         self.played = place + 1
         self.lengths[place] = len(self.text.added)
@@ -325,8 +327,8 @@ class ProgramBranch(Generic[TextT, QueuedT]):
     def claim_nodes(
         self, joiner: ProgramBranch[TextT, QueuedT], end: int | None
     ) -> Claim[TextT, QueuedT]:
-        """Claims what the first `end` nodes add (None: all nodes so far) for a join in another
-        branch. Also claims all nodes of the branches that these nodes fork.
+        """Claims the first `end` nodes (None: all nodes so far) for a join in the branch `joiner`.
+        Also claims all nodes of the branches that these nodes fork.
         """
         claim = Claim(joiner, self.count if end is None else end)
         for place, branches in self.forks.items():
@@ -378,8 +380,8 @@ class ProgramBranch(Generic[TextT, QueuedT]):
     def fail_claims(
         self, error: SglError, before: int | None = None
     ) -> list[ProgramBranch[TextT, QueuedT]]:
-        """Fails the claims on at most `before` nodes (None: all claims). Returns the branches that
-        made the claims.
+        """Fails all claims or, if `before` is given, only those whose nodes all come before that
+        place. Returns the branches that made them.
         """
         failed = [claim for claim in self.claims if before is None or claim.end <= before]
         for claim in failed:
@@ -396,7 +398,7 @@ class ProgramBranch(Generic[TextT, QueuedT]):
 
     def count_nodes_claimed_above(self, below: ProgramBranch[TextT, QueuedT], at: int) -> int:
         """Returns how many of this branch's first nodes survive a rollback in the branch `below`,
-        because joins above that branch have claimed them.
+        because joins in branches above `below` have claimed them.
 
         Args:
             at: number of nodes when the rollback is added.
@@ -405,9 +407,15 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         return max((end for end in above if end <= at), default=0)
 
     def undo_forks(self, mark: int, at: int) -> tuple[int, list[ProgramBranch[TextT, QueuedT]]]:
-        """Discards the forks and joins that a rollback at `at` removes. Returns the branches of
-        these forks, after the place from which queued nodes are removed. Nodes before that place
-        are claimed, or do not come after the mark.
+        """Discards the forks and joins that a rollback removes.
+
+        Args:
+            mark: place of the mark that the rollback returns to.
+            at: place of the rollback.
+
+        Returns:
+            Place from which to remove queued nodes, and the branches of the discarded forks. Nodes
+            before that place are claimed, or do not come after the mark.
         """
         claimed = self.count_nodes_claimed_above(self, at)
         gone = [
@@ -423,8 +431,8 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         return max(claimed, mark + 1), gone
 
     def next_rollback(self) -> int | None:
-        """Returns the place of the first queued rollback that undoes the node being played, or
-        None.
+        """Returns the place of the first queued rollback that will undo the node being played, or
+        None if there is none.
         """
         return min((at for at, mark in self.rollbacks.items() if mark in self.marks), default=None)
 

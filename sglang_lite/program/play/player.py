@@ -1,8 +1,8 @@
-"""Player of programs: a tree of branches, whose nodes are played in order.
+"""Player of programs: decides which nodes of a program's branches are executed when.
 
-It does nothing by itself. Its inputs are calls that return immediately and leave effects, which a
-driver takes and performs in order. It has no thread, lock, future or callback. The driver owns it,
-and uses it from one thread at a time.
+It does no work by itself. Its inputs are calls that return immediately and leave effects, such as
+a request for an answer, which a driver takes and performs in order. It has no thread, lock, future
+or callback. The driver owns it, and uses it from one thread at a time.
 
 Rules, in addition to those in program/nodes.py:
 - A node is identified by the path of its branch and its place there: the number of nodes that the
@@ -170,8 +170,9 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
             self._play_ready_branches()
 
     def end_branch_quietly(self, path: Path) -> None:
-        """Ends a branch at its next answer, without reporting the end. The caller may have played
-        the nodes before that answer by itself, and a rollback can revive the branch.
+        """Ends a branch at its next node that needs an answer, without reporting the end. Nodes
+        before that one are still played, since the caller may have played them by itself. A
+        rollback can revive the branch.
         """
         branch = self._branches.by_path.get(path)
         if branch is None or (branch.lost and branch.error is not None):
@@ -266,7 +267,9 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
     # -------------------------------------------------------------------------------------- playing
 
     def _play_ready_branches(self) -> None:
-        """Plays what can be played, and ends the program if it is closed and fully played."""
+        """Plays nodes in all branches that can go on, and ends the program if it is closed and
+        fully played.
+        """
         while not self.ended:
             while self._branches.ready:
                 self._play_branch(self._branches.ready.popleft())
@@ -326,8 +329,8 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
         self._branches.effects.append(Idle(branch))
 
     def _apply_verdicts(self, branch: ProgramBranch[TextT, QueuedT], place: int) -> None:
-        """Applies the verdicts that have arrived on the node where a branch is, and waits for the
-        final one.
+        """Applies the verdicts that have arrived for the node at which a branch waits. Unless one
+        is final, the branch keeps waiting.
         """
         assert branch.text is not None
         branch.paused, verdicts = place, branch.verdicts.pop(place, None)
@@ -422,8 +425,8 @@ class Branches(Generic[TextT, QueuedT]):
     def roll_back(
         self, branch: ProgramBranch[TextT, QueuedT], mark: int, at: int, entry: QueuedT
     ) -> None:
-        """Removes what comes after a mark and is not claimed. Goes back to the mark immediately if
-        the mark has been played and no node after it is claimed.
+        """Removes the nodes after a mark, except claimed ones. Goes back to the mark immediately if
+        it has been played and no node after it is claimed; otherwise queues the rollback.
         """
         end, gone = branch.undo_forks(mark, at)
         error = RequestAbortedError("a rollback removed the fork of this branch.")
@@ -452,8 +455,8 @@ class Branches(Generic[TextT, QueuedT]):
         place: int | None = None,
         name: str | None = None,
     ) -> None:
-        """Ends a branch with an error of the node at `place` (default: the next one), unless a
-        queued rollback undoes the node.
+        """Reports the failure of the node at `place` (default: the next one) and ends its branch.
+        If a queued rollback undoes the node, the branch continues there instead.
         """
         self.effects.append(
             Failed((*branch.path, branch.next_place if place is None else place), name, error)
@@ -467,8 +470,8 @@ class Branches(Generic[TextT, QueuedT]):
     def skip_to_rollback(
         self, branch: ProgramBranch[TextT, QueuedT], back: int, error: SglError
     ) -> None:
-        """Skips to a queued rollback that undoes what a branch is playing. Fails the claims on
-        nodes before the rollback.
+        """Drops everything in a branch before a queued rollback, including the node being played,
+        which the rollback undoes. Fails the claims on the dropped nodes.
         """
         branch.paused = None
         self.give_up_ask(branch)
@@ -487,7 +490,8 @@ class Branches(Generic[TextT, QueuedT]):
 
         Args:
             quiet: whether the error is reported only if nodes are added later.
-            below: branch that has rolled back: what joins above it have claimed is still played.
+            below: branch whose rollback ends this one, or None. Nodes claimed by joins in branches
+                above it are still played.
         """
         claimed = 0 if below is None else branch.count_nodes_claimed_above(below, branch.count)
         if branch.error is None and claimed > 0:
@@ -524,8 +528,8 @@ class Branches(Generic[TextT, QueuedT]):
     def give_up_branch(
         self, branch: ProgramBranch[TextT, QueuedT], error: SglError, *, quiet: bool = False
     ) -> None:
-        """Ends a branch with an error, and the branches of its forks that will not be played.
-        `quiet` is that of `lose_branch`.
+        """Ends a branch with an error, together with the branches of forks that it has not played
+        yet. `quiet` means the same as in `lose_branch`.
         """
         branch.error = error
         removed = self.stop(branch)

@@ -106,8 +106,8 @@ class AdapterSlots(Resource):
         return values
 
     def unload(self, adapters: Sequence[Adapter], done: Callable[[], object]) -> None:
-        """Frees the slots of adapters, and calls back, when no waiting or running request uses
-        them.
+        """Frees the slots of adapters once no waiting or running request uses them, and then calls
+        `done`.
         """
         self.pool.remove_when_unused(adapters, done)
         self.record_end()

@@ -59,8 +59,8 @@ class EngineAdapters:
         return name is None or self.loaded.is_in_memory(name)
 
     def load_adapter(self, name: str, path: str, *, pinned: bool) -> None:
-        """Checks and loads an adapter; raises like `LoadedAdapters.register_adapter`. Must not be called on the
-        loop's thread.
+        """Checks and loads an adapter. Raises like `LoadedAdapters.register_adapter`. Must not be
+        called on the loop's thread.
         """
         self.loaded.register_adapter(name, Path(path).expanduser(), pinned=pinned)
         if pinned:
@@ -196,8 +196,8 @@ def _load_adapters(
     dtype: torch.dtype,
     make_memory: Callable[[PoolSize], CpuAdapters | GpuAdapters],
 ) -> EngineAdapters:
-    """Loads the configured adapters of a model into memory made by `make_memory` for the pool's
-    size.
+    """Loads the configured adapters of a model. `make_memory` allocates the memory for the adapters
+    in use.
     """
     own = (
         None

@@ -188,7 +188,7 @@ class ModelAttention(Protocol):
 
 
 class AttentionBackend(ModelAttention, Protocol):
-    """Attention of layers with the same heads."""
+    """Attention backend for layers with equal numbers and sizes of heads."""
 
     @staticmethod
     def unsupported_reason(requirements: AttentionRequirements) -> str | None:

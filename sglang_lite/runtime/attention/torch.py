@@ -58,8 +58,9 @@ class TorchAttention:
     def _token_ranges(
         self, plan: DevicePlan, lengths: list[int]
     ) -> list[tuple[int, int, DecodeRows | ExtendRow]]:
-        """Splits the batch into ranges of tokens that are computed together. Returns each range as
-        (first, end, what it reads). `lengths` are the sequence lengths of the decoding rows.
+        """Splits the batch into ranges of tokens that are computed together. Returns, for each
+        range, its first token, its end, and what it reads from the cache. `lengths` are the
+        sequence lengths of the decoding rows.
         """
         parts: list[tuple[int, int, DecodeRows | ExtendRow]] = [
             (first, end, _decode_rows(plan, first, end, lengths[first:end]))
@@ -107,7 +108,9 @@ def _decode_rows(plan: DevicePlan, first: int, end: int, lengths: list[int]) -> 
 
 
 def _token_slots(plan: DevicePlan, slots: torch.Tensor, longest: int) -> torch.Tensor:
-    """Returns the token slots [slots, longest] of the first `longest` tokens of each slot."""
+    """Returns where the KV cache stores the first `longest` tokens of each of these slots'
+    sequences, as indices of shape [slots, longest].
+    """
     size = plan.page_size
     pages = plan.page_table[slots, : -(-longest // size)]
     offsets = torch.arange(size, dtype=pages.dtype, device=pages.device)

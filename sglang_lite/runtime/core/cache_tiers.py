@@ -1,4 +1,6 @@
-"""Creates the tiers of the KV cache below the device that an engine's config requests."""
+"""Creates the tiers of the KV cache that are not on the device (host memory and files), as the
+engine's config requests.
+"""
 
 from __future__ import annotations
 
@@ -103,8 +105,8 @@ def page_names(
     *,
     given: bool = False,
 ) -> PageNames:
-    """Returns the names of an engine's pages. Pages with equal names have equal bytes, except for
-    rounding order.
+    """Returns the scheme by which an engine names its cached pages. Pages with equal names have
+    equal contents, apart from rounding differences.
 
     Args:
         config: its settings.

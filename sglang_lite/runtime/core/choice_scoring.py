@@ -1,5 +1,5 @@
-"""Scores a `select`'s choices with one request per choice, which generates nothing and reports
-log-probabilities.
+"""Scores the choices of a `select` with one request per choice. These requests generate nothing and
+only report log-probabilities.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ class ChoiceScoring:
     The choices' requests share all but their last tokens, and run in one step. If much of the
     prompt is not cached, a prompt-only request runs before them and also reports the
     log-probabilities of their first tokens. Then the choices compute neither the prompt nor its
-    last token, and a choice of one token computes nothing. A choice that invokes a late adapter
-    elsewhere has different keys and values before it: then every choice computes its own.
+    last token, and a choice of one token computes nothing. This is not done if a choice invokes a
+    late adapter (aLoRA) at another position than the prompt does: the keys and values before the
+    choice then differ, and every choice computes its own.
 
     Args:
         context: context of the engine.

@@ -108,7 +108,9 @@ class EmbeddingLoop(ReadingLoop):
         self._waiting.extend(texts)
 
     def unload(self, adapters: Sequence[Adapter], done: Callable[[], object]) -> None:
-        """Calls back when no text uses any of these adapters. Only on the loop's thread."""
+        """Removes adapters from the device once no text uses them, then calls `done`. Only on the
+        loop's thread.
+        """
         assert self._adapters is not None, "who unloads has them"
         self._adapters.pool.remove_when_unused(adapters, done)
         self._settle_unloads()
@@ -240,7 +242,7 @@ class EmbeddingCore(ReadingCore):
 
     @property
     def builder(self) -> NoReturn:
-        """Raises CapabilityError, like `submit`."""
+        """Raises CapabilityError, like `submit`, because the model generates no text."""
         self.submit()
 
     def _encode(self, request: EncodeRequest) -> Future[Vectors]:

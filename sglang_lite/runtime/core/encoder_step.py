@@ -56,8 +56,8 @@ def encode(
     *,
     fetch: bool = False,
 ) -> Sequence[torch.Tensor | SglError]:
-    """Encodes media whose inputs have equal shapes. Returns features [count, size], or the error of
-    each that fails.
+    """Encodes media whose inputs have equal shapes. Returns features [count, size] for each medium,
+    or the error if it fails.
 
     If they can't be encoded together, they are encoded one by one.
 

@@ -23,7 +23,8 @@ _LONGEST = 2048  # characters of a text that is kept
 
 
 class ConstantTexts:
-    """Texts that follow generated tokens, and their cached ids. Used on the loop's thread.
+    """Encodes constant texts that follow generated tokens, and caches their token ids. Used on the
+    loop's thread.
 
     Args:
         encode: function that encodes spans which follow other text.

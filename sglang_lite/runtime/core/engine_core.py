@@ -131,8 +131,8 @@ class EngineCore:
         description: one line that describes the engine, for its start message.
         thread: thread that the core was made on, and that runs its loop.
         loop: step loop that runs the requests.
-        weights: calls about its weights and its memory.
-        builder: checks of requests, and their tokens.
+        weights: answers the calls that concern its weights and its memory.
+        builder: checks requests, and converts their prompts to tokens.
         open_requests: requests and programs that have not ended.
         gate, call_soon: see `Core` in engine/core.py.
         runner, scheduler, compiler: internal parts, for tests and measurements.
@@ -401,8 +401,8 @@ class EngineCore:
         return answer(call)
 
     def _note_weights(self, config: EngineConfig, path: Path | None) -> None:
-        """Adopts the config of new weights, and changes how pages in the lower cache tiers are
-        named to match them.
+        """Adopts the config of new weights. From now on, pages in the lower cache tiers get names
+        that belong to these weights.
         """
         if path is not None:
             self.model_name = config.model
@@ -543,15 +543,15 @@ def _only(found: Iterable[T | None]) -> T | None:
 
 
 def _requires_last_token_step(config: EngineConfig, loaded: LoadedModel) -> bool:
-    """Returns whether rounding makes outputs depend on how much of a prompt is cached, unless the
-    last prompt token gets a step of its own.
+    """Returns whether the last prompt token needs a step of its own. Without that, rounding would
+    make outputs depend on how much of the prompt is cached.
     """
     return loaded.model.batch_sensitive and not loaded.model.fused and not config.deterministic
 
 
 def _make_step_file(runner: ModelRunner, capacity: Capacity) -> Path | None:
-    """Creates the file that records an engine's steps, in the folder of its layers' outputs.
-    Returns None if these are not written.
+    """Creates the file that records an engine's steps, in the folder to which the outputs of layers
+    are dumped. Returns None if they are not dumped.
     """
     folder = runner.model.watch.folder if isinstance(runner.model, Decoder) else None
     if folder is None:
@@ -608,8 +608,8 @@ def _make_window_pages(capacity: Capacity, loaded: LoadedModel) -> WindowPages |
 def _fail_on_error(
     loop: StepLoop, requests: Sequence[Request], problem: str, kind: type[SglError] = BackendError
 ) -> Iterator[None]:
-    """Fails requests if preparing them inside the block raises, because nobody reads the future
-    that would hold the exception.
+    """Fails requests if preparing them inside the block raises an exception, because the exception
+    would otherwise stay in a future that nobody reads.
     """
     try:
         yield

@@ -65,7 +65,8 @@ from sglang_lite.runtime.tokens.token_log import TokenLog
 
 
 class ProgramPauses:
-    """Pauses of one program's branches. Used on the loop's thread.
+    """Pauses of one program's branches: the times between two requests, in which their cached
+    prefixes may be evicted. Used on the loop's thread.
 
     Args:
         pauses: pauses of all programs.
@@ -134,7 +135,8 @@ class ProgramPauses:
 
 
 class ProgramRoom:
-    """A program's place among the open requests. Used on the loop's thread.
+    """Admission of a program: whether it counts as an open request, and its nodes that wait until
+    it does. Used on the loop's thread.
 
     Args:
         open_requests: counter of open requests.
@@ -166,8 +168,8 @@ class ProgramRoom:
 
     def retry_room(self) -> Sequence[EngineAsk]:
         """Tries again to count the program as an open request, after a notice that there is room.
-        Returns the nodes that can start now. If no node needs the room any more, gives it up,
-        because the next caller is notified only then.
+        Returns the nodes that can start now. If no node waits any more, gives the room up, because
+        the next caller is only notified then.
         """
         self._waits = False
         self._asks = [ask for ask in self._asks if ask.is_current]
@@ -293,9 +295,10 @@ class EngineProgram:
         self.close()
 
     def drop_branch(self, path: Path) -> None:
-        """Drops a branch that the caller has abandoned: it ends at its next answer, and sends no
-        more events. Nodes before that answer still run, because the caller executes everything but
-        answers itself and may already be past them. A rollback can revive the branch.
+        """Ends a branch that the caller has abandoned, at its next node that needs an answer. The
+        branch sends no more events. Nodes before that one still run, because the caller executes
+        everything but answers itself and may already be past them. A rollback can revive the
+        branch.
         """
         self.context.loop.inbox.post_if_open(
             partial(self._apply_input, partial(self._player.end_branch_quietly, path))
@@ -363,7 +366,7 @@ class EngineProgram:
     # ----------------------------------------------------- what its jobs call, on the loop's thread
 
     def send_event(self, ask: EngineAsk, event: Delta | Generation | Selection | SglError) -> None:
-        """Sends an event of a node."""
+        """Sends an event of a node to the caller."""
         self._sink(
             Played(
                 (*ask.branch.path, ask.place), getattr(ask.node, "name", None), event, ask.attempt
@@ -389,7 +392,7 @@ class EngineProgram:
         return self._perform(log)
 
     def fail_node(self, ask: EngineAsk, error: SglError) -> None:
-        """Fails a node."""
+        """Ends a node with an error, and aborts its requests."""
         self._player.accept_failure(ask, error)
         self._abort_job(ask)
         self._perform()

@@ -25,8 +25,8 @@ _KIND: Final = "\0session"  # name of all sessions' requests, which no node has
 
 
 class _Turns:
-    """State of a session's branch. Nothing is ever queued in it: its caller continues it once its
-    requests have ended.
+    """State of a session's branch, as the scheduler reads it. No nodes are ever queued, because the
+    client itself sends a new request after the previous ones have ended.
     """
 
     expected = NOTHING_EXPECTED

@@ -1,4 +1,6 @@
-"""Callbacks that wake the readers of events. Each is called once after a step, for all its events."""
+"""Callbacks that wake the readers of events. Each is called once after a step that has sent it
+events, however many these are.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ E = TypeVar("E")
 
 
 class Flushes:
-    """Flush callbacks to call after the current step, or after the current frame of an engine's
-    process.
+    """Flush callbacks to call after the current step or, where events come from an engine's
+    process, after the current frame of messages.
 
     Args:
         runs_here: returns whether the calling thread is the one that sends the events and calls

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 class GenerationJob:
     """Generation of a `Gen` node. All methods but `_prepare` run on the loop's thread.
 
-    Its request can begin before the player asks for the node, as soon as the request before it has
-    ended. The effects of that end are reported later, while the device computes. The job of the
-    previous node begins this request.
+    The job of the previous generation can begin this job's request as soon as its own request
+    has ended, even before the player asks for this node. The end of the previous request is then
+    reported to the program later, while the device computes.
 
     Args:
         program: program of the node; receives all events.
@@ -152,7 +152,7 @@ class GenerationJob:
             self._program.context.loop.postponed.postpone_call(self._build_next_request)
 
     def _build_next_request(self) -> None:
-        """Builds the next request, if only its prompt is missing."""
+        """Builds the next generation's request in advance, if everything but its prompt is known."""
         following = self._following
         if (
             self._ahead is None
@@ -234,8 +234,8 @@ class GenerationJob:
     def begin_prebuilt_request(
         self, tokens: Ints, media: RequestMedia | None, postpone: Callable[[], Callable[[], None]]
     ) -> Request | None:
-        """Begins the prebuilt request before the player asks for the node. Returns None if its
-        prompt is too long.
+        """Begins the request that was built in advance, before the player asks for the node.
+        Returns None if its prompt is too long.
 
         Args:
             tokens: tokens before the text between the generations.
@@ -440,10 +440,10 @@ class GenerationJob:
 def count_kept_tokens(
     request: Request, tokens: Ints, finish: Finish, tokenizer: Tokenizer
 ) -> int | None:
-    """Returns how many of a request's tokens precede the text that follows the generation, as the
-    spans of its result will report.
+    """Returns how many tokens of an ended request, prompt included, come before the text that
+    follows its generation: all except a stop token.
 
-    None if that is not known before the result is built.
+    Returns None if that is not known before the result is built.
 
     Args:
         request: request that has ended.
@@ -466,7 +466,7 @@ def count_kept_tokens(
 
 
 def _nothing() -> None:
-    """Does nothing."""
+    """Does nothing: there is no previous request whose end has to be reported."""
 
 
 def _continued_constraint(node: Gen, within: OpenGrammar | None) -> Constraint | None:

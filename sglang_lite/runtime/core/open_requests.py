@@ -73,8 +73,8 @@ class OpenRequests:
         rid: str | None = None,
         ticket: Ticket | None = None,
     ) -> Callable[[E], None]:
-        """Counts a submission as open, and keeps its name, until its last events. Returns a sink
-        that forwards events and stops counting at each last event.
+        """Counts each request of a submission as open until its last event, and keeps the
+        submission's name until then. Returns a sink that forwards events and updates the count.
 
         Args:
             sink: callback for the events.
@@ -110,7 +110,7 @@ class OpenRequests:
         return count_and_forward
 
     def count(self, what: str, number: int = 1) -> None:
-        """Adds to a counter of submissions."""
+        """Adds `number` to the counter `what`, such as "requests_submitted"."""
         with self._lock:
             self._counts[what] += number
 
@@ -158,8 +158,9 @@ class OpenRequests:
     def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None:
         """Calls `call` once, on any thread, when there is room for `count` requests.
 
-        It is called now, or in order of the calls as other requests end. The room is not reserved:
-        the callee must try to submit, and either wait again with `first`, or call `give_up_place`.
+        If there is room, calls it immediately. Otherwise, waiting callbacks are called in order as
+        other requests end. The room is not reserved: the callee must try to submit, and either wait
+        again with `first`, or call `give_up_place`.
 
         Args:
             call: callback; identifies the caller in `give_up_place`.
@@ -192,7 +193,7 @@ class OpenRequests:
         self._admit_queued_calls()
 
     def _admit_queued_calls(self) -> None:
-        """Calls the next callers in the queue, as many as there is room for."""
+        """Calls the next callbacks in the queue, as many as there is room for."""
         called = False
         while not called:
             with self._lock:

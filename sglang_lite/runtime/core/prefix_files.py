@@ -1,4 +1,4 @@
-"""Prefixes in user files: written from the host tier of the KV cache, and read into it.
+"""Writes prefixes from the host tier of the KV cache to files of the user, and reads them back.
 
 Both run on their own threads. The loop's thread only pins slots of the host, so no step waits for a
 file.
@@ -31,7 +31,9 @@ _STEPS = 8  # parts a file is read in, so copies to the device overlap reading t
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):
-    """Header of a file: the key of `PageNames`, and the tokens of the prefix, int32."""
+    """Header of a file: the key of the `PageNames` of the engine that wrote it, and the tokens of
+    the prefix, int32.
+    """
 
     key: bytes
     tokens: bytes
@@ -53,7 +55,7 @@ class _Pinned:
 
 
 class PrefixFiles:
-    """Writer and reader of prefixes.
+    """Writer and reader of the files in which users keep prefixes of the KV cache.
 
     Args:
         store: the engine's cache.

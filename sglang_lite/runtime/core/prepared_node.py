@@ -124,7 +124,8 @@ def check_params(entries: Sequence[PreparedNode]) -> None:
 
 def prepare_following(ask: EngineAsk, context: EngineContext) -> PreparedNode | None:
     """Starts preparing the generation after a running node, so it can continue in its slot
-    immediately. Returns it, or None if a node between them takes time.
+    immediately. Returns that generation, or None if there is none or a node before it has to be
+    waited for.
     """
     found = _next_generation(ask)
     if found is None:
@@ -141,8 +142,9 @@ def prepare_following(ask: EngineAsk, context: EngineContext) -> PreparedNode | 
 
 
 def _next_generation(ask: EngineAsk) -> tuple[PreparedNode, list[Span]] | None:
-    """Returns the generation that follows a running node and the text between them, or None if a
-    node between them takes time. The text is empty if it can't be predicted.
+    """Returns the generation that follows a running node, and the text between them. Returns None
+    if there is none or a node before it has to be waited for. The text is empty if it can't be
+    predicted.
     """
     known = isinstance(ask.node, Gen) and not ask.node.judged
     spans = list[Span]()

@@ -1,8 +1,8 @@
-"""Recounts the KV cache's pages while an engine is idle, and runs a callback in its first quiet
-second.
+"""Looks for lost pages of the KV cache while an engine is idle, and runs a callback in its first
+quiet second.
 
-A page without an owner is lost until the engine is restarted. It is an engine bug, reported in its
-counts and in the log.
+A lost page is neither free nor used by anyone, and stays so until the engine is restarted. This is
+a bug of the engine, reported in its counts and in the log.
 """
 
 from __future__ import annotations

@@ -181,8 +181,8 @@ class RequestBuilder:
             request.space = space.start_at_invocation(first.tokens[: first.prompt_len])
 
     def validate_request(self, request: GenerateRequest) -> GenerateRequest:
-        """Returns the request with its prompt as token ids and images. Raises ParameterError if it
-        could not run.
+        """Checks that a request can run, and returns it with its prompt as token ids and images.
+        Raises ParameterError if it can't.
         """
         (ids, media), params = (
             self.prompt_with_images(request),

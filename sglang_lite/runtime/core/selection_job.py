@@ -45,7 +45,7 @@ class SelectionJob:
 
     # signature of GenerationJob; choices have their own slots
     def start(self, *, in_slot: bool = False) -> None:
-        """Starts the scoring."""
+        """Starts to prepare and submit the scoring, off the loop's thread."""
         node = self._ask.node
         text = self._ask.branch.text
         assert isinstance(node, Select)
@@ -115,4 +115,4 @@ class SelectionJob:
 
 
 def _nothing() -> None:
-    """Does nothing. Continuation on the loop's thread if the requests were submitted."""
+    """Does nothing: once the requests are submitted, nothing is left to do on the loop's thread."""

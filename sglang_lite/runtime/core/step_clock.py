@@ -14,7 +14,7 @@ _STEPS = 16  # last steps that are measured
 
 
 class StepClock:
-    """Clock that estimates how many steps fit before a time.
+    """Clock that estimates how many steps can be run before a deadline.
 
     Attributes:
         now: function that returns the time in seconds.
@@ -29,8 +29,8 @@ class StepClock:
         self._seconds.append(seconds)
 
     def steps_until(self, moment: float) -> float:
-        """Returns the number of steps until a time, at the median pace of recent ones; infinite if
-        none is known.
+        """Returns how many steps fit before a time if each takes the median duration of recent
+        steps; infinite if none was recorded.
         """
         if not self._seconds or (step := median(self._seconds)) <= 0:
             return math.inf
@@ -54,7 +54,7 @@ class DeviceTime:
         self._tokens = 0
 
     def record_settled_step(self, batch: Batch, began: float, *, read: bool) -> None:
-        """Records that a step has been settled.
+        """Records that the loop has processed the results of a step.
 
         Args:
             batch: its rows.

@@ -264,7 +264,7 @@ class StepLoop:
 
     @property
     def _may_step_when_idle(self) -> bool:
-        """Whether a step may have an effect although the loop is not busy."""
+        """Whether running a step may have an effect even if the loop is not busy."""
         return self.preparation is not None or self.scheduler.unsettled
 
     @property
@@ -274,7 +274,7 @@ class StepLoop:
 
     @property
     def _must_join_step(self) -> bool:
-        """Whether other replicas wait for this one in a step."""
+        """Whether other replicas have begun a step and wait for this one to join it."""
         return self._shared is not None and self._shared.due
 
     @property
@@ -344,9 +344,9 @@ class StepLoop:
         return batch
 
     def _run_batch(self, batch: Batch | None) -> None:
-        """Launches a step, and reads the tokens of the previous step while it runs (overlap) or its
-        own (no overlap). A step's draws may depend on all earlier tokens, so they are launched
-        last, after the steps of other stages.
+        """Launches a step. With overlap, reads the previous step's tokens while this step runs;
+        without overlap, reads this step's own tokens. The draws of a step may depend on all earlier
+        tokens, so they are launched last, after the steps of other stages.
         """
         began = time.perf_counter()
         if batch is not None:
@@ -515,7 +515,7 @@ def _close_scheduler(scheduler: Scheduler) -> None:
 
 
 class RequestEnds:
-    """Ends a loop's requests, on its thread.
+    """Ends the requests of a step loop. Used on the loop's thread.
 
     Args:
         loop: loop that runs the requests.
@@ -611,7 +611,9 @@ class Postponed:
         return partial(self._run_numbered, number)
 
     def run(self, goes_on: Callable[[], bool]) -> None:
-        """Runs the first calls: a share of all, and more while `goes_on` returns True."""
+        """Runs a fixed share of the queued calls, in order, and more as long as `goes_on` returns
+        True.
+        """
         due = -(-len(self._calls) // _SHARE)
         while self._calls and (due > 0 or goes_on()):
             due -= 1

@@ -26,7 +26,7 @@ from sglang_lite.runtime.structured_output.timings import Durations
 
 @dataclass(frozen=True, slots=True)
 class MaskedRows:
-    """Tokens that a step draws.
+    """Draws of a step: the rows in which it draws tokens, and the masks for them.
 
     Attributes:
         rows: row of each draw, int64 [D]. Draws after drafts come last.
@@ -61,7 +61,7 @@ class _SharedMasks:
         self._known: dict[int, tuple[int, Mask]] = {}
 
     def share_mask(self, row: int, mask: Mask) -> None:
-        """Sets the mask of a row."""
+        """Sets the mask of a row. A mask that another row already has is not stored again."""
         place, _ = self._known.setdefault(id(mask), (len(self._known), mask))
         if place == self._count:
             self._words[place] = mask
@@ -225,7 +225,7 @@ def _draft_matchers(draft: Draft) -> Sequence[Matcher | None]:
 def build_draws(
     batch: Batch, drawn: MaskedRows, table: SlotTable, eos_ids: frozenset[int]
 ) -> Draws:
-    """Returns a step's draws, for a runner."""
+    """Returns what a runner needs to draw a step's tokens: rows, masks and sampling adjustments."""
     rows = drawn.rows
     behind = batch.drafted[rows] - drawn.offsets if batch.drafts else None
     return Draws(

@@ -1,5 +1,5 @@
-"""Submissions to an engine with a sink for events: generations, selections and programs. Calls with
-one answer are in runtime/calls.py.
+"""Requests to an engine whose events go to a sink: generations, selections and programs. Calls with
+a single answer are in runtime/calls.py.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def check_nodes(nodes: Sequence[Node], path: Path = ()) -> None:
 
 
 def check_without_pauses(nodes: Sequence[Node]) -> None:
-    """Raises ParameterError if a node is a pause, which would never end in a program that is not
-    open.
+    """Raises ParameterError if a node is a pause. Only a program opened with `open_program` can get
+    the verdict that ends one.
     """
     for node in nodes:
         if isinstance(node, Pause):

@@ -84,8 +84,8 @@ class TokenReader:
     def read_draws(
         self, batch: Batch, drawn: MaskedRows, live: NDArray[np.bool_], sampled: Sampled
     ) -> Iterator[tuple[Request, Finish | SglError]]:
-        """Appends drawn tokens, and processes those the host must inspect. Yields the requests that
-        end with them, and how.
+        """Appends drawn tokens, and processes those the host must inspect. Yields each request that
+        ends, with its finish reason or its error.
 
         Args:
             batch: batch of the step.
@@ -186,8 +186,9 @@ class TokenReader:
         )
 
     def _jump_forward(self, request: Request, *, masked: bool) -> tuple[Finish | None, bool]:
-        """Appends the tokens that the request's grammar forces, like `Request.append_forced_tokens`. Returns the
-        reason for the end, if any, and whether the request has reached its maximum length.
+        """Appends the tokens that the request's grammar forces, like
+        `Request.append_forced_tokens`. Returns the reason for the end, if any, and whether the
+        request has reached its maximum length.
         """
         table = self._scheduler.store.table
         slot = request.slot
@@ -240,8 +241,8 @@ class Verification:
     def skip_confirmed(
         self, which: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Records confirmed drafts in rows whose tokens need no individual inspection and don't end
-        the row.
+        """Records confirmed drafts as a whole, in rows whose tokens need no individual inspection
+        and don't end the request.
 
         Returns the draws to read first: the ones after the confirmed drafts.
 

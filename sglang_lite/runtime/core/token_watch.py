@@ -45,7 +45,7 @@ class TokenWatch:
         self._streams_told = 0.0  # time of the last look at streams, monotonic clock
 
     def watch_request(self, request: Request) -> None:
-        """Sets up the watch for a request that has just been given a slot."""
+        """Stores the stop tokens of a request that has just been given a slot."""
         if self._table.watched[request.slot] == STOPS:
             stop_tokens = request.output.stop_tokens()
             self._stop_tokens[request.slot, : len(stop_tokens)] = stop_tokens

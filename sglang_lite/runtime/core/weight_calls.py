@@ -1,4 +1,4 @@
-"""Calls of an engine about its weights and its memory, and what each does on the loop's thread."""
+"""Answers the calls to an engine that concern its weights and its memory."""
 
 from __future__ import annotations
 

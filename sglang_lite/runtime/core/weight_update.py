@@ -63,8 +63,8 @@ class WeightUpdates:
         """The running model.
 
         Raises:
-            ModelError: it runs with other code, so its weights can't be replaced, or the engine is
-                asleep.
+            ModelError: the weights can't be replaced (the model runs with other code, or keeps some
+                of them in the host's memory), or the engine is asleep without them.
         """
         if self.absent:
             raise ModelError(
@@ -124,8 +124,8 @@ class WeightUpdates:
         self._reject_new_requests()
 
     def complete_update(self) -> None:
-        """Ends an update of several calls. Does nothing while a failed write has left tensors
-        undefined.
+        """Ends an update, of one or several calls. Does nothing while a failed write has left
+        tensors undefined.
         """
         if INCOMPLETE in self._loop.holds and not self._missing:
             del self._loop.holds[INCOMPLETE]

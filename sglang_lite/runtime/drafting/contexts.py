@@ -17,8 +17,8 @@ _WEIGHTS = _MAX_WEIGHT + 1
 
 
 class ContextTable:
-    """Next token by kind of text and preceding tokens: the one that has followed them most often
-    recently.
+    """Table that predicts the token after a context of preceding tokens, in texts of the same kind:
+    the one that has followed it most often recently.
 
     The older half of a table is dropped when the newer is full, which bounds its memory.
 
@@ -36,14 +36,14 @@ class ContextTable:
         self._salt = random.getrandbits(62)  # prevents texts crafted to collide with another's hash
 
     def record_text(self, kind: int, text: Sequence[int], start: int) -> None:
-        """Records the tokens of a text from index `start` on."""
+        """Records, for each token of a text from index `start` on, the contexts that it follows."""
         for at in range(start, len(text)):
             for length in self._lengths:
                 if length <= at:
                     self.note(kind, text[at - length : at], text[at])
 
     def note(self, kind: int, context: Sequence[int], token: int) -> None:
-        """Records a token that follows some others."""
+        """Records that `token` has followed `context` in a text of this kind."""
         key = hash((self._salt, kind, *context))
         packed = self._newer.get(key) or self._older.get(key, 0)
         known, weight = divmod(packed, _WEIGHTS)
@@ -63,7 +63,9 @@ class ContextTable:
         return len(self._newer) + len(self._older)
 
     def likely_next(self, kind: int, context: Sequence[int]) -> tuple[int, int]:
-        """Returns the token that follows some tokens, and its weight, which is 0 if there is none."""
+        """Returns the token most likely to follow `context`, and its weight, which is 0 if none is
+        known.
+        """
         key = hash((self._salt, kind, *context))
         return divmod(self._newer.get(key) or self._older.get(key, 0), _WEIGHTS)
 
@@ -95,7 +97,7 @@ class ContextDrafter:
     def _best_guess(
         self, kind: int, chance: Chance, text: Sequence[int], state: Hashable
     ) -> Guess | None:
-        """Returns the guess with the best chance among all contexts."""
+        """Returns the guess with the best chance among those for all context lengths."""
         best = None
         likeliest = 0.0
         for i, length in enumerate(self._lengths):
@@ -119,8 +121,8 @@ class ContextDrafter:
 
 
 def make_again_drafter(config: EngineConfig) -> ContextDrafter:
-    """Creates the drafter from earlier answers to the same prompt: of a repeated or redrawn
-    request, and of other samples.
+    """Creates the drafter "again", which remembers answers to the same prompt: those of repeated
+    requests, retries and other samples.
     """
     return ContextDrafter(
         "again", lambda request: request.tokens[: request.prompt_len].tobytes(), config
@@ -128,7 +130,7 @@ def make_again_drafter(config: EngineConfig) -> ContextDrafter:
 
 
 def make_node_drafter(config: EngineConfig) -> ContextDrafter:
-    """Creates the drafter from answers of the same program node, or under the same constraint,
-    including other branches.
+    """Creates the drafter "node", which remembers answers of the same program node or under the
+    same constraint, also in other branches.
     """
     return ContextDrafter("node", lambda request: request.output.origin, config)

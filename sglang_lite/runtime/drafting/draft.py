@@ -36,15 +36,16 @@ class DraftedGuess(NamedTuple):
 class Draft:
     """Tokens that may come next in a row.
 
-    The step that computes them draws after each, and a draw counts if all drafted tokens before it
-    equal those drawn or forced there.
+    The step that computes them draws a token after each, and a draw counts if all drafted tokens
+    before it equal those drawn or forced there.
 
     Attributes:
         tokens: int32 [D].
         guesses: those of them that no grammar forces.
         drawn: numbers of drafted tokens after which the next one is drawn, ascending: 1 … D, except
             those within text that a grammar forces.
-        matchers: matcher at each of these places, not to be moved; empty without a grammar.
+        matchers: matcher after each of these numbers of tokens, not to be advanced; empty without a
+            grammar.
     """
 
     tokens: Ints
@@ -61,7 +62,7 @@ class Draft:
         return Draft(self.tokens[:count], guesses, drawn, self.matchers[: len(drawn)])
 
     def count_matching_tokens(self, came: Sequence[int]) -> int:
-        """Counts its first tokens that equal a text, which may be longer."""
+        """Returns how many of the draft's first tokens equal those that actually came."""
         tokens = self.tokens.tolist()
         return next(
             (i for i, (a, b) in enumerate(zip(tokens, came)) if a != b), min(len(tokens), len(came))
@@ -76,7 +77,7 @@ class DraftWriter:
     """Writes one draft.
 
     Args:
-        matcher: matcher of the row, which is not moved, or None without a grammar.
+        matcher: matcher of the row, which is copied and never advanced, or None without a grammar.
         room: maximum number of tokens.
         jump: whether text that the grammar forces is appended as a whole, with no draws within it.
 
@@ -100,8 +101,9 @@ class DraftWriter:
         return None if self._matcher is None else self._matcher.state_key
 
     def append_with_forced(self, token: int) -> list[int]:
-        """Appends a token, and the text the grammar forces after it, and returns them. Returns none
-        if the grammar forbids one of them or fails, or its matcher can't be copied.
+        """Appends a token and the text that the grammar forces after it. Returns the appended
+        tokens, or an empty list if the grammar forbids one of them or fails, or its matcher can't
+        be copied.
         """
         forced: list[int] = []
         if self._matcher is not None:
@@ -137,12 +139,14 @@ class DraftWriter:
             return None
 
     def build_draft(self, guesses: tuple[DraftedGuess, ...]) -> Draft:
-        """Builds the written draft from these guesses."""
+        """Returns the written tokens as a Draft. `guesses` are those of them that no grammar
+        forces.
+        """
         tokens = np.array(self.tokens[: self._room], dtype=np.int32)
         return Draft(tokens, guesses, tuple(self._drawn), tuple(self._matchers))
 
 
 def _is_allowed_by_mask(matcher: Matcher, token: int) -> bool:
-    """Returns False if a known mask forbids a token."""
+    """Returns False if the matcher's mask is cached and forbids a token."""
     mask = matcher.cached_mask()
     return mask is None or bool(mask[token >> 5] >> (token & 31) & 1)

@@ -33,7 +33,7 @@ _KEPT_UNTRIED = 0.998
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Numbers of computed guesses, and of right ones."""
+    """Number of drafted guesses, and how many of them were right."""
 
     drafted: int = 0
     accepted: int = 0
@@ -129,8 +129,8 @@ class Drafting:
     def write_drafts(
         self, rows: Sequence[OpenRow], drawn: int, tokens: int, budget: int
     ) -> dict[int, Draft]:
-        """Writes the drafts expected to make a step yield the most tokens per second, by id of
-        their request.
+        """Writes the drafts with which a step is expected to yield the most tokens per second.
+        Returns them by request id.
 
         They grow one guess at a time, as long as more guesses may pay. The next guess is always the
         one, of all rows, that is most likely to be right together with those before it.
@@ -235,15 +235,15 @@ class Drafting:
             text += writer.tokens[place:]
 
     def _decay_evidence(self, guess: DraftedGuess) -> None:
-        """Lets the evidence for a guess that was too unlikely fade, so such guesses are eventually
-        tried again.
+        """Lets the record of a guess's evidence decay because the guess was too unlikely to be
+        written, so that such guesses are eventually tried again.
         """
         record = self._records[guess.drafter, guess.evidence]
         record.right = record.right * _KEPT_UNTRIED
         record.tried = record.tried * _KEPT_UNTRIED
 
     def share_of_right_guesses(self, drafter: str, evidence: int) -> float:
-        """Returns the share of a drafter's guesses with the same evidence that were right."""
+        """Returns the share of a drafter's earlier guesses with this evidence that were right."""
         return _smoothed_share(self._records[drafter, evidence])
 
     def largest_right_share(self) -> float:
@@ -258,7 +258,7 @@ class Drafting:
         Args:
             draft: the draft.
             matched: number of its first tokens that were right.
-            came: number of tokens known in its place.
+            came: number of tokens that the row actually has from the draft's start on.
             progress: progress of its request.
         """
         for guess in draft.guesses:
@@ -343,7 +343,9 @@ class Drafting:
 
 
 def _smoothed_share(record: _Record) -> float:
-    """Returns the smoothed share of right guesses, as expected of the next one."""
+    """Returns the smoothed share of right guesses, an estimate of the chance that the next one is
+    right.
+    """
     return (record.right + 1) / (record.tried + 2)
 
 
@@ -361,8 +363,8 @@ _MAX_TOKENS = 256  # larger steps say nothing about the cost of a few more token
 
 
 class StepCost:
-    """Line fitted to the durations of recent steps: a time per step, and one per token. If times
-    were measured in advance, the line fits the excess over them.
+    """Estimate of a step's duration, fitted to recent steps: a fixed time, plus a time per token.
+    If durations were measured in advance, the fit covers only what exceeds them.
     """
 
     def __init__(self) -> None:
@@ -374,8 +376,8 @@ class StepCost:
         self._most = _MAX_TOKENS
 
     def use_measured_times(self, seconds: Mapping[int, float]) -> None:
-        """Sets measured times of steps by numbers of tokens. Other steps take as long as the next
-        larger one.
+        """Sets durations of steps that were measured in advance, by number of tokens. A step of
+        another size is assumed to take as long as the next larger one.
         """
         self._sizes = counts = sorted(seconds)
         times = np.maximum.accumulate([seconds[count] for count in counts])
@@ -402,20 +404,20 @@ class StepCost:
             self._token = _SLOPE
 
     def estimate_seconds(self, tokens: int) -> float:
-        """Estimates the seconds of a step."""
+        """Estimates how many seconds a step with this number of tokens takes."""
         measured = self._measured[min(tokens, self._most)] if self._measured else 0.0
         return max(measured + self._step + self._token * tokens, 1e-9)
 
     def next_worthwhile_size(self, tokens: int, expected: float, likely: float, best: float) -> int:
-        """Returns the next larger number of tokens to consider: up to that size, a step takes
-        hardly longer than with one more token.
+        """Returns the next larger number of tokens to consider for a step. Steps up to that size
+        hardly differ in duration.
 
         Returns 0 if no larger step can yield as many tokens per second as a known one.
 
         Args:
             tokens: number of tokens of the step.
             expected: number of tokens that it is expected to yield.
-            likely: maximum chance of each further token to be one of these.
+            likely: maximum chance that a further token of the step is one that it yields.
             best: known rate in tokens per second.
         """
         sizes = self._sizes[bisect(self._sizes, tokens) :] or [tokens + 1]

@@ -1,5 +1,5 @@
-"""Drafter that uses a row's grammar: text that it forces, and text that follows in a source it
-copies from.
+"""Drafter that uses a row's grammar. It guesses the text that the grammar forces, or how a quote
+from one of the grammar's source texts continues.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _COPIED = 1
 
 
 class GrammarDrafter:
-    """Drafts texts whose grammar copies from sources, or whose forced tokens are scored and
+    """Drafts texts that quote from their grammar's sources, or whose forced tokens are scored and
     therefore not appended as a whole.
     """
 

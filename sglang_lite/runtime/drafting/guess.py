@@ -10,8 +10,8 @@ from sglang_lite.runtime.requests.request import Request
 
 
 class Guess(NamedTuple):
-    """Token that may come next, and the evidence for it: a small number chosen by the drafter, for
-    which right guesses are counted.
+    """Token that may come next, and the kind of evidence for it: a small number chosen by the
+    drafter. Right guesses are counted separately for each number.
     """
 
     token: int

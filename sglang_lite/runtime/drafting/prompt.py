@@ -24,7 +24,7 @@ class PromptDrafter:
     """Drafts texts that repeat parts of their prompt or of themselves.
 
     Args:
-        config: has the number of equal tokens beyond which more don't matter.
+        config: its `draft_context` is the longest match that is searched for.
     """
 
     name = "prompt"
@@ -49,7 +49,7 @@ class _Copy:
 
     Args:
         known: tokens to search.
-        most: number of equal tokens beyond which more don't matter.
+        most: length in tokens of the longest match that is searched for.
     """
 
     def __init__(self, known: Ints, most: int) -> None:
@@ -91,7 +91,8 @@ class _Copy:
 
     def _most_similar(self, ends: NDArray[np.int64], text: Sequence[int]) -> NDArray[np.int64]:
         """Returns the ends of the matches whose preceding tokens overlap most with the end of the
-        text. So a copy with a change continues after the change, whatever its length.
+        text. So if part of the copied text is changed, copying continues after the change, whatever
+        its length.
         """
         before = self._known[np.maximum(ends[:, None] - _AROUND, 0)]
         shared = (before[:, :, None] == np.array(text, dtype=np.int32)).any(2).sum(1)

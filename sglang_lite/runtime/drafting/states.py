@@ -17,7 +17,8 @@ from sglang_lite.runtime.requests.request import Request
 class StateDrafter:
     """Drafts names, enumerations and other choices in a template.
 
-    Records the token after each state in which drafts began, because the others are mostly known.
+    Records the next token only for states in which a draft began, because the tokens after other
+    states are mostly known.
 
     Args:
         config: limits how many tokens it remembers.

@@ -10,7 +10,7 @@ _LONGEST_S = 5.0
 
 
 class Turns:
-    """Turns with and without drafts.
+    """Decides whether steps have drafts, by alternating between turns with and without them.
 
     Drafts save steps, but a step with them waits until the tokens of the previous one have been
     read. So both ways are measured in turns, and turns of the better one are so long that trying

@@ -1,4 +1,4 @@
-"""Loads models that read texts."""
+"""Loads encoders: models that read texts and return embeddings, scores or classes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def load_encoder(
     device: torch.device,
     progress: Callable[[Iterable[int]], Iterable[int]],
 ) -> LoadedEncoder:
-    """Loads the folder at `path`.
+    """Loads an encoder and its tokenizer from the model folder at `path`.
 
     Args:
         config: configuration of the engine.
@@ -124,7 +124,7 @@ def encoder_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 def _sources(
     config: EngineConfig, path: Path, spec: EncoderSpec, device: torch.device
 ) -> tuple[WeightSource, list[WeightSource]]:
-    """Returns the sources of the weights of the model and of each of its dense layers."""
+    """Returns where the weights come from: one source for the model, and one for each dense layer."""
     if config.load_format == "dummy":
         return DummySource(device), [DummySource(device) for _ in spec.dense]
     declared = read_quantisation(path)

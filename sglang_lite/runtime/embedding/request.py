@@ -1,4 +1,4 @@
-"""Requests to models that read texts, and the conversion of texts to tokens."""
+"""Requests to encoders, and the tokenization of their texts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ EncoderInput: TypeAlias = str | tuple[str, str] | Sequence[int]
 
 
 class EncodeRequest(EngineCall["NDArray[np.float32]"], frozen=True, eq=False, tag="encode"):
-    """Texts to read, as concatenated tokens. The response is the model's numbers for them, float32
-    [N, width].
+    """Texts for an encoder to read, as concatenated tokens. The response is float32 [N, width], one
+    row per text.
 
     Attributes:
         ids: int32 [T], tokens of all texts.
@@ -55,8 +55,8 @@ def encode_request(
     field: str = "prompt",
     first: int = 0,
 ) -> EncodeRequest:
-    """Returns the request for texts or pairs, with the model's special tokens added. Token ids are
-    used unchanged.
+    """Builds the request for texts or pairs, adding the model's special tokens. Token ids are used
+    unchanged.
 
     Args:
         texts: texts, pairs of texts, or lists of token ids.
@@ -108,7 +108,7 @@ def encode_request(
 
 
 def is_token_id_list(given: object) -> bool:
-    """Returns True for a non-empty list or tuple of integers, which are the token ids of one text."""
+    """Returns True if `given` is a non-empty list or tuple of integers: the token ids of one text."""
     return (
         isinstance(given, list | tuple) and bool(given) and all(type(each) is int for each in given)
     )
@@ -148,7 +148,9 @@ def _encode_with_special_tokens(
     *,
     truncate: bool,
 ) -> Iterator[Encoding]:
-    """Yields texts, or pairs of first and second texts, with the tokenizer's special tokens added."""
+    """Tokenizes texts, or pairs of first and second texts, and yields each encoding with the
+    tokenizer's special tokens.
+    """
     backend = tokenizer.backend
     try:
         parts = [backend.encode_batch_fast(list(side), add_special_tokens=False) for side in sides]
@@ -167,7 +169,9 @@ def _encode_with_special_tokens(
 
 
 def _truncate_to_room(encodings: tuple[Encoding, ...], room: int) -> None:
-    """Truncates a text or pair to `room` tokens: the longer text first, then both equally."""
+    """Truncates a text or pair to `room` tokens in total. The longer text of a pair is cut first;
+    once both have the same length, they are cut equally.
+    """
     lengths = [len(each) for each in encodings]
     while (over := sum(lengths) - room) > 0:
         longest = lengths.index(max(lengths))

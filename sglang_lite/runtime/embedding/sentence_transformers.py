@@ -56,7 +56,7 @@ class DenseLayer:
 
 @dataclass(frozen=True, slots=True)
 class Modules:
-    """Steps from hidden states to a vector.
+    """How an embedding is computed from hidden states, as `modules.json` defines it.
 
     Attributes:
         pooling: pooling of hidden states, or None if the folder does not define it.
@@ -83,12 +83,13 @@ class Prompts:
 
 
 def has_modules(path: Path) -> bool:
-    """Returns True if sentence-transformers has written the folder."""
+    """Returns True if the folder has a `modules.json`, which sentence-transformers writes."""
     return (path / "modules.json").exists()
 
 
 def read_modules(path: Path, hidden_size: int) -> Modules:
-    """Reads `modules.json` and the files that it names.
+    """Reads `modules.json` and the files that it names. Returns empty `Modules` if the folder has
+    none.
 
     Args:
         path: folder of the model.

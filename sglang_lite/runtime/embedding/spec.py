@@ -1,5 +1,5 @@
-"""Specification of a model that reads texts, from a Hugging Face or sentence-transformers folder.
-Needs no torch.
+"""Specification of an encoder, read from a Hugging Face or sentence-transformers folder. Needs no
+torch.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class Classifier:
 
 @dataclass(frozen=True, slots=True)
 class EncoderSpec:
-    """Specification of a model that reads texts: layers, and the steps from hidden states to
-    numbers.
+    """Specification of an encoder: its layers, and how their hidden states become the values it
+    returns.
 
     Attributes:
         architecture: architecture in `config.json`.
@@ -178,7 +178,7 @@ def _architecture(config: Mapping[str, Json]) -> str:
 
 
 def encoder_spec(path: Path) -> EncoderSpec:
-    """Reads the specification from a folder for which `is_encoder` is True.
+    """Reads the specification of an encoder from its folder, for which `is_encoder` must be True.
 
     Raises:
         ModelError: an option is not supported, or a field is missing or invalid.
@@ -257,9 +257,7 @@ def _bert_spec(config: Mapping[str, Json], architecture: str, file: Path) -> Ber
 
 
 def _decoder_layers(config: Mapping[str, Json], architecture: str, file: Path) -> ModelSpec:
-    """Returns the specification of a decoder's layers, without the settings of its language model
-    head.
-    """
+    """Returns the specification of a decoder whose language model head is not used."""
     found = spec_from_config(
         {**config, "architectures": [_DECODERS.get(architecture, architecture)]}, str(file)
     )

@@ -1,4 +1,4 @@
-"""Tokenizers of models that read texts. Needs no torch."""
+"""Tokenizers of encoders. Needs no torch."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def encoder_tokenizer(path: Path, spec: EncoderSpec) -> Tokenizer:
 
 
 def _append_eos(tokenizer: Tokenizer, settings: Path) -> None:
-    """Appends the end-of-sequence token to texts if the config requests it and `tokenizer.json`
-    does not add it.
+    """Makes the tokenizer append the end-of-sequence token to each text, if the config requests it
+    and `tokenizer.json` does not already do so.
 
     Some embedding models based on decoders were trained with it.
     """

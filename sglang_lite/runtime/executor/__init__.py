@@ -131,7 +131,9 @@ def _start_tensor_dump(model: Model, config: EngineConfig) -> None:
 
 
 def _make_balance(model: Model, config: EngineConfig) -> ExpertBalance | None:
-    """Returns the balancing of experts between ranks, or None if the model was not loaded for it."""
+    """Returns the object that rebalances experts between ranks, or None if the model was not loaded
+    for it.
+    """
     return (
         ExpertBalance(model, config)
         if isinstance(model, Decoder) and model.expert_moves is not None

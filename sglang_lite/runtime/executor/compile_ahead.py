@@ -113,9 +113,9 @@ class RunnerShape:
 def collect_variants(
     runner: RunnerShape, properties: DeviceProperties, on_variant: Callable[[KernelVariant], object]
 ) -> None:
-    """Passes every kernel variant that a runner's warm-up launches on a GPU to `on_variant`. Stops
-    early without an error if the warm-up can't run on tensors without memory; the attention backend
-    "torch", for example, reads their values.
+    """Calls `on_variant` with every kernel variant that a runner's warm-up would launch on a GPU.
+    Stops early without an error if the warm-up can't run on tensors without memory; the attention
+    backend "torch", for example, reads their values.
 
     Args:
         runner: parameters of the runner.
@@ -162,8 +162,8 @@ def collect_variants(
 
 
 def _stand_in_collectives(parallel: Parallel, row_bytes: int, nowhere: torch.device) -> Collectives:
-    """Returns collectives on tensors without memory: the kernels that they need can be determined,
-    but not launched.
+    """Returns collectives whose tensors have no memory. They show which kernels are needed, but
+    can't launch them.
     """
     if parallel.ranks == 1:
         return ONE_PROCESS
@@ -180,8 +180,8 @@ def _stand_in_collectives(parallel: Parallel, row_bytes: int, nowhere: torch.dev
 
 
 class _ShapeOnlyProducts(TorchFunctionMode):
-    """Computes only the shapes of matmuls whose tensors have no memory. Torch itself would first
-    import a library for symbolic shapes (1.6 s).
+    """Torch mode in which `F.linear` returns an uninitialised result of the right shape. On tensors
+    without memory, torch itself would first import a library for symbolic shapes (1.6 s).
     """
 
     def __torch_function__(
@@ -237,8 +237,8 @@ class BackgroundCompilation:
 
     @contextlib.contextmanager
     def waiting_for_kernels(self) -> Iterator[None]:
-        """Makes the first launch of each kernel in the runner's warm-up wait until the kernel is
-        compiled. After the context, the cache has all kernels.
+        """Within the context, makes the first launch of each kernel wait until that kernel is
+        compiled. On exit, ends the compile process and records that the cache has all kernels.
         """
         try:
             if self._process is None:
@@ -260,7 +260,7 @@ class BackgroundCompilation:
             )
 
     def end_process(self) -> None:
-        """Ends the process."""
+        """Ends the compile process."""
         if self._process is not None:
             self._process.kill()
 

@@ -160,9 +160,9 @@ def _one_token_row(read: SlotPages, token: int, slot: int, length: int, behind: 
 
 
 def _find_short_rows(extends: list[ExtendRow]) -> dict[int, int]:
-    """Returns the rows that read few tokens, as a map from first token to end. Their tokens are
-    computed as decoding rows. Keys and values are stored before any are read, so a token sees the
-    others of its step.
+    """Finds the rows that read few enough tokens to be computed as decoding rows. Returns a map
+    from each row's first token to its end. A token still sees the others of its row, since all keys
+    and values are stored before any are read.
     """
     return {
         row.start: row.end
@@ -179,8 +179,8 @@ def _group_by_prefix(
     last: Ints,
     may: NDArray[np.bool_],
 ) -> tuple[tuple[ExtendGroup, ...], NDArray[np.bool_]]:
-    """Returns groups of rows that begin with the same pages and save enough reads, and bool [rows],
-    True for the rows in a group.
+    """Groups rows that begin with the same pages, where sharing them saves enough reads. Returns
+    the groups, and bool [rows], True for the rows in a group.
 
     Args:
         record, table, read: as for `_plan_attention`.

@@ -95,8 +95,8 @@ class CpuRunner:
     def read_recorded(
         self, token_slots: Ints, names: Iterable[RecordName]
     ) -> dict[str, TokenArray]:
-        """Returns what the cache has recorded for the tokens in `token_slots`, int32 [N], as one
-        array for each name.
+        """Returns the experts or hidden states that the cache has recorded for the tokens in
+        `token_slots`, int32 [N]: one array for each name.
         """
         return read_records(self._cache, token_slots, names)
 
@@ -137,7 +137,7 @@ class CpuRunner:
         return CpuForward(record, hidden, inputs.last, scored)
 
     def _copy_token_slots(self, record: StepRecord) -> None:
-        """Copies the token slots that a record lists."""
+        """Copies keys and values between the token slots listed in the record's `copies`."""
         if not record.copies.shape[1]:
             return
         if self._pages.windows is None:
@@ -178,7 +178,9 @@ class CpuRunner:
     def logits(
         self, forward: CpuForward, rows: NDArray[np.int64], behind: Ints | None = None
     ) -> torch.Tensor:
-        """Returns the logits [R, vocab_size] that `sample` draws from."""
+        """Returns the logits [R, vocab_size] that `sample` draws from, for the same `rows` and
+        `behind` as in `Draws`.
+        """
         last = forward.last[torch.from_numpy(rows)]
         if behind is not None:
             last = last - torch.from_numpy(behind)
@@ -192,7 +194,7 @@ class CpuRunner:
         return replace(record, ids=fill_in_drawn_ids(record, self._last_tokens))
 
     def _thread_team(self, record: StepRecord) -> AbstractContextManager[None]:
-        """Returns a context that sets the number of threads for the computations of a step."""
+        """Returns a context that sets how many threads compute a step."""
         leaves_one = (
             self._cores_contended is not None and record.streams > 0 and self._cores_contended()
         )

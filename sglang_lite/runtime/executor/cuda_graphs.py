@@ -106,8 +106,8 @@ class CudaGraphs:
                 self._graph_for_key(compute, size, several, shared, lora)
 
     def measure_steps(self) -> dict[int, float]:
-        """Measures the captured steps, using the dummy slot. Returns each step's duration in
-        seconds, by number of tokens.
+        """Measures how long each captured step takes, using the dummy slot. Returns the seconds by
+        number of tokens.
         """
         found: dict[int, float] = {}
         for (tokens, _, shared, adapted), each in sorted(
@@ -139,16 +139,16 @@ class CudaGraphs:
         return self.sizes[at] if at < len(self.sizes) else rows
 
     def can_run(self, record: StepRecord) -> bool:
-        """Returns True if a graph can run the step, provided that all its tokens are decoded.
-        Graphs return only the logits of last tokens, so they can't run a step that scores prompts,
-        whose tokens see later ones, or that has tokens of images or sounds.
+        """Returns True if a graph can run the step, provided that all its tokens are decoded. Steps
+        that score prompt tokens are excluded, because graphs return only the logits of last tokens.
+        So are steps with tokens that see later ones, or with tokens of images or sounds.
         """
         alone = record.scores or record.limits.size or record.has_ready_embeddings
         return not alone and self.padded_rows(len(record.slots)) in self.sizes
 
     def smallest_graph_size(self, inputs: GpuInputs) -> int:
-        """Returns the number of tokens of the smallest graph for a step that `can_run`, or 0 if not
-        all its tokens are decoded.
+        """Returns the number of tokens of the smallest graph that fits a step, or 0 if not all its
+        tokens are decoded. `can_run` must be True for the step.
         """
         tokens = len(inputs.ids)
         rows = len(inputs.last)
@@ -173,7 +173,7 @@ class CudaGraphs:
         Args:
             compute: function to capture. Used only to capture a graph.
             inputs: inputs of a step that `can_run`.
-            size: number of the graph's tokens, at least `size_of(inputs)`.
+            size: number of the graph's tokens, at least `smallest_graph_size(inputs)`.
             shared: whether rows share prefixes.
             lora: adapters of the slots, or None if no row has one.
         """
@@ -197,8 +197,8 @@ class CudaGraphs:
 
     @cached_property
     def _token_sizes(self) -> list[int]:
-        """Numbers of tokens worth a separate graph if rows have several tokens. Drafts come at
-        every step, so their padding costs more than that of appended text.
+        """Token counts to capture graphs for if rows have several tokens. With drafts, the sizes
+        are closer together: drafts come at every step, so padding costs more.
         """
         few = (
             (8, 16, 24, *range(32, 128, 16), 128, 160, 192, 224)
@@ -278,8 +278,8 @@ class CudaGraphs:
     def capture_function(
         self, compute: Callable[[], torch.Tensor]
     ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """Captures what a function launches. Returns the graph and the tensor that it computes at
-        each replay.
+        """Captures the kernels that a function launches. Returns the graph, and the tensor that
+        each replay computes.
         """
         graph = torch.cuda.CUDAGraph()
         # Only the mode "relaxed" allows loading kernels that have not been launched before.
@@ -295,8 +295,8 @@ class CudaGraphs:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Prevents garbage collection during a capture. Freeing an object may wait for the device
-    (pinned memory of another engine does), and a device can't be waited for while it captures.
+    """Prevents garbage collection during a capture. Freeing an object may wait for the device (as
+    pinned memory of another engine does), which is an error during a capture.
     """
     collects = gc.isenabled()
     gc.disable()

@@ -1,5 +1,5 @@
-"""Rebalances experts between ranks: rank 0 counts how often each expert is chosen, and moves
-experts if the load is uneven.
+"""Balances the load of experts across ranks: rank 0 counts how often each expert is chosen, and
+moves experts if the load is uneven.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class ExpertBalance:
         self._steps = self.moved = 0
 
     def next_move(self) -> _Move | None:
-        """Returns the arguments of the `ExpertMoves.move` due before the next step, or None. Must
-        be called before each step.
+        """Returns the arguments for `ExpertMoves.move` if a move is due before the next step, else
+        None. Must be called before each step.
         """
         self._steps += 1
         if self._found is not None and self._found.done():
@@ -68,8 +68,9 @@ class ExpertBalance:
         return self._pending.popleft()
 
     def _find_moves(self, loads: list[list[int]], placed: list[tuple[int, ...]]) -> list[_Move]:
-        """Returns the worthwhile moves, followed by one that puts the last moved experts into use.
-        Runs on its own thread.
+        """Returns the layers whose placement is worth changing, with their new placements. If there
+        are any, a last entry without a layer puts the last moved experts into use. Runs on its own
+        thread.
 
         Args:
             loads: number of rows that chose each expert of each layer.

@@ -58,28 +58,28 @@ class GpuAdapters:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the pages of all adapters."""
+        """Size of the pages of all adapters, in bytes."""
         return self._memory.nbytes
 
     def build_lora_step(self, of_slot: torch.Tensor) -> LoraStep:
-        """Returns the `LoraStep` that plans take, given each slot's adapter number. It refers to
-        the adapters' memory, so it always reflects the adapters written so far.
+        """Returns the `LoraStep` to use in plans. It refers to the adapters' memory, so it always
+        reflects the adapters written so far.
         """
         return LoraStep(
             of_slot, self._pages, self._ranks, _view_matrices(self._memory, self._shapes)
         )
 
     def allocate_room(self, rank: int) -> AdapterRoom:
-        """Allocates pinned pages for an adapter of the given rank, and returns them with views of
-        its matrices. Any thread may call this.
+        """Allocates pinned pages for reading in an adapter of the given rank, and returns them with
+        views of its matrices. Can be called on any thread.
         """
         shape = (rank // RANKS, self._memory.shape[1])
         pages = torch.zeros(shape, dtype=self._memory.dtype, pin_memory=self._stream is not None)
         return pages, _view_matrices(pages, self._shapes)
 
     def write_adapter_slot(self, slot: int, pages: Sequence[int], adapter: Adapter) -> None:
-        """Stores an adapter under a number while steps keep running. The first step that uses it
-        waits.
+        """Copies an adapter to the GPU under a number, while steps keep running. The first step
+        that uses it waits for the copy.
 
         Args:
             slot: the number, which no running request uses.
@@ -101,7 +101,7 @@ class GpuAdapters:
             self._written[slot] = self._stream.record_event()
 
     def clear_adapter_slot(self, slot: int) -> None:
-        """Does nothing, since a number that no slot has is never read."""
+        """Does nothing: an adapter's memory is never read once no slot has its number."""
 
     def wait_for(self, slots: Ints) -> None:
         """Makes the next step wait until the adapters with these numbers are written."""
@@ -129,8 +129,8 @@ def _elements_per_rank(shape: ProductShape) -> int:
 
 
 def _view_matrices(pages: torch.Tensor, shapes: _Shapes) -> tuple[Mapping[str, LoraWeights], ...]:
-    """Returns the adapters' matrices for each layer, by linear layer, as views of pages [pages,
-    elements of a page].
+    """Returns views of the adapters' matrices in pages [pages, elements of a page]: for each layer
+    of the model, the matrices by linear layer.
     """
     at = 0
     layers = []

@@ -1,5 +1,5 @@
-"""Draws the next tokens on a GPU: in one captured launch if possible, else with everything that
-requests require of their logits.
+"""Draws the next tokens on a GPU. A step's captured draws are replayed if there are any; otherwise
+the kernels are launched one by one, with whatever adjustments the requests need.
 """
 
 from __future__ import annotations
@@ -287,8 +287,8 @@ class GpuDraws:
         )
 
     def join_draw_of_rank_0(self, logits: torch.Tensor, slots: Ints) -> Sampled:
-        """Takes another rank's part in a draw by rank 0, which alone knows the row's adjustments.
-        The tokens stay on the device.
+        """Contributes this rank's logits to a draw by rank 0, which alone knows the rows'
+        adjustments, and then copies the drawn tokens from rank 0. The tokens stay on the device.
 
         Args:
             logits: logits [R, tokens] of this rank's part of the vocabulary.
@@ -314,8 +314,8 @@ class GpuDraws:
         masks: TokenMasks | None,
         softcap: float | None,
     ) -> None:
-        """Launches draws of rows without filters: each rank finds the winners of its part, and all
-        ranks pick the same one.
+        """Launches draws of rows without filters. Each rank finds the winners in its part of the
+        vocabulary, and all ranks then pick the same overall winner.
         """
         found = draw_part(
             logits,
@@ -335,8 +335,8 @@ class GpuDraws:
     def _score_tokens(
         self, logits: torch.Tensor, tokens: torch.Tensor, masks: Masks | None, softcap: float | None
     ) -> torch.Tensor:
-        """Launches the scoring of the drawn tokens by logits that have not been adjusted. Returns
-        float32 [2, R], as in `Sampled`.
+        """Launches the computation of the drawn tokens' log-probabilities from unadjusted logits.
+        Returns float32 [2, R], as in `Sampled`.
         """
         rows = len(tokens)
         scores = self._staging.host_buffer(2 * rows).view(torch.float32).view(2, rows)
@@ -385,8 +385,8 @@ class GpuDraws:
 
 
 def _copy_with_softcap(logits: torch.Tensor, softcap: float | None) -> tuple[torch.Tensor, None]:
-    """Returns a float32 copy of the logits with the softcap applied, and None as the softcap that
-    remains to be applied.
+    """Returns a float32 copy of the logits with the softcap applied. The second result, None,
+    replaces the softcap, which must not be applied again.
     """
     logits = logits.to(torch.float32, copy=True)
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap, None
@@ -394,7 +394,7 @@ def _copy_with_softcap(logits: torch.Tensor, softcap: float | None) -> tuple[tor
 
 def _mask_out(logits: torch.Tensor, words: torch.Tensor) -> None:
     """Sets the logits [V] of tokens to -inf if their bit in the int32 words [ceil(V / 32)] is 0,
-    like the kernel of draws.
+    like the draw kernel does.
     """
     bits = (words.unsqueeze(1) >> torch.arange(32, device=words.device)) & 1
     logits.masked_fill_(bits.view(-1)[: len(logits)] == 0, float("-inf"))
@@ -431,13 +431,16 @@ class DeviceMasks:
         self._which: Ints = self._host_rows.numpy()
 
     def for_rows(self, rows: int) -> TokenMasks:
-        """Returns all masks, in the memory from which a step of `rows` rows reads them."""
+        """Returns all masks, for a step of `rows` rows: in host memory for few rows, else on the
+        device.
+        """
         if rows <= _MAX_ROWS_READ_FROM_HOST:
             return TokenMasks(self._host, self._host_rows[:rows])
         return TokenMasks(self._masks, self._rows[:rows])
 
     def send(self, masks: Masks, rows: int) -> None:
-        """Starts sending masks, the first ones of `words`. Kernels launched afterwards see them.
+        """Starts sending the first masks in `words` to the device. Kernels launched afterwards see
+        them.
 
         Args:
             masks: their number, and the mask of each row.

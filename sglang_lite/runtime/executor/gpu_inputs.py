@@ -1,4 +1,4 @@
-"""Inputs of a step as host arrays for a device plan."""
+"""Tokens of a step as host arrays, in the order in which a device plan needs them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class GpuInputs:
 
     @property
     def three_positions(self) -> Ints:
-        """Time, row and column positions for rotating each token, int32 [3, T]."""
+        """Time, row and column of each token for the rotary embedding, int32 [3, T]. All three are
+        the token's position if the step sets none.
+        """
         return (
             self.rotary
             if self.rotary.size
@@ -112,7 +114,7 @@ def build_gpu_inputs(
 
 
 def _token_reads(record: StepRecord, queries_per_read: int) -> int:
-    """Returns the number of token reads if rows with several tokens are decoded. Each new token
+    """Returns how many token reads it takes to decode rows with several tokens. Each new token
     reads its row's new tokens up to itself, and all tokens before the new ones. A row with more
     than MAX_DECODED_ROW_TOKENS new tokens reads the latter only once per `queries_per_read` of
     them.

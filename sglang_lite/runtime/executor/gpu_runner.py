@@ -223,8 +223,8 @@ class GpuRunner:
     def read_recorded(
         self, token_slots: Ints, names: Iterable[RecordName]
     ) -> dict[str, TokenArray]:
-        """Waits for the forwards so far, and returns what the cache has recorded for the tokens in
-        slots, int32 [N].
+        """Waits for all launched forwards, and returns the experts or hidden states that the cache
+        has recorded for the tokens in `token_slots`, int32 [N].
         """
         return read_records(self._cache, token_slots, names)
 
@@ -247,7 +247,9 @@ class GpuRunner:
         self.prompts.drop_prefill_graphs()
 
     def capture_graphs(self) -> None:
-        """Captures the graphs of decoding again. Those of prompts are captured when needed."""
+        """Captures the decoding graphs again. Prompt graphs are captured when a step first needs
+        them.
+        """
         self.graphs.capture_all(
             self._compute, self._sharing, (None, *filter(None, (self._lora, self._own)))
         )
@@ -348,7 +350,9 @@ class GpuRunner:
     def _build_stage_forward(
         self, record: StepRecord, rows: torch.Tensor, last: Ints, plan: DevicePlan
     ) -> GpuForward:
-        """Returns a `GpuForward` with the rows that one stage has computed."""
+        """Returns a `GpuForward` without logits, whose hidden states are `rows`, the output of this
+        rank's stage.
+        """
         at = None if self._cache.hidden is None else plan.token_slots[: len(record.ids)]
         return GpuForward(
             record, rows, None, last, {}, None, self._events.record_after_forward(record), at
@@ -356,8 +360,8 @@ class GpuRunner:
 
     @torch.inference_mode()
     def finish_forward(self, forward: GpuForward, rows: torch.Tensor) -> None:
-        """Records hidden states and scores prompt tokens of a step that has passed all stages, if
-        it requires either. All ranks call this at the same time.
+        """Records the hidden states and scores the prompt tokens of a step that has passed all
+        stages, where required. All ranks must call this at the same time.
 
         Args:
             forward: forward of the step.
@@ -411,8 +415,8 @@ class GpuRunner:
         )
 
     def _select_logits(self, forward: GpuForward, at: Ints) -> torch.Tensor:
-        """Returns the logits at some indices: a view if a graph computed them and the indices are
-        the first ones, else a new tensor.
+        """Returns the logits of the tokens at some indices. They are a view if a graph computed
+        them and these are the first indices, else a new tensor.
         """
         if forward.logits is not None and np.array_equal(at, np.arange(len(at))):
             return forward.logits[: len(at)]
@@ -690,8 +694,9 @@ def _powers_of_two_up_to(limit: int) -> list[int]:
 
 
 def _mark_own_matrices(step: LoraStep | None, adapters: GpuAdapters | None) -> LoraStep | None:
-    """Returns the LoRA step for batches in which most rows have adapters of their own. Returns None
-    if there can never be enough adapters for that to be faster.
+    """Returns the LoRA step marked for kernels that read each token's own matrices, which are
+    faster if most rows have different adapters. Returns None if there can never be enough adapters
+    for that.
     """
     if step is None or adapters is None or not is_own_lora_faster(adapters.most, 1):
         return None

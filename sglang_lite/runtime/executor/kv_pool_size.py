@@ -26,8 +26,8 @@ _TYPICAL = 2048
 
 
 def count_window_pages(window: int | None, pages: int, sizes: Sizes, longest: int) -> int:
-    """Returns the number of pages of a pool for layers with a window, or 0 if they need as many as
-    the others.
+    """Returns the number of pages of a separate pool for the layers with a window. Returns 0 if
+    they would need as many pages as the other layers.
 
     They suffice for as many typical requests, running or cached, as the other pool holds, and for a
     step's prompts.
@@ -50,8 +50,8 @@ def count_window_pages(window: int | None, pages: int, sizes: Sizes, longest: in
 
 
 def pool_bytes(model: Model, pages: int, own_pages: int, page_size: int) -> int:
-    """Returns the bytes of a KV cache. Layers with a window have `own_pages` pages unless that is
-    0.
+    """Returns the size of a KV cache in bytes. Layers with a window have `own_pages` pages, or as
+    many as the others if that is 0.
     """
     tokens = pages * page_size
     own = (own_pages or pages) * page_size

@@ -104,9 +104,9 @@ def _repeat_per_token(
 
 
 def _divide_repeated(logits: torch.Tensor, rows: Sequence[tuple[int, DrawAdjustments]]) -> None:
-    """Applies the repetition penalty: divides positive logits of tokens in the prompt or output and
-    multiplies others (Keskar et al., arXiv:1909.05858). A token that occurs twice is written twice
-    with the same number.
+    """Applies the repetition penalty to tokens in the prompt or output: divides positive logits and
+    multiplies others (Keskar et al., arXiv:1909.05858). A token that occurs several times is
+    penalised only once.
     """
     if not rows:
         return
@@ -120,8 +120,8 @@ def _divide_repeated(logits: torch.Tensor, rows: Sequence[tuple[int, DrawAdjustm
 
 
 def _subtract_counted(logits: torch.Tensor, rows: Sequence[tuple[int, DrawAdjustments]]) -> None:
-    """Applies the frequency penalty for each occurrence of a token in the output, and the presence
-    penalty once.
+    """Subtracts the frequency penalty once for each occurrence of a token in the output, and the
+    presence penalty once per token.
     """
     outputs = [(i, row.tokens[row.prompt_len :]) for i, row in rows]
     if not any(len(output) for _, output in outputs):

@@ -27,9 +27,9 @@ class MaskEvents:
         self._masked_steps = 0
 
     def record_after_forward(self, record: StepRecord) -> torch.cuda.Event | None:
-        """Records an event after the forward of every `_MEASURE_EVERY`-th step whose draws may wait
-        for masks because the host must inspect a row's new tokens. Returns None for all other
-        steps.
+        """Records an event after the forward if the step's draws may wait for masks, because the
+        host must inspect a row's new tokens. Only every `_MEASURE_EVERY`-th such step is measured;
+        returns None for all others.
         """
         if not self._on_gpu or not record.watched:
             return None

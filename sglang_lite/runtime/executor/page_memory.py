@@ -132,7 +132,9 @@ class GpuPageMemory:
         return self.launched if self._stream is None else self._completed
 
     def copy_to_host(self, pages: Ints, slots: Ints) -> None:
-        """Gathers copies of pages, int32 [N], to slots of this memory."""
+        """Requests copies of pages, int32 [N], to slots of this memory; `count_completed` launches
+        them.
+        """
         self.launched += 1
         self._gathered.update(zip(slots.tolist(), pages.tolist()))
 
@@ -154,7 +156,7 @@ class GpuPageMemory:
             self._launch(pages, slots, to_host=True)
 
     def _launch(self, pages: Ints, slots: Ints, *, to_host: bool) -> None:
-        """Launches a copy under the number of the most recently requested one."""
+        """Launches a copy between pages and slots. Its number is that of the most recent request."""
         count = len(pages)
         both = np.zeros((2, -(-count // _ALIGNED) * _ALIGNED), dtype=np.int32)
         both[:, :count] = pages, slots

@@ -127,8 +127,8 @@ class PrefillGraphs:
         return min(_BLOCK, self._slots.page_table.shape[1] * self._page_size)
 
     def _padding_blocks(self, decoding: int, tokens: int, prefilled: int) -> Ints:
-        """Returns blocks of the dummy slot for the padding tokens of the graph, so that all results
-        are defined.
+        """Returns blocks of the dummy slot that cover the graph's padding tokens, so that their
+        results are defined.
 
         Args:
             decoding: decoded tokens of the graph.
@@ -176,7 +176,7 @@ class PrefillGraphs:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """Captured step.
+    """Captured graph of a prefill step, with its inputs and output.
 
     Attributes:
         static: int32 inputs: ids, slots and positions of the tokens, possibly `DevicePlan.rotary`,
@@ -191,8 +191,8 @@ class _Captured:
 
 
 def _split_inputs(static: _Array, tokens: int, rows: int) -> tuple[_Array, _Array]:
-    """Returns views of a graph's inputs: ids, slots and positions of its tokens, possibly with
-    `DevicePlan.rotary`, as [rows, T], and their blocks [blocks, 4].
+    """Returns views of a graph's inputs. The first is [rows, T]: ids, slots and positions of its
+    tokens, and `DevicePlan.rotary` if the model has it. The second is their blocks [blocks, 4].
     """
     stride = round_up_to_16_bytes(tokens)
     return static[: rows * stride].reshape(rows, stride)[:, :tokens], static[

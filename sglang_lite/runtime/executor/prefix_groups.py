@@ -23,7 +23,7 @@ MAX_CHUNKS = 16
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows whose first `pages` pages are the same."""
+    """Rows that have the same first `pages` pages."""
 
     rows: Ints
     pages: int
@@ -93,8 +93,8 @@ def split_shared_prefixes(
     min_saving_factor: int = 1,
     borders: Ints | None = None,
 ) -> SharedPrefixArrays | None:
-    """Cuts the shared prefixes of rows into chunks for programs of a kernel. Returns None if no
-    prefix is worth it.
+    """Splits the prefixes that rows share into chunks, each for one program of a kernel. Returns
+    None if no prefix is worth sharing.
 
     Args:
         pages, shareable_pages: same as for `find_groups`; only full pages that no longer change may
@@ -242,7 +242,7 @@ def _number_items(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray
 
 
 class PrefixGroups:
-    """Shared prefixes of successive steps.
+    """Finds which decoding rows of each step share a prefix.
 
     Args:
         table: pages of the slots.
@@ -312,7 +312,9 @@ class PrefixGroups:
         )
 
     def _find_groups(self, slots: Ints, starts: Ints) -> list[Group]:
-        """Returns the worthwhile groups of rows with one token."""
+        """Groups decoding rows with one new token by shared prefix. Returns only groups that save
+        enough reads.
+        """
         table = self._table
         shareable_pages = starts // table.page_size
         first = table.pages[slots, 0][shareable_pages > 0]
@@ -326,8 +328,8 @@ class PrefixGroups:
         ]
 
     def _groups_of_rows(self, record: StepRecord) -> GroupArrays | None:
-        """Returns the tokens of each row with several tokens as a group, or None if that is not
-        worth it.
+        """Returns one group for each row with several tokens, consisting of these tokens, or None
+        if sharing what precedes them would not save enough reads.
         """
         counts = (record.ends - record.starts).astype(np.int64)
         size = self._table.page_size

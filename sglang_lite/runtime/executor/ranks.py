@@ -1,7 +1,7 @@
-"""Ranks that share a model: rank 0 sends each step to the others, and each computes its part of it.
+"""Ranks that share a model: rank 0 sends each step to the others, and each rank computes its part.
 
 Everything that a rank knows is in these messages. Ranks execute them in the same order, so their
-collectives meet.
+collectives match.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class Forward(msgspec.Struct, frozen=True, tag="forward"):
-    """Forward of a step. No id is -1: only rank 0 knows the tokens that were drawn."""
+    """Forward of a step. On CPUs no id is -1, since only rank 0 knows the drawn tokens."""
 
     record: StepRecord
 
@@ -59,7 +59,8 @@ class Draw(msgspec.Struct, frozen=True, tag="draw"):
 
 
 class DrawParts(msgspec.Struct, frozen=True, tag="draw parts"):
-    """Draws on GPUs, each from its part of the vocabulary; arguments of `GpuRunner.sample`.
+    """Request for a draw on GPUs, each of which holds a part of the vocabulary; see
+    `GpuRunner.sample`.
 
     Attributes:
         step: number of the step.
@@ -189,8 +190,8 @@ class LeadRunner(Generic[_Runner]):
     def read_recorded(
         self, token_slots: Ints, names: Iterable[RecordName]
     ) -> dict[str, TokenArray]:
-        """Returns the arrays of rank 0, since all ranks route alike and have the whole hidden
-        state.
+        """Returns what rank 0 has recorded. All ranks choose the same experts and have complete
+        hidden states, so the others need not be asked.
         """
         return self._runner.read_recorded(token_slots, names)
 
@@ -227,7 +228,9 @@ class CpuLeadRunner(LeadRunner[CpuRunner]):
 
 
 class GpuLeadRunner(LeadRunner["GpuRunner"]):
-    """Runner of rank 0 on a GPU. The drawn tokens are on all GPUs, so ids of -1 are kept."""
+    """Runner of rank 0 on a GPU. Draws leave their tokens on all GPUs, so ids of -1 are sent
+    unchanged.
+    """
 
     def __init__(self, runner: GpuRunner, links: RankLinks, balance: ExpertBalance | None) -> None:
         super().__init__(runner, links, balance)
@@ -321,7 +324,7 @@ def follow_rank_0(messages: Iterable[RankMessage], make: Callable[[Capacity], Mo
 
 
 def _make_stages(runner: GpuRunner) -> Stages:
-    """Returns the `Stages` that steps of a rank's runner pass through."""
+    """Creates the `Stages` that a rank's steps pass through."""
     from sglang_lite.runtime.executor.stages import Stages  # imports Triton
 
     parts = runner.model.parts
@@ -343,7 +346,7 @@ def _draw_like_rank_0(
     words: Ints,
     masked: GpuPendingTokens | None,
 ) -> GpuPendingTokens | None:
-    """Draws the same tokens as rank 0. Returns the latest draws that used masks, which must finish
+    """Draws the same tokens as rank 0. Returns the latest draw that used masks, which must finish
     before new masks are written.
 
     Args:

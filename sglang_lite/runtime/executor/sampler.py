@@ -195,7 +195,8 @@ def sample(
 
 
 class _Scores:
-    """Scores of some rows' draws. Computed row by row, so that a row stays in the core's cache.
+    """Log-probabilities to report for some rows' draws. Computed row by row, so that a row stays in
+    the core's cache.
 
     Args:
         logits: float32 [R, V], not adjusted yet.
@@ -228,8 +229,8 @@ class _Scores:
                 )
 
     def _log_of_tiny_mass(self, row: int, allowed: NDArray[np.bool_]) -> float:
-        """Returns the log-probability of all tokens that a row's mask `allowed`, bool [V], permits.
-        Their exponentials may be too small for float32.
+        """Returns the log-probability of all tokens that a row's mask `allowed`, bool [V], permits,
+        even if each of them is too improbable for float32.
         """
         return float(self._logits[row, torch.from_numpy(allowed)].logsumexp(0)) - float(
             self._totals[row]
@@ -267,8 +268,8 @@ def draw_logprobs(logits: torch.Tensor, params: ResolvedParams) -> torch.Tensor:
 def log_softmax(logits: torch.Tensor) -> torch.Tensor:
     """Returns the log-probabilities of float32 logits [..., V].
 
-    On a GPU, the order of torch's sum depends on whether a row begins at a multiple of 16 bytes, so
-    rows are padded to.
+    On a GPU, the order of torch's sum depends on whether a row begins at a multiple of 16 bytes.
+    Rows are therefore padded to a multiple of 16 bytes.
     """
     missing = -logits.shape[-1] % 4
     if not missing or not logits.is_cuda:
@@ -313,9 +314,9 @@ def _draw(
 
 
 def _filter_probabilities(probs: NDArray[np.float32], row: np.void) -> None:
-    """Sets the probabilities [V] that a row's filters drop to 0, in place: first top-k; then top-p
-    of all tokens, or of those that top-k has kept if it is sequential; then min-p. Among equal
-    probabilities, those with lower ids are kept.
+    """Zeroes, in place, the probabilities [V] of the tokens that a row's filters drop. Top-k comes
+    first, then top-p, then min-p. Top-p counts the probability of all tokens, or only of those that
+    top-k has kept if it is sequential. Among equal probabilities, those with lower ids are kept.
 
     Doesn't sort the vocabulary: top-k and top-p only need the least probability that they keep.
     """
@@ -358,8 +359,8 @@ def _keep_top_p(probs: NDArray[np.float32], top_p: np.float32) -> NDArray[np.flo
 
 
 def _nucleus_size(values: NDArray[np.float32], top_p: np.float32, mass: float = 1.0) -> int:
-    """Returns how many of the descending `values` top-p keeps: those preceded by at most `top_p` of
-    `mass`.
+    """Returns how many of the probabilities `values`, in descending order, top-p keeps: those
+    preceded by at most `top_p` of the total `mass`.
     """
     if top_p >= 1:
         return len(values)

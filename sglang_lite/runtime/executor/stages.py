@@ -23,9 +23,7 @@ from sglang_lite.runtime.models.gpu_ranks import GpuRanks
 
 @dataclass(slots=True)
 class _Step:
-    """Step that has begun, with its forward through this rank's stage, which may not have been
-    launched yet.
-    """
+    """Step that has begun. It has a forward once this rank's stage has been launched."""
 
     record: StepRecord
     forward: GpuForward | None = None
@@ -46,7 +44,7 @@ class Stages:
         self._steps: list[_Step | None] = [None] * ranks.parallel.pp  # by stage
 
     def begin_step(self, record: StepRecord) -> GpuForward | None:
-        """Begins a step. Returns its forward on ranks of the first stage."""
+        """Begins a step. Returns its forward on ranks of the first stage, and None on others."""
         step = _Step(record)
         self._advance_steps(
             step, self._steps.index(None) if None in self._steps else len(self._steps) - 1
@@ -87,8 +85,8 @@ class Stages:
                 self._runner.finish_forward(ending.forward, self._rows_after_stage(ending, last))
 
     def _rows_after_stage(self, step: _Step, stage: int) -> torch.Tensor:
-        """Returns the rows [T, hidden_size] of a step after a stage if that is this rank's, else
-        memory for them.
+        """Returns the output rows [T, hidden_size] of a stage for a step. On ranks of other stages,
+        returns uninitialised memory of this shape.
         """
         count = len(step.record.ids)
         if stage != self._own:

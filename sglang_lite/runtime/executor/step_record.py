@@ -51,7 +51,7 @@ _NO_COPIES: Ints = np.zeros((2, 0), dtype=np.int32)
 
 
 def sampling_row(params: ResolvedParams, seed: int) -> tuple[int, float, int, float, float, bool]:
-    """Returns one element of an array of SAMPLING."""
+    """Returns a request's sampling parameters as one element of a SAMPLING array."""
     temperature = 0.0 if params.greedy else params.temperature
     return (
         seed % 2**64,
@@ -279,8 +279,8 @@ class StepWriter:
         ]
 
     def invalidate(self) -> None:
-        """Makes the next records repeat all pages and columns, because a record was not executed
-        completely.
+        """Makes the next records repeat all pages and columns, because the last one was not
+        completely executed.
         """
         self._written.fill(-1)
         for _, written in self._columns:
@@ -352,8 +352,8 @@ class StepWriter:
         return record
 
     def _scores(self, batch: Batch) -> Iterator[PromptScores]:
-        """Yields the prompt tokens to score that the step's hidden states predict. Decoding rows
-        have none.
+        """Yields the prompt tokens to score whose logits this step computes. Decoding rows have
+        none.
         """
         for i, request in enumerate(batch.requests[batch.decoding :], batch.decoding):
             if request.score_from is not None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def enable_recording(model: Model, config: EngineConfig) -> None:
-    """Makes later caches of a model record what the configuration asks for.
+    """Makes the caches of a model, if allocated afterwards, record experts or hidden states as the
+    configuration asks for.
 
     Raises:
         ParameterError: the model has no experts, or transformers' code runs it.
@@ -52,8 +53,8 @@ def enable_recording(model: Model, config: EngineConfig) -> None:
 def read_records(
     cache: KVCache, token_slots: Ints, names: Iterable[RecordName]
 ) -> dict[str, TokenArray]:
-    """Returns what a cache has recorded for the tokens in `token_slots`, int32 [N], as one array
-    for each name.
+    """Returns the experts or hidden states that a cache has recorded for the tokens in
+    `token_slots`, int32 [N]: one array for each name.
     """
     planes = {"routed_experts": cache.experts, "hidden_states": cache.hidden}
     found: dict[str, TokenArray] = {}

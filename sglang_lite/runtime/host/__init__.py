@@ -1,3 +1,3 @@
-"""The machine and process an engine runs in: threads, sockets, packages, the terminal. Independent
-of models.
+"""Access to the machine and process that an engine runs in: threads, sockets, packages, the
+terminal. Independent of models.
 """

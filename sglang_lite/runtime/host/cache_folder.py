@@ -1,4 +1,4 @@
-"""Folder of this user's machine where models and other artefacts are kept."""
+"""Path of the user's folder for downloaded models and other cached files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Returns the cache folder of models and other artefacts: $SGLANG_LITE_CACHE, or `sglang_lite`
-    in the XDG cache folder.
+    """Returns the folder for models and other cached files: $SGLANG_LITE_CACHE, or `sglang_lite` in
+    the XDG cache folder.
     """
     override = os.environ.get("SGLANG_LITE_CACHE")
     if override:

@@ -1,5 +1,7 @@
-"""Child processes: starts one that runs a module of this package, connected by a socket, and reads
-its output.
+"""Starts child processes that run a module of this package, connected by a socket, and reads their
+output. The process isn't forked, because this process has threads, and isn't started by
+`multiprocessing`, which would run the caller's main module again. The connection has no path or
+port that other programs could find.
 
 The process isn't forked, because this process has threads, and isn't started by `multiprocessing`,
 which would run the caller's main module again. The connection has no path or port that other
@@ -65,8 +67,8 @@ def start_child(
 
 
 def log_printed_lines(process: subprocess.Popen[bytes], logger: logging.Logger) -> Iterator[str]:
-    """Yields the lines that a process prints, and logs them. A pipe that nobody reads would fill up
-    and block the process.
+    """Logs the lines that a process prints, and yields each one. They must be read: a full pipe
+    would block the process.
     """
     assert process.stdout is not None
     with process.stdout as pipe:

@@ -1,4 +1,4 @@
-"""Checks for the requirements of an engine: its operating systems, and the packages that the extra
+"""Checks whether an engine can run here: on this operating system, with the packages that the extra
 `local` installs.
 """
 
@@ -13,7 +13,7 @@ NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy")
 
 
 def check_platform() -> None:
-    """Checks that an engine runs on this operating system.
+    """Checks that this operating system can run an engine.
 
     Raises:
         BackendError: it is Windows, whose Python has neither the locks nor the processes that an

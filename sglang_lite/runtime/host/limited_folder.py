@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def remove_oldest_files(files: Iterable[Path], most: float) -> int:
-    """Removes the least recently used files until the others total at most `most` bytes. Returns
-    their total.
+    """Removes the least recently used files until the remaining ones total at most `most` bytes.
+    Returns the total size of those.
     """
     found = []
     for path in files:

@@ -17,8 +17,8 @@ _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 def end_with_parent(
     parent: int, look: Callable[[], object] = lambda: None, every_s: float = 0.5
 ) -> None:
-    """Watches the parent on a thread and ends this process when the parent is gone, even if a
-    forked copy of it keeps its connections open.
+    """Starts a thread that ends this process once its parent is gone. This also works if a forked
+    copy of the parent keeps its connections open.
 
     Args:
         parent: process id.
@@ -38,8 +38,8 @@ def end_with_parent(
 
 
 def be_killed_with_parent() -> None:
-    """Makes the system kill this process when the thread that started it ends, even if this process
-    is stopped or runs code that blocks all Python threads. Only on Linux.
+    """Makes Linux kill this process when the thread that started it ends, even if this process is
+    stopped or blocks all Python threads. Does nothing on other systems.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -78,9 +78,9 @@ def announce_line(line: str, level: str | None) -> None:
 
 
 def suggest_once(line: str, level: str | None) -> None:
-    """Logs one line of advice at level "info", or prints it to standard error if that level is not
-    logged and it is a terminal. Only the first call of the process has an effect. Nothing is ever
-    printed to standard output.
+    """Logs one line of advice at level "info". If that level is not logged, prints the line to
+    standard error, provided that this is a terminal. Only the first call in a process has an
+    effect. Never prints to standard output.
     """
     if not line or not _suggested.acquire(blocking=False):
         return

@@ -1,5 +1,5 @@
-"""Exchanges of a few numbers between ranks, by stores into each other's memory: sums of rows,
-gathered numbers, and sums that are scattered over the ranks.
+"""Exchanges of small tensors between ranks, by stores into each other's memory: all-reduce,
+all-gather and reduce-scatter.
 
     out = x_0 + … + x_(n-1)     in this order on every rank, in float32: all have the same bits
 
@@ -8,9 +8,9 @@ a whole. So a number has arrived as soon as its epoch has: one trip over the lin
 fences (NCCL's protocol LL). Epochs are counted on the device, so captured exchanges can be
 replayed.
 
-Memory of a rank, int64: [2, senders, channels, words]. A program uses the channel of its number,
-and alternates between the two halves. A rank that sends exchange e + 2 of a channel has received e
-+ 1 of it, which its reader sent only after reading e.
+Memory of a rank, int64: [2, senders, channels, words]. Program i uses channel i, and alternates
+between the two halves. When a rank sends exchange e + 2 of a channel, it has received exchange
+e + 1, which the other ranks sent only after reading exchange e.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Peers:
 
     @staticmethod
     def for_rank(rank: int, addresses: Sequence[int], *memories: torch.Tensor) -> Peers:
-        """Creates a rank's record before its first exchange.
+        """Creates the `Peers` of a rank that has not exchanged anything yet.
 
         Args:
             rank: this rank's number.
@@ -73,16 +73,16 @@ class Peers:
 
     @property
     def max_bytes(self) -> int:
-        """Largest size of one exchange."""
+        """Largest size of one exchange, in bytes."""
         return 4 * self.words * CHANNELS
 
     def takes_rows(self, rows: int, row_bytes: int) -> bool:
-        """Returns whether rows of this size can be exchanged, one program for each row."""
+        """Returns whether rows of this number and size can be exchanged, one program for each row."""
         return rows <= CHANNELS and row_bytes <= 4 * self.words and row_bytes % 4 == 0
 
 
 def rank_memory_shape(ranks: int, row_bytes: int) -> tuple[int, int, int, int]:
-    """Returns the shape of a rank's memory for rows of this size."""
+    """Returns the shape of the memory that a rank needs to exchange rows of `row_bytes` bytes."""
     return 2, ranks, CHANNELS, max(_CHUNK, power_of_2(cdiv(row_bytes, 4)))
 
 
@@ -310,7 +310,7 @@ def sum_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
 
 
 def gather_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
-    """Returns all ranks' x, as [ranks, ...]; arguments as for `sum_ranks`."""
+    """Returns all ranks' x, as [ranks, ...]. Takes the same arguments as `sum_ranks`."""
     bits = x.view(-1).view(torch.int32)
     out = bits.new_empty((peers.count, len(bits)))
     chunk = words_per_program(len(bits))
@@ -332,8 +332,8 @@ def gather_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
 
 
 def reduce_scatter(x: torch.Tensor, peers: Peers) -> torch.Tensor:
-    """Returns the sum of all ranks' x[r], where r is this rank. A rank sends 1 / ranks of what it
-    sends for `sum_ranks`.
+    """Returns the sum over all ranks of x[r], where r is this rank. A rank sends 1 / ranks of what
+    it sends for `sum_ranks`.
 
     Args:
         x: [ranks, ...], contiguous; x[0] has at most `peers.max_bytes`, and a multiple of 4 bytes.

@@ -88,8 +88,8 @@ class SharedPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """Buffers for partial attention results of rows until they are merged, shared by all layers.
-    float32 if not noted.
+    """Buffers, shared by all layers, for the partial attention results of rows until they are
+    merged. They are float32 if not noted otherwise.
 
     Attributes:
         acc: weighted values of each part, not yet divided by the sum of weights.
@@ -107,7 +107,7 @@ class Partials:
 
 @dataclass(frozen=True, slots=True)
 class DecodeWork:
-    """Distribution of the tokens that a step's decoding rows read among programs.
+    """How the tokens that a step's decoding rows read are distributed among programs.
 
     Attributes:
         items: int32 [items, 4]: row (-1 for an unused item), first token, end, slot. One program
@@ -123,8 +123,8 @@ class DecodeWork:
 
 @dataclass(frozen=True, slots=True)
 class RotaryPositions:
-    """Positions for the rotary embedding of a step's tokens, which differ from their positions in
-    the cache.
+    """Positions that the rotary embedding uses for a step's tokens, where these differ from the
+    positions in the cache.
 
     Attributes:
         at: int32 [3, T], time, row and column of each token; contiguous in T.
@@ -195,7 +195,7 @@ class DevicePlan:
         return pages * self.page_size + at % self.page_size
 
     def in_layer(self, window: int | None) -> DevicePlan:
-        """Returns the plan for layers with this window, with their page table."""
+        """Returns the plan for layers with this window, which may have their own page table."""
         if window is None or self.window_table is None:
             return self
         return replace(self, page_table=self.window_table, window_table=None)
@@ -232,7 +232,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class ExtendRow:
-    """Row of new tokens, the last ones of their sequence.
+    """Consecutive new tokens at the end of one sequence.
 
     Attributes:
         start, end: range of the tokens in the batch.
@@ -266,8 +266,8 @@ class ExtendRow:
     def read_positions(
         self, cache: torch.Tensor, first: int, dtype: torch.dtype, end: int | None = None
     ) -> torch.Tensor:
-        """Returns the keys or values [kv_heads, positions, head_dim] of positions `first` to `end`
-        - 1; to the sequence's end if `end` is None.
+        """Returns the keys or values [kv_heads, positions, head_dim] of the positions from `first`
+        up to, but excluding, `end`, which is the sequence's end by default.
         """
         end = self.length if end is None else end
         if isinstance(self.read_at, slice):
@@ -325,8 +325,8 @@ class ExtendGroup:
 
     @property
     def single(self) -> DecodeGroup | None:
-        """The rows with one new token as a group of decoding rows, or None if no row has one. For
-        layers that can't read the shared tokens just once.
+        """The rows with one new token as decoding rows, for layers that can't read the shared
+        tokens just once. None if there are no such rows.
         """
         at = [i for i, row in enumerate(self.rows) if row.end - row.start == 1]
         if not at:

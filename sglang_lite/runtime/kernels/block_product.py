@@ -1,5 +1,7 @@
-"""CPU matmuls with matrices that stay in a checkpoint's own quantised blocks, compiled from
-`block_product.cpp`. The reference is torch's matmul with the decoded matrix.
+"""CPU matmuls that use a checkpoint's quantised blocks directly, compiled from `block_product.cpp`.
+The reference is torch's matmul with the decoded matrix. Activations are rounded to 16-bit integers
+with a scale for each 32 of a row, which loses a hundredth of what bfloat16 loses. The result of a
+row doesn't depend on the other rows.
 
 Activations are rounded to 16-bit integers with a scale for each 32 of a row, which loses a
 hundredth of what bfloat16 loses. The result of a row doesn't depend on the other rows.
@@ -66,7 +68,7 @@ class PackedBlocks:
 
     @classmethod
     def allocate_packed(cls, kind: str, outputs: int, inputs: int) -> PackedBlocks:
-        """Returns a matrix whose blocks are still to be written."""
+        """Returns a matrix with uninitialised blocks, for the caller to write."""
         size = outputs * inputs // BLOCK * KIND_BYTES[kind]
         return cls(kind, empty_bytes(size), outputs, inputs)
 
@@ -159,7 +161,7 @@ def decode_blocks(
     minimum: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
-    """Writes scale * q + minimum, rounded to bfloat16.
+    """Dequantises a matrix: writes scale * q + minimum to `out`, rounded to bfloat16.
 
     Args:
         library: compiled `block_product.cpp`.

@@ -93,8 +93,8 @@ class BlockCopy:
         self._block = first
 
     def __call__(self, pages: torch.Tensor, slots: torch.Tensor, *, to_host: bool) -> None:
-        """Copies pages, int32 [N], to blocks `slots`, int32 [N], or from blocks to pages. Moves N
-        pages over the bus.
+        """Copies pages, int32 [N], to the blocks numbered `slots`, int32 [N], or in the opposite
+        direction. Moves N pages over the bus.
         """
         for pointers, heads, size, stride, first in self._groups:
             items = len(pages) * len(pointers) * heads

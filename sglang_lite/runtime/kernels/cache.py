@@ -1,5 +1,6 @@
-"""Folder of compiled kernels, which is Triton's cache (`TRITON_CACHE_DIR`, by default
-~/.triton/cache). It is checked before use.
+"""Checks and prepares the folder of compiled kernels, which is Triton's cache (`TRITON_CACHE_DIR`,
+by default ~/.triton/cache). Kernels of other versions of Triton, other sources or other kinds of
+GPU are never read: Triton's names depend on all of these.
 
 Kernels of other versions of Triton, other sources or other kinds of GPU are never read: Triton's
 names depend on all of these.
@@ -56,8 +57,8 @@ def prepare_cache() -> Path:
 
 
 def _users_folder() -> Path:
-    """Returns a folder that only this user can read and write. It is the same at each start, so an
-    engine's process, which may be killed, need not remove it. If another user owns that name,
+    """Returns a folder that only this user can read and write. Its name is the same at each start,
+    so nothing accumulates if engine processes are killed. If another user has taken that name,
     creates a new folder.
     """
     folder = Path(tempfile.gettempdir(), f"sglang_lite-kernels-{os.getuid()}")

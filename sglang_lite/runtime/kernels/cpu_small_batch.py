@@ -55,7 +55,7 @@ class ReadSlots:
 
     @classmethod
     def from_plan(cls, plan: AttentionPlan) -> ReadSlots:
-        """Collects the reads of a plan, which must have no groups of rows that share a prefix."""
+        """Collects which slots each token of a plan reads. No rows of the plan may share a prefix."""
         count = len(plan.store_at)
         addresses = [0] * count
         firsts = [0] * count
@@ -201,8 +201,8 @@ def call_attention(
     scale: float,
     *threads: int,
 ) -> torch.Tensor:
-    """Implements `attend` with a C function that takes the arguments `ATTENTION`, followed by the
-    number of threads if there is one.
+    """Calls a C function that implements `attend`. It takes the arguments `ATTENTION` and, if
+    given, the number of threads.
     """
     count, heads, size = q.shape
     kv_heads, slots, _ = keys.shape

@@ -1,6 +1,6 @@
 """All layers of a decoder for few tokens on a CPU, with matrices in quantised blocks, in one call
-of `cpu_small_batch_step.cpp`; also multithreaded attention. The references are torch's operators in
-`Decoder`.
+of `cpu_small_batch_step.cpp`. The same library has multithreaded attention. The references are
+torch's operators in `Decoder`.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class StepLayers:
 
 
 class ThreadedSmallBatchOps:
-    """Functions that run on all of torch's threads.
+    """Functions for few tokens that run on all of torch's threads.
 
     Args:
         library: compiled `cpu_small_batch_step.cpp`.
@@ -175,7 +175,7 @@ class ThreadedSmallBatchOps:
         window: int | None,
         scale: float,
     ) -> torch.Tensor:
-        """Returns what `SmallBatchOps.attend` does, computed on all threads."""
+        """Computes the same as `SmallBatchOps.attend`, on all threads."""
         return call_attention(
             self._attend, q, keys, values, reads, window, scale, torch.get_num_threads()
         )
@@ -190,7 +190,7 @@ class ThreadedSmallBatchOps:
         cache: KVCache,
         adapters: StepAdapters | None = None,
     ) -> torch.Tensor:
-        """Returns the hidden states [T, hidden_size] after the last norm.
+        """Runs all layers. Returns the hidden states [T, hidden_size] after the last norm.
 
         Args:
             model: layers of the model.

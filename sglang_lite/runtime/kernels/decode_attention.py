@@ -106,10 +106,9 @@ def split_work(
         work: `DecodeWork.items`, int32 [items, 4] (written); there must be more items than rows.
         row_work: `DecodeWork.rows`, int32 [rows, 2] (written).
         min_tokens: minimum number of tokens in an item, unless its row has fewer.
-        concurrent_programs: number of programs that run at once, if more items than that are
-            available: items are then only as short as needed to give each of these programs one,
-                but have at most about 1,024 tokens. 0 to use
-            all items.
+        concurrent_programs: number of programs that run concurrently. If `work` has more items than
+            that, items are only as short as needed to give each of these programs one, but have at
+            most about 1,024 tokens. 0 to use all items.
         round_up: whether to round the number of items up: no item has more than `min_tokens` tokens
             if there are enough items.
     """

@@ -16,7 +16,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
-    """GPU, or a stand-in for one.
+    """Properties of a GPU, or of a stand-in for one.
 
     Attributes:
         name: name that the driver reports.
@@ -68,7 +68,7 @@ def properties_of(device: torch.device) -> DeviceProperties:
 @contextmanager
 def assume_device(properties: DeviceProperties) -> Iterator[None]:
     """Lets tensors without memory (device "meta") stand for tensors on a GPU within a `with` block,
-    so that launches for it can be determined on other machines.
+    so that the launches for this GPU can be determined on other machines.
     """
     token = _assumed.set(properties)
     try:

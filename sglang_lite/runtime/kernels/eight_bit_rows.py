@@ -31,8 +31,8 @@ class EightBitRows:
     def allocate_eight_bit(
         x: torch.Tensor, columns: int, kind: torch.dtype, *, unquantised: bool = False
     ) -> EightBitRows:
-        """Returns uninitialised rows of an 8-bit type, as many as x has; with `unquantised`, also
-        in the data type of x.
+        """Allocates uninitialised 8-bit rows, as many as x has. With `unquantised`, also allocates
+        the rows in the data type of x.
         """
         rows = max(len(x), _MIN_ROWS)
         values = torch.empty((rows, columns), dtype=kind, device=x.device)
@@ -44,8 +44,8 @@ class EightBitRows:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Factors by which the kernel that reads the result [M, N] of an 8-bit matmul must still
-    multiply it.
+    """Scales of the result [M, N] of an 8-bit matmul, which the kernel that reads the result must
+    still apply.
 
     Attributes:
         rows: float32 [M].

@@ -93,8 +93,8 @@ def _add_features(
 
 
 def add_features(plan: DevicePlan, features: torch.Tensor, plane: int, out: torch.Tensor) -> None:
-    """Adds elements plane * H … of features [R, …] to the hidden states out [T, H] of images'
-    tokens. Moves at most 3 T H elements.
+    """Adds plane number `plane`, which is H elements wide, of features [R, …] to the hidden states
+    out [T, H] of images' tokens. Moves at most 3 T H elements.
     """
     size = out.shape[1]
     block = min(1024, power_of_2(size))

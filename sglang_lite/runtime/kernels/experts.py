@@ -75,8 +75,8 @@ def apply_experts(
     quantised: EightBitRows | None = None,
     parts: bool = False,
 ) -> torch.Tensor:
-    """Returns the layer's output [T, H]. Only launches kernels, with grids that depend only on T,
-    so it can be part of a CUDA graph.
+    """Returns the output [T, H] of a mixture-of-experts layer. Only launches kernels, with grids
+    that depend only on T, so it can be part of a CUDA graph.
 
     Args:
         x: [T, H], contiguous.
@@ -151,9 +151,9 @@ def apply_experts(
 def _combine_parts(
     y: torch.Tensor, own: ExpertMatrices, base: torch.Tensor | None, *, parts: bool
 ) -> torch.Tensor:
-    """Returns the output of the layer's experts, given as parts [top, T, H]: the parts themselves
-    if `parts` is True, else their sum. If other ranks hold experts, adds the base here, because a
-    token's first expert, whose output would include it, may be on another rank.
+    """Returns the sum of y [top, T, H], one part for each of a token's experts, or y itself if
+    `parts` is True. If other ranks hold experts, adds `base` here: the expert whose output would
+    otherwise include it may be on another rank.
     """
     if own.partial and base is not None:
         y[0] += base

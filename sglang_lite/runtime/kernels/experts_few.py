@@ -311,7 +311,7 @@ def _gate_up_launch(weight: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _down_launch(weight: torch.Tensor) -> tuple[int, int, int]:
-    """Returns launch parameters of `_down`, in the order of `_gate_up_launch`."""
+    """Returns the same launch parameters as `_gate_up_launch`, for `_down`."""
     columns = min(1024, power_of_2(weight.shape[2]))
     if weight.element_size() == 1:
         return (4, columns, 2) if columns == 1024 else (2, columns, 1)

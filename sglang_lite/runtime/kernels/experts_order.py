@@ -37,8 +37,8 @@ class ExpertBlocks:
 
     @staticmethod
     def allocate_expert_blocks(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
-        """Returns uninitialised blocks with room for the pairs of `ids`, whatever their experts
-        are.
+        """Allocates uninitialised blocks: enough for the pairs of `ids`, however these are
+        distributed over the experts.
         """
         blocks = (ids.numel() + min(experts, ids.numel()) * (size - 1)) // size
         pairs = torch.empty(blocks * size, dtype=torch.int32, device=ids.device)

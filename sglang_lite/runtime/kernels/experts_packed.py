@@ -307,7 +307,7 @@ def packed_down(
 def _launch_options(
     weight: PackedWeight, x: torch.Tensor, blocks: ExpertBlocks
 ) -> dict[str, object]:
-    """Returns the constants and options that both kernels share."""
+    """Returns the constants and launch options that `packed_gate_up` and `packed_down` share."""
     assert blocks.size <= MAX_BLOCK
     rows = _rows_per_program(x, blocks)
     # bytes of words, and of inputs
@@ -325,8 +325,8 @@ def _launch_options(
 
 
 def _rows_per_program(x: torch.Tensor, blocks: ExpertBlocks) -> int:
-    """Returns the number of matrix rows that a program multiplies: 128 or 64. With 128, the
-    registers would overflow for blocks of many tokens, and before Hopper, where they also hold the
-    operands, for any block.
+    """Returns how many matrix rows a program multiplies: 128 or 64. With 128, registers would
+    overflow for blocks of many tokens. Before Hopper, where registers also hold the operands, they
+    would overflow for any block.
     """
     return 128 if blocks.size <= 16 and properties_of(x.device).has_tma else 64

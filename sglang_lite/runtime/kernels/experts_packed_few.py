@@ -278,7 +278,7 @@ def _down_launch(quads: int) -> tuple[int, int]:
 
 
 def _constants(weight: PackedWeight) -> dict[str, object]:
-    """Returns the matrix-dependent constants, which are the same for both kernels."""
+    """Returns the kernel constants that depend only on the matrix."""
     assert weight.table is None
     return {
         **weight_kernel_constants(weight),

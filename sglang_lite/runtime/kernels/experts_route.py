@@ -155,12 +155,12 @@ def experts_route(
         correction: [E], added to scores for the choice of experts, but not for weights; or None.
         groups: number of groups of experts, all of the same size and contiguous.
         kept_groups: number of groups that a token chooses from.
-        group_top: number of best choices of a group whose sum is its rank.
+        group_top: how many of a group's best choices are summed to rank the group.
         normalise: whether to divide weights by their sum.
         scale: factor of all weights.
-        local_ids: number to return for each expert, int32 [turns, E], where a rank has some of
-            them: row r takes those of turn r % turns, since experts may have copies; None for its
-                own.
+        local_ids: int32 [turns, E], the id to return for each expert if this rank holds only some
+            of them. Since experts may have copies, there may be several rows: token t uses row
+            t % turns. None to return the experts' own ids.
         counts: int32 [E], to which the number of rows that chose each expert is added; or None.
 
     Returns:

@@ -194,8 +194,8 @@ def can_tile_experts(weight: torch.Tensor) -> bool:
 
 
 def block_rows(tokens: int, top: int, experts: int) -> int:
-    """Returns a number of rows per block with which few experts need two blocks and few rows are
-    padding.
+    """Returns the number of rows per block. It is chosen so that few experts need two blocks and
+    little is padding.
     """
     mean = tokens * top / experts
     return next((size for size in (16, 32, 64) if mean + 2.5 * mean**0.5 <= size), 128)

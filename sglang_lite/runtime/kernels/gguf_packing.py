@@ -1,5 +1,6 @@
-"""Packs matrices of GGUF files for `BlockProduct` straight from the file's bytes, compiled from
-`gguf_packing.cpp`.
+"""Packs matrices of GGUF files for `BlockProduct` directly from the file's bytes, compiled from
+`gguf_packing.cpp`. The reference decodes the file with `weights/gguf_blocks.py` and packs the
+result with `block_product.pack_blocks`. It yields the same bits, but takes 10 to 25 times as long.
 
 The reference is `block_product.pack_blocks` of what `weights/gguf_blocks.py` reads, which gives the same
 bits in 10 to 25 times the time.
@@ -36,7 +37,8 @@ PACKED_KINDS = {
 def pack_gguf(
     library: ctypes.CDLL, matrices: Sequence[tuple[str, torch.Tensor]], inputs: int
 ) -> PackedBlocks:
-    """Packs matrices whose types share one kind of packed blocks, stacked along their outputs.
+    """Packs matrices into one, stacked along their outputs. Their GGUF types must share one kind of
+    packed blocks.
 
     Args:
         library: compiled `gguf_packing.cpp`.

@@ -6,7 +6,7 @@ output.
 Sums are 32-bit integers, so they are exact, and no order of summation changes a bit. Weights are
 the left operand, as few rows fill the right one better. Weights are read once for up to 256 rows;
 beyond that, tiles of rows that share a tile of weights run side by side. Moves N K + M K bytes and
-2 M N.
+the result, 2 M N bytes.
 """
 
 from __future__ import annotations
@@ -161,10 +161,10 @@ def _launch(
 def _int8_tile_shape(
     rows: int, outputs: int, inputs: int, properties: DeviceProperties
 ) -> tuple[int, int, int, int]:
-    """Returns the rows, outputs and inputs of a tile, and the warps of a program. Few rows, whose
-    programs wait for weights, get long tiles if every program has a multiprocessor. Many rows get
-    the smallest tile with which every program has one. Without TMA, registers also hold the
-    operands, and larger tiles would overflow them.
+    """Returns the rows, outputs and inputs of a tile, and the number of warps per program. Few
+    rows, whose programs mostly wait for weights, get long tiles if every program has a
+    multiprocessor. Many rows get the smallest tile with which every program has one. Without TMA,
+    tiles are small, because registers also hold the operands.
     """
     few = min(MAX_SPLIT_ROWS, max(16, power_of_2(rows)))
     programs = cdiv(outputs, 64)

@@ -57,8 +57,8 @@ def _pieces_of(length):
 
 
 def piece_borders(tokens: int) -> NDArray[np.int32]:
-    """Returns the first token of each piece of a row of `tokens` tokens, int32, followed by the end
-    of the last piece.
+    """Returns the fixed positions, int32, at which a row of `tokens` tokens is divided into pieces:
+    the first token of each piece, and the end of the last one.
     """
     starts = [512 * i for i in range(17)]
     while starts[-1] < tokens:
@@ -444,8 +444,8 @@ def _plan(
 
 @dataclass(frozen=True, slots=True)
 class InvariantWork:
-    """Distribution of the pieces that a step's decoding rows read among programs, and buffers for
-    the pieces' results.
+    """How the pieces that a step's decoding rows read are distributed among programs, with buffers
+    for the results.
 
     Attributes:
         items: int32 [items, 4]: row (-1 for an unused item), first piece, end, slot. The items of a
@@ -466,8 +466,8 @@ class InvariantWork:
 
 
 def plan_pieces(plan: DevicePlan, work: InvariantWork) -> None:
-    """Distributes the pieces of the plan's decoding rows, except those of shared prefixes, among
-    `work.items`. With as many items as rows, no row is divided.
+    """Distributes the pieces that the plan's decoding rows read, except those of shared prefixes,
+    over `work.items`. If there are only as many items as rows, each row is one item.
     """
     rows = plan.decoding
     items = len(work.items)
@@ -488,8 +488,8 @@ def plan_pieces(plan: DevicePlan, work: InvariantWork) -> None:
 
 
 def queries_per_prompt_program(dim: int) -> int:
-    """Returns the number of queries per program for prompts and shared prefixes, counted over all
-    tokens and query heads.
+    """Returns how many queries a program for prompts or shared prefixes computes, counted over all
+    its tokens and query heads.
     """
     return 64 if dim <= 128 else 32
 
@@ -510,8 +510,8 @@ def invariant_attention(
             contiguous.
         cache: KV cache, with the keys and values of the step's tokens.
         layer: index of the layer.
-        plan: plan of the step. Lengths of shared prefixes are of `piece_borders`, and the chunks of
-            their items, too.
+        plan: plan of the step. Shared prefixes, and the chunks of their items, must end at
+            `piece_borders`.
         work: work that `plan_pieces` has distributed.
         out: [T, heads, head_dim] (written).
         rules: rules of the layer, without sinks.

@@ -149,8 +149,8 @@ def invariant_linear(
 
 
 def invariant_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Returns `invariant_linear` of x and weight without a bias, or partial sums float32 [parts, M,
-    N] that the caller must add up in order, if that is faster.
+    """Returns the result of `invariant_linear` without a bias. If that is faster, returns partial
+    sums float32 [parts, M, N] instead, which the caller must add up in order.
     """
     parts = _invariant_reduction_splits(weight)
     if parts == 1 or len(x) > _MAX_SPLIT_ROWS:
@@ -208,8 +208,8 @@ def _launch(
 
 
 def _invariant_tile_shape(rows: int, *, split: bool) -> tuple[int, int, int, int]:
-    """Returns the rows, outputs and inputs of a tile, and the warps of a program. None of them
-    changes any bit of the result.
+    """Returns the rows, outputs and inputs of a tile, and the number of warps per program. None of
+    them affects the bits of the result.
     """
     if rows <= 64:
         return max(16, power_of_2(rows)), _OUTPUTS, _BLOCK_K, 4

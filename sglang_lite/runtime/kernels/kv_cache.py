@@ -61,8 +61,9 @@ class KVCache:
     hidden: torch.Tensor | None = None
 
     def of_kind(self, *, windowed: bool) -> KVCache:
-        """Returns a cache of only the layers with a window, or only those without: layers of one
-        kind share token slots. It has no scales. Recorded tensors are included unless `windowed`.
+        """Returns a cache of only the layers that have a window, or only those that have none;
+        layers of one kind share token slots. It has no scales. Recorded tensors are included unless
+        `windowed`.
         """
         kinds = self.windowed or (False,) * len(self.k)
         layers = [i for i, kind in enumerate(kinds) if kind is windowed]
@@ -102,8 +103,8 @@ class KVCache:
         arena: Arena | None = None,
         recorded: Mapping[str, tuple[int, int, torch.dtype]] = NOTHING_RECORDED,
     ) -> KVCache:
-        """Allocates a cache of zeros: padding reads slots that were never written, and 0 x NaN
-        would be NaN.
+        """Allocates a cache filled with zeros. Padding reads slots that were never written, and a
+        NaN there would spoil results, since 0 x NaN is NaN.
 
         Args:
             layout: planes of a token.
@@ -170,7 +171,7 @@ def gather_slots(cache: torch.Tensor, at: torch.Tensor, dtype: torch.dtype) -> t
 
 
 def view_as_indexable(x: torch.Tensor) -> torch.Tensor:
-    """Returns a view of the memory in a data type that torch can index by a tensor: uint8 for 8-bit
-    formats.
+    """Returns a view of the tensor in a data type that torch can index by a tensor: 8-bit formats
+    are viewed as uint8.
     """
     return x.view(torch.uint8) if x.dtype.itemsize == 1 else x

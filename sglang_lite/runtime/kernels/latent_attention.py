@@ -628,8 +628,8 @@ def latent_prefix(
     rank: int,
     scale: float,
 ) -> None:
-    """Computes the contribution of the plan's shared prefixes to its decoding rows, into
-    `work.partials`; `latent_decode` merges it. Arguments as for `latent_decode`.
+    """Computes the attention of the plan's decoding rows over their shared prefixes. Writes partial
+    results to `work.partials`, which `latent_decode` merges. Arguments as for `latent_decode`.
 
     Reads each latent once for up to 64 pairs of a row and a head.
     """

@@ -803,7 +803,7 @@ def latent_prefix_hopper(
     rank: int,
     scale: float,
 ) -> None:
-    """Computes the contribution of the plan's shared prefixes to its decoding rows. Arguments as
+    """Computes the attention of the plan's decoding rows over their shared prefixes. Arguments as
     for `latent_prefix`; pieces must start at a page boundary and have at most 64 queries.
     """
     heads = q.shape[1]

@@ -148,7 +148,7 @@ def _fastest_launch(
     shared: bool,
     product: bool,
 ) -> Launch:
-    """Returns the launch parameters that were fastest on an H200, whether or not they fit."""
+    """Returns the launch parameters that were fastest on an H200. They may not fit the GPU."""
     if item == 4:  # float32 products don't use matrix units, and are unrolled
         return Launch(_MIN_TILE if kernel == "prefill" else queries, 16, 4, 2)
     wide = dim > 128  # the launches for smaller heads overflow registers
@@ -191,8 +191,8 @@ def _smaller_launches(launch: Launch, *, divisible: bool) -> list[Launch]:
 
 
 def _shared_memory(launch: Launch, dim: int, item: int, planes: int = 2) -> int:
-    """Returns an upper bound of the shared memory in bytes. tests/runtime/kernels/test_compiled.py
-    checks it against compiled kernels.
+    """Returns an upper bound on the shared memory that a launch needs, in bytes.
+    tests/runtime/kernels/test_compiled.py checks it against compiled kernels.
     """
     return (planes * launch.stages * launch.tokens + launch.queries) * dim * item
 
@@ -242,7 +242,7 @@ def product_tile(
     gated: bool,
     beside: bool = False,
 ) -> ProductTile:
-    """Returns the tile of a program of `kernels.tiled`.
+    """Returns the tile that each program of `kernels.tiled` multiplies.
 
     A multiprocessor that runs one program at a time is idle while a program ends and the next one
     begins. So if there are more programs than multiprocessors, two or three share each of these.
@@ -268,7 +268,7 @@ def product_tile(
 
 
 def product_outputs(elements: int) -> int:
-    """Returns the number of outputs per program of `kernels.tiled`, for a weight of this many
+    """Returns how many outputs each program of `kernels.tiled` computes, for a weight of this many
     elements.
     """
     return 32 if elements <= _SMALL else 64

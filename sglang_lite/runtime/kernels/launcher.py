@@ -1,4 +1,10 @@
-"""Launches of kernels at little cost for the host.
+"""Launches Triton kernels with little overhead on the host. At each launch, Triton determines which
+variant of a kernel the arguments need, which takes 20 µs or more. Here, variants are cached by what
+determines them: data types and alignment of tensors, Triton's own classification of numbers, and
+values of constants. Unknown variants are launched by Triton itself. Cached launches pass addresses
+to the driver, which reads whatever is there. An address on another device ends all work of the
+process with an illegal memory access. So tensors on other devices have keys of their own, and the
+launcher checks the devices of each new key.
 
 At each launch, Triton determines which variant of a kernel the arguments need, which takes 20 µs or
 more. Here, variants are cached by what determines them: data types and alignment of tensors,
@@ -108,7 +114,9 @@ class KernelLauncher:
 
 
 def cached_launch(function: Any) -> Any:  # object of Triton
-    """Decorates kernels that the host launches. Leaves functions of the interpreter unchanged."""
+    """Wraps a kernel that the host launches in a `KernelLauncher`. Returns functions of Triton's
+    interpreter unchanged.
+    """
     return (
         KernelLauncher(function)
         if isinstance(function, JITFunction) and _specialized is not None
@@ -119,8 +127,8 @@ def cached_launch(function: Any) -> Any:  # object of Triton
 # any types of kernels
 def variant_key(arguments: tuple[Any, ...], device: Any) -> tuple[tuple[Any, ...], list[Any]]:
     """Returns a key that is at least as specific as Triton's choice of a variant, and the arguments
-    in the driver's form. Tensors on devices other than `device`, a number of torch's, have keys of
-    their own.
+    as the driver takes them. Tensors on a device other than `device`, a torch device index, get
+    separate keys.
 
     Both are empty if a tensor has no memory, as nothing can be launched then.
     """
@@ -152,15 +160,15 @@ def variant_key(arguments: tuple[Any, ...], device: Any) -> tuple[tuple[Any, ...
 
 
 def _argument_memory(argument: Any) -> Any:
-    """Returns the tensor, or its stand-in, whose memory an argument or its descriptor points to;
-    None for numbers.
+    """Returns the tensor or stand-in whose memory an argument, possibly a descriptor, points to.
+    Returns None for numbers.
     """
     memory = argument.base if hasattr(argument, "block_shape") else argument
     return memory if hasattr(memory, "data_ptr") else None
 
 
 def _memory_device_code(memory: Any) -> Any:  # of a tensor or a descriptor
-    """Returns torch's number of the device whose memory this is (-1: the host), `_PINNED` or
+    """Returns the torch index of the device that holds this memory (-1 for the host), `_PINNED` or
     `_EMPTY`.
     """
     if isinstance(memory, torch.Tensor):
@@ -173,12 +181,12 @@ def _memory_device_code(memory: Any) -> Any:  # of a tensor or a descriptor
 
 @functools.lru_cache(maxsize=4096, typed=True)  # typed: 1, 1.0 and True are distinct kinds
 def _number_key(number: float) -> Any:
-    """Returns Triton's classification of a number: its type, and whether it is 1, which is compiled
-    in, or divisible by 16.
+    """Returns Triton's classification of a number: its type, whether it is 1, which is compiled in,
+    and whether it is divisible by 16.
     """
     return _specialized(BaseBackend, number, False, True, True)
 
 
 def _device_name(number: int) -> str:
-    """Returns the name of the device with this number in torch."""
+    """Returns torch's name of the device with this index."""
     return "cpu" if number < 0 else f"cuda:{number}"

@@ -99,9 +99,9 @@ def _describe(
 
 
 def lora_rows(step: LoraStep, slots: torch.Tensor) -> LoraRows:
-    """Returns the tokens of a step sorted by adapter. Must come before the step's first kernel that
-    overlaps with others, so that the LoRA kernels may read the result before previous kernels have
-    finished.
+    """Returns the tokens of a step, sorted by adapter. Must be called before the step's first
+    kernel that overlaps with others, so that the LoRA kernels may read the result before previous
+    kernels have finished.
 
     Args:
         step: adapters of the step.
@@ -499,8 +499,8 @@ def lora_add_and_gate(
 def _shrink_rows(
     x: torch.Tensor, weights: LoraWeights, rows: LoraRows
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Returns the hidden rows float32 [splits, T, parts, longest rank], and constants for the
-    launch that reads them.
+    """Multiplies the rows by their adapters' A. Returns the result, float32 [splits, T, parts,
+    longest rank], and the constants for the launch that reads it.
     """
     parts, inputs, (blocks, pages) = len(weights.outputs), x.shape[1], rows.pages.shape
     few = rows.blocks.size == _SMALL

@@ -65,7 +65,7 @@ class JoinedRanks:
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """Inputs of tokens multiplied by A, which are yet to be multiplied by B.
+    """Tokens' inputs after multiplication by A, still to be multiplied by B.
 
     Attributes:
         hidden: [parts, T, ranks], in the type of the inputs; undefined beyond the tile of the last
@@ -121,9 +121,9 @@ def _join(
 
 
 def join_ranks(step: LoraStep, slots: torch.Tensor) -> JoinedRanks:
-    """Returns the ranks of a step's adapters. Must come before the step's first kernel that
-    overlaps with others, so that the LoRA kernels may read the result before previous kernels have
-    finished.
+    """Concatenates the ranks of the adapters in a step. Must be called before the step's first
+    kernel that overlaps with others, so that the LoRA kernels may read the result before previous
+    kernels have finished.
 
     Args:
         step: adapters of the step.

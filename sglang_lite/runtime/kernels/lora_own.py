@@ -36,7 +36,7 @@ _BLOCK = 1024  # inputs of a split, or outputs of a program
 
 @dataclass(frozen=True, slots=True)
 class OwnRanks:
-    """Adapters of a step's tokens.
+    """Pages and rank of each token's adapter.
 
     Attributes:
         pages: int32 [T, longest], pages of each token's adapter.
@@ -49,7 +49,7 @@ class OwnRanks:
 
 @dataclass(frozen=True, slots=True)
 class OwnShrunk:
-    """Inputs of tokens multiplied by A, which are yet to be multiplied by B.
+    """Tokens' inputs after multiplication by A, still to be multiplied by B.
 
     Attributes:
         hidden: float32 [splits, T, parts, ranks], to be summed over splits; undefined beyond a
@@ -95,8 +95,8 @@ def _own_ranks(
 
 
 def own_ranks(step: LoraStep, slots: torch.Tensor) -> OwnRanks:
-    """Returns the adapters of tokens. Like `join_ranks`, must come before the step's first kernel
-    that overlaps with others.
+    """Looks up the adapter of each token. Must be called before the step's first kernel that
+    overlaps with others, like `join_ranks`.
 
     Args:
         step: adapters of the step.
@@ -294,8 +294,8 @@ def _own_expand(
 
 def own_expand(shrunk: OwnShrunk, product: torch.Tensor, activation: str = "") -> torch.Tensor:
     """Adds shrunk inputs times B to the output [T, outputs] of a linear layer in place, and returns
-    it. With an activation, the output is [T, 2 N], gates first, and act(gate) * up [T, N] of the
-    sum is returned.
+    the output. With an activation, the output is [T, 2 N], gates first, and the result is a new
+    tensor act(gate) * up [T, N] of the sum.
 
     Args:
         shrunk: shrunk inputs of the product.

@@ -37,7 +37,7 @@ class LoraWeights:
 
     @property
     def page_size(self) -> int:
-        """Elements from a page of A, and of B, to the next."""
+        """Stride between the pages of A, and between those of B, in elements."""
         size = self.a.stride(0)
         assert size == self.b.stride(0)
         return size
@@ -45,8 +45,8 @@ class LoraWeights:
 
 @dataclass(frozen=True, slots=True)
 class LoraStep:
-    """Adapters of a step. An adapter is a number below the length of `ranks`; this length stands
-    for none.
+    """Adapters of a step. An adapter is a number below the length of `ranks`; that length itself
+    means no adapter.
 
     Attributes:
         of_slot: int32 [slots], adapter of each slot.

@@ -106,8 +106,8 @@ def norm(
     scales: Scales | None = None,
     ranks: Peers | None = None,
 ) -> torch.Tensor:
-    """Returns the norm of rows x [T, H], times their scales; computed in float32. Moves 2 T H
-    elements.
+    """Returns the norm of x [T, H] after multiplying it by its scales, computed in float32. Moves 2
+    T H elements.
 
     Args:
         x: [T, H].

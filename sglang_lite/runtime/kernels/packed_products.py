@@ -33,7 +33,7 @@ SCRATCH = 1 << 15  # bytes of shared memory in which code books' numbers change 
 
 @triton.constexpr_function
 def _factor(kind: str, dtype: tl.dtype) -> float:
-    """Factor of what `_numbers` returns."""
+    """Returns the factor by which the results of `_numbers` are scaled."""
     return {"bf16": 2.0**-6, "fp16": 2.0**-9}.get(dtype.name, 1.0) if kind == "integers" else 1.0
 
 
@@ -449,7 +449,7 @@ def decode_weight(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def count_column_blocks(weight: PackedWeight) -> int:
-    """Returns the number of blocks of columns of a matrix."""
+    """Returns how many blocks the columns of a matrix are divided into."""
     return weight.words.shape[1] // (SLICES * weight.slice // NUMBERS)
 
 

@@ -380,7 +380,7 @@ def parts_of(weight: PackedWeight, rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """Launch parameters.
+    """Launch parameters of `packed_rows_hopper`.
 
     Attributes:
         words: blocks whose words are copied ahead.

@@ -34,13 +34,17 @@ _WARPS = 16  # of a multiprocessor
 
 @triton.constexpr_function
 def _shift(j: int, half: int) -> int:
-    """Bits that a word is shifted by so that slice j's numbers in its half end before bit 24."""
+    """Returns by how many bits to shift a word, so that the numbers of slice j in this half end
+    below bit 24.
+    """
     return 8 if half and j > 1 else 0
 
 
 @triton.constexpr_function
 def _factor(kind: str, j: int, half: int) -> float:
-    """Factor of the inputs that makes up for `_floats`, but for 2**64."""
+    """Returns the factor for the inputs that, times 2**64, compensates for the scaling in
+    `_floats`.
+    """
     return 2.0 ** (85 - (4 * j + 16 * half - _shift(j, half))) if kind == "integers" else 2.0**62
 
 
@@ -312,5 +316,7 @@ def packed_row(
 
 
 def count_word_quads(weight: PackedWeight) -> int:
-    """Returns the number of quads of words in a matrix's row, rounded up to a power of two."""
+    """Returns the number of groups of four words in a row of the matrix, rounded up to a power of
+    two.
+    """
     return max(32, power_of_2(weight.words.shape[1] // 4))

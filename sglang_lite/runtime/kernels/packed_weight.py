@@ -65,13 +65,13 @@ def pack_weight(
     kind: Kind = "integers",
     table: torch.Tensor | None = None,
 ) -> PackedWeight:
-    """Packs a matrix whose groups satisfy `can_pack`.
+    """Packs a matrix of 4-bit numbers. Its columns and groups must satisfy `can_pack`.
 
     Args:
         numbers: uint8 [N, K] in 0 … 15.
-        scales: [N, K / G]; with zeros in 16 bits.
-        zeros: [N, K / G], the number that would stand for 0, which may lie between two or outside
-            of them, and is rounded to float16; None if it is `zero` everywhere.
+        scales: [N, K / G]; in 16 bits if `zeros` is given.
+        zeros: [N, K / G], the number that stands for 0 in each group, rounded to float16. It need
+            not be an integer, nor in 0 … 15. None if it is `zero` everywhere.
         zero, kind, table: as for PackedWeight.
     """
     rows, inputs = numbers.shape
@@ -99,7 +99,7 @@ def pack_weight(
 
 
 def can_pack(inputs: int, group: int) -> bool:
-    """Returns whether a matrix with this many columns, in groups of this many, can be packed."""
+    """Returns whether a matrix with `inputs` columns, in groups of `group` columns, can be packed."""
     return group % _SIZES[-1] == 0 and inputs % group == 0
 
 

@@ -22,8 +22,8 @@ class _Handle(ctypes.Structure):  # CUipcMemHandle
 
 
 class _Allocation:
-    """Memory of the current GPU, allocated by the driver itself: torch's blocks are parts of larger
-    ones.
+    """Memory of the current GPU, allocated directly by the driver, because torch's allocations are
+    parts of larger blocks.
     """
 
     def __init__(self, size: int) -> None:
@@ -58,7 +58,8 @@ Swap = Callable[[bytes], Sequence[bytes]]  # sends bytes to all ranks, and retur
 def share_memory(
     rank: int, count: int, row_bytes: int, device: torch.device, swap: Swap
 ) -> tuple[Peers, PartPeers]:
-    """Allocates memory of this rank and opens that of the others. It stays until the processes end.
+    """Allocates this rank's memory and opens that of the other ranks. All of it stays allocated
+    until the processes end.
 
     Args:
         rank, count: this rank's number, and the number of ranks.

@@ -37,7 +37,7 @@ def pin_memory(size: int) -> torch.Tensor:
 
 
 def unpin_memory(pointer: int) -> None:
-    """Unpins the memory at an address, once the device has completed its copies."""
+    """Waits for the device to finish its copies, then unpins the memory at an address."""
     cuda: Any = torch.cuda
     cuda.synchronize()
     cuda.check_error(cuda.cudart().cudaHostUnregister(pointer))

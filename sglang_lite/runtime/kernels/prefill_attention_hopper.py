@@ -440,8 +440,8 @@ def prefill_attention_hopper(
 def supports_uncached(
     plan: DevicePlan, dtype: torch.dtype, key: int, rope_part: int, value: int
 ) -> bool:
-    """Returns whether `uncached_attention_hopper` supports the plan's blocks, and keys, rotary
-    parts and values of these sizes.
+    """Returns whether `uncached_attention_hopper` supports the plan's blocks, the data type, and
+    these sizes of keys, rotary parts and values.
     """
     sizes = key in (64, 128) and rope_part == COLUMNS.value and value in (64, 128)
     return (
@@ -503,7 +503,7 @@ def _launch(
     scale: float,
     before: int = 0,
 ) -> None:
-    """Launches the kernel.
+    """Launches the kernel. Keys and values are either in pages or contiguous.
 
     Args:
         rope_parts: None if keys and values are in pages; else the ends of keys, and keys and values

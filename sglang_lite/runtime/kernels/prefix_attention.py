@@ -26,7 +26,7 @@ MAX_GROUP = 64  # maximum number of query heads per KV head
 
 
 def block_queries(group: int, item: int) -> int:
-    """Returns the number of queries of a program, over all rows and query heads.
+    """Returns how many queries a program computes, counted over all its rows and query heads.
 
     Args:
         group: query heads per KV head.
@@ -132,9 +132,9 @@ def prefix_attention(
     work: DecodeWork,
     rules: AttentionRules,
 ) -> None:
-    """Computes the contribution of the plan's shared prefixes to its decoding rows, into
-    `work.partials`; `decode_attention` merges it. Not for layers with a window. Hopper GPUs have a
-    separate kernel.
+    """Computes the attention of the plan's decoding rows over their shared prefixes. Writes partial
+    results to `work.partials`, which `decode_attention` merges. Not for layers with a window.
+    Hopper GPUs have a separate kernel.
 
     Args:
         q: queries [T, heads, head_dim]; the heads of a token are contiguous.

@@ -239,8 +239,8 @@ def supports(dim: int, compute: torch.dtype, cache: torch.dtype, page_size: int)
 
 
 def programs(properties: DeviceProperties, kv_heads: int) -> int:
-    """Returns the number of programs per KV head, which is also the number of items that keep them
-    busy.
+    """Returns how many programs run per KV head. This is also how many items are needed to keep
+    them all busy.
     """
     return max(1, properties.multiprocessors // kv_heads)
 

@@ -523,9 +523,9 @@ def draw_part(
     masks: TokenMasks | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """Returns the winners among the tokens of a part of the vocabulary, for `pick_winner`: float32
-    [4, N], whose rows are scores, token ids (as bits), highest logits, and whether a logit is not
-    finite (as bits).
+    """Finds each row's best tokens in one part of the vocabulary, as input for `pick_winner`.
+    Returns float32 [4, N], whose rows are scores, token ids (as bits), highest logits, and whether
+    a logit is not finite (as bits).
 
     Args:
         logits: [R, P] of the tokens from number `first` * BLOCK on.
@@ -571,7 +571,8 @@ def pick_winner(
     last_tokens: torch.Tensor,
     tokens: torch.Tensor,
 ) -> None:
-    """Draws the same tokens as `draw` would from all logits together, for rows without filters.
+    """Draws a token for each row from the results of `draw_part`: the same tokens as `draw` would
+    from all logits. Rows must not have filters.
 
     Args:
         parts: float32 [parts, 4, N], results of `draw_part` for each part.
@@ -618,7 +619,7 @@ def _unpack_draw_part(found: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _is_gpu(tensor: torch.Tensor) -> bool:
-    """Returns False for the interpreter, which doesn't support inline assembly."""
+    """Returns False for tensors of Triton's interpreter, which doesn't support inline assembly."""
     return tensor.device.type != "cpu"
 
 
@@ -685,7 +686,8 @@ def token_scores(
     masks: TokenMasks | None = None,
     softcap: float | None = None,
 ) -> None:
-    """Scores the tokens that `draw` has drawn, before adjustments of the logits.
+    """Computes the log-probabilities of the tokens that `draw` has drawn, from logits without
+    adjustments.
 
     Args:
         logits: [R, V], of any floating-point type.

@@ -1,6 +1,6 @@
 """Exchanges between processes of one machine through shared memory, implemented in
-`shared_sums.cpp`: a copy, a counter and a short wait, where a socket takes several system calls and
-a process switch.
+`shared_sums.cpp`. Each takes a copy, a counter and a short wait, where a socket would take several
+system calls and a process switch.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ _NAMES = {torch.float32: "sum_float32", torch.bfloat16: "sum_bfloat16"}
 
 
 def memory_size(ranks: int) -> int:
-    """Returns the number of bytes that the ranks need, all zero at first."""
+    """Returns how many bytes of shared memory the ranks need. All must be zero at first."""
     return ranks * (_LINE + 2 * SLOT)
 
 
 class SharedSums:
-    """A rank's exchanges. All ranks make the same ones in the same order.
+    """Sums and gathers over the ranks of one machine. All ranks must call the same methods in the
+    same order.
 
     Args:
         library: compiled `shared_sums.cpp`.
@@ -60,7 +61,7 @@ class SharedSums:
         self._epoch = 0
 
     def can_sum(self, x: torch.Tensor) -> bool:
-        """Returns whether numbers of this type can be summed."""
+        """Returns whether tensors of x's data type can be summed."""
         return x.dtype in self._sums
 
     def sum_(self, x: torch.Tensor) -> None:

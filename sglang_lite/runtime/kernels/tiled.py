@@ -170,8 +170,8 @@ def can_tile(weight: torch.Tensor) -> bool:
 
 
 def can_expand(weight: torch.Tensor, outputs: Sequence[int]) -> bool:
-    """Returns whether `linear_by_tiles` can add adapters whose matrices have these numbers of
-    outputs in each part: no tile may span two parts.
+    """Returns whether `linear_by_tiles` can add adapters to this weight. `outputs` has the number
+    of outputs of each part; no tile may span two parts.
     """
     return all(
         end % product_outputs(weight.numel()) == 0 for end in itertools.accumulate(outputs[:-1])

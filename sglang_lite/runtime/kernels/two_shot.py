@@ -35,7 +35,7 @@ _BLOCK_BYTES = 2048, 8192
 
 @dataclass(frozen=True, slots=True)
 class PartPeers:
-    """Memory through which ranks sum parts, from one rank's point of view.
+    """Memory through which ranks sum large tensors, from one rank's point of view.
 
     Attributes:
         rank, count: this rank's number, and the number of ranks.
@@ -55,8 +55,8 @@ class PartPeers:
     def for_rank(
         rank: int, addresses: Sequence[int], *memories: torch.Tensor, programs: int = PROGRAMS
     ) -> PartPeers:
-        """Creates a rank's record before its first exchange. `programs` is the number of programs
-        per sum; other arguments as for `Peers.for_rank`.
+        """Creates the `PartPeers` of a rank that has not exchanged anything yet. `programs` is the
+        number of programs per sum; other arguments as for `Peers.for_rank`.
         """
         device = memories[0].device
         return PartPeers(
@@ -68,22 +68,22 @@ class PartPeers:
         )
 
     def can_sum(self, x: torch.Tensor) -> bool:
-        """Returns whether tensors of this size can be summed."""
+        """Returns whether tensors of x's size can be summed."""
         return x.nbytes <= MAX_BYTES and x.nbytes % (self.count * _LINE) == 0
 
 
 def part_bytes(ranks: int) -> int:
-    """Returns the largest number of bytes in a rank's part."""
+    """Returns the maximum size of the part that each rank sums, in bytes."""
     return MAX_BYTES // ranks // _LINE * _LINE
 
 
 def flag_bytes(ranks: int) -> int:
-    """Returns the bytes of a rank's flags."""
+    """Returns the size of the flags in a rank's memory, in bytes."""
     return 2 * ranks * PROGRAMS * 8
 
 
 def memory_bytes(ranks: int) -> int:
-    """Returns the bytes of a rank's memory."""
+    """Returns the size of a rank's memory, in bytes."""
     return flag_bytes(ranks) + 2 * 2 * ranks * part_bytes(ranks)
 
 

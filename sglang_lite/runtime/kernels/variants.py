@@ -1,4 +1,7 @@
-"""Kernel variants that launches need, collected and compiled on machines without the GPU.
+"""Finds out which kernel variants launches need, and compiles them, on machines without the GPU.
+Tensors on the device "meta" have no memory, but everything that Triton compiles for: data types,
+alignment and sizes. So code that launches kernels can report here which variants it needs, for any
+GPU, and have them compiled into Triton's cache.
 
 Tensors on the device "meta" have no memory, but everything that Triton compiles for: data types,
 alignment and sizes. So code that launches kernels can report here which variants it needs, for any
@@ -55,32 +58,34 @@ class KernelVariant:
 
     @property
     def launcher(self) -> str:
-        """Identifier of the C code that launches the variant, which variants with the same
-        arguments share.
+        """Identifier of the C code that launches the variant. Variants with the same argument types
+        share it.
         """
         return f"{self.name} {list(self._source.signature.values())}"
 
     def compile(self) -> Any:  # object of Triton
-        """Returns Triton's compiled kernel, from its cache or newly compiled into it."""
+        """Returns Triton's compiled kernel, from its cache if possible. Otherwise compiles it into
+        the cache.
+        """
         with _active(SimpleNamespace(get_current_target=lambda: self._target)):
             return triton.compile(self._source, target=self._target, options=self.launch)
 
     def compile_launcher(self) -> None:
-        """Compiles the C code that launches the kernel into the cache. Triton up to 3.6 has a C
-        launcher for each kind of arguments.
+        """Compiles the C code that launches the kernel into Triton's cache. Only Triton up to 3.6
+        has such code.
         """
         if hasattr(nvidia, "make_launcher") and _has_driver():
             nvidia.CudaLauncher(self._source, self.compile().metadata)
 
 
 def compile_driver() -> None:
-    """Compiles the C code through which Triton calls the driver into the cache."""
+    """Compiles the C code through which Triton calls the GPU driver into Triton's cache."""
     if _has_driver():
         nvidia.CudaUtils()
 
 
 def _has_driver() -> bool:
-    """Returns whether the driver's library, which the C code is linked with, is installed."""
+    """Returns whether the GPU driver's library is installed. The C code is linked with it."""
     try:
         return bool(nvidia.library_dirs())
     except (AssertionError, OSError):  # Triton's errors for a missing library
@@ -91,8 +96,8 @@ def _has_driver() -> bool:
 def collecting_variants(
     properties: DeviceProperties, on_variant: Callable[[KernelVariant], object]
 ) -> Iterator[None]:
-    """Skips launches on "meta" tensors within a `with` block, and passes each of their variants to
-    `on_variant` once.
+    """Within a `with` block, skips launches on "meta" tensors, and calls `on_variant` once with
+    each variant that they would launch.
 
     Args:
         properties: properties of the GPU that the tensors stand for.
@@ -128,8 +133,8 @@ def collecting_variants(
 
 @contextmanager
 def waiting_for_variants(wait_for: Callable[[str], object]) -> Iterator[None]:
-    """Calls `wait_for` with the variant's digest before this process launches a kernel variant for
-    the first time, within a `with` block.
+    """Within a `with` block, calls `wait_for` with a kernel variant's digest before this process
+    first launches that variant.
     """
 
     def hook(*, key: str, fn: Any, **_: Any) -> bool:
@@ -150,8 +155,8 @@ def _digest(name: str, key: str) -> str:
 
 @contextmanager
 def _install_hook(hook: Callable[..., bool]) -> Iterator[None]:
-    """Installs a hook that Triton calls before it looks for a kernel in its cache, within a `with`
-    block.
+    """Within a `with` block, installs a hook that Triton calls before it looks for a kernel in its
+    cache.
     """
     before = triton.knobs.runtime.jit_cache_hook
     triton.knobs.runtime.jit_cache_hook = hook

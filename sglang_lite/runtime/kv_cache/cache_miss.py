@@ -1,6 +1,4 @@
-"""Reasons why tokens of a prompt were not in the radix tree. Computed once per request, at
-admission.
-"""
+"""Finds out why tokens of a prompt were not in the radix tree, once per request, at admission."""
 
 from __future__ import annotations
 
@@ -93,7 +91,7 @@ def find_miss(
 
 
 def continued_slot_miss(prompt: Ints, cached: int) -> Miss:
-    """Returns the reason why tokens are not cached for a prompt that continues in the slot of
+    """Returns the reason why tokens had to be computed for a prompt that continues in the slot of
     another request.
     """
     now = prompt[max(cached - _AROUND, 0) : cached + _SHOWN].copy()

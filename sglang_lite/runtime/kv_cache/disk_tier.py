@@ -1,4 +1,4 @@
-"""Disk tier of the KV cache: files of runs of pages in a store that other engines may share.
+"""Disk tier of the KV cache: files of consecutive pages in a store that other engines may share.
 
 A file is named after its last page, so only an engine with the same tokens can find it. All work is
 done on threads of an executor.
@@ -23,7 +23,7 @@ _KNOWN: Final = 1 << 16  # remembered names
 
 
 class DiskTier:
-    """Files of pages.
+    """Reads and writes files of pages in a store.
 
     Args:
         store: store of the files.
@@ -47,11 +47,11 @@ class DiskTier:
         self._lock = threading.Lock()  # of `known`
 
     def count_existing(self, names: Sequence[bytes]) -> Future[int]:
-        """Counts how many of these files exist, up to the first that doesn't."""
+        """Starts counting how many of these files exist, up to the first that doesn't."""
         return self.executor.submit(self._count_existing_now, names)
 
     def start_read(self, name: bytes, rows: Rows, slots: Ints, skip: int) -> Future[bool]:
-        """Reads a file.
+        """Starts reading a file into host memory.
 
         Args:
             name: name of the file.
@@ -63,16 +63,18 @@ class DiskTier:
         return self.executor.submit(self._read_file, name, rows, slots, skip)
 
     def start_write(self, name: bytes, rows: Rows, slots: Ints) -> Future[None]:
-        """Writes a file, unless it exists."""
+        """Starts writing a file, unless it exists."""
         return self.writer.submit(self._write_file, name, rows, slots)
 
     def close(self) -> None:
-        """Shuts down the threads after their current work."""
+        """Shuts down the threads after their current work, without waiting. Queued work is
+        cancelled.
+        """
         for executor in (self.executor, self.writer):
             executor.shutdown(wait=False, cancel_futures=True)
 
     def stop(self, reason: object) -> None:
-        """Disables the store and logs the reason, once."""
+        """Stops using the store, and logs the reason once."""
         if not self.off:
             self.off = True
             logger.warning("the cache's folder is not used any more: %s", reason)

@@ -1,4 +1,4 @@
-"""Page files that wait to be written from slots of the host, or are being written."""
+"""Files of pages that wait to be written from the host tier to the disk tier, or are being written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Write:
 
 
 class FileWrites:
-    """Files to be written.
+    """Queue of files to be written.
 
     Args:
         host: tier that holds their pages.
@@ -42,7 +42,9 @@ class FileWrites:
         return len(self._files)
 
     def queue_file(self, names: Sequence[bytes]) -> None:
-        """Adds a file of these pages if all are in the host tier or being copied there."""
+        """Queues a file of these pages for writing, if all are in the host tier or being copied
+        there.
+        """
         if all(name in self._host for name in names) and all(
             names[-1] != other.name for other in self._files
         ):
@@ -52,7 +54,7 @@ class FileWrites:
 
     @property
     def full(self) -> bool:
-        """Whether so many files wait that more are skipped."""
+        """Whether the queue is full, so that further files are skipped."""
         return len(self._files) >= _MAX_WRITING
 
     def advance_writes(self, disk: DiskTier, completed: int) -> None:

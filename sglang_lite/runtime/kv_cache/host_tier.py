@@ -49,7 +49,7 @@ class PageMemory(Protocol):
 
 
 class HostTier:
-    """Names of the pages in a host memory.
+    """Assigns slots of host memory to pages by name.
 
     Args:
         memory: memory for the pages.
@@ -69,15 +69,16 @@ class HostTier:
         return name in self._slots
 
     def use_slots(self, names: Sequence[bytes]) -> Ints:
-        """Returns the slots of stored pages, int32 [N], and marks them as just used, the first page
-        most recently.
+        """Returns the slots of stored pages, int32 [N], and marks the pages as just used. The first
+        one counts as the most recently used.
         """
         for name in reversed(names):
             self._slots[name] = self._slots.pop(name)
         return np.array([self._slots[name] for name in names], dtype=np.int32)
 
     def save_pages(self, names: Sequence[bytes], pages: Ints) -> None:
-        """Copies the device's pages that are not stored yet to the host, as many as fit.
+        """Copies pages of the device to the host, as many as fit. Skips those that are already
+        stored.
 
         Args:
             names: names of the pages, in the order of their sequence.
@@ -104,7 +105,7 @@ class HostTier:
             self._pinned[slot] = self._pinned.get(slot, 0) + 1
 
     def unpin_slots(self, slots: Ints) -> None:
-        """Undoes one `pin_slots` of these slots. Frees those without a page."""
+        """Undoes one `pin_slots` of these slots. Those that hold no named page become free."""
         for slot in slots.tolist():
             self._pinned[slot] -= 1
             if not self._pinned[slot]:
@@ -114,8 +115,8 @@ class HostTier:
                     self._free.append(slot)
 
     def reserve_pinned(self, count: int) -> Ints:
-        """Allocates and pins up to `count` slots without a page. The host may write to them once
-        all copies launched so far have completed.
+        """Allocates and pins up to `count` slots that don't belong to a page yet. The host may
+        write to them once all copies launched so far have completed.
         """
         slots = self._allocate(count)
         self._nameless.update(slots)
@@ -123,8 +124,8 @@ class HostTier:
         return np.array(slots, dtype=np.int32)
 
     def name_reserved(self, names: Sequence[bytes], slots: Ints) -> None:
-        """Assigns page names to the first of some reserved slots, which the host has written, and
-        unpins all of them.
+        """Stores pages under these names in the first of the reserved slots, which the host has
+        written. Unpins all of the slots.
         """
         for name, slot in zip(names, slots.tolist()):
             if name not in self._slots:

@@ -1,5 +1,5 @@
-"""Copies of the first tokens of a page: a cached prefix that ends inside a page is continued in a
-private page.
+"""Copies of the beginning of a cached page. They are needed when a cached prefix ends inside a
+page, since the request must continue in a page of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PageCopy:
 
 
 def token_slots_to_copy(copies: list[PageCopy], page_size: int, pages: Ints | None = None) -> Ints:
-    """Returns the token slots to copy from and to, int32 [2, N].
+    """Returns the source and destination token slots of copies, int32 [2, N].
 
     Args:
         copies: the copies.

@@ -91,8 +91,8 @@ class PageFile:
             )
 
     def read_with_threads(self, threads: Executor, rows: Rows, slots: Ints) -> Iterator[int]:
-        """Reads the first pages like `read_into`, with several threads. Yields how many have been
-        read, as they complete in order.
+        """Reads the first pages like `read_into`, with several threads. After each portion, in
+        order, yields how many pages have been read so far.
         """
         most = max(PART_BYTES // self.page_bytes, 1)
         starts = range(0, len(slots), most)
@@ -174,7 +174,9 @@ def _fill_from(view: memoryview, source: _Source, at: int) -> None:
 def pack_pages(
     header: bytes, rows: Rows, slots: Ints, secret: str | None = None
 ) -> list[bytes | memoryview]:
-    """Returns the contents of a file of pages, in parts; see `write_pages`."""
+    """Returns the contents of a file of pages as a sequence of buffers. Takes the same arguments as
+    `write_pages`.
+    """
     key = None if secret is None else _derive_key(secret, header, len(slots), rows.shape[1])
     sums = _compute_checks(rows, slots, 0, key).tobytes()
     magic = _MAGIC if secret is None else _MAGIC_OF_SECRET
@@ -223,7 +225,7 @@ def _derive_key(secret: str, header: bytes, pages: int, page_bytes: int) -> byte
 
 def _compute_checks(rows: Rows, slots: Ints, first: int, key: bytes | None) -> NDArray[Any]:
     """Computes the checksums of pages or, with a key, their authentication codes. `first` is the
-    index of the first page in the file.
+    index in the file of the first of these pages.
     """
     if key is None:
         return compute_page_sums(rows, slots)

@@ -14,7 +14,7 @@ NAME_BYTES = 16
 
 
 class PageNames:
-    """Names of the pages of one engine.
+    """Computes the names of one engine's pages.
 
     A name is the hash of the name before it and of the page's tokens, so equal names mean equal
     prefixes.
@@ -32,7 +32,7 @@ class PageNames:
         self.page_size = page_size
 
     def names_of_node(self, node: Node) -> list[bytes]:
-        """Returns the names of a node's pages, which the node caches."""
+        """Returns the names of a node's pages. They are computed once and kept in the node."""
         unnamed: list[Node] = []
         current = node
         while current.names is None:
@@ -60,7 +60,9 @@ class PageNames:
         ).digest()
 
     def names_after(self, name: bytes, tokens: Ints) -> Iterator[bytes]:
-        """Yields the names of the whole pages of int32 `tokens` after the page called `name`."""
+        """Yields the names of the pages that follow the page called `name` and hold the int32
+        `tokens`. An incomplete last page gets no name.
+        """
         size = self.page_size * tokens.itemsize
         key = self.key
         data = tokens.tobytes()

@@ -44,11 +44,11 @@ class ByteStore(Protocol):
     """
 
     def has(self, name: str) -> bool:
-        """Returns whether the store has a name."""
+        """Returns whether the store has bytes under a name."""
         ...
 
     def get(self, name: str) -> bytes:
-        """Returns the bytes of a name.
+        """Returns the bytes stored under a name.
 
         Raises:
             FileNotFoundError: the store has no such name.
@@ -61,7 +61,7 @@ class ByteStore(Protocol):
 
 
 class PageStore(Protocol):
-    """Store of files of pages, by the name of their last page."""
+    """Store of files of pages. A file is named after its last page."""
 
     def has_file(self, name: bytes) -> bool:
         """Returns whether the file exists."""
@@ -77,7 +77,7 @@ class PageStore(Protocol):
         ...
 
     def store_pages(self, name: bytes, rows: Rows, slots: Ints) -> None:
-        """Writes pages."""
+        """Writes the pages in some slots of a host memory to a file."""
         ...
 
     def remove(self, name: bytes) -> bool:
@@ -86,7 +86,7 @@ class PageStore(Protocol):
 
 
 class Folder:
-    """Folder of files, which engines of one machine may share without locks.
+    """Page store in a folder, which engines of one machine may share without locks.
 
     If two write the same file, both write the same bytes, and the later rename wins.
 
@@ -149,7 +149,7 @@ class Folder:
 
 
 class Blobs:
-    """Files of pages in a store of bytes. Damaged ones stay there until overwritten."""
+    """Page store that keeps its files in a `ByteStore`. Damaged files stay there until overwritten."""
 
     def __init__(self, store: ByteStore) -> None:
         self._store = store
@@ -172,8 +172,8 @@ class Blobs:
 
 
 class FsspecStore:
-    """Store of bytes at a URL of fsspec, such as "s3://bucket/prefixes"; the user must install its
-    package.
+    """`ByteStore` at a URL that fsspec supports, such as "s3://bucket/prefixes". The user must
+    install the package that fsspec needs for it.
 
     Args:
         url: URL of a folder.
@@ -205,7 +205,7 @@ class FsspecStore:
 
 
 def make_store(backend: str, place: str, max_bytes: int) -> PageStore:
-    """Creates the store that a config names.
+    """Creates the page store that the config selects.
 
     Args:
         backend: "file", "fsspec", or the name of a registered class.

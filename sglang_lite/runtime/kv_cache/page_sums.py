@@ -43,7 +43,8 @@ class DamagedFileError(ValueError):
 def compute_page_sums(
     rows: Rows, slots: Ints, descriptor: int = -1, at: int = 0
 ) -> NDArray[np.uint64]:
-    """Returns the checksum of each page, uint64 [N]. First reads the pages if given an open file.
+    """Returns the checksum of each page, uint64 [N]. With a descriptor, first reads the pages from
+    that file into the rows.
 
     Args:
         rows: uint8 [slots, bytes of a page].
@@ -85,8 +86,8 @@ def compute_page_sums(
 
 @cache
 def compile_sum_pages() -> Callable[..., int] | None:
-    """Compiles and returns `sum_pages`; None without a compiler. The first call on a machine takes
-    about a second.
+    """Returns the compiled `sum_pages`, or None if no compiler is installed. The first call on a
+    machine compiles it, which takes about a second.
     """
     library = load_cpu_library(Path(__file__).with_suffix(".cpp"), cache_folder() / "compiled")
     if library is None:

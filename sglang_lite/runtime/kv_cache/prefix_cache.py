@@ -92,8 +92,8 @@ class PrefixCache:
         return self.pool.free + self.tree.evictable
 
     def match_usable(self, tokens: Ints, space: PrefixSpace) -> Match:
-        """Finds the longest cached prefix that leaves at least one token to compute, because its
-        logits are needed.
+        """Finds the longest cached prefix that a request can use. At least one token remains to be
+        computed, because its logits are needed.
         """
         end = len(tokens) - 1 if self.reuses else 0
         while True:  # shortening for one of the two may end where the other can't use it
@@ -106,8 +106,9 @@ class PrefixCache:
                 return match
 
     def allocate_slot_for(self, tokens: Ints, match: Match, space: PrefixSpace) -> SlotHandle:
-        """Allocates a request a slot that starts with its cached prefix. If the prefix ends inside
-        a page, its cached part is copied, if a page is available.
+        """Allocates a slot for a request, with its cached prefix in place. If the prefix ends
+        inside a page, schedules a copy of the cached part, provided that a page is available for
+        it.
         """
         lock = self.tree.lock_node(match.node)
         if self.tiers is not None:
@@ -166,8 +167,8 @@ class PrefixCache:
         return found
 
     def adopt_cached_pages(self, handle: SlotHandle) -> None:
-        """Replaces a slot's computed pages with the tree's after its tokens have changed, if the
-        tree has more of them.
+        """Makes a slot use the tree's pages if the tree has more of its tokens than are computed.
+        Called after the slot's tokens have changed.
         """
         node = handle.lock.node
         # nothing in the tree continues from here
@@ -193,8 +194,8 @@ class PrefixCache:
             self._schedule_copy(handle, match.tail)
 
     def _schedule_copy(self, handle: SlotHandle, tail: Tail) -> None:
-        """Schedules a copy of the cached part of the page after a slot's prefix, if a page is
-        available for it.
+        """Schedules a copy of the cached part of the page that follows a slot's prefix, if a page
+        is available for the copy.
         """
         slot = handle.slot
         table = self.table
@@ -213,9 +214,9 @@ class PrefixCache:
         self.pending_copies.append(PageCopy(slot, source, tail.page, int(page[0]), tail.count))
 
     def pop_pending_copies(self, slot: int | None = None) -> list[PageCopy]:
-        """Removes and returns the pending copies, and unlocks the pages they read. Without `slot`,
-        returns all, to be performed. With one, returns those of that slot, to be dropped; their
-        tokens are then computed instead.
+        """Removes and returns pending copies, and unlocks the pages they read. Without `slot`,
+        returns all of them, to be performed. With a slot, returns only those of that slot, which
+        must then be dropped; their tokens will be computed instead.
         """
         if not self.pending_copies:
             return []
@@ -314,8 +315,8 @@ class PrefixCache:
             self.windows.pool.settle_quarantine(step)
 
     def settle_copies(self) -> int:
-        """Adds the pages that lower tiers have copied to the tree. Returns the number of copies
-        that have completed.
+        """Adds pages that have been copied up from lower tiers to the tree. Returns the number of
+        copies, in either direction, that have completed.
         """
         if self.tiers is None:
             return 0
@@ -373,8 +374,8 @@ class PrefixCache:
         self.table.release_slot(handle.slot)
 
     def _release_pages(self, handle: SlotHandle) -> None:
-        """Frees the pages of a request that are not in the tree, and stops counting it as a reader
-        of the others.
+        """Frees the pages that a request owns, and stops counting it as a reader of the tree's
+        window pages.
         """
         slot = handle.slot
         owned_from = handle.owned_from
@@ -385,7 +386,9 @@ class PrefixCache:
         self._quarantine_pages(pages[owned_from:], self.step)
 
     def _quarantine_pages(self, pages: Ints, step: int, copy: int = 0) -> None:
-        """Frees pages, which steps up to `step` and copies up to `copy` may still use."""
+        """Frees pages once steps up to `step` and copies up to `copy`, which may still use them,
+        have completed.
+        """
         if self.windows is not None:
             self.windows.release_window_pages(pages, step)
         self.pool.quarantine_pages(pages, step, copy)

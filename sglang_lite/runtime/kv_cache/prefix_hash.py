@@ -34,21 +34,23 @@ class PrefixHash:
 
 
 class PrefixHasher:
-    """Computes hashes of prefixes, with cached powers. Its methods can be called on any thread."""
+    """Computes hashes of prefixes, and caches the powers that they need. Its methods can be called
+    on any thread.
+    """
 
     def __init__(self) -> None:
         self._powers = np.ones(1, dtype=np.uint64)
 
     def extend_hash(self, prefix: PrefixHash, tokens: Ints) -> PrefixHash:
-        """Computes the hash of a prefix and the tokens after it."""
+        """Returns the hash of a prefix followed by `tokens`."""
         more = np.dot(
             tokens.astype(np.uint64) + np.uint64(1), self._powers_for(prefix, len(tokens))
         )
         return PrefixHash(prefix.length + len(tokens), (prefix.hash + int(more)) % _MODULUS)
 
     def compute_digests(self, prefix: PrefixHash, tokens: Ints, every: int) -> Digests:
-        """Computes the hashes of all prefixes that end in `tokens`, which follow `prefix`, and
-        whose length is a multiple of `every`.
+        """Computes the hashes of those prefixes that end within `tokens`, which follow `prefix`,
+        and whose length is a multiple of `every`.
         """
         terms = (tokens.astype(np.uint64) + np.uint64(1)) * self._powers_for(prefix, len(tokens))
         first = every - prefix.length % every

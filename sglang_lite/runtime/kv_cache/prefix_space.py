@@ -1,8 +1,9 @@
 """Spaces of the prefix cache: sequences in one space can use each other's keys and values.
 
-A late adapter computes the tokens of a sequence from some position on. The model itself computes
-those before it, which are shared with sequences of other late adapters and of none. So the first
-tokens with the adapter have ids in the tree that are hashes of it, and later tokens are below them.
+A late adapter computes the tokens of a sequence only from some position on. The base model computes
+the tokens before it, so these are shared with sequences that have another late adapter or none. In
+the tree, the first tokens that the adapter computes have ids mixed with a hash of the adapter, and
+all later tokens are below them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _FIRST = np.int32(1 << 30)  # above every vocabulary
 
 @dataclass(frozen=True, slots=True)
 class PrefixSpace:
-    """Place of a sequence in the prefix cache.
+    """Part of the prefix cache that a sequence may use: a namespace, and the adapter that computes
+    the sequence.
 
     Attributes:
         namespace: its namespace in the radix tree.
@@ -39,8 +41,8 @@ class PrefixSpace:
 
     @classmethod
     def in_namespace(cls, namespace: str, adapter: Adapter | None = None) -> PrefixSpace:
-        """Returns the space of a caller's namespace with an adapter. Distinct pairs have distinct
-        namespaces here, except for late adapters.
+        """Returns the space for a caller's namespace and an adapter. Each combination gets a
+        separate namespace in the tree, except that late adapters share one with the base model.
         """
         if adapter is not None and not adapter.invocation:
             return cls(f"\0{adapter.digest}:{namespace}", adapter)
@@ -48,8 +50,8 @@ class PrefixSpace:
 
     @property
     def late(self) -> str:
-        """Digest of a late adapter, which applies only from its invocation on; empty if there is
-        none.
+        """Digest of the adapter if it is a late one, which applies only from its invocation on;
+        else "".
         """
         return self.adapter.digest if self.adapter is not None and self.adapter.invocation else ""
 
@@ -63,7 +65,7 @@ class PrefixSpace:
         return replace(self, adapter=None) if start is None else replace(self, start=start)
 
     def tree_key(self, tokens: Ints) -> tuple[Ints, str]:
-        """Returns a sequence's ids and namespace in the tree."""
+        """Returns the ids and the namespace under which a sequence is stored in the tree."""
         return self.tree_ids(tokens), self.namespace
 
     def tree_ids(self, tokens: Ints, first: int = 0) -> Ints:
@@ -86,9 +88,9 @@ class PrefixSpace:
         return mixed
 
     def trusted_cached(self, cached: int) -> int:
-        """Returns how many cached tokens may be used: all, unless they end among the ids mixed with
-        a late adapter's digest. Those may equal another adapter's by chance, so only tokens before
-        them are used.
+        """Returns how many cached tokens may be used: usually all of them. If they end among the
+        ids mixed with a late adapter's digest, which may equal another adapter's by chance, only
+        the tokens before these ids may be used.
         """
         return self.start if self.late and self.start < cached < self.start + _MIXED else cached
 
@@ -97,8 +99,8 @@ class PrefixSpace:
         return self.adapter is other.adapter
 
     def common_length_with(self, other: PrefixSpace, count: int) -> int:
-        """Returns how many of `count` equal tokens of two sequences have equal keys and values in
-        both spaces.
+        """Returns how many leading tokens of two sequences have the same keys and values in both
+        spaces. The first `count` tokens of the sequences are equal.
         """
         if self == other:
             return count
@@ -108,7 +110,7 @@ class PrefixSpace:
 
 
 def _last_occurrence(tokens: Ints, part: tuple[int, ...]) -> int | None:
-    """Returns the position of the last occurrence of a part in tokens, or None."""
+    """Returns the position where `part` last occurs in `tokens`, or None."""
     if len(tokens) < len(part):
         return None
     places = (

@@ -28,9 +28,9 @@ _NO_PAGES: Ints = np.empty(0, dtype=np.int32)
 
 
 class Node:
-    """Node of the tree: a run of pages below `parent`. `locks` counts the locks on this node and
+    """Node of the tree: consecutive pages below `parent`. `locks` counts the locks on this node and
     its descendants. `names` holds the names of its pages once they have been computed
-    (page_names.py); for a root, its namespace.
+    (page_names.py); for a root, it holds its namespace.
     """
 
     __slots__ = (
@@ -73,9 +73,9 @@ class Node:
 
 
 class EvictedPrefixes:
-    """Lossy memory of evicted prefixes: a hash table whose later entries overwrite earlier ones.
-    Adding a prefix costs the hash of one page, because the hash of a node's tokens is computed at
-    most once.
+    """Approximate record of evicted prefixes: a hash table whose later entries overwrite earlier
+    ones. Adding a prefix costs the hash of one page, because the hash of a node's tokens is
+    computed at most once.
     """
 
     def __init__(self, hasher: PrefixHasher) -> None:
@@ -201,7 +201,7 @@ class Insertion:
 
 
 class RadixTree:
-    """Prefixes of token sequences, and the pages that hold their keys and values.
+    """Prefix tree of token sequences, with the pages that hold their keys and values.
 
     Args:
         page_size: tokens in a page.
@@ -306,9 +306,9 @@ class RadixTree:
         return Insertion(node, np.concatenate((known, pages[at:])), duplicates)
 
     def add_locked_child(self, node: Node, tokens: Ints, pages: Ints) -> Node | None:
-        """Moves a lock on a node to a new node below it, whose tokens and pages are as in
-        `PrefixLock.extend_with`. Returns the new node. Returns None if another child begins with
-        these tokens, or if the node is a root, which may no longer be in the tree.
+        """Adds a new node below `node` and moves a lock from `node` to it; `tokens` and `pages` are
+        those of `PrefixLock.extend_with`. Returns the new node. Returns None if another child
+        begins with these tokens, or if `node` is a root, which may no longer be in the tree.
         """
         if node.parent is None or self._child_key(tokens) in node.children:
             return None
@@ -383,9 +383,9 @@ class RadixTree:
         del node.parent.keys[bisect_left(node.parent.keys, key)]
 
     def _find_tail(self, node: Node, tokens: Ints) -> Tail | None:
-        """Finds the child of `node` that shares the longest prefix with `tokens`, which is less
-        than a page, and returns that part of its first page, or None. The child is adjacent to
-        where `tokens` would be in key order.
+        """Finds the child of `node` that shares the most leading tokens, less than a page, with
+        `tokens`. Returns the shared part of its first page, or None. Only the neighbours of
+        `tokens` in key order need to be compared.
         """
         wanted = self._child_key(tokens)
         first = wanted[: tokens.itemsize]
@@ -402,8 +402,8 @@ class RadixTree:
         return best
 
     def _follow_and_split(self, tokens: Ints, namespace: str) -> tuple[Node, list[Node], int]:
-        """Follows `tokens` down the tree, splitting the last node if needed. Returns the last node,
-        the path to it and the number of tokens covered.
+        """Follows `tokens` down the tree, splitting a node if they diverge inside it. Returns the
+        last node, the path to it and the number of tokens covered.
         """
         self._clock += 1
         node = self._roots.get(namespace) or _new_root(namespace)
@@ -430,7 +430,7 @@ class RadixTree:
         return node, path, at
 
     def _split_node(self, node: Node, at: int) -> Node:
-        """Inserts a new node above `node` that takes over its first `at` tokens."""
+        """Splits a node: a new node above it takes over its first `at` tokens."""
         assert node.parent is not None
         cut = at // self.page_size
         upper = Node(node.tokens[:at].copy(), node.pages[:cut].copy(), node.parent, node.created)
@@ -450,8 +450,8 @@ class RadixTree:
         return upper
 
     def move_lock_up(self, node: Node, count: int) -> Node | None:
-        """Moves a lock on a node up, by at most `count` pages. Returns the node it is then on, or
-        None if it has reached the root.
+        """Moves a lock up from a node, by at most `count` pages. Returns the node that the lock is
+        then on, or None if it has reached the root.
         """
         if node.parent is None:
             return None
@@ -485,7 +485,7 @@ class RadixTree:
 
 
 def _new_root(namespace: str) -> Node:
-    """Creates the root of a namespace without pages, which `insert_sequence` registers."""
+    """Creates the root of a namespace that has no pages yet. `insert_sequence` adds it to the tree."""
     root = Node(_NO_PAGES, _NO_PAGES, None, 0)
     root.prefix = PrefixHash.for_namespace(namespace)
     root.names = [namespace.encode("utf-8", "surrogatepass")]
@@ -495,7 +495,7 @@ def _new_root(namespace: str) -> Node:
 def _record_change(
     changes: TreeChanges | None, hasher: PrefixHasher, node: Node, *, there: bool
 ) -> None:
-    """Records the prefixes that a tree gains or loses with a node."""
+    """Records the prefixes that the tree gains or loses when a node is added or removed."""
     if changes is not None and node.parent is not None:
         changes.record_digests(
             hasher.compute_digests(prefix_hash_of(node.parent, hasher), node.tokens, changes.every),

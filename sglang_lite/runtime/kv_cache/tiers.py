@@ -71,7 +71,7 @@ class Fetch:
 
 @dataclass(eq=False, slots=True)
 class DiskRead:
-    """Pages being read from files to the host: a part of a sequence.
+    """Pages of a sequence that are being read from files into host memory.
 
     Attributes:
         names: names of the pages.
@@ -155,8 +155,8 @@ class Tiers:
         self._computed = 0  # sequences that seemed faster to compute than to fetch
 
     def is_copying(self, completed: int) -> bool:
-        """Returns whether pages are being fetched, or copies were still running when `completed` of
-        them had completed.
+        """Returns whether pages are being fetched or read, or copies are still running. `completed`
+        is the number of copies that have completed.
         """
         reading = any(not each.done for each in self._reading.values())
         return bool(self.fetching) or reading or completed < self.host.memory.launched
@@ -217,19 +217,23 @@ class Tiers:
     # ----------------------------------------------------------------------------------------- down
 
     def save_if_write_through(self, node: Node) -> None:
-        """Saves a node whose pages are now in the tree, under "write_through"."""
+        """Saves a node whose pages have been added to the tree, if the policy is "write_through"."""
         if self._policy == "write_through":
             self.save_node(node)
 
     def save_if_selective(self, node: Node) -> None:
-        """Saves the path to a node that a request begins with, under "write_through_selective"."""
+        """Saves all nodes on the path to a node whose prefix a request reuses, if the policy is
+        "write_through_selective".
+        """
         if self._policy == "write_through_selective":
             while node.parent is not None:
                 self.save_node(node)
                 node = node.parent
 
     def save_if_write_back(self, node: Node) -> None:
-        """Saves a node whose pages leave the device, under "write_back"."""
+        """Saves a node whose pages are being evicted from the device, if the policy is
+        "write_back".
+        """
         if self._policy == "write_back":
             self.save_node(node)
 
@@ -240,8 +244,8 @@ class Tiers:
             self._save_files(self.disk, node)
 
     def _save_files(self, disk: DiskTier, node: Node) -> None:
-        """Queues the files whose last page is in a node to be written. Their pages before the node
-        are also in the tree.
+        """Queues for writing the files whose last page is in a node. Their earlier pages may be in
+        the nodes above it.
         """
         start = 0
         above = node.parent
@@ -276,7 +280,7 @@ class Tiers:
         token_s: float,
         before: Fetch | DiskRead | None,
     ) -> Fetch | DiskRead | Literal["later"] | None:
-        """Starts to fetch the pages after a match.
+        """Starts to fetch, from the lower tiers, the pages that follow a match.
 
         Args:
             tokens: int32, the tokens that may be cached.
@@ -286,10 +290,9 @@ class Tiers:
             before: last fetch for the same request, if any.
 
         Returns:
-            The fetch, possibly one that began earlier. "later" if the pages for it become free
-                after the running steps, when the
-            match may have changed. None if the lower tiers have too little, computing is faster, or
-                the device has no room.
+            The fetch, possibly one that began earlier. "later" if pages for it become free only
+            after the running steps, when the match may have changed. None if the lower tiers have
+            too little, computing is faster, or the device has no room.
         """
         store = self._store
         size = self._store.page_size
@@ -372,8 +375,8 @@ class Tiers:
     def _start_file_lookup(
         self, at: int, behind: Sequence[bytes], found: int, token_s: float
     ) -> DiskRead | None:
-        """Starts to look for the files with pages after those that the host has. Returns None if
-        there are none, or computing is faster.
+        """Starts looking for files with the pages that follow those found on the host. Returns None
+        if there are too few such pages, or computing is faster.
 
         Args:
             at: number of pages before `behind`.
@@ -419,8 +422,8 @@ class Tiers:
         return read
 
     def add_arrived_pages(self) -> int:
-        """Adds the pages that have arrived to the tree. Returns the number of copies that have
-        completed.
+        """Adds pages that have arrived on the device to the tree. Returns the number of completed
+        copies, including those to the host.
         """
         self._move_files()
         completed = self.host.memory.count_completed()
@@ -436,8 +439,8 @@ class Tiers:
         return completed
 
     def drop_pages(self, *, keep: bool = False) -> None:
-        """Drops the pages being moved, because the device's memory may be released, and forgets the
-        host's pages unless `keep` is set. Files stay.
+        """Abandons all fetches, because the device's memory may be released. Also forgets the
+        host's pages, unless `keep` is set. Files stay.
         """
         self.host.memory.count_completed()  # starts copies that wait
         for fetch in self.fetching:
@@ -452,8 +455,8 @@ class Tiers:
         self.host.forget_pages()
 
     def close(self) -> None:
-        """Waits for pending file writes, unless their store exceeds its deadline, and closes the
-        host's memory.
+        """Waits for pending file writes, unless their store stops working, and closes the host's
+        memory.
         """
         if self.disk is not None:
             while self._writes and not self.disk.off:
@@ -465,7 +468,9 @@ class Tiers:
     # ---------------------------------------------------------------------------------------- files
 
     def _move_files(self) -> None:
-        """Starts file work that is now possible, and processes finished work."""
+        """Starts those reads and writes of files that have become possible, and processes those
+        that have finished.
+        """
         if self.disk is None:
             return
         completed = self.host.memory.count_completed()
@@ -529,8 +534,8 @@ def _max_file_wait_s(policy: str, tokens: int) -> float:
 def _start_file_reads(
     disk: DiskTier, rows: Rows, run: int, files: Sequence[bytes], read: DiskRead
 ) -> Iterator[Future[bool]]:
-    """Starts to read files, each with `run` pages, into slots, and yields a future for each file
-    with slots.
+    """Starts reading files, each with `run` pages, into the slots of `read`. Yields a future for
+    each file that has slots.
     """
     for i, name in enumerate(files):
         start, end = (max(pages * run - read.skip, 0) for pages in (i, i + 1))

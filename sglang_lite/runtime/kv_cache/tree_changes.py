@@ -1,5 +1,5 @@
-"""Gains and losses of a radix tree, as digests of prefixes. A handle of several engines uses them
-to route requests to the engine that has their prefix.
+"""Records what a radix tree gains and loses, as digests of prefixes. A handle of several engines
+uses these changes to route each request to the engine that has its prefix.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MAX_UNTAKEN = 2**17  # maximum number of pending digests: a megabyte
 
 @dataclass(frozen=True, slots=True)
 class TreeChange:
-    """Changes of a tree since the last ones.
+    """Changes of a tree since the previous `TreeChange`.
 
     Attributes:
         gained, lost: digests of prefixes that the tree has now, and no longer has.
@@ -29,10 +29,11 @@ class TreeChange:
 
 
 class TreeChanges:
-    """Pending changes of a tree: the latest one per digest.
+    """Pending changes of a tree: the latest one for each digest.
 
-    If nobody takes them they are forgotten, together with everything before. So a reader may miss
-    prefixes, but never believes in one that is gone.
+    If too many accumulate because nobody takes them, they are dropped, and everything reported
+    earlier is declared invalid. So a reader may miss prefixes, but never believes in one that is
+    gone.
 
     Args:
         every: tokens between two digests of a prefix.
@@ -52,7 +53,9 @@ class TreeChanges:
                 self._forget_all_locked()
 
     def forget_all(self) -> None:
-        """Records that nothing in the tree can be found any more."""
+        """Declares everything reported earlier invalid, because nothing in the tree can be found
+        any more.
+        """
         with self._lock:
             self._forget_all_locked()
 
@@ -62,7 +65,7 @@ class TreeChanges:
 
     @property
     def waits(self) -> bool:
-        """Whether there are changes that have not been taken."""
+        """True if there are changes that have not been taken."""
         return bool(self._there) or self._forgotten
 
     def take_changes(self) -> TreeChange | None:

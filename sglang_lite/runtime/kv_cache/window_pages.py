@@ -28,8 +28,8 @@ def count_kept_pages(window: int, page_size: int) -> int:
 
 
 class WindowPages:
-    """Second pool, and the owners of its pages: each belongs to a page of the first pool, or is
-    free.
+    """Second, smaller pool of pages, for the layers with a window. Each of its pages is free or is
+    assigned to a page of the first pool.
 
     Args:
         pages: number of pages in the first pool.
@@ -82,8 +82,8 @@ class WindowPages:
         return max((self.chunk - 1) * self._size, 1)
 
     def first_pages_read(self, lengths: Ints) -> Ints:
-        """Returns the index of the first page that the next token of sequences of these lengths
-        reads.
+        """Returns the index of the first page that each sequence's next token reads, given the
+        sequences' lengths.
         """
         firsts: Ints = np.maximum(lengths - np.int32(self._window - 1), 0) // np.int32(self._size)
         return firsts
@@ -92,8 +92,8 @@ class WindowPages:
         return max(length - (self._window - 1), 0) // self._size
 
     def usable_pages(self, pages: Ints) -> int:
-        """Returns how many pages of a prefix a request can begin with: the longest leading part
-        whose last window has all its window pages.
+        """Returns how many pages of a cached prefix a request can reuse. The pages within one
+        window of that end must all have window pages.
         """
         index = np.arange(len(pages), dtype=np.int32)
         missing = np.maximum.accumulate(np.where(self.of[pages] == self.pool.total, index, -1))
@@ -101,7 +101,7 @@ class WindowPages:
         return int(ends[-1]) + 1 if len(ends) else 0
 
     def usable_tokens(self, match: Match) -> int:
-        """Returns how many tokens of a match a request can begin with."""
+        """Returns how many tokens of a match a request can reuse."""
         count = self.usable_pages(match.pages)
         if (
             count == len(match.pages)
@@ -126,8 +126,8 @@ class WindowPages:
     # ----------------------------------------------------------------------------------- allocation
 
     def free_idle_until(self, count: int) -> bool:
-        """Frees idle pages until `count` are free. Returns False if there are too few, not counting
-        those that a running step may still read.
+        """Frees idle window pages until `count` are free. Returns False if fewer are free now.
+        Pages that a running step may still read become free only after it.
         """
         self.pool.settle_quarantine()
         short = count - self.pool.free
@@ -150,7 +150,9 @@ class WindowPages:
         return count <= self.pool.free
 
     def allocate_window_pages(self, pages: Ints) -> None:
-        """Allocates window pages, which must be free, to pages newly allocated to a slot."""
+        """Assigns free window pages to pages that were newly allocated to a slot. The caller must
+        ensure that there are enough.
+        """
         self.of[pages] = self.pool.allocate(len(pages))
         self.readers[pages] = 1
 
@@ -175,7 +177,7 @@ class WindowPages:
     # -------------------------------------------------------------------------------------- reading
 
     def begin_reading(self, slot: int, pages: Ints) -> None:
-        """Makes a slot a reader of pages of the tree, as many as `usable_pages` returned."""
+        """Registers a slot as a reader of the window at the end of its cached prefix, `pages`."""
         first = self.first[slot] = self._first_page_read(len(pages) * self._size)
         self.add_reader(pages[first:])
 
@@ -204,14 +206,14 @@ class WindowPages:
         self.idle += len(pages)
 
     def slots_past_window(self, slots: Ints, lengths: Ints) -> NDArray[np.intp]:
-        """Returns the indices of the slots that have left pages behind their windows at these
-        lengths.
+        """Returns the indices of the slots that can release pages: at these lengths, they have
+        pages behind their windows.
         """
         return np.flatnonzero(self.first_pages_read(lengths - SLACK) > self.first[slots])
 
     def slots_lacking_pages(self, slots: Ints, lengths: Ints) -> NDArray[np.intp]:
-        """Returns the indices of the slots whose window, after tokens were dropped, begins in pages
-        that they have released.
+        """Returns the indices of those slots that have become shorter, so that their window begins
+        in pages that they have already released.
         """
         return np.flatnonzero(self.first_pages_read(lengths) < self.first[slots])
 
@@ -234,8 +236,9 @@ class WindowPages:
         self.first[slot] = first
 
     def replace_own_pages(self, slot: int, before: Ints, after: Ints) -> None:
-        """Makes a slot read pages of the tree, `after`, instead of its own ones, `before`, which
-        are freed next. Tree pages without a window page take over that of the page they replace.
+        """Makes a slot read the tree's pages `after` instead of its own pages `before`, which the
+        caller frees next. A tree page without a window page takes over that of the page it
+        replaces.
         """
         first = int(self.first[slot])
         other = np.flatnonzero(before[first:] != after[first:]) + first

@@ -1,1 +1,3 @@
-"""Models by path: their files, their description, and loading. Independent of requests."""
+"""Loads models from paths: their files, their description, and their weights. Independent of
+requests.
+"""

@@ -1,4 +1,6 @@
-"""Computes second moments of the inputs to a model's matrices while the model reads texts."""
+"""Calibration for quantisation: computes second moments of the inputs to a model's matrices while
+the model reads texts.
+"""
 
 from __future__ import annotations
 
@@ -70,19 +72,19 @@ def read_texts(file: Path) -> list[str]:
 def calibrate(
     folder: Path, spec: ModelSpec, texts: Sequence[str], take: Take, scratch: Path
 ) -> None:
-    """Runs a model over texts on a CPU in float32, layer by layer, and each layer batch by batch.
+    """Runs a model over texts and reports the second moments of the inputs to its matrices.
 
-    Memory holds only the moments of one layer and one batch of texts, however many texts there are:
-    the outputs of a layer are kept in a file. Experts and the inner matrices of latent attention
-    are not calibrated.
+    The model runs on a CPU in float32, layer by layer, and each layer batch by batch. Memory holds
+    only the moments of one layer and one batch of texts: the outputs of a layer are kept in a file.
+    Experts and the inner matrices of latent attention are not calibrated.
 
     Args:
         folder: the model.
         spec: its specification.
         texts: texts; only the first 512 tokens of each are read.
-        take: receives the names of the matrices that a product stacks, and float32 [inputs,
-            inputs], the sum of x x^T over its inputs x. Called for one product at a time, in the
-            model's order.
+        take: receives the names of the matrices that a linear layer stacks, and float32 [inputs,
+            inputs], the sum of x x^T over its inputs x. Called for one linear layer at a time, in
+            the model's order.
         scratch: folder for this temporary file, which takes 4 bytes for each number of a layer's
             rows.
 
@@ -138,7 +140,7 @@ class _Batch:
 
 
 class _States:
-    """Rows of all texts, kept in a file.
+    """Hidden states of all texts, kept in a file.
 
     Args:
         file: where they are written.
@@ -150,12 +152,14 @@ class _States:
         self._size = size
 
     def write_batch(self, batch: _Batch, rows: torch.Tensor) -> None:
-        """Writes the rows [T, size] of a batch. Raises OSError if there is no room for them."""
+        """Writes the hidden states [T, size] of a batch. Raises OSError if the disk has no room for
+        them.
+        """
         self._file.seek(batch.start * self._size * 4)
         self._file.write(rows.float().contiguous().numpy().data)
 
     def read_batch(self, batch: _Batch) -> torch.Tensor:
-        """Returns the rows of a batch, float32 [T, size]."""
+        """Returns the hidden states of a batch, float32 [T, size]."""
         self._file.seek(batch.start * self._size * 4)
         content = bytearray(self._file.read(len(batch.ids) * self._size * 4))
         return torch.frombuffer(content, dtype=torch.float32).view(-1, self._size)
@@ -229,7 +233,7 @@ class _Watched:
         return self._linear(x)
 
     def pass_moments(self, take: Take) -> None:
-        """Passes the names and moments to `take` and drops the moments.
+        """Calls `take` with the names and the moments, and then drops the moments.
 
         Raises:
             ModelError: inputs are not finite.

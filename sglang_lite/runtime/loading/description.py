@@ -162,7 +162,7 @@ def describe(model: str, revision: str | None = None, **settings: str) -> Descri
 
 
 class _Inspection:
-    """Step-by-step inspection of one model.
+    """Fills in the `Description` of one model, step by step.
 
     Attributes:
         description: description with everything found so far.
@@ -232,7 +232,9 @@ class _Inspection:
             self._media = open_model_files(self.path).media
 
     def check_fit(self) -> None:
-        """Checks that the weights fit the model, and computes their size and that of the KV cache."""
+        """Checks that the stored weights match the specification. Computes their size and that of
+        the KV cache.
+        """
         match self._spec:
             case EncoderSpec():
                 self._fit_encoder(self._spec)
@@ -325,8 +327,8 @@ class _Inspection:
         return "decoded while loading"
 
     def _count_block_weights(self, formats: Precision, device: torch.device) -> tuple[int, int]:
-        """Counts the weights that are kept only in the file's quantised blocks. Returns their
-        number and their size in bits.
+        """Counts the weights that a loaded model would keep only as the file's quantised blocks.
+        Returns their number and their size in bits.
         """
         assert self._headers is not None
         keeps = _keeps_only_blocks(formats)
@@ -409,8 +411,8 @@ def _encoder_uses(spec: EncoderSpec) -> tuple[str, ...]:
 
 
 def _check_decoder_tensors(spec: ModelSpec, source: HeaderSource) -> None:
-    """Takes every tensor of a decoder from the source. Raises ModelError if a tensor is missing,
-    superfluous, duplicate or of another shape.
+    """Checks that a source has exactly the tensors of a decoder. Raises ModelError if a tensor is
+    missing, superfluous, duplicate or of another shape.
     """
     tensors = ParameterTensors(source)
     for parameter in parameters(spec):
@@ -421,7 +423,9 @@ def _check_decoder_tensors(spec: ModelSpec, source: HeaderSource) -> None:
 
 
 def _check_encoder_tensors(spec: EncoderSpec, source: HeaderSource) -> None:
-    """Takes every tensor of an encoder from the source. Raises the same errors as `_check_decoder_tensors`."""
+    """Checks that a source has exactly the tensors of an encoder. Raises the same errors as
+    `_check_decoder_tensors`.
+    """
     hidden = spec.layers.hidden_size
     head = spec.classifier
     for name, outputs in (

@@ -1,4 +1,4 @@
-"""Placement of experts on an engine's ranks when it starts, and how other experts are read later."""
+"""Decides where an engine's experts are placed at the start, and lets ranks load others later."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ _TRIVIAL = "trivial"
 
 
 def _read_placement(given: str, counts: list[int], redundant: int, ep: int) -> ExpertPlacement:
-    """Returns the placement in a file or JSON text. From counts of rows, computes a balanced
-    placement.
+    """Returns the placement given in a file or as JSON text. If that has counts of rows instead,
+    computes a balanced placement from them.
     """
     try:
         found: UserValue = json.loads(
@@ -93,8 +93,8 @@ def prepare_experts(
     placement: ExpertPlacement | None,
     opened: Callable[[], WeightSource],
 ) -> None:
-    """Makes a rank count the experts that its layers choose, and lets it load others later, if the
-    settings ask for it.
+    """Sets up a rank for balancing if the settings ask for it: it counts which experts its layers
+    choose, and can load other experts later.
 
     Args:
         model: the rank's model.

@@ -78,7 +78,7 @@ _OF_OWN_CODE = (
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """Loaded model with its tokenizer and the numbers that describe it.
+    """Loaded model, with its tokenizer and everything else that an engine needs to know about it.
 
     Attributes:
         compiling: compilation of its kernels in other processes; None on a CPU, or if none was
@@ -352,8 +352,8 @@ def _least_weight_bytes(formats: Precision, kind: type[Decoder], *, in_few_bits:
 def _choose_number_formats(
     config: EngineConfig, stored: Matrices, device: torch.device, *, packed: bool
 ) -> Precision:
-    """Returns the numeric formats of a model whose matrices are declared to be stored as `stored`;
-    `packed` is the same as for `precision`.
+    """Returns the numeric formats that a model computes in, if its matrices are declared to be
+    stored as `stored`; `packed` is the same as for `precision`.
     """
     quantization = config.quantization or ("w8a8_int8" if stored.integer_inputs else None)
     formats = precision(
@@ -374,8 +374,8 @@ def _choose_number_formats(
 def _offload(
     config: EngineConfig, spec: ModelSpec, device: torch.device, item: int
 ) -> Offload | None:
-    """Returns the object that keeps the last layers' weights in host memory, for elements of at
-    most `item` bytes, or None if all weights are on the device.
+    """Returns the object that keeps the last layers' weights in host memory, or None if all weights
+    are on the device. An element of a weight takes at most `item` bytes.
     """
     if not config.cpu_offload_gb:
         return None
@@ -393,8 +393,8 @@ def _make_tower(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tower | EncoderClient | None:
-    """Returns the encoder of a model's images or sounds, here or on other servers, or None if it
-    takes only text.
+    """Returns the encoder of a model's images or sounds, in this process or as a client of other
+    servers. Returns None if the model takes only text.
     """
     if files.media is None or not _supports_media_format(files.media, config, device):
         return None
@@ -416,8 +416,8 @@ def _open_tower(
 
 
 def _supports_media_format(media: MediaFormat, config: EngineConfig, device: torch.device) -> bool:
-    """Returns True if the attention of a configuration can read media of this format. Logs a
-    warning if not.
+    """Returns True if the model can read media of this format with the configured ranks and
+    attention. Logs a warning if not.
     """
     layout = config.sharing
     if layout.ranks > 1:
@@ -440,7 +440,7 @@ def _supports_media_format(media: MediaFormat, config: EngineConfig, device: tor
 def _load_transformers(
     config: EngineConfig, files: ModelFiles, spec: TransformersSpec
 ) -> LoadedModel:
-    """Loads a model that transformers' code will run."""
+    """Loads a model that runs with transformers' code."""
     # imports all of transformers' models
     from sglang_lite.runtime.models.load_transformers import load_transformers
 
@@ -530,7 +530,7 @@ def _source(files: ModelFiles, config: EngineConfig, device: torch.device) -> We
 
 
 def _open_instance_source(config: EngineConfig, device: torch.device) -> WeightSource:
-    """Returns the source of the weights of a running engine."""
+    """Returns the source that receives the weights from a running engine."""
     # imports torch.distributed
     from sglang_lite.runtime.models.weights.instance import InstanceSource
 
@@ -549,7 +549,8 @@ def _open_instance_source(config: EngineConfig, device: torch.device) -> WeightS
 
 
 def longest_context(config: EngineConfig, limit: int) -> int:
-    """Returns the longest sequence in tokens that the config and the model's own limit allow.
+    """Returns the length of the longest sequence, in tokens: the configured one or the model's own
+    limit.
 
     Raises:
         ParameterError: the config asks for more than the model's limit.
@@ -594,8 +595,8 @@ def pick_device(config: EngineConfig, parallel: Parallel = ONE_PROCESS.parallel)
 def _connect_devices(
     ranks: Collectives, config: EngineConfig, device: torch.device, row_bytes: int
 ) -> Collectives:
-    """Returns the fastest collectives for tensors on the ranks' devices, set up with the
-    collectives through which the ranks met.
+    """Connects the ranks' devices. Returns the fastest collectives for tensors on them; `ranks` is
+    used only to set them up.
 
     Args:
         ranks: collectives of the ranks.
@@ -616,7 +617,7 @@ def _connect_devices(
 
 
 def why_no_gpu(name: str) -> str | None:
-    """Returns the reason why the GPU of this name can't be used, or None if it can."""
+    """Returns the reason why a GPU, such as "cuda:0", can't be used, or None if it can."""
     if not torch.cuda.is_available():
         return _no_gpu_found_reason()
     index = int(name.partition(":")[2] or 0)
@@ -686,7 +687,8 @@ def precision(
     kv_fp8: bool = False,
     packed: bool = False,
 ) -> Precision:
-    """Returns the numeric formats for a `dtype` on a device.
+    """Returns the numeric formats in which a model with this `dtype` is stored and computes on a
+    device.
 
     Args:
         dtype: field `dtype` of an EngineConfig.

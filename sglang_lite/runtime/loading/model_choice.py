@@ -46,13 +46,13 @@ class HostMachine:
 
     @property
     def beside(self) -> int:
-        """Bytes of an engine's process besides weights, keys and values."""
+        """Bytes that an engine's process takes in addition to weights, keys and values."""
         return _BESIDE["cpu" if self.is_cpu else "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFit:
-    """Memory that a model needs on a machine, and what it lacks.
+    """Memory that a model needs on a machine, and how much of it is lacking.
 
     Attributes:
         name: its short name.
@@ -147,8 +147,8 @@ def _estimate_fit(name: str, machine: HostMachine) -> ModelFit:
 
 
 def suggest_larger_model(config: EngineConfig) -> str:
-    """Returns one line on what the default model can't do and which model on this machine can, or
-    "" if the config names another model.
+    """Returns one line that names the limits of the default model, and a larger model that fits
+    this machine. Returns "" if the config does not use the default model.
     """
     if config.model != DEFAULT_MODEL:
         return ""
@@ -164,5 +164,5 @@ def suggest_larger_model(config: EngineConfig) -> str:
 
 
 def gigabytes(count: int) -> str:
-    """Returns a number of bytes as text, in units of 1,000,000,000."""
+    """Formats a number of bytes as gigabytes (units of 1,000,000,000 bytes)."""
     return f"{count / 1e9:,.1f} GB"

@@ -95,8 +95,8 @@ def open_model_files(
 
 
 def read_spec(path: Path, implementation: Implementation = "auto") -> ModelSpec | TransformersSpec:
-    """Reads the model's specification from the GGUF file or folder at `path`. Raises ModelError if
-    it is damaged or not supported, or if the model is an encoder.
+    """Reads a model's specification from the GGUF file or folder at `path`. Raises ModelError if
+    the model is damaged, not supported, or an encoder.
     """
     if path.is_file():
         return spec_of_gguf(GgufFile(path))

@@ -21,7 +21,8 @@ _TEMPLATES = "additional_chat_templates"
 
 @contextlib.contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yields a scratch folder that becomes `out` at the end. Leaves nothing behind if it fails.
+    """Yields a scratch folder that is renamed to `out` when the context ends. Leaves nothing behind
+    after an exception.
 
     Raises:
         ParameterError: `out` already exists or is below a file.

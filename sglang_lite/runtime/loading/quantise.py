@@ -176,8 +176,8 @@ def _write_quantised(
 def _round_with_texts(
     folder: Path, spec: ModelSpec, texts: Sequence[str], bits: int, group: int, scratch: Path
 ) -> dict[str, _Packed]:
-    """Rounds the matrices whose inputs are known so that their products change little, and returns
-    them by name.
+    """Rounds those matrices whose inputs the calibration records, so that their outputs on the
+    texts change little. Returns the rounded matrices by name.
     """
     from safetensors import safe_open
 

@@ -1,4 +1,4 @@
-"""GPUs of an engine's ranks."""
+"""Chooses the GPU of each of an engine's ranks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sglang_lite.runtime.parallel.layout import Parallel
 
 
 def rank_device(config: EngineConfig, parallel: Parallel) -> torch.device:
-    """Returns the GPU of a rank, and makes the calling thread run near it. If a GPU is missing for
-    any rank or the GPUs differ, all ranks raise the same error.
+    """Returns the GPU of a rank, and binds the calling thread to the cores near it. If any rank has
+    no GPU or the GPUs differ, all ranks raise the same error.
 
     Raises:
         ParameterError: a rank has no GPU, or the GPUs differ.

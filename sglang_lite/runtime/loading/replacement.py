@@ -1,4 +1,4 @@
-"""Weights that may replace those of a running model, as sources that can be opened repeatedly."""
+"""Opens weights that are to replace those of a running model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from sglang_lite.runtime.models.weights.source import WeightSource
 def checkpoint_opener(
     config: EngineConfig, path: Path, model: Decoder
 ) -> Callable[[], WeightSource]:
-    """Returns a function that opens the weights at `path` to replace those of `model`.
+    """Returns a function that opens the checkpoint at `path`, whose weights will replace those of
+    `model`. It can be called repeatedly.
 
     Raises:
         ModelError: the checkpoint can't be read or has another architecture.
@@ -54,7 +55,8 @@ def checkpoint_opener(
 def tensors_opener(
     tensors: Mapping[str, torch.Tensor] | Path, model: Decoder, folder: Path | None
 ) -> Callable[[], WeightSource]:
-    """Returns a function that opens some tensors of a checkpoint to replace those of `model`.
+    """Returns a function that opens some tensors of a checkpoint, which will replace those of
+    `model`. It can be called repeatedly.
 
     Args:
         tensors: tensors by name, or a file in the format of safetensors.

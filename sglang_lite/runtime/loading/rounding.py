@@ -35,7 +35,7 @@ class RoundingGrid:
     dtype: torch.dtype
 
     def candidate_scales(self, block: torch.Tensor) -> torch.Tensor:
-        """Returns the scales, float32 [tried, *], worth trying for blocks float32 [columns, *]."""
+        """Returns several scales to try, float32 [tried, *], for blocks float32 [columns, *]."""
         least, most = block.aminmax(dim=0)
         outermost = torch.where(most > -least, most, least)
         full = -outermost / (1 << self.bits - 1)
@@ -62,14 +62,14 @@ class Rounded:
     scale: torch.Tensor
 
     def values(self) -> torch.Tensor:
-        """Returns the values, float32 [rows, columns]."""
+        """Returns the matrix as float32 [rows, columns]."""
         blocks = self.numbers.view(*self.scale.shape, -1).float()
         return blocks.mul_(self.scale.float().unsqueeze(-1)).view(self.numbers.shape)
 
 
 def round_to_nearest(weight: torch.Tensor, grid: RoundingGrid) -> Rounded:
-    """Rounds each number of a matrix [rows, columns], using the scales with the least squared
-    error.
+    """Rounds a matrix [rows, columns], each number to the nearest value. Each block gets the scale
+    with the least squared error.
     """
     blocks = weight.float().view(len(weight), -1, grid.group)
     tried = grid.candidate_scales(blocks.movedim(-1, 0)).unsqueeze(-1)
@@ -116,8 +116,8 @@ def round_with_feedback(weight: torch.Tensor, moments: torch.Tensor, grid: Round
 def _round_columns(
     left: torch.Tensor, factor: torch.Tensor, grid: RoundingGrid
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rounds columns float32 [columns, rows], which are modified. Returns numbers int8 [columns,
-    rows] and scales [blocks, rows].
+    """Rounds the columns `left`, float32 [columns, rows], which are overwritten. Returns numbers
+    int8 [columns, rows] and scales [blocks, rows].
     """
     numbers = torch.empty(left.shape, dtype=torch.int8)
     scales = list[torch.Tensor]()

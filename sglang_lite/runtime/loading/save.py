@@ -64,8 +64,8 @@ def save_sharded(
 
 
 def _find_rank_parts(folder: Path, tp: int) -> dict[str, list[RankPart]]:
-    """Returns each rank's part of every matrix that is split, by the matrix's canonical name. Ranks
-    that hold the same part divide it among them.
+    """Returns the parts into which matrices are split, one for each rank, by canonical name of the
+    matrix. If several ranks hold the same part, only the first one's files get it.
 
     Raises:
         ParameterError: the model can't be cut.
@@ -92,7 +92,7 @@ def _find_rank_parts(folder: Path, tp: int) -> dict[str, list[RankPart]]:
 
 
 def _remove_part_overlaps(parts: Iterable[RankPart]) -> Iterator[RankPart]:
-    """Yields the parts without what the parts before them already contain."""
+    """Yields the parts, each without what the parts before it already contain."""
     at = 0
     for part in parts:
         yield replace(part, start=min(max(part.start, at), part.stop))
@@ -102,7 +102,7 @@ def _remove_part_overlaps(parts: Iterable[RankPart]) -> Iterator[RankPart]:
 def _rank_tensors(
     files: Iterable[Path], parts: Mapping[str, Sequence[RankPart]], rank: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors of a rank as they are stored, with their names in its files."""
+    """Yields the tensors that go into a rank's files, as they are stored, with their names there."""
     from safetensors import safe_open
 
     for file in files:
@@ -119,9 +119,9 @@ def _rank_tensors(
 def _slice_rank_tensor(
     name: str, whole: Any, shape: Sequence[int], parts: Mapping[str, Sequence[RankPart]], rank: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields a rank's part of a tensor, or of a safetensors slice. Yields nothing if other ranks
-    hold all of it. A tensor whose shape is not the model's is kept whole, so that the file's reader
-    can reject it.
+    """Yields the slice of a tensor (or of a safetensors slice) that goes into a rank's files.
+    Yields nothing if it is in other ranks' files. A tensor whose shape is not the model's is kept
+    whole, so that the file's reader can reject it.
     """
     own = parts.get(canonical_name(name))
     axis = int(own is not None and own[rank].axis == "inputs")

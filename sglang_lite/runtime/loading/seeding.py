@@ -1,4 +1,4 @@
-"""Settings of an engine that receives its weights from a running one. Needs no torch."""
+"""Settings of an engine that receives its weights from a running engine, the seed. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from sglang_lite.runtime.models.weights.seed import Seed, seed_address
 
 
 def complete_from_seed(config: EngineConfig) -> EngineConfig:
-    """Completes the config with what the seed's server reports: the version of its weights, and for
-    `instance://` the model's name.
+    """Completes the config of an engine that receives its weights from a seed. Asks the seed's
+    server for the version of its weights and, for `instance://`, the model's name. Returns other
+    configs unchanged.
 
     Raises:
         ParameterError: a setting contradicts another one, or is missing.

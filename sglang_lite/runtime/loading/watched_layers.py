@@ -1,4 +1,4 @@
-"""Inspection of individual layers of a model, as configured."""
+"""Creates the watch over a model's layers that the config asks for: tensor dumps and NVTX markers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sglang_lite.runtime.parallel.layout import Parallel
 def make_layer_watch(
     config: EngineConfig, spec: ModelSpec, parallel: Parallel, device: torch.device
 ) -> LayerWatch:
-    """Returns the watch over a rank's layers that the config asks for.
+    """Returns the `LayerWatch` of a rank's layers, as configured.
 
     Raises:
         ParameterError: the model has no layer with a requested number.

@@ -1,5 +1,5 @@
-"""Images, videos and sounds given as data URLs (RFC 2397), as base64, or as addresses that are
-fetched before an engine reads them.
+"""Parses images, videos and sounds given as data URLs (RFC 2397), as base64, or as web addresses.
+Addresses are fetched before an engine reads them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ ARTICLES: Mapping[MediaKind, str] = {"image": "an image", "video": "a video", "a
 
 
 def parse_medium(source: object, where: str, kind: MediaKind = "image") -> Media:
-    """Returns the medium in a data URL or base64 text. For a web address, returns a medium whose
-    bytes are still to be fetched.
+    """Returns the image, video or sound in a data URL or base64 text. For a web address, returns
+    one whose bytes are still to be fetched.
 
     Args:
         source: the URL, or base64.
@@ -57,7 +57,7 @@ def parse_medium(source: object, where: str, kind: MediaKind = "image") -> Media
 
 
 def unfetched_error(url: str, where: str) -> CapabilityError:
-    """Returns the error for an address in a place where none is fetched."""
+    """Returns the error for a web address where only data is accepted."""
     return CapabilityError(
         f"{short_repr(url)} is an address, and none is fetched here.",
         parameter=where,

@@ -32,7 +32,7 @@ _FEATURES = "features"
 
 
 class EncoderClient:
-    """Encoders of a model's images, videos and sounds at several addresses.
+    """Client of one or more servers that encode a model's images, videos and sounds.
 
     Args:
         urls: addresses of the servers, such as "http://10.0.0.2:30000".
@@ -84,7 +84,7 @@ class EncoderClient:
         )
 
     def encode(self, media: Sequence[Pixels]) -> list[torch.Tensor]:
-        """Moves the features [count, planes * size] of each medium to the device."""
+        """Copies the fetched features [count, planes * size] of each medium to the device."""
         return [each[_FEATURES].to(self.device, self.dtype, non_blocking=True) for each in media]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks an image before it is decoded: format, size and kind."""
+"""Checks an image before it is decoded: its format, size and colour mode."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def read_header(image: Media) -> tuple[int, int]:
 
 
 def decode_upright(picture: Picture) -> Picture:
-    """Decodes an image to 8-bit RGB pixels as displayed, on white where it is transparent. Pillow
-    may raise many kinds of errors.
+    """Decodes an image to 8-bit RGB pixels in its displayed orientation, with white where it is
+    transparent. Pillow may raise many kinds of errors.
     """
     import PIL.Image
     import PIL.ImageOps

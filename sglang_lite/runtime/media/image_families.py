@@ -18,8 +18,8 @@ IDEFICS_LIMIT = 4096  # longest side that transformers' processor makes
 
 
 def _llava(config: Config, settings: Config) -> Parts:
-    """Returns the placeholders of LLaVA 1.5, which crops every image to one square. Pixtral has the
-    same type but another encoder.
+    """Returns the placeholders of LLaVA 1.5, which crops every image to a square of fixed size, or
+    those of Pixtral, which has the same model type.
     """
     vision = config["vision_config"]
     if vision.get("model_type") == "pixtral":
@@ -62,8 +62,8 @@ def idefics_tile(config: Config) -> tuple[str, int, str]:
 def _count_tile_rows_and_columns(
     width: int, height: int, longest: int | None, tile: int
 ) -> tuple[int, int]:
-    """Returns the rows and columns of tiles as transformers' processor cuts them; 0 and 0 for an
-    image of one tile.
+    """Returns how many rows and columns of tiles transformers' processor cuts an image into; 0 and
+    0 for an image of one tile.
     """
     if longest is not None:
         width, height = scale_to_longest(width, height, min(longest, IDEFICS_LIMIT))
@@ -78,7 +78,9 @@ def _count_tile_rows_and_columns(
 
 
 def scale_to_longest(width: int, height: int, longest: int) -> tuple[int, int]:
-    """Returns the size after scaling the longer side to `longest`, with an even shorter side."""
+    """Returns the width and height after scaling the longer side to `longest`. The shorter one is
+    rounded up to an even number.
+    """
     aspect = width / height
     if width >= height:
         width = longest
@@ -93,7 +95,7 @@ def scale_to_longest(width: int, height: int, longest: int) -> tuple[int, int]:
 
 def _qwen(config: Config, settings: Config) -> Parts:
     """Returns the placeholders of Qwen2-VL and its successors: a grid of patches, merged in
-    squares, of about the image's own size.
+    squares. The image is scaled to about its own size.
     """
     size = settings.get("size") or {}
     merge = settings.get("merge_size", 2)
@@ -105,8 +107,8 @@ def _qwen(config: Config, settings: Config) -> Parts:
 
 
 def fit_to_grid(width: int, height: int, unit: int, least: int, most: int) -> tuple[int, int]:
-    """Returns the rows and columns of squares of `unit` pixels to which Qwen2-VL scales an image,
-    with `least` to `most` pixels.
+    """Returns the rows and columns of squares, each `unit` pixels wide, to which Qwen2-VL scales an
+    image. It then has `least` to `most` pixels.
     """
     rows = round(height / unit)
     columns = round(width / unit)
@@ -120,8 +122,8 @@ def fit_to_grid(width: int, height: int, unit: int, least: int, most: int) -> tu
 
 
 def _pixtral(config: Config, settings: Config) -> Parts:
-    """Returns the placeholders of Pixtral and Mistral 3: patches of the image's own size, with a
-    token after each row.
+    """Returns the placeholders of Pixtral and Mistral 3: patches of the image at its own size, with
+    a token after each row.
     """
     size = settings.get("size") or {"longest_edge": 1024}
     patch = settings.get("patch_size", 16)
@@ -146,8 +148,8 @@ def _pixtral(config: Config, settings: Config) -> Parts:
 
 
 def _gemma(config: Config, settings: Config) -> Parts:
-    """Returns the placeholders of Gemma 3, which turns every image into one square. They stand
-    between two tokens and empty lines.
+    """Returns the placeholders of Gemma 3, which scales every image to one square, with a token and
+    an empty line on either side.
     """
     count: int = config["mm_tokens_per_image"]
     if settings.get("do_pan_and_scan"):
@@ -170,7 +172,7 @@ def _onevision(config: Config, settings: Config) -> Parts:
 
 
 def _llava_next(config: Config, settings: Config) -> Parts:
-    """Returns the placeholders of LLaVA-NeXT (1.6): tiles of a few sizes."""
+    """Returns the placeholders of LLaVA-NeXT (1.6): tiles, for one of a few image sizes."""
     if config.get("vision_feature_select_strategy", "default") != "default":
         raise ValueError("vision_feature_select_strategy must be 'default'")
     sizes = settings.get("image_grid_pinpoints") or [
@@ -186,8 +188,8 @@ def _llava_next(config: Config, settings: Config) -> Parts:
 def _tile_placeholders(
     config: Config, tile: int, sizes: Sequence[Sequence[int]], most_tiles: float = math.inf
 ) -> Parts:
-    """Returns the placeholders of the whole image, then of tiles without their padding, with a
-    token after each row.
+    """Returns the placeholders of the downscaled whole image, and then those of its tiles. Padding
+    has no placeholders, and a token follows each row.
     """
     side = config["vision_config"]["image_size"] // config["vision_config"]["patch_size"]
 
@@ -209,8 +211,8 @@ def _tile_placeholders(
 
 
 def _size_preference(width: int, height: int, wide: int, tall: int) -> tuple[int, int]:
-    """Ranks a size for an image like transformers does: by the image's pixels at that size, then by
-    the fewest empty pixels.
+    """Returns the key by which transformers ranks candidate sizes for an image: how many of the
+    image's pixels remain at that size, then how few pixels are empty.
     """
     scale = min(wide / width, tall / height)
     pixels = min(int(width * scale) * int(height * scale), width * height)

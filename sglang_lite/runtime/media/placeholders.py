@@ -57,7 +57,7 @@ _CURES: Mapping[MediaKind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Placeholders:
-    """Placeholders of one kind of media in a model family's format.
+    """How a model family's prompts represent one kind of media.
 
     Attributes:
         named: text that stands for a medium in prompts.
@@ -77,7 +77,7 @@ class Placeholders:
 
 @dataclass(frozen=True, slots=True)
 class MediaFormat:
-    """Format of images, videos and sounds in a model's prompts.
+    """How a model's prompts represent images, videos and sounds.
 
     Attributes:
         kinds: placeholders of each kind of media that the model takes.
@@ -97,8 +97,8 @@ class MediaFormat:
     begins: bool = False
 
     def check_beginning(self, tokens: Ints, media: Sequence[MediaItem]) -> None:
-        """Raises ParameterError if prompts must begin with a sound followed by text and these
-        tokens do not.
+        """Raises ParameterError if the model needs prompts that begin with a sound followed by
+        text, and these tokens do not.
         """
         if not self.begins:
             return
@@ -116,8 +116,8 @@ class MediaFormat:
             )
 
     def split_at_placeholders(self, spans: Sequence[Span]) -> Iterator[Span]:
-        """Splits spans at the placeholders named in their text. Text that can't name special tokens
-        is not split.
+        """Splits spans at the placeholder texts in them. Spans whose text can't name special tokens
+        are not split.
         """
         for span in spans:
             if span.ids is not None or not span.special:
@@ -188,15 +188,16 @@ class MediaFormat:
         return tuple(spans)
 
     def media_item(self, medium: Media) -> MediaItem:
-        """Returns an image, a video or a sound in the form that prompts have. Raises the same
-        errors as `medium_spans`.
+        """Returns the `MediaItem` of an image, a video or a sound. Raises the same errors as
+        `medium_spans`.
         """
         items = (span.item for span in self.medium_spans(medium) if isinstance(span, ImageSpan))
         return next(item for item in items if item is not None)
 
 
 def prompt_spans(prompt: Prompt, media: MediaFormat | None, model_name: str) -> Sequence[Span]:
-    """Returns the spans of a prompt with the placeholders of its images, videos and sounds.
+    """Returns the spans of a prompt, with its placeholders replaced by the spans of its images,
+    videos and sounds.
 
     Args:
         prompt: its media belong to its placeholders (`is_placeholder`), in order. If it has none,
@@ -237,8 +238,8 @@ def prompt_spans(prompt: Prompt, media: MediaFormat | None, model_name: str) -> 
 
 
 def _check_places(places: int, count: int, kind: MediaKind, named: str) -> None:
-    """Raises ParameterError if there are more or fewer placeholders than media. `named` is the text
-    of a placeholder, or "" if the text names none.
+    """Raises ParameterError if the number of placeholders, `places`, differs from the number of
+    media, `count`. `named` is the text of a placeholder, or "" if the prompt's text has none.
     """
     if places == count:
         return
@@ -371,8 +372,8 @@ def _digest(*settings: Config) -> bytes:
 
 
 def _processor_settings(folder: Path, part: str, name: str) -> Config | None:
-    """Returns the settings of a part of a folder's processor, read from where transformers reads
-    them, or None if there are none.
+    """Returns the settings of one part of a folder's processor, such as the one for images, from
+    the file where transformers finds them. Returns None if there are none.
     """
     whole = folder / "processor_config.json"
     file = folder / name

@@ -1,5 +1,5 @@
 """Prepares images, videos and sounds for an encoder: bounded decoding, then transformers'
-processors or equivalent arithmetic. Slow, so not for the event loop's thread.
+processors or equivalent arithmetic. This is slow, so it must not run on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ def video_inputs(
 
 
 def _prepare_sound(sound: SoundFormat, given: Media) -> Pixels:
-    """Returns the samples [1, n], padded with silence to whole windows, and the number of samples
-    before padding, `count` [1].
+    """Returns the samples [1, n] of a sound, padded with silence to a multiple of the window, and
+    the number of samples before padding, `count` [1].
     """
     heard = decode_samples(given, sound.rate, sound.seconds)
     padded = np.pad(heard, (0, -len(heard) % sound.window))

@@ -33,8 +33,8 @@ class SoundFormat:
     named: str = ""
 
     def sound_parts(self, samples: int) -> Sequence[Part]:
-        """Returns the placeholders of a sound with `samples` samples. Raises ParameterError if it
-        is too short.
+        """Returns the placeholders of a sound that has `samples` samples. Raises ParameterError if
+        the sound is too short.
         """
         count = self.count(-(-samples // self.hop))
         if count < 1:
@@ -47,8 +47,9 @@ class SoundFormat:
 def _spectrogram(
     settings: Config, count: Callable[[int], int], most_seconds: float = 0, named: str = ""
 ) -> SoundFormat:
-    """Returns the format of Whisper's spectrogram. Unless `most_seconds` is given, a sound may not
-    exceed one window. Raises ModelError for settings that add noise or padding values.
+    """Returns the format of models that read Whisper's spectrograms. Unless `most_seconds` is
+    given, a sound may not exceed one window. Raises ModelError if the settings add noise or padding
+    values.
     """
     for name in ("dither", "padding_value"):
         if settings.get(name):
@@ -71,8 +72,8 @@ def _qwen2_audio(config: Config, settings: Config) -> SoundFormat:
 
 
 def _voxtral(config: Config, settings: Config) -> SoundFormat:
-    """Returns the format of Voxtral: all frames of each window, grouped into features of as many
-    frames as the projector takes.
+    """Returns the format of Voxtral: all frames of each window. The projector combines several
+    frames into each feature.
     """
     audio = {
         "hidden_size": 1280,

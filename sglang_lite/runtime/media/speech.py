@@ -1,4 +1,4 @@
-"""Transcripts of speech: the prompts of models trained to write them, and how to read their
+"""Transcription of speech: prompts for models that are trained for it, and how to read their
 answers.
 """
 
@@ -43,7 +43,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WhisperSpeech:
-    """Transcripts by Whisper.
+    """Builds the prompts for transcripts by Whisper, and reads its answers.
 
     Attributes:
         sound: sounds of the model.
@@ -110,8 +110,8 @@ class WhisperSpeech:
         return Prompt((Span("<audio>", ()), Span("", tuple(ids))), images=(sound,))
 
     def logit_rules(self, instructions: Sequence[int], *, timed: bool) -> LogitProcessor | None:
-        """Returns the logit processor for a transcript after these instructions, or None if its
-        logits need no change.
+        """Returns the logit processor for a transcript that begins with these instructions, or None
+        if its logits need no change.
         """
         never = tuple(self.settings.get("suppress_tokens") or ())
         not_first = tuple(self.settings.get("begin_suppress_tokens") or ())
@@ -129,8 +129,8 @@ class WhisperSpeech:
         )
 
     def read_segments(self, ids: Sequence[int], seconds: float) -> tuple[list[Segment], float]:
-        """Returns the segments of a transcript with times, and the second up to which it is
-        complete.
+        """Splits a transcript with times into segments. Returns them, and the second up to which
+        the transcript is complete.
 
         Args:
             ids: its token ids.
@@ -177,7 +177,7 @@ class WhisperSpeech:
 
 @dataclass(frozen=True, slots=True)
 class VoxtralSpeech:
-    """Transcripts by Voxtral, without times.
+    """Builds the prompts for transcripts by Voxtral, which have no times.
 
     Attributes:
         sound: sounds of the model.
@@ -203,8 +203,8 @@ class VoxtralSpeech:
 def load_whisper_speech(
     media: MediaFormat | None, tokenizer: Tokenizer, folder: Callable[[], Path]
 ) -> WhisperSpeech | VoxtralSpeech:
-    """Returns the transcripts of the model in a folder. Raises CapabilityError if it is not trained
-    to write any.
+    """Returns what builds a model's transcription prompts: a `WhisperSpeech` or `VoxtralSpeech`.
+    Raises CapabilityError if the model is not trained to transcribe.
     """
     sound = None if media is None else media.sound
     if media is not None and sound is not None and media.begins:

@@ -37,8 +37,8 @@ class Features:
 
 
 class FeatureStore:
-    """Features by key of their image. Those that no request needs are evicted, the least recently
-    used first.
+    """Features of images, by the key of each image. Features that no request needs are evicted, the
+    least recently used first.
 
     Args:
         table: memory of the features [rows, width].
@@ -57,8 +57,8 @@ class FeatureStore:
         return len(self._entries)
 
     def reserve_rows(self, request: Request) -> list[Features] | None:
-        """Reserves rows for all images of a request and returns them. Returns None, reserving
-        nothing, if other requests need the room.
+        """Reserves rows for all images of a request, and returns an entry for each image. Returns
+        None, reserving nothing, if other requests occupy too many rows.
         """
         assert request.media is not None
         missing = self._missing_items(request.media)
@@ -91,8 +91,8 @@ class FeatureStore:
         self._free = np.concatenate((self._free, entry.rows))
 
     def invalidate_features(self) -> list[Features]:
-        """Invalidates all features. Returns the images of requests that have not ended, whose rows
-        stay reserved.
+        """Invalidates all features. Returns the images of requests that have not ended; they keep
+        their rows, and must be encoded again.
         """
         found = [entry for entry in self._entries.values() if entry.filled]
         for entry in found:
@@ -119,6 +119,8 @@ class FeatureStore:
         ]
 
     def _evictable(self, media: RequestMedia) -> list[Features]:
-        """Returns the images that can be evicted for others, the least recently used first."""
+        """Returns the images that no request needs and that are not in `media`, the least recently
+        used first.
+        """
         kept = {item.key for item in media.items}
         return [entry for key, entry in self._entries.items() if key not in kept and not entry.used]

@@ -142,8 +142,8 @@ def _qwen3(config: Config, settings: Config) -> VideoFormat:
 def _fit_frames_to_grid(
     width: int, height: int, count: int, together: int, unit: int, least: int, most: int
 ) -> tuple[int, int]:
-    """Returns the rows and columns of squares of `unit` pixels to which Qwen3-VL scales `count`
-    frames, with `least` to `most` pixels in total.
+    """Returns the rows and columns of squares, each `unit` pixels wide, to which Qwen3-VL scales
+    `count` frames. They then have `least` to `most` pixels in total.
     """
     rows = round(height / unit)
     columns = round(width / unit)
@@ -210,8 +210,8 @@ def _smolvlm(config: Config, settings: Config) -> VideoFormat:
 
 
 def video_settings(saved: Config, given: Config) -> Config:
-    """Returns the settings of a video processor under transformers' current names, with some of
-    them replaced.
+    """Returns the settings `saved` of a video processor, under transformers' current names. Those
+    in `given` take precedence.
     """
     rule = saved.get("video_sampling") or {}
     size = dict(saved.get("size") or {})

@@ -67,8 +67,8 @@ class Field:
         return None
 
     def _all_valid(self, values: list[Json]) -> bool:
-        """Returns True if a list has only texts, or only whole numbers in range. May return False
-        for other valid lists.
+        """Returns True if a list can quickly be seen to be valid, because it has only texts or only
+        whole numbers in range. If it returns False, each item must be checked.
         """
         types = set(map(type, values))
         if self.kind == "wholes" and types == {int}:

@@ -17,7 +17,7 @@ _TIMEOUT_S = 300.0
 
 
 class CpuRanks:
-    """Collectives through shared memory, in pieces that fit into it.
+    """Collectives through shared memory. Larger tensors are exchanged in pieces.
 
     Args:
         host: collectives for dtypes that shared memory does not sum.
@@ -56,8 +56,8 @@ class CpuRanks:
 
 
 def connect(host: Collectives) -> Collectives:
-    """Connects the ranks of one machine, all of which must call this. Returns the host's own
-    collectives if there is no compiler or there are several machines.
+    """Connects the ranks of one machine through shared memory; all of them must call this. Returns
+    `host` if there is only one rank, more than one machine, or no compiler.
     """
     parallel = host.parallel
     if parallel.nodes > 1 or parallel.ranks == 1:

@@ -212,8 +212,8 @@ def small_batch_step(
 
 
 def _pack_layers(layers: list[Layer], norm: torch.Tensor, eps: float) -> StepLayers | None:
-    """Packs the layers into one record for a single compiled call. Returns None if shapes differ or
-    a matrix is not in blocks.
+    """Packs the layers into one record for a single compiled call. Returns None if the layers
+    differ in shape or a matrix is not block-quantised.
     """
     made = []
     shapes = set()

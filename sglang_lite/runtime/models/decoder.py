@@ -253,8 +253,8 @@ class Decoder:
         )
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Returns a tensor of zeros on the model's device; its memory is released with the weights'
-        when an engine sleeps.
+        """Returns a tensor of zeros on the model's device. If a sleeping engine releases the
+        weights' memory, it releases this tensor's memory, too.
         """
         if self.weight_memory is None:
             return torch.zeros(shape, dtype=dtype, device=self.device)
@@ -296,7 +296,9 @@ class Decoder:
         return UNSHARED if shared is None else shared.steps
 
     def share_steps(self, steps: SharedSteps) -> None:
-        """Makes all ranks run every step together, each with its own rows."""
+        """Makes ranks with different rows compute the feed-forwards together. All ranks must then
+        take part in every step.
+        """
         steps.idle = self._join_step_without_rows
         for layer in self.layers:
             layer.shared = SharedFeedForward(layer.feed_forward, self.ranks, steps)
@@ -352,8 +354,8 @@ class Decoder:
         return x + self._scale_output(layer, self._norm(h, layer.post_mlp_norm))
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Returns the rows [T, hidden_size] that enter the first layer, for the ids of text, int64
-        [T].
+        """Returns the embeddings [T, hidden_size] of text tokens as they enter the first layer.
+        `ids` is int64 [T].
         """
         return self._embed_tokens(ids)[0]
 
@@ -385,8 +387,8 @@ class Decoder:
         )
 
     def _embed_tokens(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Returns embeddings [T, hidden_size] and the rows to add to the residual after each of the
-        first layers.
+        """Returns the embeddings [T, hidden_size], with features of images or sounds in place. Also
+        returns tensors to add to the residual, one after each of the first layers.
         """
         x = self._look_up_embeddings(ids if self.features is None else ids.clamp(min=0)).to(
             self.precision.compute
@@ -478,7 +480,9 @@ class Decoder:
         return torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), 1)
 
     def _whole_qk_norm(self, layer: Layer, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """Applies `_qk_norm` over all ranks' queries and keys; `q` and `k` are this rank's part."""
+        """Applies RMS norms to queries and keys, with the mean squares taken over all ranks. `q`
+        and `k` are this rank's columns.
+        """
         assert layer.q_norm is not None
         assert layer.k_norm is not None
         squares = self.layer_ranks.sum(torch.stack([x.float().square().sum(1) for x in (q, k)], 1))

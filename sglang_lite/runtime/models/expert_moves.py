@@ -108,5 +108,5 @@ def _replace_experts(layer: Layer, new: Any) -> None:
 
 
 def _tensors(experts: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors of experts on a GPU that differ between ranks."""
+    """Yields those tensors of a GPU's experts that depend on which experts the rank holds."""
     return tensors_within((experts.matrices, experts.local_ids), set())

@@ -1,5 +1,5 @@
-"""Model families: how each family's config is read and its tensors named. A new family is a new
-row.
+"""Table of model families: how each family's config is read and its tensors named. A new family is
+a new row.
 
 A row states the differences from Llama. `read_config.py` uses it to read configs;
 `parameters.py` has Llama's tensor names.

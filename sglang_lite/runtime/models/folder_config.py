@@ -106,8 +106,8 @@ def config_of_params(params: Mapping[str, Json], source: str) -> dict[str, Json]
 def _pop_renamed_object(
     left: dict[str, Json], name: str, names: Mapping[str, str], source: str
 ) -> dict[str, Json]:
-    """Removes an object from the remaining fields and renames its own fields to those of
-    `config.json`.
+    """Removes a nested object from the fields yet to be converted. Returns it with its fields
+    renamed to those of `config.json`.
     """
     given = left.pop(name, {})
     if not isinstance(given, dict) or given.keys() - names.keys():
@@ -119,8 +119,8 @@ def _pop_renamed_object(
 
 
 def _window(window: Json, layers: int, source: str) -> dict[str, Json]:
-    """Returns the config fields of a window: one size, or a list repeated over the layers with null
-    for full attention.
+    """Converts Mistral's `sliding_window` to fields of `config.json`. It is one size for all
+    layers, or a list that is repeated over the layers, with null for full attention.
     """
     if isinstance(window, int):
         return {"sliding_window": window}

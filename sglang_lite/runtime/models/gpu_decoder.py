@@ -1,4 +1,4 @@
-"""Decoder on a GPU with fused kernels: the weights of `Decoder`, driven by a device plan."""
+"""GPU version of `Decoder`, built from fused kernels. A `DevicePlan` holds the batch of each step."""
 
 from __future__ import annotations
 
@@ -148,8 +148,9 @@ class GpuDecoder(Decoder):
         )
 
     def finish_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns hidden states [R, hidden_size] after the last norm, given rows of the result of
-        `run`.
+        """Returns hidden states [R, hidden_size] after the last norm for rows of the result of
+        `run`. With several stages, broadcasts and normalises the last stage's rows; otherwise
+        returns the rows unchanged.
         """
         staged = self.ranks.parallel.pp > 1
         return (
@@ -174,7 +175,7 @@ class GpuDecoder(Decoder):
 
         Args:
             residual: rows that enter the layers; overwritten.
-            rows: rows of adapters, or None.
+            rows: the step's rows with their adapters, or None without adapters.
             plan, cache, attention: as for `run`.
         """
         if len(residual) == 1 and self._alone and rows is None and not self.watch.looks:
@@ -219,8 +220,8 @@ class GpuDecoder(Decoder):
         return hidden, self.watch.record_layer(len(self.layers) - 1, residual)
 
     def _peers_for_block_sum(self, rows: int) -> Peers | None:
-        """Returns the memory through which `add_norm` sums the ranks' rows after each block. None
-        if they are summed earlier, or for a single rank.
+        """Returns the memory through which `add_norm` sums each block's output over the ranks.
+        Returns None if the output is summed before `add_norm`, or if there is only one rank.
         """
         if self.gpu_ranks is None or not self._plain:
             return None
@@ -318,9 +319,9 @@ class GpuDecoder(Decoder):
     def _multiply_last_of_block(
         self, linear: Linear, rows: torch.Tensor | EightBitRows, peers: Peers | None
     ) -> tuple[torch.Tensor, Scales | None]:
-        """Computes the last linear layer of a block. Returns its output with any scales that are
-        yet to be applied. If an `add_norm` follows, the output may stay in parts; with `peers`,
-        `add_norm` also sums it over the ranks.
+        """Computes the last linear layer of a block. Returns its output, summed over the ranks
+        unless `peers` is given, with any scales that are yet to be applied. If an `add_norm`
+        follows, the output may be in parts [P, M, N] that `add_norm` adds up.
         """
         if self.gpu_ranks is None or peers is not None:
             return (
@@ -476,8 +477,8 @@ class GpuDecoder(Decoder):
         cache: KVCache,
         attention: StepAttention,
     ) -> torch.Tensor:
-        """Computes `_attend` for latent attention: absorbs queries into the latents, or expands
-        keys and values from them.
+        """Computes attention outputs [T, heads * value_size] for latent attention. Some rows absorb
+        their queries into the latent space, and the others expand keys and values from latents.
         """
         weights = layer.latent
         rope = self.ropes[layer.rope].tables
@@ -515,14 +516,12 @@ def _attention_kernel_normalises(spec: AttentionSpec | LatentSpec, norm: str) ->
 
 
 def _adapter_rows(step: LoraStep, slots: torch.Tensor, layers: Iterable[Layer]) -> Rows:
-    """Returns the step's rows and their adapters, in the form that linear layers need for this many
-    rows.
-    """
+    """Maps the step's rows to their adapters, in the format of the LoRA kernels that will be used."""
     return adapted_rows(step, slots, tiles=all(as_gpu_product(layer.qkv).tiles for layer in layers))
 
 
 def _activation_elements(spec: FeedForwardSpec, hidden: int) -> int:
-    """Returns the activation elements that a feed-forward holds per token at one time."""
+    """Returns the peak number of activation elements per token in a feed-forward."""
     if isinstance(spec, DenseSpec):
         return 3 * spec.size
     return spec.top_k * (spec.size + hidden) + 3 * spec.shared_size + hidden
@@ -547,8 +546,8 @@ def _check_ranks(spec: ModelSpec, parallel: Parallel) -> None:
 
 
 def _is_plain(layer: LayerSpec) -> bool:
-    """Returns whether `add_norm` can add the outputs of the layer's blocks to the residual as they
-    are.
+    """Returns whether a layer's block outputs can be added to the residual unchanged, as `add_norm`
+    does.
     """
     return layer.norms == "before" and not layer.parallel and layer.residual_scale == 1.0
 

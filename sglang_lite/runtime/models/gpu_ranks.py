@@ -39,7 +39,9 @@ _FIRST = (1 << 22, 1 << 26)
 
 
 class LargeSums(Protocol):
-    """NCCL operations that sum or send many numbers."""
+    """NCCL operations for large tensors: sums and gathers over all ranks, and transfers between two
+    ranks.
+    """
 
     def sum(self, x: torch.Tensor) -> None: ...
 
@@ -77,8 +79,8 @@ class GpuRanks:
         self.in_stage: Collectives = in_stage or self
 
     def peers_for_fused_sum(self, rows: int, row_bytes: int) -> Peers | None:
-        """Returns the memory for summing rows in the kernel that reads them, or None if they are
-        summed separately.
+        """Returns the memory through which ranks sum rows inside the kernel that reads the sum.
+        Returns None if the rows are summed separately.
         """
         peers = self.peers
         fits = (
@@ -157,15 +159,15 @@ class GpuRanks:
         return x
 
     def _exchange_limit(self, peers: Peers) -> int:
-        """Returns the maximum number of bytes that a rank may exchange by stores. Each rank sends
-        them to all others.
+        """Returns the maximum size in bytes of a tensor that each rank sends to all others by
+        stores.
         """
         return min(ONE_SHOT // (self.parallel.ranks - 1), peers.max_bytes) // 4 * 4  # whole words
 
     def _sum_limit(self, peers: Peers) -> int:
-        """Returns the maximum number of bytes that one exchange may sum by stores. With more than
-        two ranks it is lower than `_exchange_limit` if a sum by parts is available, which sends
-        less.
+        """Returns the maximum size in bytes of a tensor that ranks sum by exchanging it whole. With
+        more than two ranks, this is lower than `_exchange_limit` if larger tensors can be summed in
+        parts, which sends fewer bytes.
         """
         pairs = self.parallel.ranks * (self.parallel.ranks - 1) // 2
         return (
@@ -213,7 +215,7 @@ class LogitParts:
 
     @property
     def first(self) -> int:
-        """Number of token blocks before this rank's part."""
+        """Index of the first token block in this rank's part; a block is BLOCK tokens."""
         return sum(self.sizes[: self.ranks.parallel.rank]) // BLOCK
 
     @property
@@ -226,7 +228,7 @@ class LogitParts:
         return self.ranks.gather_columns(logits, self.sizes)
 
     def words(self, masks: torch.Tensor) -> torch.Tensor:
-        """Returns the columns of masks int32 [masks, words] that cover this rank's tokens."""
+        """Returns the columns of bit masks int32 [masks, words] that cover this rank's tokens."""
         start = self.first * BLOCK // 32
         return masks[:, start : start + cdiv(self.size, 32)]
 
@@ -273,7 +275,7 @@ def connect(
     own_sum: bool = True,
     meeting: str | None = None,
 ) -> Collectives:
-    """Connects ranks that all call this, each with its own GPU.
+    """Connects the ranks' GPUs for collectives. All ranks must call this.
 
     Args:
         host: collectives of the ranks' processes.

@@ -1,8 +1,8 @@
-"""Runs a transformers module as steps on a GPU, with our attention kernels and CUDA graphs.
+"""Runs a transformers module on a GPU with our attention kernels and CUDA graphs.
 
 Matrix products use the kernels of our own decoder. RMS norms and rotary embeddings, which
-transformers writes as many small operations in each layer, are replaced by one kernel if a
-comparison on random inputs gives the same results.
+transformers writes as many small operations, are each replaced by one kernel if it gives the same
+results on random inputs.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class GpuTransformersModel(TransformersModel):
         return None
 
     def _measure_activations(self) -> int:
-        """Measures the activation elements that a step holds per token at one time."""
+        """Measures the peak number of activation elements per token in a trial run."""
         ids = torch.zeros(_MEASURED, dtype=torch.int32, device=self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
@@ -175,8 +175,8 @@ def _forward_with_product_kernel(
 
 
 def _forward_with_norm_kernel(part: nn.Module) -> Callable[..., torch.Tensor] | None:
-    """Returns a one-kernel forward for an RMS norm, or None if the module is not an RMS norm or its
-    results differ.
+    """Returns a forward that computes an RMS norm with one kernel. Returns None if the module is
+    not an RMS norm, or the kernel's results differ from the module's.
     """
     weight = getattr(part, "weight", None)
     eps = getattr(part, "variance_epsilon", getattr(part, "eps", None))

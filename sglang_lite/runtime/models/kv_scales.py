@@ -24,8 +24,8 @@ _HEADROOM = 4
 
 
 def read_kv_scales(path: Path, layout: KVLayout) -> dict[tuple[int, str], torch.Tensor]:
-    """Reads scales [kv_heads] by layer and "k" or "v" from a file in the format of SGLang's
-    `quantization_param_path`.
+    """Reads the scales of keys and values from a file in the format of SGLang's
+    `quantization_param_path`. Returns them as [kv_heads], by layer and "k" or "v".
 
     The file has a number for each layer of rank 0: `{"kv_cache": {"dtype": "float8_e4m3fn",
     "scaling_factor": {"0": {"0": 0.02, …}}}}`.
@@ -94,8 +94,8 @@ def kv_scales(
 
 
 def _calibrate_scales(model: Decoder, bos: int | None) -> dict[tuple[int, str], torch.Tensor]:
-    """Measures scales [kv_heads] by layer and "k" or "v" in a run of tokens spread over the
-    vocabulary.
+    """Measures scales [kv_heads], by layer and "k" or "v", in a trial run on tokens spread evenly
+    over the vocabulary.
 
     For latent attention, the shapes are those of `KVScales`.
     """

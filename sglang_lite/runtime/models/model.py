@@ -47,8 +47,8 @@ class Model(Protocol):
 
     @property
     def batch_sensitive(self) -> bool:
-        """True if rounding is so coarse that a row's token often depends on which rows share its
-        batch.
+        """True if rounding is so coarse that which rows share a batch often changes the token
+        chosen for a row.
         """
         ...
 
@@ -59,14 +59,16 @@ class Model(Protocol):
 
     @property
     def window(self) -> int | None:
-        """Longest window of layers that may have pages of their own, in tokens; None if no layer
-        may.
+        """Longest window, in tokens, of the layers that may have pages of their own; None if no
+        layer may.
         """
         ...
 
     @property
     def window_bytes(self) -> int:
-        """Bytes that one token takes in these layers, included in `token_bytes`."""
+        """Bytes that one token takes in the layers that may have pages of their own; included in
+        `token_bytes`.
+        """
         ...
 
     def allocate_cache(self, slots: int, window_slots: int = 0) -> Cache:
@@ -142,8 +144,8 @@ class DeviceModel(Model, Protocol):
 
     @property
     def activation_elements(self) -> int:
-        """Upper bound of the activation elements that a step holds per token at one time, to
-        reserve memory for them.
+        """Upper bound on the activation elements that a step needs per token at its peak, used to
+        reserve memory.
         """
         ...
 
@@ -175,7 +177,9 @@ class DeviceModel(Model, Protocol):
         ...
 
     def finish_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns hidden states [R, …] after the last layer, given rows of the result of `run`."""
+        """Returns hidden states [R, …] after the model's last layer for rows of the result of
+        `run`.
+        """
         ...
 
     def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

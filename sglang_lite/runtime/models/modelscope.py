@@ -143,8 +143,8 @@ def _list_files(model: str, branch: str) -> dict[str, _File]:
 
 
 def _fetch(model: str, branch: str, name: str, listed: _File, folder: Path) -> None:
-    """Downloads a whole file. Raises OSError, HTTPException, or DownloadError if it is not what was
-    listed.
+    """Downloads a file from the hub. Raises OSError or HTTPException if that fails, or
+    DownloadError if its size or hash is not as listed.
     """
     target = folder / name
     digest = hashlib.sha256()

@@ -46,14 +46,14 @@ _STAGED_ON_GPU = 1 << 28
 class StagedWeights:
     """New weights of a decoder that have passed all checks.
 
-    Each tensor occurs once, fits and is finite, and on a GPU each part has the form of the one
-    that it replaces.
+    Each tensor occurs once, has the right shape and is finite. On a GPU, each new part also has the
+    same structure as the one that it replaces.
 
     Args:
         model: loaded decoder, unchanged so far.
         open_source: opens the source of the weights from its beginning.
-        whole: whether the source must have all tensors. If not, the missing tensors of a
-            product are read from the model.
+        whole: whether the source must have all tensors. If not, tensors that a part lacks are read
+            from the model.
 
     Raises:
         ModelError: a tensor is missing, has no key, has another shape, is not finite, or the
@@ -99,7 +99,7 @@ class StagedWeights:
         self.names = frozenset((*given, *encoder))
 
     def _is_surplus(self, name: str) -> bool:
-        """Returns whether a tensor belongs to an encoder, but not to one that this model has. A
+        """Returns whether a tensor belongs to an encoder and this model has no place for it. A
         complete checkpoint may contain such tensors.
         """
         return is_encoder_tensor(name) and self._map.shape(name) is None
@@ -121,8 +121,8 @@ class StagedWeights:
     def write_to_model(self) -> None:
         """Writes the weights into the model. May be called once.
 
-        If it fails, the model has some of the new weights. Small batches must be planned again
-        afterwards.
+        If it fails, only some of the new weights may have been written. Call
+        `Decoder.choose_small_batch_step` afterwards.
         """
         later = self._open_reader()[1] if None in self._parts.values() else {}
         for key in list(self._parts):
@@ -153,12 +153,12 @@ def _part_name(key: PartKey) -> str:
 class _NewTensors(WeightSource):
     """A source's tensors, moved to the model's device and checked to be finite.
 
-    If the source has only some tensors of a product, the others are read from the model.
+    If the source has only some tensors of a part, the others are read from the model.
 
     Args:
         given: source of new tensors.
         model: decoder that they are for.
-        parts: where the decoder's tensors are; None if the source must have all tensors.
+        parts: current tensors of the decoder; None if the source must have all tensors.
     """
 
     def __init__(self, given: WeightSource, model: Decoder, parts: WeightParts | None) -> None:

@@ -52,7 +52,9 @@ def _offload_too_large_error(least: int, has: float) -> ParameterError:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """Tensor of a layer, and the element of the layer's bytes at which it begins."""
+    """Tensor of a layer, with its layout. `start` is where it begins in the layer's bytes, counted
+    in elements.
+    """
 
     tensor: torch.Tensor
     start: int
@@ -175,8 +177,8 @@ class Offload:
             torch.cuda.current_stream(self._device).wait_stream(self._link)
 
     def _start_copy(self, group: range) -> torch.cuda.Event | None:
-        """Starts a group's copy after all work launched so far. Returns the event of its
-        completion, or None on a CPU.
+        """Starts to copy a group once all work launched so far has finished. Returns an event that
+        marks the end of the copy, or None on a CPU.
         """
         if self._link is None:
             self._copy_group_to_device(group)

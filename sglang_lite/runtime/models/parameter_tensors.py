@@ -1,4 +1,4 @@
-"""Reads parameters from a checkpoint's tensors, wherever it stores them."""
+"""Reads a model's parameters from a checkpoint, in which each may be a tensor or a slice of one."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Table: TypeAlias = dict[tuple[str, int | None], ParameterSpec]
 
 
 def slice_parameter(whole: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor:
-    """Returns the slice of a checkpoint's tensor that holds a parameter. `whole` may also be a part
-    of that tensor, if it has all outputs.
+    """Returns a parameter's slice of `whole`: the checkpoint's tensor, or another one with the same
+    outputs, such as LoRA's B.
     """
     if piece.groups > 1:
         return whole.view(piece.groups, -1, *whole.shape[1:])[:, *piece.part].flatten(0, 1)
@@ -49,12 +49,14 @@ class ParameterTensors:
         self._stacks: dict[str, Stored] = {}  # tensors that hold several parameters, by name
 
     def forget_stacks(self) -> None:
-        """Frees the shared tensors. Called when a layer has taken all of its parts."""
+        """Frees tensors that are kept because several parameters share them. Called when all of
+        these have been taken.
+        """
         self._stacks.clear()
 
     def find_stored_slice(self, parameter: ParameterSpec) -> CheckpointSlice:
-        """Returns the slice in which the checkpoint stores a parameter, or the first possible one
-        if it stores none.
+        """Returns the slice in which the checkpoint stores a parameter. If it stores none, returns
+        the first of the possible ones.
 
         Raises:
             ModelError: the checkpoint has the parameter twice.
@@ -73,8 +75,8 @@ class ParameterTensors:
         """Takes the tensor of a parameter, or this rank's part of it.
 
         Raises:
-            ModelError: the tensor is missing or has another shape, or the rank's part cuts through
-                its encoding.
+            ModelError: the tensor is missing or has another shape, or its encoding can't be split
+                at the bounds of the rank's part.
         """
         weight = self._take_whole_parameter(parameter)
         part = self._cut(parameter)

@@ -213,8 +213,8 @@ class _Names:
         )
 
     def norm(self, role: str, shape: tuple[int, ...], *, bias: bool) -> Iterator[ParameterSpec]:
-        """Yields the parameters of a norm; one per head if the family stores a separate tensor for
-        each head.
+        """Yields the weight of a norm, and its bias if `bias` is set. If the family stores a
+        separate tensor for each head, yields one weight per head.
         """
         path = self._path(role)
         if "{}" in path:

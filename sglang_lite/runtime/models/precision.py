@@ -43,7 +43,7 @@ class Precision:
 
     @property
     def batch_sensitive(self) -> bool:
-        """True if the formats are so coarse that a row computed in another way often yields another
-        token.
+        """True if the formats are so coarse that computing a row in another way often changes the
+        token chosen.
         """
         return self.int8 or min(self.compute.itemsize, self.cache.itemsize) < 4

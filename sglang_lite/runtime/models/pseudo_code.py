@@ -1,6 +1,4 @@
-"""Writes a model's layers as pseudo-code, so that a row of the family table can be read like a
-model's file.
-"""
+"""Writes a model's layers as pseudo-code, which shows what a row of the family table means."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ def _line(depth: int, text: str, comment: str = "") -> str:
 
 
 def _group_equal_layers(layers: tuple[LayerSpec, ...]) -> list[tuple[LayerSpec, list[int]]]:
-    """Returns each kind of layer with the numbers of its layers, in order."""
+    """Returns each distinct layer with the numbers of the layers equal to it, in order."""
     kinds: list[tuple[LayerSpec, list[int]]] = []
     for number, layer in enumerate(layers):
         numbers = next((numbers for kind, numbers in kinds if kind == layer), None)

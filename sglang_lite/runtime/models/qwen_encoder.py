@@ -1,4 +1,4 @@
-"""Faster versions of parts of Qwen's image encoders, which read and write memory only once. With
+"""Fused versions of parts of Qwen's image encoders, which move less data through memory. With
 transformers' own versions, an image of 4,000 patches spends more time in norms, rotations and
 copies than in matmuls.
 """
@@ -69,8 +69,8 @@ def _embed_patches(convolution: Any, pixels: torch.Tensor) -> torch.Tensor:
 
 
 class _OfBorders(Generic[_R]):
-    """Function of window borders that caches its last two results. All layers of a pass share one
-    or two borders, and computing a result waits for the GPU.
+    """Function of window borders that caches its last two results, since each new result waits for
+    the GPU. All layers of a pass share one or two tensors of borders.
     """
 
     def __init__(self, find: Callable[[torch.Tensor], _R]) -> None:
@@ -112,7 +112,9 @@ def _attend_flash(
     v: torch.Tensor,
     borders: torch.Tensor,
 ) -> torch.Tensor:
-    """Computes `_Attend` with one kernel for windows of all lengths."""
+    """Returns attention outputs [T, heads, dim] within windows, with one kernel for windows of all
+    lengths.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     most = longest(borders)
@@ -128,7 +130,9 @@ def _attend_by_size(
     v: torch.Tensor,
     borders: torch.Tensor,
 ) -> torch.Tensor:
-    """Computes `_Attend` for the windows of one length at a time."""
+    """Returns attention outputs [T, heads, dim] within windows, computing the windows of one length
+    at a time.
+    """
     out = torch.empty_like(v)
     for at in windows(borders):
         own_q, own_k, own_v = (each[at].transpose(1, 2) for each in (q, k, v))

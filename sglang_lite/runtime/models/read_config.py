@@ -52,8 +52,8 @@ _ROPE_KINDS = {
 
 
 def spec_from_config(config: Config, source: str) -> ModelSpec:
-    """Returns the specification of a decoder from a Hugging Face config; of a vision-language
-    model, of its text part.
+    """Returns the specification of a decoder from a Hugging Face config. For a vision-language
+    model, this is its text decoder.
 
     Args:
         config: parsed `config.json`.
@@ -124,7 +124,9 @@ def _null_error(config: Config, source: str) -> ModelError:
 
 
 def _has_null(spec: object) -> bool:
-    """Returns whether a specification contains None for a number whose type does not allow None."""
+    """Returns whether a specification, or one nested in it, contains None for a number that may not
+    be None.
+    """
     if isinstance(spec, tuple):
         return any(map(_has_null, spec))
     if not is_dataclass(spec):
@@ -355,13 +357,13 @@ def _rope_parameters(family: Family, config: Config) -> tuple[dict[str, Json], d
 
 
 def _beside_layers(parameters: Mapping[str, Json]) -> dict[str, Json]:
-    """Returns the rotary parameters that apply to all types of layers."""
+    """Returns the rotary parameters except the entries for single types of layers."""
     return {name: value for name, value in parameters.items() if name not in _LAYER_TYPES}
 
 
 def _check_rope_mixture(family: Family, config: Config, source: str) -> None:
-    """Rejects a config with contradictory keys for the rotary embedding, as readers would choose
-    differently.
+    """Rejects a config whose keys for the rotary embedding contradict each other, because it is
+    unclear which of them apply.
     """
     given = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or {}
@@ -425,7 +427,9 @@ def _check_local_theta(family: Family, config: Config, source: str) -> None:
 
 
 def _rope_value(name: str, parameters: Mapping[str, Json]) -> Json:
-    """Returns the value of a rotary parameter, with the default for a missing type."""
+    """Returns a rotary parameter, or None if it is missing. A missing rope type counts as
+    "default".
+    """
     if name in ("rope_type", "type"):
         return parameters.get("rope_type") or parameters.get("type") or "default"
     return parameters.get(name)
@@ -482,9 +486,9 @@ def _rope(
 def _rope_axes_by_pair(
     sections: Sequence[int], pairs: int, *, alternating: bool
 ) -> tuple[int, ...]:
-    """Returns `RopeSpec.axes`, given the number of pairs for time, rows and columns. The three
-    follow one another. With `alternating`, they alternate until their pairs are used up, and time
-    rotates the remaining pairs (Qwen3-VL).
+    """Returns `RopeSpec.axes`, given the number of rotary pairs for time, rows and columns. Each
+    axis has consecutive pairs. With `alternating`, the axes take turns until each has all of its
+    pairs, and the remaining pairs are for time (Qwen3-VL).
     """
     if len(sections) != 3 or sum(sections) != pairs:
         raise ValueError(f"mrope_section {sections} doesn't fit {pairs} rotary pairs")

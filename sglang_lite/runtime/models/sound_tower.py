@@ -96,8 +96,9 @@ class _Spectrograms:
         self._window = torch.hann_window(length, device=device)
 
     def compute_spectrograms(self, samples: torch.Tensor) -> torch.Tensor:
-        """Computes spectrograms [all windows, mel bins, columns] of sounds [sounds, n] that are
-        whole windows long: the log power of each bin, down to 80 dB below the sound's maximum.
+        """Computes spectrograms [all windows, mel bins, columns] of sounds [sounds, n], where n is
+        a whole number of windows. A spectrogram has the log power of each bin, cut off 80 dB below
+        the sound's maximum.
         """
         length = len(self._window)
         waves = torch.stft(samples, length, self.hop, window=self._window, return_complex=True)[

@@ -92,14 +92,12 @@ class AttentionSpec:
 
     @property
     def absorbed_products_per_pair(self) -> int:
-        """Multiplications per pair of a query token and a key token if few tokens are new:
-        `products_per_pair`.
-        """
+        """The same as `products_per_pair`: only latent attention can absorb queries."""
         return self.products_per_pair
 
     @property
     def activation_elements(self) -> int:
-        """Activation elements that attention holds per token at one time."""
+        """Activation elements that attention needs per token at its peak."""
         return (self.heads + 2 * self.kv_heads) * self.key_size * 2
 
     def weight_elements(self, hidden: int) -> int:
@@ -173,7 +171,7 @@ class LatentSpec:
 
     @property
     def activation_elements(self) -> int:
-        """Activation elements that attention holds per token at one time."""
+        """Activation elements that attention needs per token at its peak."""
         made = (self.query_rank or 0) + self.key_size
         return made + self.heads * (self.query_size + 2 * self.key_size + self.value_size)
 

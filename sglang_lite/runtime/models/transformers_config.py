@@ -86,8 +86,8 @@ def is_native(config: Config) -> bool:
 
 
 def fallback_spec(config: Config, source: str) -> TransformersSpec:
-    """Returns the specification from a Hugging Face config of any architecture; from its text part
-    if it has several.
+    """Returns the specification of a model of any architecture from its Hugging Face config. If the
+    config has several parts, this is the text part's.
 
     Raises:
         ModelError: the model does not generate text, or not token by token, a field is missing or

@@ -293,9 +293,9 @@ class TransformersModel(CachedModule):
                 )
 
     def _check_against_reference(self) -> None:
-        """Compares transformers' hidden states of random tokens with ours, which are computed in
-        three steps over a cache: with the module's windows, and with windows that the tokens
-        exceed.
+        """Checks that transformers' hidden states of random tokens equal ours, which are computed
+        in three steps over a cache. Repeats the check with windows and other limits so narrow that
+        the tokens exceed them.
         """
         self._compare_with_reference(
             "its hidden states differ from transformers', so it keeps other state than keys and values, or has "
@@ -374,8 +374,8 @@ def _in_float64(module: Any) -> Iterator[None]:  # a model of transformers
 
 @contextmanager
 def _narrow_limits(module: nn.Module) -> Iterator[list[str]]:
-    """Sets all limits of a module to `_NARROW` tokens for the duration; yields the names of those
-    that it has.
+    """Lowers all limits of a module, such as windows, to `_NARROW` tokens while the context is
+    open. Yields the names of the limits that it lowered.
     """
     parts = list(module.modules())
     configs = [config for part in parts if (config := getattr(part, "config", None)) is not None]
@@ -425,9 +425,7 @@ def _attend(
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attends for transformers, which has it registered; delegates to the TransformersModel that
-    owns the module.
-    """
+    """Computes attention for transformers, through the TransformersModel that owns the module."""
     return module.__dict__["_sglang_lite"].attend(module, query, key, value, scaling, **more), None
 
 

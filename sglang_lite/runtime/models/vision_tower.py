@@ -38,8 +38,8 @@ class VisionTower:
         dtype, device: of the weights and the computation.
 
     Attributes:
-        planes: number of vectors in a feature: the one that takes a token's place, and those that
-            are added behind the decoder's first layers (DeepStack, arXiv:2406.04334).
+        planes: number of vectors in a feature: one that replaces a token's embedding, and those that
+            are added after the decoder's first layers (DeepStack, arXiv:2406.04334).
         width: number of elements of a feature.
         parameters: its weights by transformers' names.
 
@@ -77,9 +77,9 @@ class VisionTower:
         """Computes features [count, planes * hidden size] of each image or video.
 
         Args:
-            images: inputs of each image or video, as the model's processor makes them, of equal
-                shapes. Those that the encoder does not take are ignored. Copies from pinned memory
-                are not waited for.
+            images: inputs of each image or video, as the model's processor returns them, of equal
+                shapes. Inputs that the encoder does not take are ignored. Pinned memory is copied
+                asynchronously.
         """
         inputs = {
             name: torch.cat([self._to_device(each[name]) for each in images])
@@ -113,8 +113,8 @@ class VisionTower:
 
 
 def feature_planes(folder: Path) -> int:
-    """Returns the number of vectors in a feature of a model's images or sounds; see `VisionTower`.
-    Raises ModelError if the decoder has too few layers for them.
+    """Returns the number of vectors in each image or sound feature of a model, as in
+    `VisionTower.planes`. Raises ModelError if the decoder has too few layers to add them.
     """
     from transformers import AutoConfig
 
@@ -174,13 +174,12 @@ def take_weights(
 def read_encoder_weights(
     parameters: Mapping[str, torch.nn.Parameter], source: WeightSource, *, whole: bool = True
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the name of each of an encoder's parameters with its values from a source, whose
-    tensors it takes.
+    """Takes an encoder's tensors from a source. Yields each parameter's name with its values.
 
     Args:
-        parameters: the encoder's, by transformers' names.
-        source: the source.
-        whole: whether it must have all of them.
+        parameters: the encoder's parameters, by transformers' names.
+        source: source of the weights.
+        whole: whether the source must have all of them; if not, missing ones are left out.
 
     Raises:
         ModelError: a tensor is missing or has a wrong shape.

@@ -75,7 +75,9 @@ class WeightMemory:
             self.allocate_copies()
 
     def _move_to_own_region(self, group: list[list[torch.Tensor]]) -> None:
-        """Moves tensors, given as lists that each share a storage, to a region of their own."""
+        """Moves tensors to a new region of memory. Each list in `group` has the tensors that share
+        one storage.
+        """
         sizes = [views[0].untyped_storage().nbytes() for views in group]
         starts = [0]
         for size in sizes:
@@ -97,16 +99,16 @@ class WeightMemory:
         return sum(region.nbytes for region in self._regions)
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Returns a tensor of zeros whose memory is released with the weights' and is zeroed again
-        when restored.
+        """Returns a tensor of zeros whose memory is released and restored together with the
+        weights. Restoring zeroes it again.
         """
         made = self._arena.zeros(shape, dtype)
         self._zeros.append(made)
         return made
 
     def release_memory(self, *, keep: bool) -> None:
-        """Releases the memory. With `keep`, copies the weights to the host memory of
-        `allocate_copies` first.
+        """Releases the memory of the weights and of tensors from `zeros`. With `keep`, first copies
+        the weights to the host memory that `allocate_copies` has allocated.
         """
         if keep:
             for region, copy in zip(self._regions, self._copies):
@@ -114,8 +116,8 @@ class WeightMemory:
         self._arena.release_memory()
 
     def restore_memory(self, *, kept: bool) -> None:
-        """Allocates the memory again, with the weights if a copy was kept and zeros otherwise, as
-        an encoder's padding needs.
+        """Allocates the memory again. Restores the weights if a copy was kept; otherwise fills them
+        with zeros, which an encoder's padding needs.
         """
         self._arena.restore_memory()
         for region, copy in zip(self._regions, self._copies) if kept else ():
@@ -142,8 +144,8 @@ class WeightMemory:
 
 
 class DroppedTensors:
-    """Tensors on a CPU whose memory has been released. Shapes stay, as do views that share their
-    memory.
+    """Tensors on a CPU whose memory has been released. They keep their shapes, and still share
+    memory with their views.
 
     Args:
         tensors: the tensors, which may share their memory with no others.

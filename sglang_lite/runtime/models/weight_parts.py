@@ -83,8 +83,8 @@ def build_functions(model: Decoder, reader: WeightReader) -> dict[PartKey, Calla
 
 
 def part_of(model: Decoder, key: PartKey) -> Any:  # any part
-    """Returns a part of a decoder. The embedding of a model with tied embeddings comes with the
-    head.
+    """Returns a part of a decoder. With tied embeddings, the embedding is returned together with
+    the head.
     """
     layer, name = key
     if key == (None, "embedding") and model.spec.tied_embeddings:
@@ -168,7 +168,7 @@ class WeightParts:
         return list(dict.fromkeys(missing))
 
     def names(self) -> list[str]:
-        """Returns one name of each tensor."""
+        """Returns one name for each tensor, even if checkpoints may use several."""
         decoder = (p.slices[0].name for found in self._of_part.values() for p in found)
         return list(dict.fromkeys((*decoder, *self._model.encoder_weights)))
 
@@ -301,7 +301,7 @@ def _norm_values(
     *,
     is_bias: bool,
 ) -> torch.Tensor:
-    """Returns the weight or bias of a norm the way a checkpoint stores it."""
+    """Returns the weight or bias of a norm in the form in which a checkpoint stores it."""
     if spec.norm == "layer":
         weight = weight[int(is_bias)]
     if head is not None:

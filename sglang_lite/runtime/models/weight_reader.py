@@ -83,7 +83,7 @@ class Layer:
         latent: further matrices of latent attention.
         output: output projection of attention.
         feed_forward: dense feed-forward or experts.
-        shared: feed-forward over all ranks, with `feed_forward` as this rank's part, if each has
+        shared: runs `feed_forward`, this rank's part, together with those of the others, if each has
             its own rows.
     """
 
@@ -104,7 +104,9 @@ class Layer:
 
     @property
     def rules(self) -> AttentionRules:
-        """Rules of the layer's attention, unless that is latent."""
+        """Attention rules of the layer: scale, window, soft cap, sinks and causality. Must not be
+        read for latent attention.
+        """
         spec = self.spec.attention
         assert isinstance(spec, AttentionSpec)
         return AttentionRules(spec.scale, spec.window, spec.softcap, self.sinks, spec.causal)
@@ -214,7 +216,9 @@ class WeightReader:
         return embedding, self.linears.build_head(embedding, bias, kept)
 
     def embedding(self, taken: Weight | None = None) -> torch.Tensor | Blocks:
-        """Builds the token embedding table, from the given tensor if it has already been taken."""
+        """Builds the token embedding table. Uses `taken` if the tensor has already been taken from
+        the source.
+        """
         table = (
             self._tensors.take_parameter(self._of_model["embedding"]) if taken is None else taken
         )
@@ -258,8 +262,8 @@ class WeightReader:
         return Layer(spec=spec, rope=self._ropes.index(spec.attention.rope), **parts)
 
     def layer_parts(self, index: int) -> dict[str, Callable[[], Any]]:  # any attribute of `Layer`
-        """Returns functions that build the parts of a layer that hold weights, by the name of the
-        layer's attribute. No tensor is used by more than one of them.
+        """Returns a function for each attribute of `Layer` that holds weights, which builds the
+        attribute's value. No tensor is used by more than one of them.
         """
         spec = self.of_rank.layers[index - self.layers.start]
         table: Table = {(p.role, p.expert): p for p in layer_parameters(self.spec, index)}
@@ -349,8 +353,8 @@ class WeightReader:
     def _head_norm(
         self, table: Table, role: str, spec: AttentionSpec | LatentSpec
     ) -> torch.Tensor | None:
-        """Reads the weight of the query or key norm, in the order of the rotated elements. None for
-        layers without it.
+        """Reads the weight of the query or key norm, with its elements in the order that `rotate`
+        expects. Returns None for layers without such a norm.
         """
         if isinstance(spec, LatentSpec) or not spec.qk_norm:
             return None
@@ -477,9 +481,9 @@ def _local_ids(
     placement: ExpertPlacement | None,
     device: torch.device,
 ) -> torch.Tensor | None:
-    """Returns the index of each expert among those that this rank holds. The index of an expert
-    held by another rank is the number of experts held here. Returns None if this rank holds all
-    experts.
+    """Maps each expert to its index among those that this rank holds, int32 [turns, count]. An
+    expert held by another rank is mapped to the number of experts held here. Returns None if this
+    rank holds all experts.
     """
     if spec.own is None:
         return None

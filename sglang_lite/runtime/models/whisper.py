@@ -134,8 +134,8 @@ class WhisperDecoder(CachedModule):
         """Computes hidden states [T, hidden size] of the plan's tokens and stores all keys and
         values.
 
-        Rows of sound tokens are meaningless. The host does not know a token's kind, so each token
-        is computed as both.
+        Hidden states of sound tokens are meaningless. The host does not know which tokens are of
+        sounds, so keys and values are computed for both cases.
 
         Args:
             plan: device plan of the step.
@@ -202,12 +202,14 @@ class WhisperDecoder(CachedModule):
         return hidden
 
     def _encoder_outputs(self, ids: torch.Tensor) -> torch.Tensor:
-        """Returns the encoder outputs [T, hidden size] that the ids of sound tokens stand for."""
+        """Looks up the encoder outputs [T, hidden size] of sound tokens by their ids."""
         assert self.features is not None, "an engine gives it a store of features"
         return self.features[-2 - ids]
 
     def _cross_kv(self, layer: int, heard: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns keys and values of a layer's cross attention, [T, heads, head size] each."""
+        """Returns keys and values of a layer's cross attention, [T, heads, head size] each, for the
+        encoder outputs `heard`.
+        """
         cross = self._decoder.layers[layer].encoder_attn
         return self._heads(cross.k_proj(heard)), self._heads(cross.v_proj(heard))
 

@@ -12,9 +12,9 @@ from sglang_lite.protocol import DownloadError
 
 
 def is_whole(path: Path, sha256: str, note: Path | None = None) -> bool:
-    """Returns whether a file, or a folder's safetensors file, has this hash.
+    """Returns whether a file, or a folder's `model.safetensors`, has this hash.
 
-    The result is recorded in a note with the file's size and modification time, as computing
+    The result is recorded in a note with the file's size and modification time, because computing
     the hash would take a twentieth of each start.
 
     Args:

@@ -171,8 +171,8 @@ def open_store(meeting: str, parallel: Parallel, timeout_s: float) -> Any:  # of
 
 
 def store_of_stage(store: Any, parallel: Parallel) -> Any:  # of torch
-    """Returns the store through which the ranks of this one's stage find each other, inside the
-    store of all ranks.
+    """Returns the part of the ranks' common store through which the ranks of this one's stage find
+    each other.
     """
     return torch_distributed().PrefixStore(f"stage {parallel.stage}", store)
 

@@ -17,8 +17,8 @@ class Parallel:
         tp: number of ranks that share each layer (tensor parallelism).
         pp: number of stages, which are groups of `tp` consecutive ranks, each with consecutive
             layers (pipeline parallelism).
-        dp: number of parts of the ranks with separate rows (data parallelism within a model): each
-            has attention, embedding and head whole, and only feed-forwards are cut over all ranks.
+        dp: number of replicas with separate rows (data parallelism within a model). Each has whole
+            attention, embedding and head; only feed-forwards are sharded over all ranks.
             1 or `tp`.
         ep: number of groups of ranks among which the experts of a layer are divided by number
             (expert parallelism). The ranks of a group, tp / ep of them, share each of its experts.
@@ -78,7 +78,7 @@ class Parallel:
 
     @property
     def threaded(self) -> int:
-        """Number of a machine's ranks that compute at the same time and so share its threads."""
+        """Number of ranks on a machine that compute at the same time, and so share its CPU threads."""
         return min(self.tp, self.ranks_per_node)
 
     @property

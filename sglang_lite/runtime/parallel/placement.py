@@ -50,8 +50,9 @@ class ExpertPlacement:
         return slots[group * each : (group + 1) * each]
 
     def local_ids(self, layer: int, count: int, parallel: Parallel) -> list[list[int]]:
-        """Returns each expert's index among those that a rank holds, for each turn of rows:
-        [TURNS][count]. Experts that it does not hold get the number of those it does.
+        """Maps each expert to its index among those that a rank holds: [TURNS][count]. Which copy
+        of an expert a row uses depends on the row's turn, so that all copies get equal numbers of
+        rows. An expert held by other ranks is mapped to the number of experts held here.
         """
         slots = self.layers[layer]
         each = len(slots) // parallel.ep

@@ -49,8 +49,8 @@ class SharedFeedForward:
         self.steps = steps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the result of all ranks' parts for this rank's rows x [rows, columns], whose
-        number is the step's.
+        """Computes the feed-forward for this rank's rows x [rows, columns], together with all other
+        ranks. There must be as many rows as `steps.counts` has for this rank.
         """
         counts = self.steps.counts
         every = self._ranks.gather_columns(
@@ -74,12 +74,11 @@ class Steps:
         return nullcontext(size)
 
     def set_rows_of_all(self, size: int) -> None:
-        """Sets every rank's number of rows to `size`, as in a graph of that size that is being
-        captured.
-        """
+        """Sets every rank's number of rows to `size`, for capturing a graph of that size."""
 
     def set_replay(self, replay: Callable[[int], object], smallest: int) -> None:
-        """Sets how this rank takes part in a step computed by a graph if it has no rows.
+        """Sets how this rank takes part in a step that is computed by a graph and in which it has
+        no rows.
 
         Args:
             replay: function that launches the graph of a given size.

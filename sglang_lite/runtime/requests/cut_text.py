@@ -1,5 +1,5 @@
-"""Text of a constrained output that a limit may cut: what a stream may send of it, and what remains
-once it is cut.
+"""Text of a constrained output that a limit may cut off: how much of it a stream may send, and how
+it is closed once it is cut.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class CutText:
         self._read = 0  # characters already pushed to the reader
 
     def count_sendable(self, text: str, tokens: int) -> int:
-        """Returns how many characters of a text may be sent, because no limit can take them back.
+        """Returns how many characters of a text may be sent. They remain even if a limit cuts the
+        output.
 
         Args:
             text: the output so far.

@@ -53,8 +53,8 @@ Sink: TypeAlias = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Reason for the end of a generation, and the stop string or token that matched, as in
-    `Generation`.
+    """Why a generation ended, and the stop string or token that matched, if any. The values are
+    those of `Generation`.
     """
 
     reason: Literal["stop", "length", "abort"]
@@ -69,7 +69,7 @@ class _EndedText:
         kept: text that was drawn.
         brackets: text after it that closes a value cut by a limit.
         left_out: JSON Pointers of missing values; "" is the whole value.
-        ids: tokens that begin with the text, or equal it.
+        ids: tokens whose text begins with the kept text, or equals it.
         scored: tokens whose scores are reported.
     """
 
@@ -82,14 +82,14 @@ class _EndedText:
 
 @dataclass(slots=True)
 class LoadedWeights:
-    """Weights an engine runs: the name of their version, which `update_weights` changes."""
+    """Weights that an engine runs, known by the name of their version. `update_weights` changes it."""
 
     version: str = "default"
 
 
 @dataclass(slots=True)
 class DrawnBy:
-    """Weights that draw the tokens of an output.
+    """Which weights drew the tokens of an output: the current ones, and replaced ones.
 
     Attributes:
         weights: those that draw now.
@@ -108,7 +108,7 @@ class DrawnBy:
 
 @dataclass(slots=True)
 class DraftProgress:
-    """How a request has fared with drafts.
+    """Statistics of a request's drafts, and what drafters know about the request.
 
     Attributes:
         steps: number of steps that checked drafts.
@@ -133,7 +133,7 @@ class DraftProgress:
 
 
 def _ignore(event: Event) -> None:
-    """Ignores an event after the last one."""
+    """Ignores an event. Replaces a sink after its last event."""
 
 
 class OutputBuilder:
@@ -332,8 +332,8 @@ class OutputBuilder:
         jump: bool,
         masked: bool,
     ) -> tuple[OutputBuilder, list[int], Finish | None]:
-        """Creates another builder that has processed the ids the output begins with, as this one
-        would have.
+        """Creates another builder, in the state that this one would have after the ids the output
+        begins with.
 
         Can be called on any thread. Forced tokens are appended as jumps at the same places as in
         the earlier stream, so the rest of the output is also the same.
@@ -347,8 +347,7 @@ class OutputBuilder:
 
         Returns:
             The builder, the remaining tokens of a jump that the ids end within, and the reason for
-                the end if the output is
-            complete.
+            the end if the output is complete.
 
         Raises:
             ParameterError: the grammar does not allow an id, or the output ends before the last id.
@@ -417,8 +416,8 @@ class OutputBuilder:
     def _replay_jump(
         self, ids: Sequence[int], index: int, limit: int, *, masked: bool
     ) -> tuple[list[int], Finish | None]:
-        """Jumps like `append_forced` after the first `index` ids, but appends nothing if the ids
-        differ from the forced tokens.
+        """Appends the tokens that the grammar forces after the first `index` ids, like
+        `append_forced`. Appends nothing if the next ids are different ones.
         """
         forced = self._forced_tokens_within(limit - index)
         known = ids[index : index + len(forced)]
@@ -453,7 +452,7 @@ class OutputBuilder:
 
     @property
     def _matcher_text_if_open(self) -> TextSoFar | None:
-        """Text of the output if a token outside it may end it or has ended it, otherwise None."""
+        """The output's text, if the token that ends it may lie outside it; otherwise None."""
         return None if self.matcher is None else self.matcher.open_text
 
     # -------------------------------------------------------------------------------------- results
@@ -606,7 +605,7 @@ class OutputBuilder:
         )
 
     def _add_certain_text(self, text: str) -> None:
-        """Adds text that can no longer become part of a stop string to the result, and sends it if
+        """Adds text to the result once it can no longer become part of a stop string. Sends it if
         streaming.
         """
         if not text:
@@ -616,7 +615,7 @@ class OutputBuilder:
             self._send_certain(text)
 
     def _send_certain(self, new: str) -> None:
-        """Sends the text that no limit can take back.
+        """Sends the text that remains even if a limit cuts the output.
 
         Args:
             new: text that was added.

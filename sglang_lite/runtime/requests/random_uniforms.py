@@ -13,8 +13,8 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 def uniforms(
     seeds: NDArray[np.uint64], positions: Ints, forbidden: Ints | int = 0
 ) -> NDArray[np.float64]:
-    """Returns uniform random numbers in [0, 1), float64 [R], each a function of its seed, its
-    position and a count.
+    """Returns uniform random numbers in [0, 1), float64 [R]. Each depends only on its row's seed,
+    position and `forbidden`.
 
     Args:
         seeds: seed of each row, uint64 [R].

@@ -86,7 +86,8 @@ class Times:
     yet.
 
     A constrained output must be complete before `deadline`; None for no limit. If `winds_down` is
-    set, it ends at the first place where a limit may cut it. `queued` is on the scheduler's clock.
+    set, the output ends at the first place where a limit may cut it. `queued` is on the scheduler's
+    clock.
     """
 
     submitted: float = field(default_factory=time.perf_counter)
@@ -130,8 +131,8 @@ class CacheUse:
 
 
 class Follower(Protocol):
-    """Finds the request that continues in another one's slot. All calls are made on the loop's
-    thread.
+    """Finds the next request of a program, which continues in the slot of the request that has
+    ended. All calls are made on the loop's thread.
     """
 
     def begin_next(
@@ -152,7 +153,9 @@ class Follower(Protocol):
         ...
 
     def continue_program(self, generation: Generation) -> Request | None:
-        """Receives the result. Returns the next request, or None if there is none or it has begun."""
+        """Continues a program with the result of the request that has ended. Returns the next
+        request, or None if there is none or `begin_next` has begun it.
+        """
         ...
 
 
@@ -294,8 +297,7 @@ class Request:
     def constrain(
         self, constraint: Constraint, grammar: CompiledGrammar, matcher: Matcher | None = None
     ) -> RequestMatcher:
-        """Prepares the output for a constraint. Returns the matcher that it needs from its first
-        token on.
+        """Prepares the output for a constraint. Returns a matcher at the beginning of the output.
 
         Args:
             constraint: constraint of the output.
@@ -319,7 +321,8 @@ class Request:
         return RequestMatcher(made, repeats=guard, sources=grammar.sources)
 
     def _limit_thoughts(self, matcher: Matcher, grammar: CompiledGrammar | None) -> Matcher:
-        """Wraps a matcher to also limit the output's thoughts, if these have limits.
+        """Returns a matcher that also limits the output's thoughts, or `matcher` itself if these
+        have no limits.
 
         Args:
             matcher: matcher at the output's beginning.

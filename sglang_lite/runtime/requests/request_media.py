@@ -23,9 +23,9 @@ class RequestMedia:
         items: the images.
         positions: int32 [N], positions of the virtual ids.
         rows: int32 [N], their rows in the store of features, once they are reserved there.
-        rotary: int32 [3, P], time, row and column that rotate the prompt's first tokens, up to the
+        rotary: int32 [3, P], rotary time, row and column of the prompt's first P tokens, up to the
             last image's; P is 0 if the model has no use for them.
-        rope_offset: difference between the positions that rotate later tokens and their positions.
+        rope_offset: rotary positions of later tokens, minus their positions in the sequence.
         limits: int32 [P], number of tokens that each of the prompt's first ones attends to, up to
             the last image's; P is 0 if none attends to later ones.
     """
@@ -59,15 +59,15 @@ class RequestMedia:
         return cls(items, positions)
 
     def write_rows(self, ids: Ints, start: int) -> None:
-        """Replaces the virtual ids among those of positions from `start` on: -2 - r stands for row
-        r of the store.
+        """Replaces the images' virtual ids in `ids`, whose first position is `start`, with ids of
+        features: -2 - r stands for row r of the store.
         """
         first, end = np.searchsorted(self.positions, (start, start + len(ids)))
         ids[self.positions[first:end] - start] = -2 - self.rows[first:end]
 
     def unsplit_ends(self, end: int) -> tuple[int, int]:
-        """Returns the ends of chunks that don't split an image whose tokens attend to each other:
-        the last up to `end`, and the first from it on.
+        """Returns the nearest positions at which a chunk can end without splitting an image whose
+        tokens attend to each other: the last one up to `end`, and the first one from `end` on.
         """
         if end > len(self.limits) or self.limits[end - 1] == end:
             return end, end
@@ -75,7 +75,9 @@ class RequestMedia:
         return int(np.argmax(self.limits == after)), after
 
     def with_placeholders(self, tokens: Ints) -> Ints:
-        """Returns the prompt's token ids as the model's tokenizer would write them."""
+        """Returns the prompt's token ids with the model's placeholder tokens in place of virtual
+        ids.
+        """
         shown = tokens.copy()
         ids = [item.token_id for item in self.items]
         shown[self.positions] = np.repeat(ids, [item.count for item in self.items])
@@ -86,8 +88,9 @@ class RequestMedia:
         return int(np.searchsorted(self.positions, position))
 
     def trusted_length(self, cached: int) -> int:
-        """Returns how many cached tokens of the prompt may be used: all, unless they end within the
-        first few of an image, whose hashes another image may share by chance.
+        """Returns how many cached tokens of the prompt may be used. If they end within the first
+        few tokens of an image, that image's tokens are not used, because another image may share
+        their hashes by chance.
         """
         inside = int(np.searchsorted(self.positions, cached))
         starts = np.cumsum([0, *(item.count for item in self.items)])
@@ -105,9 +108,9 @@ def _attention_limits(items: Sequence[MediaItem], positions: Ints) -> Ints:
 
 
 def _rotary_positions(items: Sequence[MediaItem], positions: Ints) -> tuple[Ints, int]:
-    """Computes `RequestMedia.rotary` and `rope_offset`. The tokens of a grid have its times, rows
-    and columns, counted from the end of the text before it, and text continues after the largest of
-    these (arXiv:2409.12191, section 2.1).
+    """Computes `RequestMedia.rotary` and `rope_offset`. Tokens of an image have the time, row and
+    column in its grid, counted from the end of the text before it. The text after it continues from
+    the largest of these (arXiv:2409.12191, section 2.1).
     """
     parts = list[Ints]()
     end = 0

@@ -95,8 +95,8 @@ class ResolvedParams:
 
     @property
     def has_thought_limit(self) -> bool:
-        """Whether the output's thoughts have a limit. They also have one if the type of the model
-        was given, so that they leave room for a constrained answer.
+        """Whether the output's thoughts have a limit. They also have one if `reasoning_format` is
+        set, so that a constrained answer has room after them.
         """
         return self.thinking is not None or bool(self.reasoning_format)
 

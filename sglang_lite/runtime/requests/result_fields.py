@@ -20,7 +20,7 @@ Top: TypeAlias = tuple[tuple[float, int, str | None], ...]
 
 
 def append_brackets(spans: tuple[Span, ...], brackets: str) -> tuple[Span, ...]:
-    """Appends the closing brackets of a text to its spans."""
+    """Returns a text's spans, followed by the brackets that close it."""
     if not brackets:
         return spans
     if spans and spans[-1].ids is None:
@@ -68,8 +68,8 @@ def build_token_scores(
     scores: Sequence[tuple[float | None, float | None]],
     length: int,
 ) -> TokenScores:
-    """Builds the scores of a text's tokens, and of the end of sequence after it if no other token
-    may end it.
+    """Builds the scores of a text's tokens. Includes the end of sequence if no other token may end
+    the text.
 
     Args:
         decoder: decoder that has decoded nothing yet.
@@ -87,7 +87,7 @@ def build_token_scores(
 
 
 def add_token_texts(logprob: TokenLogprob, tokenizer: Tokenizer) -> TokenLogprob:
-    """Adds the texts of its tokens to a log-probability."""
+    """Returns a token's log-probability with the texts of all tokens in it filled in."""
 
     def decode_entries(entries: Top) -> Top:
         return tuple(

@@ -1,5 +1,5 @@
-"""The scheduler's view of a program and its branches: their order, and what they are expected to
-add.
+"""The scheduler's view of a program and its branches: their order, and how many tokens they are
+expected to add.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _NUMBER = 32  # tokens; no number of a typed constraint is longer
 
 
 class BranchState(Protocol):
-    """State of a branch of a program (program/play/branch.py) or of a session. The attributes are
-    those of a program's branch.
+    """What the scheduler reads of a branch, which belongs to a program (program/play/branch.py) or
+    a session. The attributes are those of a program's branch.
     """
 
     @property

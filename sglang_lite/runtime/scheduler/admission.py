@@ -225,8 +225,8 @@ class Admission:
         return ordered
 
     def _match_reusable(self, request: Request) -> tuple[Ints, Match, int]:
-        """Returns the tokens of a request whose cached pages it may use, their match, and how many
-        of them are cached.
+        """Returns the tokens of a request that may be taken from the cache, their match there, and
+        how many of them are cached.
         """
         store = self._store
         tokens = request.tokens
@@ -309,8 +309,8 @@ class Admission:
         return True
 
     def _promised_pages(self) -> tuple[int, int]:
-        """Returns how many more pages running requests are expected to need, and how many window
-        pages are left after their needs and those of a step; 0 if there are none.
+        """Returns how many more pages running requests are expected to need. Also returns how many
+        window pages are left after their needs and those of a step; 0 without window pages.
         """
         table = self._store.table
         slots = slots_of(self._queues.running())

@@ -23,7 +23,7 @@ _MISSES = 3  # after this many steps without a right guess, a row gets fewer dra
 
 
 def max_draft_tokens(slots: int) -> int:
-    """Returns the maximum number of drafted tokens of a step, for a number of slots."""
+    """Returns the maximum number of drafted tokens per step for an engine with this many slots."""
     return max(3 * slots, 128)
 
 
@@ -164,7 +164,7 @@ class DraftedRows:
         return draft
 
     def learn_from_request(self, request: Request) -> None:
-        """Lets drafters learn from a running request that has reached its end."""
+        """Lets drafters learn from a request that has reached its end and still has its slot."""
         table = self._store.table
         slot = request.slot
         self.drafting.observe_tokens(request, table.tokens[slot, : table.known[slot]])
@@ -178,8 +178,8 @@ class DraftedRows:
         self._steps += 1
 
     def accept_skipped(self, request: Request, draft: Draft, count: int) -> bool:
-        """Accepts the first tokens of a draft up to a later draw, like `accept_draws` for each of
-        the `count` draws before it.
+        """Accepts a draft's tokens before one of its later draws, like `accept_draws` for each of
+        the `count` draws in between.
 
         Returns False if they have to be inspected one by one.
 
@@ -203,7 +203,7 @@ class DraftedRows:
 
     def accept_draws(self, request: Request, draws: int = 1) -> None:
         """Records that all known tokens of a request are already computed, because they equal the
-        draft, and that one more is drawn.
+        draft, and that one more is drawn after them.
 
         Args:
             request: the request.
@@ -228,8 +228,8 @@ class DraftedRows:
         self.drafting.learn_observed()
 
     def settle_draft(self, request: Request, draft: Draft, start: int) -> None:
-        """Records how much of a draft was right, once no more of its draws count, and frees the
-        pages of the rest.
+        """Records how many tokens of a draft were right, once no more of its draws count. Frees the
+        pages of the wrong ones.
 
         Args:
             request: request of the draft; it may have ended.

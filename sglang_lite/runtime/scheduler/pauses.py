@@ -57,7 +57,7 @@ class Medians:
     """Medians of the most recent values of each name.
 
     Args:
-        first: value for a name without any.
+        first: median for a name without values.
     """
 
     def __init__(self, first: float) -> None:
@@ -89,8 +89,8 @@ class Expectations:
         self._lengths = Medians(0)  # tokens of ended branches, by their kind
 
     def take_expected_pause_s(self, branch: ScheduledBranch) -> float:
-        """Returns the expected seconds of a branch's pause: as reported by its caller, otherwise as
-        usual.
+        """Returns how many seconds a branch is expected to pause: the duration that its caller has
+        reported for this pause, otherwise the usual one.
         """
         told = branch.next_pause_s
         branch.next_pause_s = None
@@ -187,8 +187,8 @@ class PausedBranch:
         return self.due
 
     def remaining_s(self, now: float) -> float:
-        """Returns the expected seconds until the branch returns. After the expected time, this
-        equals the time it has been away.
+        """Returns the expected seconds until the branch returns. If it is overdue, it is expected
+        to take as long again as it has been away.
         """
         away = now - self.began
         return self.expected_s - away if away < self.expected_s else away
@@ -286,8 +286,8 @@ class Pauses:
         heapq.heappush(self._due, (pause.set_due(self._max_worthwhile_pause_s), self._count, pause))
 
     def set_expected_pause(self, branch: ScheduledBranch, seconds: float) -> None:
-        """Sets how long a branch's caller needs, from now on or from the beginning of the next
-        pause.
+        """Sets how many seconds a branch's caller needs, from now on if the branch already waits
+        for it, otherwise from the beginning of the next pause.
         """
         pause = self._pauses.get(branch)
         if pause is None or not branch.awaits_caller:
@@ -305,7 +305,7 @@ class Pauses:
             self.expected.record_pause(branch, self.now() - pause.began)
 
     def end_branch(self, branch: ScheduledBranch) -> None:
-        """Ends a branch."""
+        """Ends the pause of a branch that has ended, and records its length."""
         self.end_pause(branch)
         self.expected.record_length(branch)
 
@@ -380,7 +380,7 @@ class Pauses:
 
     @property
     def _recompute_pool_s(self) -> float:
-        """Seconds to compute all tokens that fit."""
+        """Seconds it would take to compute all tokens that fit into the page pool."""
         return self._store.pool.total * self._store.page_size * self.token_s
 
     # ----------------------------------------------------------------------------------- giving way

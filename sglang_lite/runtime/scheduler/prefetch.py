@@ -30,8 +30,8 @@ class Prefetch:
         self._next = 0.0
 
     def read_ahead_for(self, request: Request) -> None:
-        """Starts to read files with the beginning of a request, because it may have to wait for its
-        turn.
+        """Starts to read cached pages of a request's first tokens from files, because it may have
+        to wait for its turn.
         """
         if self._store.tiers is not None:
             tokens = request.tokens
@@ -51,8 +51,8 @@ class Prefetch:
                 self._fetch_for_pause(pause)
 
     def _fetch_for_pause(self, pause: PausedBranch) -> None:
-        """Locks the device's part of a program's prefix, and fetches the rest, unless pages are
-        short.
+        """Locks the part of a program's prefix that is on the device, and fetches the rest. Does
+        nothing if pages are short.
         """
         store = self._store
         tiers = self._store.tiers

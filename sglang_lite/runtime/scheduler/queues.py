@@ -56,7 +56,9 @@ class Queues:
         self.waiting.append(request)
 
     def queue_returned(self, request: Request, state: State) -> None:
-        """Queues a request, whose state becomes `state`, before those that have not begun."""
+        """Changes a request's state to `state`, and queues it by rank before those that have not
+        begun.
+        """
         request.change_state(state)
         insort(self.returned, request, key=attrgetter("rank"))
 

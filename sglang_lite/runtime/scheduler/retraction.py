@@ -52,8 +52,8 @@ class Retraction:
         self._queues.queue_returned(request, State.RETRACTED)
 
     def retract_with_lost_window(self) -> None:
-        """Retracts requests that dropped tokens and whose window now begins in pages they have
-        released.
+        """Retracts requests whose window, after they dropped tokens, begins in pages that they have
+        already released.
         """
         windows = self._store.windows
         table = self._store.table

@@ -108,8 +108,8 @@ class Scheduler:
 
     @property
     def unsettled(self) -> bool:
-        """Whether a plan may have an effect without requests, because pauses are about to begin or
-        tiers exist.
+        """Whether planning may have an effect although there are no requests, because pauses are
+        about to begin or the cache has lower tiers.
         """
         return self.pauses.unsettled or self.store.tiers is not None
 
@@ -238,8 +238,8 @@ class Scheduler:
             self._pace.adapt_to_step(tokens, seconds, streams=batch.streams)
 
     def remaining_step_s(self, batch: Batch, seconds: float) -> float:
-        """Returns the remaining seconds of a step with streams, `seconds` after its start; infinite
-        without streams.
+        """Returns how many more seconds a step may take, `seconds` after its start; infinite if
+        none of its rows streams.
         """
         return (
             self._pace.remaining_pace_s(seconds)
@@ -248,8 +248,8 @@ class Scheduler:
         )
 
     def record_launch(self, batch: Batch) -> list[int]:
-        """Records that later steps see the batch's keys and values. Returns the rows whose prompts
-        are complete.
+        """Records that a batch has been launched, so later steps see its keys and values. Returns
+        the rows whose prompts are complete.
         """
         table = self.store.table
         table.computed[batch.slots] = batch.ends

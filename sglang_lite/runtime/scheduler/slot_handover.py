@@ -21,7 +21,7 @@ def start_in_slot(
     *,
     appended: bool,
 ) -> int | None:
-    """Starts a request in the slot of a running one, which is finished.
+    """Finishes a running request and starts the next one in its slot.
 
     Args:
         store: pages, slots and radix tree.
@@ -32,9 +32,9 @@ def start_in_slot(
         appended: whether its tokens are those of the request, possibly without the last, and more.
 
     Returns:
-        Number of tokens appended to those in the slot. None if that would change pages of the tree,
-            which others may read,
-        or if another variant of the model computes the following request; nothing is changed then.
+        Number of tokens appended to those in the slot. None, with nothing changed, if that would
+        change pages of the tree, which others may read, or if another variant of the model computes
+        the following request.
     """
     table = store.table
     slot = request.slot

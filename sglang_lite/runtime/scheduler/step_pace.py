@@ -45,7 +45,7 @@ class StepPace:
             self._limit = int(min(fit, 2 * self._limit, self._max_tokens))
 
     def remaining_pace_s(self, seconds: float) -> float:
-        """Returns the remaining seconds that a step may take, `seconds` after its start."""
+        """Returns how many more seconds a step may take, `seconds` after its start."""
         return max(self._target_step_s - seconds, 0.0)
 
     @property

@@ -36,7 +36,8 @@ class MaskMaker(Protocol):
 
 
 class TextSoFar(Protocol):
-    """Text at the beginning of a model's output that a token outside the text may end.
+    """An output's text so far, for grammars in which a token that is not part of the text may end
+    it.
 
     Attributes:
         tokens: number of tokens that certainly lie entirely in the text.
@@ -50,12 +51,15 @@ class TextSoFar(Protocol):
     def certain(self) -> str: ...
 
     def close(self, kept: int) -> None:
-        """Ends the text: no more tokens follow, and only the first `kept` ones may belong to it."""
+        """Ends the text: no more tokens follow, and those after the first `kept` ones don't belong
+        to it.
+        """
         ...
 
 
 class Endings(Protocol):
-    """Positions in the texts of a grammar, identified by the state that a text is in.
+    """Positions in a grammar's texts, and what may follow at each. A position is identified by the
+    state of the text before it.
 
     Attributes:
         start: state in which the texts begin.
@@ -69,7 +73,9 @@ class Endings(Protocol):
     def start(self) -> TextState: ...
 
     def after_text(self, text: str) -> Endings | None:
-        """Returns the positions after `text`, or None if its state is not known."""
+        """Returns the positions in texts that continue `text`, or None if the state after it is not
+        known.
+        """
         ...
 
     def advance_state(self, state: TextState, text: bytes) -> TextState | None:
@@ -77,7 +83,9 @@ class Endings(Protocol):
         ...
 
     def characters(self, state: TextState) -> Iterable[tuple[str, TextState]]:
-        """Yields characters that may come next, some of each kind, with the state after each."""
+        """Yields characters that may come next, with the state after each. Of characters that are
+        alike to the grammar, it yields only some.
+        """
         ...
 
 

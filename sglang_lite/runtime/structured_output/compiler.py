@@ -175,8 +175,9 @@ class Compiler:
         return future
 
     def _compile_continuation(self, constraint: Continuation) -> Future[CompiledGrammar]:
-        """Compiles the grammar of the whole and, if the part has a constraint of its own, the
-        part's. The remainder of the whole is never compiled separately.
+        """Compiles the grammar of a text's continuation, by compiling the whole text's grammar and,
+        if the part has a constraint of its own, the part's. The remainder of the whole is never
+        compiled separately.
         """
         future: Future[CompiledGrammar] = Future()
         whole = self.compile_in_background(constraint.whole)
@@ -195,7 +196,9 @@ class Compiler:
     def continuation_grammar(
         self, whole: CompiledGrammar, text: str, part: CompiledGrammar | None
     ) -> ContinuedGrammar:
-        """Returns the grammar of a text's continuations."""
+        """Returns the grammar of what may follow `text` in a text of `whole`. If `part` is given,
+        it must allow the continuation, too.
+        """
         return ContinuedGrammar(whole, text, part, self._end)
 
     def build(self, constraint: Constraint) -> CompiledGrammar:

@@ -1,5 +1,5 @@
-"""Finds a text's continuations with byte masks, if the masks enforce more than the grammar
-(ruled_grammar.py).
+"""Finds what may continue a text, byte by byte, for grammars whose masks enforce more than the
+grammar itself (ruled_grammar.py).
 """
 
 from __future__ import annotations

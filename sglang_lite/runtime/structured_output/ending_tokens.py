@@ -74,12 +74,12 @@ class EndingTokens:
         return self._texts[token] if token < len(self._texts) else b""
 
     def tokens_starting_with(self, text: bytes) -> Sequence[int]:
-        """Returns the tokens that begin with a text whose last byte is a quotation mark."""
+        """Returns the tokens that begin with `text`, which ends with a quotation mark."""
         return self._beginning.get(text, ())
 
     def tokens_repeating_names(self, used: Iterable[frozenset[bytes]]) -> list[int]:
-        """Returns the tokens that may write a whole name already used in the given objects, or the
-        same name twice.
+        """Returns the tokens that may write a whole name already used in one of the objects, or
+        that may write a name twice. `used` has the names in each object.
         """
         found = list(self._writing_twice)
         for names in used:
@@ -93,8 +93,8 @@ class EndingTokens:
         return self._ending_and_writing.get(begun, ())
 
     def tokens_that_may_end(self, mask: Mask, text: JsonText | UniqueNames) -> list[int]:
-        """Returns the tokens of a mask that may end a name, an item or an object. In a text without
-        rules, these are the tokens with two quotation marks.
+        """Returns the tokens of a mask that may end a name, an item or an object. If the text has
+        no rules, returns only tokens with at least two quotation marks.
         """
         group = (
             self._whole if not text.has_rules else self._in_string if text.quoted else self._outside

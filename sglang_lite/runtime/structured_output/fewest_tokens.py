@@ -125,8 +125,8 @@ class _Search:
     # ---------------------------------------------------------------------------------------- rules
 
     def _costs_after_rule(self, name: str, place: Rests, most: int) -> Costs:
-        """Returns, for each place after a rule's texts, the number of tokens that have ended by
-        then, as far as known yet.
+        """Returns the places after a rule's texts, each with the fewest tokens known so far to have
+        ended before it.
         """
         key = name, place
         if self._open:
@@ -154,8 +154,8 @@ class _Search:
     # ---------------------------------------------------------------------------------------- nodes
 
     def _costs_after_node(self, node: Node, costs: Costs, most: int) -> Costs:
-        """Returns, for each place after a node's texts, the number of tokens that have ended by
-        then.
+        """Returns the places after a node's texts, each with the fewest tokens that have ended
+        before it.
 
         Args:
             node: the node.
@@ -217,8 +217,8 @@ class _Search:
         return costs
 
     def _drop_too_expensive(self, costs: Costs, most: int) -> Costs:
-        """Drops places that can't lead to a text within `most` tokens. Places in the text already
-        written are kept.
+        """Drops places that can't lead to a text of at most `most` tokens. Keeps places in the text
+        already written.
         """
         start = self._start
         found = {
@@ -233,7 +233,7 @@ class _Search:
     def _step_over_byte(
         self, costs: Costs, low: int, high: int, most: int, *, leave: bool = False
     ) -> Costs:
-        """Steps over one byte from `low` to `high`."""
+        """Returns the places after one more byte from `low` to `high`, with their costs."""
         found: list[tuple[Rests, int]] = []
         self._spend_work(len(costs))
         for place, cost in costs.items():
@@ -340,8 +340,8 @@ class _Search:
         return self._keep_cheapest(found, most)
 
     def _step_over_character_run(self, place: Rests, cost: int, ranges: Ranges, most: int) -> Costs:
-        """Steps over any number of characters of a set, during which at most one token ends. The
-        run may end within a character.
+        """Returns the places after any number of characters of a set, with their costs. At most one
+        token ends during the run, which may itself end within a character.
         """
         after, ends = place.run(ranges)
         found: list[tuple[Rests, int]] = [] if after is None else [(after, cost)]
@@ -360,7 +360,7 @@ class _Search:
     def _costs_after_automaton(
         self, states: Automaton, place: Rests, cost: int, most: int
     ) -> list[tuple[Rests, int]]:
-        """Steps over a text of an automaton."""
+        """Returns the places after the texts of an automaton, with their costs."""
         known: dict[Term, Costs] = {states.start: {place: cost}}
         found: list[tuple[Rests, int]] = []
         to_do: dict[Term, Costs] = {states.start: {place: cost}}
@@ -391,8 +391,8 @@ class _Search:
 
 
 def _relax_long_sources(node: Node) -> Node:
-    """Returns a node for a superset of the texts, which replaces quotes from long sources by a
-    simpler language.
+    """Replaces quotes from long sources in a node by a simpler language. The result allows all
+    texts of the node, and others.
     """
     match node:
         case Substring(text, _, superset) if len(text) > _LONG:

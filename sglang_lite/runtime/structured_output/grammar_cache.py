@@ -84,7 +84,7 @@ class GrammarCache:
             return entry.future, False
 
     def keep_grammar(self, key: Constraint, future: Future[CompiledGrammar], size: int) -> None:
-        """Counts the bytes of a grammar that the future is about to hold."""
+        """Keeps the grammar that the future is about to hold, and counts its bytes."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and entry.future is future:

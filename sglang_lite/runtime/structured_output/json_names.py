@@ -18,7 +18,8 @@ from sglang_lite.constraints.json_schema.mask_rules import DistinctNames
 
 
 class Kind:
-    """Kind of object, with its possible names counted.
+    """Kind of object that a schema allows in some place. Counts its possible names, to know when
+    none is left.
 
     Args:
         names: rules of the kind's names.
@@ -167,7 +168,7 @@ def _has_room_for_missing(each: PossibleKind, used: int) -> bool:
 
 
 def _narrow_to_kinds(names: MemberNames, possible: Iterable[PossibleKind]) -> MemberNames:
-    """Returns the names with only some of the possible kinds of objects."""
+    """Returns the names after the possible kinds of objects have been reduced to `possible`."""
     remaining = tuple(possible)
     if len(remaining) == len(names.possible):
         return names
@@ -183,8 +184,8 @@ def _add_exhausted_prefix(
     counts: Mapping[str, int],
     possible: Sequence[PossibleKind],
 ) -> frozenset[bytes]:
-    """Returns the exhausted prefixes after a name is used: adds its shortest prefix with which no
-    unused name begins, or the whole name.
+    """Returns the exhausted prefixes after one more name is used. Adds the name's shortest prefix
+    with which no unused name begins, or else the whole name.
     """
     text = name.decode("utf-8", "ignore")
     counted = [each.kind.prefix_counts(text) for each in possible]

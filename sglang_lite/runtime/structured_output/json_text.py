@@ -51,8 +51,8 @@ class RulePositions:
         self._endless: dict[tuple[int, bytes], bool] = {}
 
     def is_endless(self, texts: CountedTexts, text: bytes) -> bool:
-        """Returns True if infinitely many texts begin with `text` without its closing byte, or if
-        no counted text begins with `text`.
+        """Returns True if infinitely many counted texts begin with `text`, not counting its closing
+        byte, or if none of them begins with `text`.
         """
         key = id(texts), text
         if key not in self._endless:
@@ -64,7 +64,7 @@ class RulePositions:
         return self._endless[key]
 
     def names(self, position: RulePosition | None) -> MemberNames:
-        """Returns the empty set of names for an object at a position."""
+        """Returns the names of an object at a position before any of them has been used."""
         return MemberNames(self._kinds.get(id(position), ()))
 
     def __getitem__(self, number: int | None) -> RulePosition | None:
@@ -128,7 +128,7 @@ class _Container:
     def next_item_language(self) -> Node | None:
         """Returns the language of the next item's texts, or None if the items need not differ.
 
-        For items that may be anything, the language has the scalars only.
+        If items may be any JSON values, the language contains only the scalars.
         """
         return (
             None
@@ -346,8 +346,8 @@ class JsonText:
     def _shortest_exhausting(
         self, texts: CountedTexts | None, top: _Container, prefix: bytes, used: bytes
     ) -> bytes:
-        """Returns the shortest continuation towards a used text after which no unused text is
-        possible, or nothing if unused texts remain possible after every continuation.
+        """Returns the shortest continuation of `prefix` towards the text `used` after which no
+        unused text is possible. Empty if unused texts remain possible after each.
         """
         if texts is None or self._positions.is_endless(texts, used):
             return used[len(prefix) :] if used[:1] == b'"' else b""
@@ -380,7 +380,9 @@ class JsonText:
 
 
 def _has_unused_text(texts: CountedTexts, prefix: bytes, top: _Container) -> bool:
-    """Returns True if an unused text begins with `prefix`, or if no counted text does."""
+    """Returns True if a text that has not been used begins with `prefix`, or if no counted text
+    does.
+    """
     beginning = prefix.decode("utf-8", "ignore")
     return texts.count_with_prefix(beginning) == 0 or has_text_outside(
         texts, beginning, [used.decode() for used in top.used]

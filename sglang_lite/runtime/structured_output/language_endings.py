@@ -21,8 +21,8 @@ _START: Place = ((-1, b""), None)
 
 
 class RenewedStates:
-    """States of a language, created when a text first advances: that takes long, and most texts
-    need none. Thread-safe.
+    """States of a language, created when first needed, and replaced once there are too many.
+    Thread-safe.
 
     Args:
         make_states: function that returns the states, or None if there are too many.
@@ -84,8 +84,8 @@ class LanguageEndings:
         return None if state is None else replace(self, start=state)
 
     def resolve_place(self, place: Place) -> tuple[LanguageStates, State] | None:
-        """Returns the current states and the one that a place corresponds to, or None if there are
-        too many.
+        """Returns the current states of the language, and the one of them that corresponds to a
+        place. Returns None if there are too many states.
         """
         made = self.states.current_states()
         if made is None:

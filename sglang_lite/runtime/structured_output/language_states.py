@@ -71,7 +71,7 @@ class LanguageStates:
         return self.automaton.size + _STEP_BYTES * (len(self._steps) + len(self.forced))
 
     def renew_if_full(self) -> LanguageStates:
-        """Returns new states if there are too many of these, otherwise these."""
+        """Returns a new LanguageStates without states if this one has too many, otherwise this one."""
         if not self.automaton.full or self.read < _MIN_READ:
             return self
         with self.lock:
@@ -80,7 +80,9 @@ class LanguageStates:
             )
 
     def translate_old_state(self, state: State, before: LanguageStates) -> State:
-        """Translates a state from the states that these have replaced."""
+        """Returns the state that corresponds to a state of `before`, which this object has
+        replaced.
+        """
         with self.lock:
             return self.automaton.adopt(state[0], before.automaton), state[1]
 

@@ -1,5 +1,5 @@
-"""Minimum number of tokens that end within texts, whatever comes before and after them: a bound for
-searches.
+"""Minimum number of tokens that end within a text, whatever comes before and after it. Used as a
+lower bound in searches.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Positions in the texts of a grammar when something else allows only some of these texts: mask
-rules, or a surrounding grammar.
+"""Positions in a grammar's texts if mask rules or a surrounding grammar allow only some of these
+texts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class RuledEndings:
 
 @dataclass(frozen=True)
 class PartEndings:
-    """Positions in those texts of a part that the whole allows (prefixed.py).
+    """Positions in the texts of one grammar (the part) that a surrounding grammar (the whole) also
+    allows; see prefixed.py.
 
     Args:
         part: places in the part's texts.

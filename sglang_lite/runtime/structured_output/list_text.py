@@ -1,5 +1,5 @@
-"""Tracks a JSON text as it is written: its lists, and whether an item of one is repeated more often
-in a row than permitted.
+"""Tracks the lists in a JSON text as it is written, to find items that are repeated more often in a
+row than permitted.
 
 Once an item has been repeated as often as permitted, some prefix of another repetition is known
 after which the grammar allows nothing else. A text that reaches this prefix counts as repeating the
@@ -37,7 +37,7 @@ class _Open:
         end: index at which the last item ended or the array began.
         item: value of the last item.
         run: number of equal items that the array ends with.
-        bound: text after `end` that leaves nothing but the same item again; empty if that is
+        bound: text after `end` that only the same item again can follow; empty if that is
             permitted.
     """
 

@@ -79,9 +79,9 @@ class Prepared:
         language: language that the grammar describes. Pickled if it comes from another process,
             since most are never needed and unpickling them would block the loop.
         shortest: shortest text of the language, or None if none is known.
-        sources: texts that parts of its texts are copied from.
-        strings: grammar in which any string may stand for a quote, if the sources are long; `text`
-            is then empty.
+        sources: documents from which quotes in the language's texts are copied.
+        strings: same grammar, except that any string may stand for a quote. Set if the sources are
+            long; `text` is then empty.
         parser_bytes: measured memory of a parser, or 0 if unknown.
     """
 
@@ -94,7 +94,7 @@ class Prepared:
 
 
 class _Text:
-    """Text of a grammar, tracked by a matcher and its copies."""
+    """Identity of a text that is being written. A matcher and its copies share it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -117,16 +117,16 @@ class _Lexer:
 
 
 class LlguidanceMatcher(LoneMatcher):
-    """Parser of llguidance, with the state of the language that its text is in.
+    """Matcher that parses a text with llguidance and tracks the text's state in the language.
 
-    A lexer for which a mask takes too much work fails permanently, for all texts that share it. So
-    a text whose lexer has failed starts over with its own lexer, and the constraint is rejected as
-    too much work only if that one fails, too.
+    If computing a mask takes too much work, the lexer fails permanently, for all texts that share
+    it. Such a text then starts over with a lexer of its own. The constraint is rejected as too much
+    work only if that lexer fails, too.
 
     Args:
         grammar: grammar that made the matcher.
         lexer: lexer of its parser.
-        first: mask of the start.
+        first: mask at the start of a text.
         states: shared states of the language, or None if they are not tracked.
     """
 
@@ -174,9 +174,9 @@ class LlguidanceMatcher(LoneMatcher):
         return True
 
     def _restart_with_own_lexer(self) -> bool:
-        """Restarts the text with its own lexer, so that it is consumed again. Returns False if the
-        lexer has not failed or is already its own. Must not be called while a mask is being
-        computed, as it changes `lock_key`.
+        """Replaces a shared lexer that has failed by one that only this text uses, and marks all
+        tokens so far to be consumed again. Returns False if the lexer has not failed or is already
+        the text's own. Must not be called while a mask is being computed, as it changes `lock_key`.
         """
         if not byte_matcher.is_lexer_error(self._inner) or not self._lexer.is_shared:
             return False
@@ -302,8 +302,8 @@ class LlguidanceMatcher(LoneMatcher):
 
 
 def _try_to_consume(parser: Foreign, tokens: list[int]) -> bool:
-    """Returns True if a parser consumes the tokens. Returns False if the parser fails, because it
-    would then only accept the end of the sequence.
+    """Returns True if a parser consumes the tokens without failing. A parser that has failed would
+    only accept the end of the sequence.
     """
     # After a text that can't continue, `consume_tokens` would reject the end of the sequence.
     done = parser.consume_token(tokens[0]) if len(tokens) == 1 else parser.consume_tokens(tokens)
@@ -400,8 +400,8 @@ class LlguidanceGrammar:
         return self._new_lexer(is_shared=False)
 
     def combinable(self) -> LlguidanceGrammar:
-        """Returns the grammar with forced tokens turned off, since forced text would allow only the
-        tokenizer's own split.
+        """Returns the grammar with forced tokens turned off. Where only one text is possible,
+        forcing would allow only the tokenizer's own split of that text.
         """
         if self._combinable is None:
             self._combinable = self.engine.load_text(_without_forcing(self._prepared))
@@ -420,7 +420,7 @@ class LlguidanceGrammar:
 
 
 class LlguidanceEngine:
-    """llguidance for one tokenizer.
+    """Grammar engine that uses llguidance, for one tokenizer.
 
     Args:
         tokenizer: tokenizer of the model, or None for one token per byte.
@@ -468,7 +468,7 @@ class LlguidanceEngine:
 
     @cached_property
     def token_rests(self) -> TokenRests:
-        """Places within the tokens, for one thread at a time."""
+        """`TokenRests` of the vocabulary. Must be used by one thread at a time."""
         return TokenRests(self._token_bytes or (), self._special)
 
     @cached_property
@@ -484,14 +484,14 @@ class LlguidanceEngine:
         return self._tokenize_with_marks(text.encode())
 
     def replace_spelled_marks(self, tokens: list[int]) -> list[int]:
-        """Replaces tokens that spell a mark by the mark's own token."""
+        """Replaces tokens that spell out a mark, such as `</think>`, by the mark's single token."""
         if not self._marks or len(tokens) < 2:
             return tokens
         text = self._tokenizer.decode_bytes(tokens)
         return self._tokenize_with_marks(text) if self._at_mark.search(text) else tokens
 
     def _tokenize_with_marks(self, text: bytes) -> list[int]:
-        """Returns the tokens of a text, split like the model's tokenizer does."""
+        """Tokenises a text like the model's tokenizer, which encodes each mark as a single token."""
         found: list[int] = []
         at = 0
         for mark in self._at_mark.finditer(text) if self._marks else ():
@@ -515,8 +515,8 @@ class LlguidanceEngine:
         return self.load_prepared(_prepare_constraint(constraint))
 
     def prepare(self, constraint: Constraint) -> Prepared:
-        """Prepares a constraint, then compiles it and computes a mask as a test. The engine's fuel
-        limits both.
+        """Prepares a constraint, then compiles it and computes a mask as a test. The engine's work
+        limit ("fuel") applies to both.
         """
         return self._measure_parser(_prepare_constraint(constraint))
 
@@ -540,8 +540,8 @@ class LlguidanceEngine:
         return QuoteGrammar(strings, self, endings, self.quote_tokens, prepared.sources)
 
     def load_text(self, prepared: Prepared) -> LlguidanceGrammar:
-        """Loads a grammar whose text llguidance can compile in full. Raises the same errors as
-        `load`.
+        """Loads a grammar from its `text` and ignores `strings`. Raises the same errors as
+        `load_prepared`.
         """
         began = time.perf_counter()
         start = self.new_parser(prepared.text)
@@ -564,7 +564,7 @@ class LlguidanceEngine:
 
         Args:
             prepared: prepared form of the grammar.
-            first: mask of the start.
+            first: mask at the start of a text.
         """
         cached = self._languages.find_entry(prepared.text)
         states = cached[0] if cached is not None else None
@@ -581,12 +581,13 @@ class LlguidanceEngine:
     def build_endings(
         self, prepared: Prepared, first: Mask | None = None
     ) -> LanguageEndings | None:
-        """Returns positions in the texts of a grammar, or None if the model's tokens have no text.
+        """Creates the `LanguageEndings` of a grammar, which identify positions in its texts.
+        Returns None if the model's tokens have no text.
 
         Args:
             prepared: prepared form of the grammar.
-            first: mask of the start, if the states used for masks may be shared; None to use
-                separate states.
+            first: mask at the start of a text, if the states used for masks may be shared; None to
+                use separate states.
         """
         if self._token_bytes is None:
             return None
@@ -674,8 +675,8 @@ def _load_language(language: Language | bytes) -> Language:
 
 
 def _without_forcing(prepared: Prepared) -> Prepared:
-    """Returns the grammar with forced tokens turned off: if only one text is possible, any tokens
-    may spell it.
+    """Returns the grammar with forced tokens turned off. Where only one text is possible, all
+    tokens that spell it are then allowed.
     """
     if prepared.text.startswith(byte_matcher.NO_FORCING):
         return prepared

@@ -1,4 +1,4 @@
-"""Shared cache of the masks of many languages.
+"""Cache of token masks, shared by many languages.
 
 An engine computes a new mask for each request. In a batch of requests with one constraint, most
 requests are in a state (language_states.py) that another one has visited. Its mask is known, and

@@ -1,5 +1,5 @@
-"""Fills the masks of a step's rows: copies known masks and lets threads compute the others. A step
-need not wait for all of them.
+"""Provides the token masks of all rows in a step's batch. Masks that are already known are copied,
+and threads compute the others. A step need not wait for all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger("sglang_lite")
 
 
 class MaskFiller:
-    """Fills the masks of a step's rows. Must be used from one thread, except for `interrupt`.
+    """Provides the masks of a step's rows. Must be used from one thread, except for `interrupt`.
 
     Args:
         threads: number of threads that compute masks concurrently.
@@ -61,9 +61,8 @@ class MaskFiller:
                 to True.
 
         Returns:
-            Indices of late rows, whose masks were not put. Until a later call has put them, their
-                matchers
-            must not move.
+            Indices of late rows, whose masks were not put. Their matchers must not move until a
+                later call has put the masks.
         """
         end = None if patience is None else time.perf_counter() + patience
         while not self._results.empty():
@@ -107,8 +106,8 @@ class MaskFiller:
         self._pool.shutdown(wait=False)
 
     def _submit_parts(self, parts: Iterable[Matcher]) -> None:
-        """Submits mask computations for the parts whose lock is free and whose state's mask is not
-        already being computed.
+        """Submits mask computations for matchers whose lock is free, unless the mask of their state
+        is already being computed.
         """
         by_engine: dict[int, dict[Hashable, list[Matcher]]] = {}  # then by lock key
         for part in parts:

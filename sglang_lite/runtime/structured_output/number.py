@@ -1,4 +1,5 @@
-"""Numbers in free text: only a sign and the first digit are masked, after which any token may come.
+"""Grammar of a number within free text. Masks restrict only the number's sign and first digit;
+after them, any token may come.
 
 The first token that does not continue the number ends it, so a model ends a number just as it would
 unconstrained. An integer has at most `MAX_DIGITS` digits: after them, tokens that begin with
@@ -71,7 +72,8 @@ class NumberMatcher(LoneMatcher):
 
 
 class NumberGrammar:
-    """Grammar of numbers, each of which ends where any other text begins. Computes its own masks.
+    """Grammar of numbers, each of which ends at the first text that can't continue it. Computes its
+    own masks.
 
     Args:
         number: kind of numbers.

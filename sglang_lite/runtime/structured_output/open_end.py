@@ -1,5 +1,5 @@
-"""Constrained texts that are complete but could continue: what the model writes next decides
-whether they end.
+"""Ends of constrained texts that are complete but could continue. What the model writes next
+decides whether such a text ends.
 
 With the grammar alone, a model that wants to write something else could only continue the text or
 end the sequence, and most models then continue. So the text ends where a reader of the model's free
@@ -11,9 +11,9 @@ text would end it:
   between words, have no such rule.
 - The text is the longest prefix that is complete, and may end within the token that ends it: the
   rest of the token is not part of it. Tokens that continue the text are not searched for an end.
-- Choices, regexes and JSON scalars are read: after a possible end any token may come, so "24. The"
-  is read as 24. Grammars and repetitions are written: anything begun is finished, and the text may
-  end only where it is complete.
+- Choices, regexes and JSON scalars follow the rule "read": after a possible end any token may come,
+  so "24. The" is read as 24. Grammars and repetitions follow the rule "written": anything begun is
+  finished, and the text may end only where it is complete.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ _LEADS = range(0xC3, 0xD7)
 
 
 def end_rule(constraint: Constraint) -> EndRule | None:
-    """Returns how texts end that are complete under a constraint but could continue. Returns None
-    if there are no such texts, or if only the end-of-sequence token ends them: free text with tags,
-    which never ends by itself, and numbers, whose grammar handles their ends.
+    """Returns the rule by which a text ends if it is complete under a constraint but could
+    continue. Returns None if there are no such texts, or if only the end-of-sequence token ends
+    them. That is so for free text with tags, which never ends by itself, and for numbers, whose
+    grammar handles their ends.
     """
     match constraint:
         case Choices(options) if not _any_begins_another(options):
@@ -109,7 +110,9 @@ def last_character_class(text: bytes) -> Kind:
 
 
 def may_end_before(text: bytes, following: bytes) -> bool:
-    """Returns True if a text may end before other text, that is, not within a word or a number."""
+    """Returns True if a text may end before the text that follows it. It may not if both are parts
+    of one word or number.
+    """
     last = last_character_class(text)
     return last == "other" or last != first_character_class(following)
 
@@ -168,7 +171,8 @@ class EndTokens:
 
 
 class OpenText:
-    """Text that other tokens may end, and how much of it is certain.
+    """Text that ends at a token outside the grammar. Knows which part of the text is certain so
+    far.
 
     Attributes:
         text: the whole text, including the part before the first token.
@@ -189,7 +193,7 @@ class OpenText:
         self._start = len(self.text)
 
     def push(self, pieces: Sequence[bytes]) -> None:
-        """Appends tokens."""
+        """Appends tokens, given as their bytes."""
         for piece in pieces:
             self._before = len(self.text), self.count
             self.text += piece
@@ -202,7 +206,7 @@ class OpenText:
 
     @property
     def certain(self) -> str:
-        """Part of the text that certainly belongs to it and was written by tokens."""
+        """The part of the text that tokens have written and that certainly belongs to it."""
         end = len(self.text) if self.end is None else self.end[0]
         return self.text[self._start : end].decode("utf-8", "ignore")
 
@@ -217,7 +221,7 @@ class OpenText:
 
 
 class OpenEndMatcher(DelegatingMatcher):
-    """Matcher of texts that other tokens may end once they are complete.
+    """Matcher of texts that, once complete, end at any token that the grammar does not allow.
 
     Args:
         grammar: grammar that made the matcher.
@@ -240,7 +244,7 @@ class OpenEndMatcher(DelegatingMatcher):
 
     @property
     def continuing_matcher(self) -> Matcher:
-        """Matcher at the same position in a text that continues."""
+        """Inner matcher, which is at the same position and follows the text as if it continued."""
         return self._inner
 
     @property
@@ -322,9 +326,9 @@ class OpenEndMatcher(DelegatingMatcher):
         self._complete = self._own = self._mask = None
 
     def _continue_or_end(self, piece: bytes) -> Matcher | None:
-        """Handles a token that the inner mask excludes. Returns the matcher after it if the token
-        still continues the text, which can happen because a mask allows only one spelling of forced
-        text. Otherwise ends the text, if it may end here, and returns None.
+        """Handles a token that the inner mask excludes. If the token continues the text after all,
+        returns the matcher after it: a mask allows only one spelling of forced text, and the token
+        may belong to another. Otherwise returns None, and ends the text if it may end here.
 
         Args:
             piece: text of the token.
@@ -390,7 +394,7 @@ class OpenEndGrammar:
     Args:
         inner: grammar of the texts.
         ends: tokens that may end them.
-        rule: how they end.
+        rule: rule by which they end, "read" or "written".
 
     Attributes:
         inner, ends, rule: the arguments.
@@ -413,8 +417,8 @@ class OpenEndGrammar:
         return OpenEndMatcher(self, self.inner.matcher())
 
     def matcher_after_prefix(self, text: bytes) -> Matcher | None:
-        """Returns a matcher that has advanced past the beginning of a text, or None if that can't
-        be spelled.
+        """Returns a matcher that has advanced past the beginning of a text, or None if it can't
+        accept that beginning.
         """
         matcher = self.inner.matcher()
         return matcher if not text or matcher.accept_text(text) else None

@@ -1,5 +1,5 @@
-"""Enforces regular constraints with outlines-core, as a cross-check of the other engines. Its index
-holds the tokens of each state.
+"""Enforces regular constraints with outlines-core, as a cross-check of the other engines. The
+library's index holds the tokens that are allowed in each state.
 
 Its automata (0.2.14) lose text that may follow a possible end. So the end of the sequence is made
 part of the text, spelled as NUL, which then must not occur elsewhere in it.
@@ -36,7 +36,7 @@ class OutlinesMatcher(LoneMatcher):
         self._refresh_completion()
 
     def cached_mask(self) -> Mask:
-        """Returns the mask, which the index always has."""
+        """Returns the mask. It is always available, since the index holds the tokens of each state."""
         # The library's own end-of-sequence token comes after the model's tokens, and may need
         # another word.
         mask = np.zeros(self.engine.vocab_size // 32 + 1, dtype=self.engine.not_eos.dtype)
@@ -90,15 +90,15 @@ class OutlinesGrammar:
         return self
 
     def lengths(self, written: str = "") -> TextLengths:
-        """Returns no bounds: the engine's prepared form lacks the language."""
+        """Returns no bounds, since the prepared grammar does not contain the language."""
         return TextLengths()
 
     def endings(self) -> None:
-        """Returns None: the engine's own states are not the language's."""
+        """Returns None, since the engine's states do not correspond to states of the language."""
 
 
 class OutlinesEngine:
-    """outlines-core for one vocabulary.
+    """Grammar engine that uses outlines-core, for one vocabulary.
 
     Args:
         vocabulary: vocabulary of the model.

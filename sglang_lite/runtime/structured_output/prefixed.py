@@ -59,8 +59,9 @@ class ContinuedGrammar:
         return ContinuedGrammar(self._whole.combinable(), self._text, self._part, self._end)
 
     def lengths(self, written: str = "") -> TextLengths:
-        """Returns bounds for the whole, or for the part if there is one. The whole may allow only
-        some of the part's texts.
+        """Returns bounds on the number of tokens in the continuation: the part's if there is a
+        part, otherwise the whole's. A part's bounds may be loose, since the whole may allow only
+        some of its texts.
         """
         whole = self._whole.lengths(self._text + written)
         if self._part is None:
@@ -70,7 +71,9 @@ class ContinuedGrammar:
         return TextLengths(part.known, min(known, default=None), lambda: part.fewest)
 
     def endings(self) -> Endings | None:
-        """Returns the positions in the whole, or those in the part that the whole allows."""
+        """Returns the positions in the continuation, or None if they are not known. If there is a
+        part, they are the part's positions that the whole allows; otherwise they are the whole's.
+        """
         found = self._whole.endings()
         whole = None if found is None else found.after_text(self._text)
         if self._part is None:
@@ -93,8 +96,8 @@ def start_matcher_after_text(grammar: CompiledGrammar, text: str) -> Matcher:
 
 
 class ContinuedMatcher(DelegatingMatcher):
-    """Intersection of two matchers: both the whole and the part must allow a token. The part
-    determines the end.
+    """Intersection of two matchers: a token must be allowed by both the whole and the part. Only
+    the part determines whether the text may end.
     """
 
     error = ""

@@ -1,8 +1,9 @@
 """Grammars of JSON with quotes from long documents.
 
-llguidance follows a text in which any string may stand for a quote, and this module narrows its
-masks. Inside a quote, only tokens remain that continue it in a document, at the places that the
-text so far may come from. The states of the language know these places.
+llguidance follows the text with a grammar in which any string may stand for a quote, and this
+module narrows its masks. Inside a quote, only those tokens remain that continue it in a document,
+at one of the places from which the quote so far may be copied. The states of the language
+(language_states.py) record these places.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _KEPT_BYTES = 16 << 20  # bytes of cached masks
 
 
 class QuoteTokens:
-    """Tokens of a vocabulary as parts of quotes.
+    """Tokens of a vocabulary, indexed to find those that continue or end a quote.
 
     Args:
         token_bytes: bytes of each token.
@@ -118,7 +119,7 @@ class QuoteTokens:
 
 
 class SourceBytes:
-    """Document in bytes.
+    """UTF-8 bytes of a document, and the byte indexes at which quotes may begin or end.
 
     Args:
         source: its text as written in JSON.
@@ -149,7 +150,7 @@ class QuoteGrammar:
 
     Args:
         strings: grammar in which any string may stand for a quote.
-        maker: maker of its masks.
+        maker: engine that computes the masks before they are narrowed.
         endings: endings of the grammar, whose states already exist.
         tokens: tokens of the vocabulary.
         sources: documents.
@@ -260,8 +261,8 @@ class QuoteGrammar:
         ]
 
     def _allows_next_text(self, text: bytes, states: LanguageStates, state: State) -> bool:
-        """Returns True if the language allows a text next, given that it is allowed when any string
-        may stand for a quote.
+        """Returns True if the language allows a text next. The text must already be allowed by the
+        grammar in which any string may stand for a quote.
         """
         after = states.state_after_text(state, text)
         if after is None:
@@ -306,7 +307,7 @@ def _find_source_places(states: LanguageStates, state: State) -> list[Copied]:
 
 
 class QuoteMatcher(LoneMatcher):
-    """Matcher of a text with quotes.
+    """Matcher of a JSON text with quotes.
 
     Args:
         grammar: its grammar.

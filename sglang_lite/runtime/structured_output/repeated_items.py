@@ -1,4 +1,4 @@
-"""Rejects draws after which an item of a list would be repeated more often in a row than permitted."""
+"""Rejects sampled tokens that would repeat an item of a list more often in a row than permitted."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sglang_lite.runtime.structured_output.vocabulary import build_token_mask
 
 
 class RepeatGuard:
-    """Guard that keeps one text from repeating items too often. It gives way where nothing else is
-    possible.
+    """Guard that keeps one text from repeating list items too often. Allows a repetition if no
+    other token is possible.
 
     Args:
         rules: how many equal items may come in a row.
@@ -61,7 +61,7 @@ class RepeatGuard:
         self._gives_way = True
 
     def advance_guard(self, token: int) -> None:
-        """Advances by the next token, whether or not it was drawn."""
+        """Advances by the next token, which need not be one that `refuses` has checked."""
         if self._next is not None and self._next[0] == token:
             self._lists = self._next[1]
         else:

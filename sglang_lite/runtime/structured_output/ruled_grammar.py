@@ -216,8 +216,9 @@ class RuledMatcher(DelegatingMatcher):
         return found
 
     def _tokens_to_try(self, mask: Mask) -> Sequence[int]:
-        """Returns the tokens to test against the rules if the mask allows them: all that may break
-        a rule, except those that merely complete a forbidden continuation.
+        """Returns the tokens that must be tested against the rules one by one: all that may break a
+        rule, except those that begin with a forbidden continuation. The mask may exclude some of
+        them.
         """
         text = self._text
         if text.has_rules or text.escaped:

@@ -39,9 +39,9 @@ EndedBy = Literal["model", "limit", "time"]
 
 
 def tokens_left_for_answer(shortest: int, total: int) -> int:
-    """Returns the number of tokens that a thought leaves for the answer: twice the shortest answer,
-    but at least `_MIN_ROOM` more than it. Never more than half of the total, unless the shortest
-    answer needs it.
+    """Returns how many tokens a thought must leave for the answer: twice the shortest answer, but
+    at least `_MIN_ROOM` more than it. Never more than half of the total, unless the shortest answer
+    needs it.
 
     Args:
         shortest: number of tokens of the answer's shortest text.
@@ -100,12 +100,13 @@ class ThoughtFormat:
         return self._tokenizer.decode_bytes(tokens, skip_special=False)
 
     def closing_spellings(self, text: bytes, *, constrained: bool) -> list[list[int]]:
-        """Returns tokenizations of the text that ends a thought, the model's own first.
+        """Returns the token sequences that can end a thought after its last text, the model's own
+        tokenisation first.
 
         Args:
             text: last part of the thought.
-            constrained: whether a grammar follows. It may allow only text without special tokens,
-                and decides which mark of an answer follows.
+            constrained: whether the answer follows a grammar. The grammar may allow only text
+                without special tokens, and it determines which mark begins the answer.
         """
         parts = self._closing
         begun = next((n for n in range(len(self.end) - 1, 0, -1) if text.endswith(self.end[:n])), 0)

@@ -1,4 +1,4 @@
-"""Statistics on the time that masks take, over the last few thousand."""
+"""Statistics on how long the last few thousand masks took to compute."""
 
 from __future__ import annotations
 

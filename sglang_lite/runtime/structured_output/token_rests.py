@@ -1,8 +1,9 @@
-"""Rests of a vocabulary's tokens: what remains of a token once a text has consumed its first bytes.
+"""Rests of a vocabulary's tokens: the bytes that remain of a token once a text has consumed its
+first bytes.
 
 A text is read byte by byte. Between two bytes, some token is partly written, and only its rest
-matters: the bytes still to come. Which token it will be is open, so a place holds all the rests
-that are possible there.
+matters: the bytes still to come. Several tokens may still be possible, so a place in the text is
+described by all the rests that are possible there.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ Costs: TypeAlias = "dict[Rests, int]"  # fewest tokens that have ended before ea
 
 
 class Rests(Protocol):
-    """Place within a token, given by the rests that are possible there.
+    """Place in a text between two bytes, described by the rests of tokens that are possible there.
 
     Attributes:
-        worth: most tokens that any of its rests takes when spelled separately; 0 if unknown.
-        price: number of tokens counted when a rest ends.
+        worth: most tokens needed to spell any one of its rests separately; 0 if unknown.
+        price: number of tokens to count when a rest ends.
     """
 
     @property
@@ -44,17 +45,19 @@ class Rests(Protocol):
     def price(self) -> int: ...
 
     def step_byte(self, low: int, high: int) -> Step:
-        """Returns the place after a byte from `low` to `high`."""
+        """Returns the place after any byte from `low` to `high`, and whether a token may end there."""
         ...
 
     def leave(self, low: int, high: int) -> Step:
-        """Returns the same as `step_byte`, but only where a preceding run can't continue with a
-        whole character of a token.
+        """Returns the same as `step_byte`, but considers only rests on which a preceding run can't
+        continue with a whole character.
         """
         ...
 
     def run(self, ranges: Ranges) -> Step:
-        """Returns the place after any number of characters of a set."""
+        """Returns the place after any number of characters of a set, and whether a token may end
+        there.
+        """
         ...
 
 
@@ -190,7 +193,7 @@ class LongRun:
 
 @dataclass(frozen=True)
 class Written:
-    """Place in a text that already exists, whose bytes need no tokens.
+    """Place in text that already exists, whose bytes are read without counting tokens.
 
     Attributes:
         tokens: tokens of all places.
@@ -233,7 +236,7 @@ class Written:
 
 
 class TokenRests:
-    """Places within the tokens of a vocabulary.
+    """Creates and caches the places that texts reach within the tokens of a vocabulary.
 
     Args:
         token_bytes: bytes of each token.
@@ -251,7 +254,7 @@ class TokenRests:
 
     @cached_property
     def start(self) -> ListedRests:
-        """Place between two tokens."""
+        """Place between two tokens, where any token may begin."""
         return ListedRests(self, tuple(sorted(self._texts)))
 
     def drop_if_large(self) -> None:
@@ -265,7 +268,9 @@ class TokenRests:
             self.__dict__.pop("start", None)
 
     def intern_place(self, rests: Sequence[bytes] | set[bytes], *, ordered: bool = False) -> Step:
-        """Returns the place with the given rests, and whether one of them is empty."""
+        """Returns the place with the given rests, or None if none of them has bytes left, and
+        whether one of them is empty.
+        """
         different = tuple(rests) if ordered else tuple(sorted(set(rests)))
         ends = bool(different) and not different[0]
         if ends:
@@ -279,7 +284,9 @@ class TokenRests:
         return found, ends
 
     def transitions_from(self, states: Automaton, state: Term) -> Ways:
-        """Returns the states that one character leads to, each with the characters that lead there."""
+        """Returns the states of an automaton that one character leads to from a state, each with
+        the characters that lead there.
+        """
         found: dict[Term, list[tuple[int, int]]] = {}
         for symbol in states.classes:
             after = states.step(state, symbol)
@@ -288,8 +295,8 @@ class TokenRests:
         return [(after, union(ranges)) for after, ranges in found.items()]
 
     def least_ends(self, text: str) -> int:
-        """Returns the fewest tokens that end after the first byte of a text and before its last
-        one.
+        """Returns the smallest number of tokens that can end inside a text: after its first byte
+        and before its last one. Tokens may begin before the text and end after it.
         """
         found = self._ends.get(text)
         if found is None:

@@ -13,14 +13,16 @@ _QUOTE, _BACKSLASH, _COMMA, _OBJECT, _ARRAY = b'"\\,{['
 
 @lru_cache(maxsize=4096)  # mostly called with tokens, few of which are frequent
 def _find_marks(text: bytes, start: bool) -> list[tuple[int, int]]:
-    """Returns the marks of a text as pairs of index and first byte, skipping the first byte if it
-    is escaped.
+    """Returns the quotation marks, brackets, commas and escapes in a text, as pairs of index and
+    first byte. Skips the text's first byte if `start` is True, because an escape before it covers
+    it.
     """
     return [(match.start(), text[match.start()]) for match in MARK.finditer(text, start)]
 
 
 class UniqueNames:
-    """Tracks a JSON text whose schema has no other rules for masks. Has the interface of JsonText.
+    """Tracks a JSON text whose only mask rule is that the names in an object are unique. Has the
+    interface of JsonText.
 
     Attributes:
         is_strict: whether a text that breaks the rules is rejected; else it is left to the check of
@@ -101,7 +103,7 @@ class UniqueNames:
 
     @property
     def name_so_far(self) -> bytes:
-        """Beginning of the name that is being written, or nothing."""
+        """Beginning of the name that is being written; empty outside of names."""
         return self._name or b""
 
     @property
@@ -111,7 +113,7 @@ class UniqueNames:
 
     @property
     def is_restricted(self) -> bool:
-        """True where a token may break a rule without writing a whole name."""
+        """True where even a token that contains no whole name may break a rule."""
         return self._name is not None or self._expected or self.escaped
 
     @property
@@ -122,7 +124,7 @@ class UniqueNames:
         return self._used
 
     def forbidden_continuations(self) -> list[bytes]:
-        """Returns continuations after which only names already used would be possible."""
+        """Returns the texts that would complete a name which the innermost object already has."""
         used = self._open[-1] if self._open else None
         if not used or self.escaped or not (self._expected or self._name is not None):
             return []

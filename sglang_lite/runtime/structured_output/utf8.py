@@ -16,7 +16,9 @@ _LAST_OF_SIZE = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
 
 @lru_cache(maxsize=512)
 def byte_ranges(ranges: Ranges) -> tuple[ByteRanges, ...]:
-    """Returns the byte sequences of the characters in a set, in order."""
+    """Returns the UTF-8 encodings of a set's characters, in order, as sequences with one range per
+    byte.
+    """
     return tuple(each for low, high in ranges for each in _split_code_points(low, high))
 
 

@@ -77,7 +77,7 @@ def build_token_mask(tokens: Iterable[int], vocab_size: int) -> NDArray[np.int32
 
 
 def filter_allowed(mask: NDArray[np.int32], tokens: Iterable[int]) -> list[int]:
-    """Returns those of a few tokens that a mask allows."""
+    """Returns those of the given tokens that a mask allows. Meant for a few tokens."""
     bits = memoryview(mask.data).cast("B")
     return [
         token for token in tokens if token >> 3 < len(bits) and bits[token >> 3] >> (token & 7) & 1
@@ -85,7 +85,7 @@ def filter_allowed(mask: NDArray[np.int32], tokens: Iterable[int]) -> list[int]:
 
 
 def without_tokens(mask: NDArray[np.int32], tokens: Iterable[int]) -> NDArray[np.int32]:
-    """Returns the mask with a few tokens removed."""
+    """Returns the mask with the given tokens removed. Meant for a few tokens."""
     bits = bytearray(mask)  # item access is faster than an array's
     for token in tokens:
         if token >> 3 < len(bits):
@@ -94,9 +94,9 @@ def without_tokens(mask: NDArray[np.int32], tokens: Iterable[int]) -> NDArray[np
 
 
 def find_mark_tokens(tokenizer: Foreign) -> dict[bytes, int]:
-    """Returns the marks of a tokenizer by their text: tokens such as `</think>` that are text, but
-    that the tokenizer recognises only as a whole and llguidance takes for special because of their
-    spelling.
+    """Returns the ids of a tokenizer's marks by their text. Marks are tokens such as `</think>`,
+    which are ordinary text. But the tokenizer recognises them only as a whole, and llguidance would
+    take them for special tokens because of their spelling.
 
     Args:
         tokenizer: content of a tokenizer's JSON, in the format of Hugging Face's `tokenizers`.
@@ -109,9 +109,9 @@ def find_mark_tokens(tokenizer: Foreign) -> dict[bytes, int]:
 
 
 def without_special_texts(tokenizer: Foreign) -> str:
-    """Returns the JSON of a tokenizer that encodes no text as a special token, because special
-    tokens get secret names. Its marks (`find_mark_tokens`) are ordinary tokens, so it spells their text
-    with other tokens.
+    """Returns the JSON of a tokenizer whose special tokens are renamed to secret names, so that no
+    text is encoded as one. Its marks (`find_mark_tokens`) become ordinary tokens, so it spells
+    their text with other tokens.
 
     Args:
         tokenizer: as for `find_mark_tokens`. It is modified.

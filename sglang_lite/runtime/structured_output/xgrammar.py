@@ -25,8 +25,8 @@ _LONGEST = 256  # most characters forced in one step, as all rows wait while the
 
 
 class XgrammarMatcher(LoneMatcher):
-    """Matcher of xgrammar. If the text may end, its mask is computed immediately, since only the
-    mask shows whether more can follow.
+    """Matcher that uses xgrammar. Where the text may end, its mask is computed immediately, since
+    only the mask shows whether more can follow.
     """
 
     def __init__(self, engine: XgrammarEngine, inner: Foreign, first: Mask) -> None:
@@ -110,15 +110,15 @@ class XgrammarGrammar:
         return self
 
     def lengths(self, written: str = "") -> TextLengths:
-        """Returns no bounds: the engine's prepared form lacks the language."""
+        """Returns no bounds, since the prepared grammar does not contain the language."""
         return TextLengths()
 
     def endings(self) -> None:
-        """Returns None: the engine's own states are not the language's."""
+        """Returns None, since the engine's states do not correspond to states of the language."""
 
 
 class XgrammarEngine:
-    """xgrammar for one vocabulary.
+    """Grammar engine that uses xgrammar, for one vocabulary.
 
     Args:
         vocabulary: vocabulary of the model.

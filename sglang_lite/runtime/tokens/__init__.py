@@ -1,1 +1,3 @@
-"""Tokenizers of folders and GGUF files, and growing texts as logs of tokens. Needs no torch."""
+"""Tokenizers of model folders and GGUF files, and logs of the tokens in a growing prompt. Needs no
+torch.
+"""

@@ -50,8 +50,8 @@ def tokenizer_from_folder(folder: Path, most: int | None = None) -> Tokenizer:
 
 
 def word_tokenizer_from_folder(folder: Path) -> Tokenizer:
-    """Builds the tokenizer of an encoder. It may be of any kind, since its tokens decode to their
-    names.
+    """Builds the tokenizer of an encoder. Any kind of tokenizer will do, since each token is
+    decoded to its own name in the vocabulary.
 
     Raises:
         ModelError: the folder has no tokenizer, or the tokenizer is damaged.
@@ -182,8 +182,8 @@ def _chat_template(config: Mapping[str, Any], file: Path) -> str | None:
 
 
 def _unknown_token(model: Mapping[str, Any]) -> str:
-    """Returns the text of the token for characters without a token, or "" if the tokenizer has
-    none.
+    """Returns the text of the token that stands for characters which the vocabulary lacks, or "" if
+    the tokenizer has no such token.
     """
     if model.get("unk_id") is not None:  # Unigram
         return str(model["vocab"][model["unk_id"]][0])

@@ -76,8 +76,8 @@ def tekken_backend(file: Path) -> Backend:
 
 
 def _special_texts(content: Mapping[str, Any], count: int) -> list[str]:
-    """Returns the texts of the special tokens by id. Raises ValueError unless the listed ones are
-    the first of `count`.
+    """Returns the texts of `count` special tokens, by id. Raises ValueError unless the listed
+    tokens have consecutive ids from 0 on and are at most `count`.
     """
     listed = content.get("special_tokens")
     texts = dict(enumerate(_FIRST_SPECIALS))

@@ -21,9 +21,9 @@ class ImageOptions:
     Attributes:
         processors: settings that replace those of the model's processor, by kind.
         most: maximum number in a prompt, by kind; other kinds have no limit.
-        text_alone: whether a model that takes media is given only text.
-        wanted_by: name of the setting because of which a text-only model is rejected; None to
-            accept it.
+        text_alone: whether a model that takes media is served as a text-only model.
+        wanted_by: name of a setting that needs a model which reads images; a text-only model is
+            then rejected. None accepts any model.
     """
 
     processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

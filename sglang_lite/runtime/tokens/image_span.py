@@ -32,7 +32,7 @@ class MediaItem(Record, frozen=True):
         medium: its bytes.
         key: hash of the bytes and of the settings with which they are prepared.
         count: number of its features, each of which takes one token.
-        token_id: token that the model's text has in their place.
+        token_id: id of the token that stands for each of them in the model's text.
         grids: all its features in grids, if the model distinguishes them by position; else empty.
         both_ways: whether its tokens, which are adjacent, attend to each other in both directions.
     """
@@ -46,10 +46,10 @@ class MediaItem(Record, frozen=True):
 
 
 class ImageSpan(Span, frozen=True):
-    """Placeholders of an image, a video or a sound, or of a part of one.
+    """Placeholders of a whole image, video or sound, or of one part of it.
 
     Attributes:
-        text: name of the token that the model's text has in their place.
+        text: name of the token that stands for them in the model's text.
         ids: virtual ids.
         item: the medium, in the span of its first part; None in the spans of its other parts.
     """

@@ -38,9 +38,9 @@ _BRACKETED = re.compile(r"[^\w\s].+[^\w\s]", re.DOTALL)
 
 
 def is_control(token: str, template: object) -> bool:
-    """Returns True if an added token is a control token although its tokenizer does not mark it as
-    special, such as some that begin turns. Blanks, words and marks that models write themselves are
-    text.
+    """Returns True if an added token is a control token that its tokenizer does not mark as
+    special, such as one that begins a turn. Blanks, words and marks that models write themselves
+    count as text.
     """
     if token in NON_TURN_MARKS:
         return False

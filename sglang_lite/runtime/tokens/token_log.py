@@ -1,5 +1,5 @@
-"""Token ids of a growing prompt. Generated text keeps its ids, and the text between generations is
-tokenised as one.
+"""Token ids of a growing prompt. Generated tokens keep their ids, and all text between two
+generations is tokenised together.
 
 Used both for single calls and for whole programs, so that their tokens, cache hits and scores
 agree.
@@ -60,8 +60,8 @@ class TokenLog:
                 self._known = None
 
     def _append_image(self, span: ImageSpan) -> None:
-        """Appends virtual ids. The text before them is encoded as text before the placeholder
-        token.
+        """Appends the virtual ids of an image. Text before the image is encoded as if the image's
+        placeholder token followed it.
         """
         token = Span(span.text)
         if self.open or not self.fixed:
@@ -112,8 +112,8 @@ class TokenLog:
         return self._known is not None or (not self.open and bool(self.fixed))
 
     def set_open_text(self, text: Sequence[Span], ids: array[int]) -> None:
-        """Replaces the open text by `text`, with ids that were encoded elsewhere. Must be called
-        only if the fixed ids don't end with an image.
+        """Replaces the text after the fixed ids by `text`, whose `ids` were encoded elsewhere. Must
+        be called only if the fixed ids don't end with an image.
         """
         self.open = list(text)
         self._known = ids
@@ -129,7 +129,7 @@ class TokenLog:
 def spans_for_next_prompt(
     tokenizer: Tokenizer, ids: tuple[int, ...], text: str, *, skip_special: bool = True
 ) -> tuple[Span, ...]:
-    """Returns the spans of a generation for the prompt that follows it.
+    """Converts a generation to spans of the prompt that continues after it.
 
     The longest prefix of its tokens whose text lies within `text` (a stop may cut inside a token)
     keeps its ids. The rest of the text is tokenised together with the text that follows, and can't

@@ -120,7 +120,7 @@ class Tokenizer:
 
     @property
     def control_texts(self) -> list[str]:
-        """Texts that name control tokens."""
+        """Texts that encode to control tokens."""
         return list(self._control_id)
 
     def control_text(self, token: int) -> str:

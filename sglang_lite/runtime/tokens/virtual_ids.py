@@ -1,8 +1,8 @@
-"""Virtual token ids, which stand for an image's placeholders.
+"""Virtual token ids, which stand for the placeholders of an image in a prompt.
 
-A virtual id lies above the vocabulary and is a hash of the image and of the place in it. So the
-prefix tree shares an image exactly if it is the same one. A model never embeds these ids: it
-receives features of the image instead.
+A virtual id lies above the vocabulary, and is a hash of the image and of the position within it. So
+prompts share an image in the prefix tree if and only if it is the same image. A model never embeds
+these ids: it receives features of the image instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Routes of Anthropic's messages."""
+"""Routes of Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from sglang_lite.text.chat_format import RenderedConversation
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
-    """Request to write a message."""
+    """Request to generate a message."""
 
     max_tokens: int
     temperature: float | None = None
@@ -52,7 +52,7 @@ _NAMES = {"stop_sequences": "stop"}
 
 
 async def create(service: Service, call: HttpRequest) -> Response:
-    """Writes a message."""
+    """Generates a message."""
     body, rendered, ids = await read_body(service, call, _read)
     service.find_requested_adapter(body.model)  # rejects an unknown model
     prompt: Prompt | Sequence[int] = ids
@@ -90,8 +90,8 @@ async def count_tokens(service: Service, call: HttpRequest) -> Response:
 def _read(
     reader: RequestReader, call: HttpRequest
 ) -> tuple[MessagesRequest, RenderedConversation, Sequence[int]]:
-    """Returns the request without its conversation and tools, the rendered conversation, and its
-    token ids, because an answer begins with their number. There are no ids if images are still to
+    """Returns the request without its conversation and tools, the rendered conversation, and the
+    prompt's token ids, whose number the answer begins with. There are no ids if images are still to
     be fetched.
     """
     body = call.read_fields(MESSAGES)

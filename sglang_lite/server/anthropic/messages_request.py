@@ -123,7 +123,7 @@ class SystemMessage(
 
 
 class OwnTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Tool of the caller."""
+    """Tool that the caller has defined, as opposed to one that Anthropic hosts."""
 
     name: str
     input_schema: dict[str, Any]
@@ -273,8 +273,8 @@ def _choice(
 def _split_hosted_tools(
     given: Sequence[Mapping[str, Any]], unused: list[str]
 ) -> tuple[list[Tool], dict[str, str]]:
-    """Separates the caller's tools from Anthropic's hosted tools. Returns the types of the hosted
-    tools by name; they are never called.
+    """Separates the caller's tools from Anthropic's hosted tools, which are never called. Returns
+    the caller's tools, and the types of the hosted tools by name.
     """
     tools: list[Tool] = []
     hosted: dict[str, str] = {}
@@ -310,8 +310,8 @@ def _build_system_message(system: str | list[TextBlock] | None, unused: list[str
 
 
 def _is_billing(text: str) -> bool:
-    """Returns whether a text is a billing line, which changes with every request and would prevent
-    every cache hit.
+    """Returns whether a text is a billing line that a client has added. It changes with every
+    request, so keeping it would prevent every cache hit.
     """
     return text.startswith(f"{BILLING_HEADER}:") and "\n" not in text.strip()
 

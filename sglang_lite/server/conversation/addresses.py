@@ -107,8 +107,8 @@ class ImageFetcher:
         return found
 
     def _count_until_done(self, size: int) -> None:
-        """Counts the size of fetched files until the current request has ended. Raises
-        OverloadedError if the total is too large.
+        """Counts the size of fetched files towards the limit until the current request has ended.
+        Raises OverloadedError if the total is too large.
         """
         if self._held + size > self._most:
             raise OverloadedError(

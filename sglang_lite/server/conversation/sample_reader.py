@@ -146,9 +146,9 @@ class SampleReader:
         return self._reader.open
 
     def shortened_field(self, generation: Generation) -> dict[str, list[str]]:
-        """Returns the field that `shortened_fields` makes. To the engine, a call that is written
-        without the format's marks is free text. If a limit cuts such a call, this marks the whole
-        answer as cut, as the engine does for other calls.
+        """Returns the result of `shortened_fields`, except if a limit cuts a call that is written
+        without the format's marks. To the engine, such a call is free text. So the whole answer is
+        marked as cut here, as the engine does for other calls.
         """
         found = shortened_fields(generation)
         return (

@@ -1,8 +1,7 @@
-"""Tools and reasoning effort in the form that several protocols share: custom tools, arguments,
-effort.
+"""Tools and reasoning effort in the form that several protocols share.
 
-A custom tool is called with text: as a function of one argument, or with the whole answer as its
-input.
+A custom tool takes text. The model calls it like a function with one argument or, if the tool is
+forced, writes the tool's input as the whole answer.
 """
 
 from __future__ import annotations
@@ -140,7 +139,9 @@ def parse_earlier_arguments(given: str | dict[str, Json], name: str) -> dict[str
 
 
 def split_template_kwargs(given: Mapping[str, Json] | None) -> dict[str, dict[str, Json]]:
-    """Returns the chat template's variables from a request's `chat_template_kwargs`, by field."""
+    """Returns the variables in a request's `chat_template_kwargs`, grouped by the name of the field
+    that sets them.
+    """
     return {f"chat_template_kwargs.{name}": {name: value} for name, value in (given or {}).items()}
 
 

@@ -94,7 +94,7 @@ class EventStream(Response):
             await send_part(b"", more=False)
 
     def encode_error(self, content: Mapping[str, Json]) -> bytes:
-        """Encodes the error that ends a stream, from its content."""
+        """Encodes the error that ends a stream. `content` is the error in the protocol's form."""
         return (
             encode_event(content, content["type"])
             if self._protocol == "anthropic"

@@ -26,7 +26,7 @@ from sglang_lite.text.chat_format import Conversation, RenderedConversation, Too
 
 
 class OllamaRequest(msgspec.Struct, kw_only=True):
-    """Fields of all of Ollama's requests to a model."""
+    """Fields that all of Ollama's requests to a model have."""
 
     model: str
     options: dict[str, Any] | None = None

@@ -61,7 +61,7 @@ _MAX_TOKENS = 16  # OpenAI's default
 
 
 async def complete(service: Service, call: HttpRequest) -> Response:
-    """Continues text."""
+    """Generates completions of a request's prompts."""
     given = await read_body(service, call, _read)
     if isinstance(given, program.ParsedProgram):
         return await program.play_program(service, call, given)
@@ -248,7 +248,7 @@ class _Sample:
     def next_choice(
         self, text: str, entries: Sequence[TokenLogprob], generation: Generation | None
     ) -> dict[str, Any]:
-        """Returns the choice for further text.
+        """Returns the choice object with the text that has arrived since the previous one.
 
         Args:
             text: new text.
@@ -337,7 +337,9 @@ async def _stream(
 
 
 def completions_token_counts(usages: Sequence[Sequence[Usage]]) -> dict[str, Json]:
-    """Returns the token counts of the samples of several prompts."""
+    """Returns the total token counts of an answer. `usages` has the usages of the samples of each
+    prompt.
+    """
     prompt = sum(samples[0].prompt_tokens for samples in usages)
     completion = sum(usage.completion_tokens for samples in usages for usage in samples)
     return {

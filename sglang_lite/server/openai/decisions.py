@@ -78,7 +78,9 @@ class _QuestionTemplate:
     def build_branch(
         self, options: Options, lora_path: tuple[str, ...] | Unset
     ) -> tuple[Node, ...]:
-        """Returns the nodes of a question's branch, whose choices an adapter scores."""
+        """Returns the nodes of a question's branch. `lora_path` names the adapter that scores the
+        choices.
+        """
         # The shared quotation mark is computed once, with the question.
         quote = '"' if all(each.startswith('"') for each in options.choices_json) else ""
         texts = tuple(each[len(quote) :] for each in options.choices_json)
@@ -89,7 +91,7 @@ class _QuestionTemplate:
 def _question_template(
     reader: RequestReader, messages: Sequence[Mapping[str, Any]]
 ) -> _QuestionTemplate:
-    """Renders the input with a place for the questions, and tokenises the part before it.
+    """Renders the input with a gap for the questions, and tokenises the text before the gap.
 
     Raises:
         ParameterError: the input is too long.
@@ -158,8 +160,8 @@ async def decide(service: Service, call: HttpRequest) -> Response:
 def _read(
     reader: RequestReader, call: HttpRequest
 ) -> tuple[DecisionRequest, list[Options | None], _QuestionTemplate]:
-    """Returns the request without its input, the options of each question, and the prompt around
-    each.
+    """Returns the request without its input, the options of each question, and the prompt template
+    that surrounds a question.
     """
     body = call.read_fields(DECISIONS)
     if not 1 <= len(body.questions) <= MAX_QUESTIONS:
@@ -176,7 +178,9 @@ def _read(
 
 
 def _group_questions(questions: Sequence[Options | None]) -> Iterator[dict[int, Options]]:
-    """Yields groups of questions that are scored together, by index."""
+    """Yields groups of questions that are scored together, each as a mapping from index to
+    question.
+    """
     wave: dict[int, Options] = {}
     rows = 0
     for i, options in enumerate(questions):
@@ -198,7 +202,8 @@ async def _score_questions(
     wave: Mapping[int, Options],
     lora_path: tuple[str, ...] | Unset,
 ) -> dict[int, Selection]:
-    """Returns the scores of questions by index, without those that can't be scored.
+    """Returns the scores of a group's questions by index. Questions that can't be scored are
+    missing.
 
     Raises:
         SglError: the engine is closed, or has no room.
@@ -265,7 +270,9 @@ def _confidence(shares: Sequence[float]) -> float:
 
 
 def _decision_token_counts(input_usage: Usage, selections: Iterable[Selection]) -> dict[str, Any]:
-    """Returns the token counts; each token of the input, of a question and of a choice counts once."""
+    """Returns the token counts of a decision. Each token of the input, of a question and of a
+    choice counts once, although all choices are scored after the same prefix.
+    """
     total = input_usage.prompt_tokens
     for selection in selections:
         choices = sum(len(score.token_ids) for score in selection.scores)

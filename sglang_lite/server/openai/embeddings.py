@@ -94,8 +94,8 @@ async def embeddings(service: Service, call: HttpRequest) -> Response:
 def _read(
     reader: RequestReader, call: HttpRequest
 ) -> tuple[EmbeddingsRequest, Sequence[EncoderInput] | Sequence[EncodeRequest]]:
-    """Returns the request without its texts, and the texts, or their token ids if this reader
-    tokenises.
+    """Returns the request without its texts, and the texts. If this reader tokenises prompts, the
+    texts are returned as token ids.
     """
     body = call.read_fields(EMBEDDINGS)
     texts = require_text_list(body.input, "input")
@@ -145,8 +145,8 @@ async def encode(service: Service, call: HttpRequest) -> Response:
 async def sglang_answer(
     service: Service, body: NativeTexts, compute: Callable[..., embedding.Numbers]
 ) -> Response:
-    """Computes a response in SGLang's form, with `embedding.embeddings` or `classifier_outputs` and
-    their other arguments.
+    """Computes a response in SGLang's form. `compute` is `embedding.embeddings` or
+    `embedding.classifier_outputs`.
     """
     field = "input_ids" if body.text is None else "text"
     given: Any = getattr(body, field)
@@ -206,7 +206,7 @@ def require_text_list(given: Any, field: str) -> list[Any]:  # each a text or to
 
 
 def embedding_usage(tokens: Sequence[int]) -> dict[str, int]:
-    """Returns the usage of texts in OpenAI's form, from their numbers of tokens."""
+    """Returns OpenAI's usage object for texts with the given numbers of tokens."""
     return {"prompt_tokens": sum(tokens), "completion_tokens": 0, "total_tokens": sum(tokens)}
 
 

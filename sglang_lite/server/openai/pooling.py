@@ -48,7 +48,9 @@ class ClassifyRequest(NativeTexts, kw_only=True):
 
 
 class PoolingRequest(msgspec.Struct, kw_only=True):
-    """vLLM's request for the outputs of the model, of either kind."""
+    """vLLM's request for the outputs of a model, which computes either vectors or numbers for
+    labels.
+    """
 
     input: str | list[str | int | list[int]] | None = None
     messages: list[Message] | None = None
@@ -105,7 +107,9 @@ async def classify(service: Service, call: HttpRequest) -> Response:
 
 
 async def pooling(service: Service, call: HttpRequest) -> Response:
-    """Returns vectors, or numbers by label, as probabilities or raw outputs."""
+    """Returns what the model computes from texts or a conversation: vectors, or a number for each
+    label, as a probability or a raw output.
+    """
     body, ids = await read_body(service, call, _read, (POOLING,))
     adapter = service.find_requested_adapter(body.model)
     if (body.input is None) == (body.messages is None):
@@ -136,7 +140,9 @@ async def pooling(service: Service, call: HttpRequest) -> Response:
 
 
 def _check_kind(body: PoolingRequest, spec: EncoderSpec, model: str) -> None:
-    """Raises ParameterError if a field is meant for models of the other kind."""
+    """Raises ParameterError if a field is meant for models that compute vectors and this one
+    computes numbers for labels, or the reverse.
+    """
     if spec.classifier is None:
         if body.task == "classify":
             raise ParameterError(

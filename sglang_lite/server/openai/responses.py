@@ -1,4 +1,4 @@
-"""Routes of OpenAI's Responses."""
+"""Routes of OpenAI's Responses API."""
 
 from __future__ import annotations
 

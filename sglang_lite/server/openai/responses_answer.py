@@ -1,5 +1,5 @@
-"""Answers of OpenAI's Responses as they arrive: output items, and the numbered events that describe
-them.
+"""Answers of OpenAI's Responses API as they arrive: output items, and the numbered events that
+describe them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _EMPTY: dict[str, dict[str, Any]] = {
 
 
 def _new_content_part(kind: str) -> dict[str, Any]:
-    """Creates an empty content part for an item of text."""
+    """Creates an empty content part for output text or reasoning."""
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": ""}
     return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}

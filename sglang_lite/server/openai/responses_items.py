@@ -1,4 +1,4 @@
-"""Items of OpenAI's Responses: checked, completed with ids, and converted to messages."""
+"""Items of OpenAI's Responses API: checked, completed with ids, and converted to messages."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ _PREFIXES = {
 
 
 def new_id(kind: str) -> str:
-    """Creates an id for an item of a type."""
+    """Creates a random id for a new item, with the prefix of the item's type."""
     return f"{_PREFIXES[kind]}_{random_id()}"
 
 

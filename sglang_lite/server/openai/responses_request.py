@@ -1,4 +1,4 @@
-"""Requests of OpenAI's Responses: converts items, tools and formats to a conversation."""
+"""Requests of OpenAI's Responses API: converts items, tools and formats to a conversation."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class CustomTool(
 
 
 class NamedTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Tool that is chosen or allowed."""
+    """Reference to a tool by its name, as the chosen tool or as one of those allowed."""
 
     type: Literal["function", "custom"]
     name: str
@@ -94,7 +94,9 @@ class TextConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ImageCompression(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Options of the images of a request, which are never compressed."""
+    """Options for compressing the images of a request. Compression isn't supported, so enabling it
+    is refused.
+    """
 
     context_compression: Literal["auto", "enabled", "disabled"] | None = None
 
@@ -230,8 +232,8 @@ def _format(format: Mapping[str, Any] | None) -> Constraint | None:
 def _separate_hosted_tools(
     given: Sequence[Mapping[str, Any]], unused: list[str]
 ) -> tuple[dict[str, FunctionTool | CustomTool], frozenset[str]]:
-    """Separates the caller's tools, by name, from the types of hosted tools, which are never
-    called.
+    """Separates the caller's tools from hosted tools, which are never called. Returns the caller's
+    tools by name, and the types of the hosted tools.
     """
     tools: dict[str, FunctionTool | CustomTool] = {}
     hosted: set[str] = set()

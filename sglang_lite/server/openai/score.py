@@ -67,7 +67,9 @@ async def score(service: Service, call: HttpRequest) -> Response:
 
 
 async def _pairs(service: Service, body: ScoreRequest) -> Response:
-    """Scores each pair of texts: one text with several, or two lists of equal length."""
+    """Scores pairs of texts with a cross-encoder. `text_1` is one text to pair with each of
+    `text_2`, or a list of the same length.
+    """
     for name in (
         "prompt",
         "continuations",

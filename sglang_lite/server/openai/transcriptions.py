@@ -1,4 +1,4 @@
-"""Routes of OpenAI's transcripts and translations of speech."""
+"""Routes of OpenAI's API that transcribe speech or translate it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TranscriptionRequest(msgspec.Struct, kw_only=True):
 
     @property
     def timed(self) -> bool:
-        """True if the answer tells when something is said."""
+        """True if the answer has the times at which its parts are said."""
         return self.response_format not in ("json", "text")
 
 

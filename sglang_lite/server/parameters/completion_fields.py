@@ -80,7 +80,9 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
 
     @property
     def replica(self) -> int | None:
-        """Number of the replica, if one is named. Raises ParameterError if two are."""
+        """Number of the replica that the request names, or None. Raises ParameterError if its two
+        fields name different ones.
+        """
         return replica_rank(self.routed_dp_rank, self.data_parallel_rank)
 
     def constraint(self, **more: Constraint | None) -> Constraint | None:
@@ -121,7 +123,7 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
     def requested_id_fields(
         self, service: Service, request: GenerateRequest, generation: Generation
     ) -> dict[str, Json]:
-        """Returns the requested fields of a choice about token ids."""
+        """Returns the fields of a choice with the token ids and metadata that the request asks for."""
         found: dict[str, Json] = {}
         if self.return_token_ids or self.return_prompt_token_ids:
             found["prompt_token_ids"] = list(generation.prompt_ids)

@@ -31,7 +31,9 @@ _OWN_NAMES = {"include_stop": "no_stop_trim"}
 
 
 def _fields(place: Place) -> list[tuple[str, Any, None]]:
-    """Returns the optional fields of the parameters that can be given in a place."""
+    """Returns the fields of a request for the sampling parameters that can be given in a `Place`,
+    as (name, type, default). All are optional.
+    """
     return [
         (_OWN_NAMES.get(each.name, each.name), _TYPES[each.kind] | None, None)
         for each in named(place).values()

@@ -1,1 +1,1 @@
-"""Protocol of this package: whole programs."""
+"""This package's own protocol, in which a request is a whole program."""

@@ -1,5 +1,5 @@
-"""Routes for programs: a complete program is one request; an open one is extended by further
-requests until it ends. Programs are data, and run no code of the client.
+"""Routes for programs. A complete program is a single request; an open one is extended by further
+requests until it ends. Programs are data: the server runs no code of the client.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ProgramLimits(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class PlayRequest(msgspec.Struct, kw_only=True):
-    """Request to play a program."""
+    """Request to run a program."""
 
     version: int
     program: dict[str, Any]
@@ -85,8 +85,8 @@ class PlayRequest(msgspec.Struct, kw_only=True):
 
 
 class ProgramAnswer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Change to an open program: further nodes of a branch, a verdict on one of its nodes, an
-    expected pause, the end of the branch, or the winding down of the whole program.
+    """Change to an open program: adds nodes to a branch, gives a verdict on one of its nodes,
+    announces a pause, ends the branch, or winds down the whole program.
     """
 
     path: list[int]
@@ -223,8 +223,8 @@ def check_version(body: Mapping[str, Json], pointer: str) -> None:
 
 # the record of that name
 def decode_named_record(name: str, data: object, pointer: str, call: HttpRequest) -> Any:
-    """Decodes the record of a name from data. Raises WireError if the data is invalid, with its
-    pointer into the body.
+    """Decodes data to a record of the type with the given name. Raises WireError if the data is
+    invalid, with a JSON Pointer to the fault in the body.
     """
     message = msgspec.json.encode({"version": wire.VERSION, "type": name, "data": data})
     try:
@@ -243,7 +243,7 @@ def _program(data: dict[str, Any], pointer: str, call: HttpRequest) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class ParsedProgram:
-    """Checked request to play a program. `models` are the names that it gives to the model."""
+    """Checked request to run a program. `models` are the model names in the request."""
 
     models: tuple[str | None, ...]
     id: str
@@ -327,7 +327,7 @@ def _lower_limit(name: str, given: float | None, most: float, pointer: str) -> f
 
 
 async def play(service: Service, call: HttpRequest) -> Response:
-    """Plays a program."""
+    """Runs a program."""
     return await play_program(service, call, await read_body(service, call, _read))
 
 
@@ -336,7 +336,7 @@ def _read(reader: RequestReader, call: HttpRequest) -> ParsedProgram:
 
 
 async def play_program(service: Service, call: HttpRequest, request: ParsedProgram) -> Response:
-    """Plays a program, and returns the response."""
+    """Runs a program, and returns the response."""
     for name in request.models:
         service.check_model(name)
     request = await _fetch_images(service, request)
@@ -463,7 +463,7 @@ class _Usages:
 
 @dataclass(slots=True)
 class _OpenProgramEntry:
-    """Program that is open.
+    """Open program, and what is left of its budget.
 
     Attributes:
         key: API key of the request that opened the program.
@@ -533,9 +533,8 @@ async def extend(service: Service, call: HttpRequest) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Change to an open program: further nodes of a branch, a verdict on the node at `place`, an
-    expected pause, or the winding down of the whole program. Without any of them, the branch is
-    dropped.
+    """Change to an open program: adds nodes to a branch, gives a verdict on the node at `place`,
+    announces a pause, or winds down the whole program. Without any of these, the branch is dropped.
     """
 
     path: Path
@@ -587,7 +586,9 @@ def _parse_change(given: ProgramAnswer, pointer: str, call: HttpRequest) -> _Cha
 
 
 def _budget_after(remaining: ProgramBudget, changes: Sequence[_Change]) -> ProgramBudget:
-    """Returns the budget that changes leave. Raises ParameterError if they exceed it."""
+    """Returns the budget that is left after changes to a program. Raises ParameterError if they
+    exceed it.
+    """
     for i, change in enumerate(changes):
         pointer = f"/answers/{i}"
         if change.nodes:
@@ -602,7 +603,7 @@ def _budget_after(remaining: ProgramBudget, changes: Sequence[_Change]) -> Progr
 
 
 async def refuse_rows(service: Service, call: HttpRequest) -> Response:
-    """Rejects rows of compiled programs, which clients of earlier versions send."""
+    """Rejects a request to run compiled programs, which only clients of earlier versions send."""
     raise ParameterError(
         "rows",
         "this server plays no rows of compiled programs.",

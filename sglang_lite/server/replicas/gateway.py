@@ -166,8 +166,8 @@ class Gateway:
             return {url for url, sources in self._wanted.items() if sources > 0}
 
     def add_worker(self, url: str) -> None:
-        """Makes the gateway send requests to a worker until it has been removed as often as added,
-        since a server may be listed both in a file and under a name.
+        """Makes the gateway send requests to a worker. A server may be listed both in a file and
+        under a name, so the worker stays until it has been removed as often as added.
         """
         with self._changed:
             self._wanted[url] += 1

@@ -197,7 +197,7 @@ class _Worker(ABC):
     @abstractmethod
     def _watch(self) -> None:
         """Adds the server to the gateway while it is healthy, and removes it while it isn't, until
-        `over`.
+        `over` is set.
         """
 
     # These methods do nothing to a server that this process has not started.
@@ -400,7 +400,9 @@ class _Replica(_Worker):
             return self._process
 
     def _wait_until_ready(self, process: TiedProcess, url: str) -> str:
-        """Returns "" once the server has generated a token, or the reason why it never will."""
+        """Waits until the server has generated a token, and returns "". Returns the reason if it
+        never will.
+        """
         while not self.over.is_set():
             status = process.wait(_LOOK_S / 2)
             if status is not None:
@@ -410,8 +412,8 @@ class _Replica(_Worker):
         return "is not needed"
 
     def _watch_health(self, process: TiedProcess, url: str) -> str:
-        """Returns how the server failed once it has, or "" once it is to be restarted or the watch
-        ends.
+        """Watches the server until it fails, and returns the reason. Returns "" if it is to be
+        restarted or the watch ends.
         """
         heard = time.monotonic()
         while not (self.over.is_set() or self._old.is_set()):

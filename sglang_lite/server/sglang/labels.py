@@ -151,8 +151,8 @@ def label_calls(
     *,
     item_first: bool,
 ) -> list[GenerateRequest]:
-    """Returns requests that generate no tokens and report the log-probabilities of the labels, one
-    for each item.
+    """Returns one request for each item. It generates no tokens, and reports the log-probabilities
+    of the labels.
 
     Args:
         query, texts, labels, item_first: arguments of `score`.

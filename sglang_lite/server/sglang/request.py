@@ -219,7 +219,9 @@ def _prompts(prompt: Any) -> tuple[list[Any], bool]:
 
 
 def _insert_prompt_media(prompt: Any, images: Sequence[Media]) -> Any:
-    """Returns a prompt with images, videos and sounds, which its text names."""
+    """Returns a prompt with the images, videos and sounds that its text has placeholders for.
+    Raises ParameterError for a prompt of token ids.
+    """
     if not images:
         return prompt
     if not isinstance(prompt, str):
@@ -233,9 +235,9 @@ def _insert_prompt_media(prompt: Any, images: Sequence[Media]) -> Any:
 def _media(
     by_kind: Mapping[MediaKind, object], count: int, is_list: bool, modalities: object
 ) -> list[list[Media]]:
-    """Returns the media of each prompt, whose kinds SGLang's `modalities` may name. For a single
-    prompt, a kind has one medium or a list; for a list of prompts, it has one medium, a list or
-    None for each.
+    """Returns the images, videos and sounds of each prompt. A single prompt has one medium or a
+    list of each kind. A list of prompts has one medium, a list or None for each prompt and kind.
+    SGLang's `modalities` may name the kinds, too.
     """
     found: list[list[Media]] = [[] for _ in range(count)]
     for kind, given in by_kind.items():
@@ -276,8 +278,8 @@ def _convert_medium(kind: MediaKind, given: object) -> Media:
 
 
 def arrays_to_lists(given: Any) -> Any:  # any value of a user
-    """Converts arrays of token ids of another package to lists, also within a list. Returns other
-    values unchanged.
+    """Converts arrays, such as numpy's, to lists, also within a list. Returns other values
+    unchanged.
     """
     if hasattr(given, "tolist"):
         return given.tolist()

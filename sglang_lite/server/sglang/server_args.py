@@ -1,5 +1,6 @@
-"""SGLang's ServerArgs, from the table server_args.json. Says which setting of this engine each
-field stands for, why it needs none, or what to use instead. Also creates the record of all fields.
+"""SGLang's ServerArgs, from the table server_args.json. The table maps each field to a setting of
+this engine, or says why it needs none, or what to use instead. Also creates the data class of all
+fields.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Regexes of schemas, at SGLang's module path."""
+"""Builds regexes from schemas, at SGLang's module path."""
 
 from sglang_lite.compat.sglang.utils import build_regex_from_object
 

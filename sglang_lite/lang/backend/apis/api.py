@@ -1,6 +1,6 @@
-"""Interface to one API of a provider: its requests and its answers. Also what several APIs share:
-the items that a provider expects back, and the marks for its prompt cache. Independent of
-connections and of the SDK's errors.
+"""Interface to one API of a provider: how requests are built and answers read. Also contains what
+several APIs share: the items that a provider expects back in later turns, such as encrypted
+reasoning, and the marks for its prompt cache. Independent of connections and of the SDK's errors.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class JsonFormat:
-    """JSON that follows a schema, which is JSON text itself. If it is not strict, the schema is
-    only a hint.
+    """Format of an answer that is JSON under a schema. The schema is given as JSON text; unless it
+    is strict, it is only a hint to the model.
     """
 
     schema: str
@@ -74,7 +74,7 @@ class GrammarTool:
 
 @dataclass(frozen=True, slots=True)
 class OwnField:
-    """Request fields that only one dialect of the API has."""
+    """Request fields that exist only in one server's dialect of the API."""
 
     fields: Mapping[str, Any]
 
@@ -301,13 +301,12 @@ _MAX_TURNS = 4096  # stored turns
 
 
 class ProviderItems:
-    """Provider items of the latest turns of one backend's models: encrypted reasoning, signed
-    thoughts, ids of tool calls. Their key is the conversation up to and including the turn, so
-    forks, rollbacks and threads need no special handling. A turn without stored items is sent as
-    text.
+    """Stores what a provider expects back with the latest turns: encrypted reasoning, signed
+    thoughts, ids of tool calls. An entry's key is the conversation up to and including its turn, so
+    forks, rollbacks and threads need no special handling. A turn without an entry is sent as text.
 
-    Used only on the event loop that makes the calls, so that no lock is needed, which a forked
-    process could inherit locked.
+    Used only on the event loop that makes the calls. So it needs no lock, which a forked process
+    could inherit in the locked state.
     """
 
     def __init__(self) -> None:
@@ -336,8 +335,8 @@ def iterate_turns(
     items: Mapping[int, Sequence[Json]],
     calls_of: Callable[[Sequence[Json]], list[Json]],
 ) -> Iterator[tuple[Message, Sequence[Json] | None, list[Json]]]:
-    """Yields each turn, the items that are sent in its place (or None), and the previous turn's
-    tool calls if this turn has their results.
+    """Yields each turn together with the items to send instead of it, or None. If the turn contains
+    tool results, yields the calls of the previous turn, too; otherwise an empty list.
 
     Args:
         items: stored items, by index of the message.

@@ -1,5 +1,5 @@
-"""Requests to chat completions of OpenAI and compatible servers and to completions of base models,
-and readers of their answers. Also what all of OpenAI's APIs share.
+"""OpenAI's chat completions API, also for compatible servers, and the completions API for base
+models: builds requests and reads answers. Also contains what all of OpenAI's APIs share.
 """
 
 from __future__ import annotations

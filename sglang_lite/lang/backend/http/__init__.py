@@ -1,1 +1,3 @@
-"""HTTP: connections and their limits, our server's protocol, and whole programs."""
+"""HTTP for backends: connections and their limits, the protocol of our server, and the execution of
+whole programs on it.
+"""

@@ -1,4 +1,5 @@
-"""Pool of HTTP connections in which acquiring one costs the same however many the pool has.
+"""Pool of HTTP connections in which acquiring a connection takes the same time, however many there
+are.
 
 The HTTP library's own pool scans all of its connections on every request, and asks the system about
 each idle one: 8 ms of processor time per request at 1,000 connections. Here each connection is a

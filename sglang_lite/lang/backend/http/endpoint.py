@@ -72,7 +72,7 @@ class RuntimeEndpoint(Backend):
 
     Attributes:
         model_info: the server's description of the model.
-        token_usage: tokens used so far, except for batches that the server plays, as
+        token_usage: tokens used so far, except in batches that the server runs, as
             `prompt_tokens` and `completion_tokens`; `reset()` sets them to 0.
 
     Raises:
@@ -206,7 +206,7 @@ class RuntimeEndpoint(Backend):
     async def _stream_generation(
         self, body: Mapping[str, Any], count: int, constraint: Constraint | None
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Yields the events of a generation, over as many connections as it takes."""
+        """Yields the events of a generation. If a connection breaks, continues over another one."""
         samples = [
             SampleStream(index, constraint, incremental=self._incremental) for index in range(count)
         ]
@@ -252,7 +252,7 @@ class RuntimeEndpoint(Backend):
     def _play_single_node(
         self, prompt: Prompt, node: Node, *, stream: bool = False
     ) -> AsyncGenerator[Delta | Generation | Selection, None]:
-        """Yields the events of a program with one node."""
+        """Runs a node as a program of its own on the server, and yields its events."""
         model = None if self._programs else self.get_model_name()
         return play_single_node(self._server, prompt, node, stream=stream, model=model)
 

@@ -1,4 +1,4 @@
-"""Plays whole programs on a server of this package, through `POST /program` (docs/server.md)."""
+"""Runs whole programs on a server of this package, through `POST /program` (docs/server.md)."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ class RemoteProgram:
         executor().post(self._queue_item, {"path": list(path), "pause": seconds})
 
     def wind_down(self) -> None:
-        """Ends all generations, including those of later nodes, as soon as each reaches a place
-        where a limit may cut it.
+        """Ends all generations, including those added later, each at the first point where a limit
+        may cut it.
         """
         executor().post(self._queue_item, {"path": [], "wind_down": True})
 
@@ -204,9 +204,9 @@ class RemoteProgram:
                     self._end_with_event(event)
 
     def _take_first_nodes(self) -> dict[Path, list[Node]]:
-        """Returns the nodes to send with the first request: all of them or, if there is a drop or
-        rollback, those before it, because it ends only what was sent before. Keeps the remaining
-        items for further requests.
+        """Returns the nodes to send with the first request, by branch. If a branch was dropped or
+        rolled back, these are only the nodes before that, since a drop or rollback ends only what
+        was sent before it. Keeps the other items for further requests.
         """
         branches: dict[Path, list[Node]] = {}
         following = len(self._items[self._before_going_back :])
@@ -275,8 +275,9 @@ class RemoteProgram:
 async def play_single_node(
     server: ServerClient, prompt: Prompt, node: Node, *, stream: bool, model: str | None = None
 ) -> AsyncGenerator[Delta | Generation | Selection, None]:
-    """Yields the events of a program with one node. If the connection breaks, the program is sent
-    again: the same seed gives the same result, and events that were delivered are not repeated.
+    """Runs a program that consists of one node on a server, and yields its events. If the
+    connection breaks, the program is sent again: the same seed gives the same result, and events
+    that were delivered are not repeated.
 
     Args:
         stream: whether to yield deltas.

@@ -159,9 +159,10 @@ _TOKENS = (
 
 
 def _repair_strategy(profile: Profile, policy: Policy, demands: Demands) -> Iterator[Strategy]:
-    """Yields the last strategy, if the policy allows it: the prompt describes the constraint, and
-    an answer that breaks it is shown with its error. A JSON schema is also sent as a hint if the
-    API accepts schemas and only its strict mode rejects this one.
+    """Yields the strategy of last resort, if the policy allows it: the prompt describes the
+    constraint, and an invalid answer is shown to the model with its error for another attempt. A
+    JSON schema is also sent as a hint if the API accepts schemas and only its strict mode rejects
+    this one.
     """
     if policy == "strict" or demands.scores or type(demands.constraint) not in SERVED:
         return
@@ -208,8 +209,8 @@ def served_kinds(profile: Profile, policy: Policy) -> frozenset[type]:
 
 
 def capabilities_of(profile: Profile, policy: Policy) -> Capabilities:
-    """Returns the capabilities of a backend with this profile, in the form that the language
-    checks.
+    """Returns the capabilities of a backend with this profile, against which the language checks
+    nodes.
     """
     selection = choose_strategy(profile, policy, Demands("select", constraint=ANY_CHOICE))
     scored = choose_strategy(profile, policy, Demands("select", constraint=ANY_CHOICE, scores=True))
@@ -356,8 +357,8 @@ def native_strategies(profile: Profile, demands: Demands) -> Iterator[Strategy |
 
 
 def _fit_tools(use: ToolUse, profile: Profile) -> Tools:
-    """Converts the functions to call into tools. A schema that the provider does not accept in
-    strict mode is sent as a hint, and the arguments are checked.
+    """Converts functions into tools of the provider. If a function's schema is not accepted in
+    strict mode, it is sent as a hint, and the arguments are checked.
     """
     tools = list[ApiTool]()
     for function in use.functions:
@@ -377,8 +378,8 @@ def _fit_tools(use: ToolUse, profile: Profile) -> Tools:
 
 
 def schema_to_show(schema: str) -> str:
-    """Returns a JSON Schema as text to show to the model, without the documents that its values
-    quote.
+    """Returns a JSON Schema as text for the model to read. Documents that its values have to quote
+    from are left out.
     """
     return (
         json.dumps(without_documents(json.loads(schema)), ensure_ascii=False)

@@ -33,8 +33,8 @@ class JsonForm:
 
 @lru_cache(maxsize=1024)
 def json_form(constraint: Constraint | None) -> JsonForm | None:
-    """Returns the JSON form of a constraint, or None if it has none: no constraint, a grammar, or a
-    regex that does not stand for a type.
+    """Returns the JSON form of a constraint. Returns None without a constraint, for a grammar, and
+    for a regex other than those of types such as int and date.
     """
     match constraint:
         case Choices(options):
@@ -82,7 +82,9 @@ def _wrap_in_object(schema: Any) -> JsonSchema:
 
 
 def _move_references(schema: Any) -> Any:
-    """Adjusts the references of a schema to its new place in an object; `$defs` stays at the top."""
+    """Adjusts the references of a schema that becomes the property `value` of an object. References
+    to `$defs` stay the same, since `$defs` is moved to the top.
+    """
     if isinstance(schema, list):
         return [_move_references(each) for each in schema]
     if not isinstance(schema, dict):

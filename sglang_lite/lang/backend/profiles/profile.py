@@ -124,7 +124,7 @@ class Profile:
 
     @property
     def name(self) -> str:
-        """Name of the profile for `profile=`."""
+        """Name by which `profile=` selects this profile."""
         return f"{self.provider}/{self.model}" if self.model else self.provider
 
     def with_capabilities(self, can: Capabilities) -> Profile:

@@ -1,1 +1,1 @@
-"""Backends on providers' SDKs: what they share, whichever API they call."""
+"""Code shared by all backends that use a provider's SDK, whichever API they call."""

@@ -248,7 +248,9 @@ class RemoteBackend(Backend):
         )
 
     def selection(self, choices: Sequence[str], *, scores: bool = False) -> Demands:
-        """Returns the demands of a selection, for the ladder."""
+        """Returns what a selection among these choices demands of the model, as input for choosing
+        its strategy.
+        """
         params = self.select_params
         if self.profile.supports("temperature"):
             params = msgspec.structs.replace(params, temperature=0.0)
@@ -322,8 +324,8 @@ class RemoteBackend(Backend):
         )
 
     async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
-        """Asks the decisions endpoint. A subclass with "decisions" in its `strategies` must define
-        it.
+        """Asks the provider's decisions endpoint to pick a choice. A subclass with "decisions" in
+        its `strategies` must define this method.
         """
         raise CapabilityError(
             f"{self._name} has no `decide`.",

@@ -29,7 +29,7 @@ class ConstraintExplanation:
         refused: reasons why it is refused, each as (JSON Pointer into the schema, reason); ""
             points to all of it.
         checked: demands that are only checked in the finished value, in the form of `refused`.
-        limits: how texts are held to less, or to more, than the constraint says, in words.
+        limits: where texts are restricted more, or less, than the constraint says, in words.
         fewest_tokens: number of tokens of the shortest text; a smaller `max_tokens` is refused.
             None if unknown.
     """

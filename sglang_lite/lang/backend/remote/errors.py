@@ -110,8 +110,8 @@ class ErrorTranslator:
         return text
 
     def _shareable_cause(self, error: Exception) -> Exception | None:
-        """Returns the SDK's error as the cause of ours, or None if it shows a secret: an API may
-        repeat its key.
+        """Returns the SDK's error, to be set as the cause of ours, or None if its text contains a
+        secret. (An API may repeat the key that it was sent.)
         """
         shown = f"{error} {error.__cause__} {error.__context__}"
         return error if self.redact_secrets(shown) == shown else None

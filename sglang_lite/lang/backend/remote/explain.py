@@ -332,7 +332,7 @@ class Explainer:
         )
 
     def _node_demands(self, request: Gen | Select, own: SglGen | SglSelect) -> Demands:
-        """Returns the demands that the language would make of the backend for a node."""
+        """Returns what a node would demand of the backend in a run."""
         if isinstance(request, Select):
             multi = isinstance(own, SglSelect) and own.multi
             scores = (
@@ -382,8 +382,8 @@ class TracedAnswer:
 
 
 class TracedBackend(Backend):
-    """Backend for traces, which plays nothing. Roles are rendered with the template of the backend
-    to explain.
+    """Backend used while a program is traced, which generates nothing. Roles are rendered with the
+    template of the backend to explain.
 
     Args:
         about: backend to explain. The trace plans calls like a run on this backend.

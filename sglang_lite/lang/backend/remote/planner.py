@@ -1,4 +1,4 @@
-"""Plans the calls of backends that are called generation by generation.
+"""Plans the calls to backends that are called for one generation at a time.
 
 It plans turns. It also lets the branches of a fork whose prompts are equal so far share one call
 for their first generation, with one sample per branch. And it makes the branches of a fork wait for
@@ -43,8 +43,9 @@ class FirstTokenGate:
         self._opened = asyncio.Event()
 
     async def pass_or_wait(self, text: str) -> bool:
-        """Delays the caller until the gate is open, if the provider's cache is worth it. Returns
-        True immediately for the first caller, which must open the gate. Runs on the executor loop.
+        """Makes the caller wait until the gate is open, if its prompt begins like the first
+        caller's and is long enough for the provider's cache. Returns True immediately for the first
+        caller, which must open the gate. Runs on the executor loop.
         """
         beginning = text[:MIN_PREFIX_CHARS]
         if self._beginning is None:
@@ -55,12 +56,15 @@ class FirstTokenGate:
         return False
 
     def open_gate(self) -> None:
-        """Opens the gate for the waiting branches: the first token has arrived, or none will."""
+        """Opens the gate for the waiting branches, because the first token has arrived or will
+        never arrive.
+        """
         self._opened.set()
 
 
 class BehindGate(AnswerSource):
-    """Source of a branch's first generation, which waits at the gate of its fork.
+    """Source of the answer to a branch's first generation. The generation first waits at the gate
+    of the branch's fork.
 
     Args:
         source: source to use after the gate, or None for the backend.

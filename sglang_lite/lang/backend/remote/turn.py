@@ -1,5 +1,6 @@
-"""Several generations in one turn, on a backend that is called generation by generation: reads the
-answers that one call brings for other generations (see turn_plan.py) out of its text.
+"""Executes turns that contain several generations, on a backend that is called for one generation
+at a time. One call may answer several of them (see turn_plan.py); their values are then found in
+the text of the answer.
 """
 
 from __future__ import annotations
@@ -532,8 +533,9 @@ def _line_pattern(constant: str) -> re.Pattern[str]:
 
 
 def _words_pattern(constant: str) -> str:
-    """Returns the pattern of a constant, from its first visible character on. Its trailing line
-    ends must match in number, since the next line may be an empty value.
+    """Returns a regex that finds a constant text, starting at its first visible character, with any
+    spacing between its words. The line ends at its end must match in number, since the next line
+    may be an empty value.
     """
     behind = constant[len(constant.rstrip()) :]
     ends = (_BLANKS + r"\n") * behind.count("\n") + _BLANKS * bool(behind)

@@ -1,5 +1,5 @@
-"""Plans turns with several generations, on a backend that is called generation by generation:
-decides which answers one call can bring. Both the execution of a turn and `explain` use it.
+"""Plans turns that contain several generations, on a backend that is called for one generation at a
+time: decides which answers one call can bring. Both the execution of a turn and `explain` use it.
 
 A turn is planned from what one statement adds to it: `s += assistant("Name:" + gen("name") + "Job:"
 + gen("job"))`. So the plan depends only on the program, never on timing.
@@ -62,7 +62,7 @@ class TurnSpan:
 
     @property
     def fields(self) -> list[str | Constraint | None]:
-        """Pieces as the parts of one text under a grammar: texts, and the constraints of
+        """The span as parts of one text under a grammar: constant texts, and the constraints of
         generations.
         """
         return [
@@ -72,8 +72,8 @@ class TurnSpan:
 
     @property
     def behind(self) -> list[tuple[Generated, str]]:
-        """Generations after visible text or another generation, each with the text before it. For
-        these, the model has to continue an open turn.
+        """Generations that follow visible text or another generation in the turn, each with the
+        text before it. For these, the model has to continue an open turn.
         """
         found = list[tuple[Generated, str]]()
         before = ""

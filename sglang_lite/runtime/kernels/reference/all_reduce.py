@@ -1,4 +1,4 @@
-"""Torch twin of `kernels.all_reduce`. It can't wait: other ranks' data must already be in memory,
+"""Torch twin of `kernels.all_reduce`. It never waits: the other ranks' data must already have been
 written by `send`.
 """
 
@@ -34,7 +34,7 @@ def send(parts: Sequence[torch.Tensor], peers: Peers) -> None:
 
 
 def send_each(x: torch.Tensor, peers: Peers) -> None:
-    """Stores the words that the programs of `reduce_scatter` send: x[r] in the memory of rank r."""
+    """Stores x[r] in the memory of rank r, for each r: what the programs of `reduce_scatter` send."""
     for part, memory in zip(x, peers.memories):
         _store_tagged_words(_chunks(part), peers, memory)
 
@@ -62,8 +62,8 @@ def exchange(parts: Sequence[torch.Tensor], peers: Peers) -> list[torch.Tensor]:
 
 
 def _receive_words(parts: Sequence[torch.Tensor], peers: Peers) -> list[torch.Tensor]:
-    """Returns the words that each program receives, int32 [ranks, words], as many as it sends to a
-    rank.
+    """Returns the words that each program has received, int32 [ranks, words]: as many from each
+    rank as it sends to one.
     """
     received: list[torch.Tensor] = []
     for program, part in enumerate(parts):

@@ -1,5 +1,5 @@
-"""Attention over a KV cache, and the store before it, for an `AttentionPlan`. The CPU runs these
-functions.
+"""Attention over a KV cache, and the store of new keys and values before it, for an
+`AttentionPlan`. The CPU runs these functions.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def attend_rows(
     rows: DecodeRows | ExtendRow,
     rules: AttentionRules,
 ) -> torch.Tensor:
-    """Computes the attention of only the tokens of `rows`, q [tokens, heads, head_dim], in the data
-    type of keys and values, or in that of q if those have 8 bits.
+    """Computes the attention of the tokens of `rows`, whose queries are q [tokens, heads,
+    head_dim]. Computes in the data type of keys and values, or in that of q if keys have 8 bits.
 
     Returns:
         [tokens, heads, size of a value] in the data type of q.
@@ -126,8 +126,8 @@ def attend_rows(
 def _extend_group(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: ExtendGroup, scale: float
 ) -> torch.Tensor:
-    """Computes the attention of a group's tokens, q [T, heads, head_dim]: one matmul over the
-    shared tokens, another over the rest of each row, and one softmax over both.
+    """Computes the attention of a group's tokens, whose queries are q [T, heads, head_dim]. Uses
+    one matmul over the shared tokens, another over the rest of each row, and one softmax over both.
 
     Returns:
         [T, heads, size of a value], in the data type of q.
@@ -312,9 +312,9 @@ def products_are_faster(q: torch.Tensor) -> bool:
 def _attend_by_products(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Computes the causal attention of the last positions' queries [kv_heads, group, tokens,
-    head_dim] over keys and values [kv_heads, positions, head_dim]. It processes a few tokens of a
-    group at a time, over the positions that the last of them sees.
+    """Computes the causal attention of the last tokens of a sequence. Queries are [kv_heads, group,
+    tokens, head_dim], keys and values [kv_heads, positions, head_dim]. Processes a few tokens at a
+    time, over the positions that the last of them sees.
 
     Returns:
         [kv_heads, group, tokens, size of a value].

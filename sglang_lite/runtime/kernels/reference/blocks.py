@@ -38,7 +38,9 @@ class BlockCopy:
 
 
 def _as_index(places: torch.Tensor) -> torch.Tensor | slice:
-    """Converts places to an index: a slice if they are consecutive, which is faster."""
+    """Converts numbers of pages or blocks to an index: a slice if they are consecutive, which is
+    faster.
+    """
     first = int(places[0])
     if torch.equal(
         places, torch.arange(first, first + len(places), dtype=places.dtype, device=places.device)

@@ -49,7 +49,9 @@ def _product(
     scales: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Returns rows [P, K] times the matrices of experts [P], in float32: [P, N]."""
+    """Multiplies each row of [P, K] by the matrix of its expert, experts [P]. Returns float32 [P,
+    N].
+    """
     y = rows.new_zeros((len(rows), weight.shape[1]))
     here = experts < len(weight)  # others, which come with `partial`, give zeros
     for pair in here.nonzero()[:, 0].tolist():

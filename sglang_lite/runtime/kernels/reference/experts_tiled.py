@@ -71,7 +71,7 @@ def _decode_rows(x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, torch.dt
 def _rows_by_block(
     blocks: ExpertBlocks, count: int
 ) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
-    """Returns a triple for each used block: the rows that have a pair, these pairs, and the block's
+    """Returns three things for each used block: its rows that hold a pair, these pairs, and its
     expert.
     """
     found = []

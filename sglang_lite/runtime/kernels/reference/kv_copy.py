@@ -8,8 +8,8 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache, view_as_indexable
 
 
 def copy_kv(cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies keys and values of all layers between token slots, int64 [N] each. All are read before
-    any is written.
+    """Copies keys and values of all layers from the token slots `source` to `target`, int64 [N]
+    each. All are read before any is written.
     """
     for layer in map(view_as_indexable, cache.planes):
         layer.index_copy_(1, target, layer.index_select(1, source))

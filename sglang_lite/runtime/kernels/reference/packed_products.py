@@ -32,7 +32,7 @@ def decode_weight(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _floats_from_bits(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns the numbers whose 16 bits are the low ones of integers, as float32."""
+    """Interprets the low 16 bits of integers as numbers of a 16-bit dtype. Returns float32."""
     return bits.to(torch.int16).view(dtype).float()
 
 

@@ -14,8 +14,8 @@ def update_pages(table: torch.Tensor, at: torch.Tensor, values: torch.Tensor) ->
 def token_slots(
     plan: DevicePlan, slots: torch.Tensor | int, positions: torch.Tensor
 ) -> torch.Tensor:
-    """Returns the token slots, int64 [N], of positions [N] of one slot, or of one slot for each
-    position [N].
+    """Returns the token slots, int64 [N], of positions [N]. `slots` is the slot of all positions,
+    or one for each of them.
     """
     size = plan.page_size
     return plan.page_table[slots, positions // size].long() * size + positions % size

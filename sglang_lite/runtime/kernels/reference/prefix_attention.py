@@ -38,7 +38,9 @@ def prefix_attention(
 
 
 def prefix_partials(partials: Partials, index: int, heads: int) -> PartialAttention:
-    """Returns the buffers for one row's attention over one piece of a prefix."""
+    """Returns the part of the buffers for result number `index`: one row's attention over one piece
+    of a prefix.
+    """
     here = slice(index * heads, (index + 1) * heads)
     return PartialAttention(
         partials.prefix_acc[here], partials.prefix_ml[here, 0], partials.prefix_ml[here, 1]

@@ -140,8 +140,8 @@ def _draw(x: torch.Tensor, position: int, sampling: DeviceSampling, slot: int) -
 def _filter_logits(
     x: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, *, sequential: bool
 ) -> torch.Tensor:
-    """Returns logits x [V] with -inf for tokens that a filter drops. Each filter is applied to all
-    tokens, except that top-p is applied to those that top-k leaves if `sequential`.
+    """Returns logits x [V], with -inf for tokens that a filter drops. Each filter considers all
+    tokens, except that top-p considers only those kept by top-k if `sequential`.
     """
     weights = torch.exp((x - x.max()) / temperature)
     kept = weights >= min_p
@@ -157,8 +157,8 @@ def _filter_logits(
 
 
 def _exponentials(seed: int, position: int, like: torch.Tensor) -> torch.Tensor:
-    """Returns the exponential variables of all tokens, float32 [V]. Four tokens, a quarter of a
-    block apart, share one counter.
+    """Returns the exponential random variables of all tokens, float32 [V]. Each Philox counter
+    yields those of four tokens, a quarter of a block apart.
     """
     token = torch.arange(len(like), device=like.device)
     quarter = BLOCK // 4

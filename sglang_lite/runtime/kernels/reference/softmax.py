@@ -32,7 +32,7 @@ class PartialAttention(NamedTuple):
 def attend_tokens(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, at: torch.Tensor, rules: AttentionRules
 ) -> PartialAttention:
-    """Computes the attention of one token over others, all of which it sees.
+    """Computes the attention of one token over the tokens in slots `at`, all of which it sees.
 
     Args:
         q: query [heads, head_dim].

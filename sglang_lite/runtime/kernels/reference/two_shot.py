@@ -1,5 +1,5 @@
-"""Torch twin of `kernels.two_shot`. It can't wait: other ranks' data must already be in memory,
-written by `send_parts` on all of them, and then `send_sum`.
+"""Torch twin of `kernels.two_shot`. It never waits: the other ranks' data must already have been
+written, by `send_parts` on all ranks and then by `send_sum`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def sum_parts(x: torch.Tensor, peers: PartPeers) -> torch.Tensor:
 
 
 def send_parts(x: torch.Tensor, peers: PartPeers) -> None:
-    """Stores each rank's part of x in its memory."""
+    """Sends each rank its part of x, by storing it in that rank's memory."""
     _send(0, x.view(peers.count, -1), peers)
 
 
 def send_sum(x: torch.Tensor, peers: PartPeers) -> None:
-    """Stores the sum of this rank's part in the memory of every rank. All ranks must have sent
-    theirs.
+    """Sums the parts that this rank has received, and stores the sum in the memory of every rank.
+    All ranks must have called `send_parts`.
 
     Args:
         x: numbers of the size and type that are summed.
@@ -44,7 +44,7 @@ def _send(trip: int, parts: Sequence[torch.Tensor] | torch.Tensor, peers: PartPe
 
 
 def _receive_parts(trip: int, x: torch.Tensor, peers: PartPeers) -> torch.Tensor:
-    """Returns the numbers that this rank has received in a trip, [ranks, part].
+    """Returns the parts that this rank has received in trip 0 or 1, [ranks, part].
 
     Raises:
         RuntimeError: another rank has not sent its part yet.
@@ -64,8 +64,8 @@ def _view_flags(memory: torch.Tensor, peers: PartPeers) -> torch.Tensor:
 def _view_exchange_parts(
     trip: int, part: torch.Tensor, memory: torch.Tensor, peers: PartPeers
 ) -> torch.Tensor:
-    """Returns a view of the memory that a trip of the next exchange uses, for parts of this size
-    and type: [ranks, part].
+    """Returns the part of a rank's memory that the next exchange uses in trip 0 or 1, as [ranks,
+    part] in the type of `part`.
     """
     places = memory[flag_bytes(peers.count) :].view(2, 2, peers.count, -1)
     return places[trip, (int(peers.epochs[0]) + 1) & 1].view(part.dtype)[:, : len(part)]

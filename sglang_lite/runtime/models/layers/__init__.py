@@ -1,1 +1,1 @@
-"""Parts of a layer, for each format of their weights and each device."""
+"""Building blocks of a decoder layer, for each weight format and device."""

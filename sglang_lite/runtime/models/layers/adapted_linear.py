@@ -45,9 +45,11 @@ Rows: TypeAlias = LoraRows | JoinedRanks | OwnRanks  # a step's rows with their 
 
 
 class AdaptedLinear(GpuProduct):
-    """Linear layer that adds its rows' LoRA contributions, in 16 bits whatever the layer's own
-    format. For few rows, the layer's own kernel adds them, or runs concurrently with the matmul
-    with A. Otherwise they are added to the layer's output.
+    """Linear layer that adds the LoRA contributions of its rows' adapters. These are computed in 16
+    bits, whatever the layer's own format.
+
+    For few rows, the layer's own kernel adds the contributions, or runs concurrently with the
+    multiplication by A. Otherwise they are added to the layer's output afterwards.
 
     Args:
         linear: the layer.
@@ -133,7 +135,7 @@ class AdaptedLinear(GpuProduct):
         return y
 
     def _shrink(self, x: torch.Tensor) -> Shrunk | OwnShrunk | None:
-        """Returns x times A, or None if a later call multiplies by both A and B."""
+        """Multiplies x by the adapters' A. Returns None if a later call multiplies by both A and B."""
         if isinstance(self._rows, OwnRanks):
             return own_shrink(x, self._weights, self._rows)
         return shrink(x, self._weights, self._rows) if isinstance(self._rows, JoinedRanks) else None
@@ -170,8 +172,8 @@ def _linear_parts_with_delta(
 
 
 def adapted_rows(step: LoraStep, slots: torch.Tensor, *, tiles: bool) -> Rows:
-    """Returns a step's rows and their adapters, in the form that linear layers need for this many
-    rows. Must come before the step's first kernel that overlaps with others.
+    """Maps a step's rows to their adapters, in the format of the LoRA kernels that will be used.
+    Must be called before the step's first kernel that overlaps with others.
 
     Args:
         step: adapters of the step.

@@ -189,8 +189,8 @@ def is_rows_of_integers(part: Weight) -> bool:
 
 
 def _stored_rows(part: Weight, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Returns the numbers and scales of a matrix's rows if the checkpoint stores it in this 8-bit
-    type, else None.
+    """Returns a matrix's numbers and the scale of each row if the checkpoint stores it in this
+    8-bit type with a scale per row, else None.
     """
     if kind == FLOAT8 and isinstance(part, ScaledRows) and part.row_scales is not None:
         return part.read(0, part.shape[0]), part.row_scales

@@ -85,8 +85,8 @@ class ExpertStacker:
         )
 
     def _pack_experts(self, experts: list[list[Weight]]) -> PackedWeight | None:
-        """Packs the matrices of all experts in 4 bits. Returns None if the model is to hold them in
-        more bits.
+        """Packs the matrices of all experts in 4 bits. Returns None if 4 bits are not requested or
+        the matrices can't be packed.
         """
         p = self._precision
         rounding = p.rounding

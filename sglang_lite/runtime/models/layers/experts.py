@@ -56,7 +56,7 @@ class Experts:
         correction: float32 [count], added to scores for the choice of experts, or None.
         experts: feed-forward of each expert that this rank has.
         shared: shared expert that every row passes through, or None.
-        shared_gate: product that gives the logit of the shared expert's weight, or None for a
+        shared_gate: linear layer that computes the logit of the shared expert's weight, or None for a
             weight of 1.
         local_ids: int32 [turns, count], as for `experts_route`; None if this rank has all experts.
         counts: int32 [count], number of rows that have chosen each expert, of all ranks' experts;
@@ -75,7 +75,9 @@ class Experts:
     def __call__(
         self, x: torch.Tensor, *, record: Callable[[torch.Tensor], None] | None = None
     ) -> torch.Tensor:
-        """Returns the layer's output for rows x, and passes their experts [T, top_k] to `record`."""
+        """Returns the layer's output for rows x. Calls `record` with the experts [T, top_k] that
+        the rows chose.
+        """
         chosen, weights = route(self.router(x), self.spec, self.correction, self.counts)
         if record is not None:
             record(chosen)

@@ -25,8 +25,7 @@ from sglang_lite.runtime.models.layers.linear import Linear
 
 
 class GpuProduct(ABC):
-    """Base for linear layers on a GPU. Its methods compute everything by calling the layer with
-    16-bit rows.
+    """Base for linear layers on a GPU. By default, its methods call the layer with 16-bit rows.
 
     Attributes:
         tiles: True if `kernels.tiled` can multiply few rows by the weight.
@@ -60,8 +59,8 @@ class GpuProduct(ABC):
     def multiply_in_parts(
         self, x: torch.Tensor | EightBitRows
     ) -> tuple[torch.Tensor, Scales | None]:
-        """Does what `multiply_unscaled` does, for an output that `add_norm` reads. If that is
-        faster, returns the output as parts [P, M, N] to be summed.
+        """Returns the layer's output and scales for `add_norm` to read, like `multiply_unscaled`.
+        The output may be in parts [P, M, N], which `add_norm` adds up, if that is faster.
         """
         return self.multiply_unscaled(x)
 
@@ -186,7 +185,7 @@ class SideBySide(GpuProduct):
     """Linear layer over matrices in several formats, with a separate matmul for each format.
 
     Args:
-        products: products of the same inputs, in the order of their outputs.
+        products: a linear layer for each format, in the order of their outputs.
     """
 
     def __init__(self, products: tuple[GpuProduct, ...]) -> None:

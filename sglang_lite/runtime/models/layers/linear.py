@@ -161,10 +161,10 @@ class Float32Linear:
 
 
 class Float16Linear:
-    """Linear layer with float16 weights through FBGEMM, for activations of any dtype; sums and
+    """Linear layer with float16 weights through FBGEMM, for activations of any dtype. Sums and
     results are float32.
 
-    It reads as few bytes as 16-bit products do. Weights must lie between -65,504 and 65,504.
+    It reads two bytes per weight. Weights must lie between -65,504 and 65,504.
 
     Args:
         parts: matrices [N_i, K] to be stacked along N.
@@ -272,8 +272,8 @@ def stack_weights(
 
 
 def _decode_into(blocks: Blocks, out: torch.Tensor) -> bool:
-    """Writes a matrix to a CPU's bfloat16 [N, K] in one pass. Returns False if the matrix or this
-    machine doesn't allow it.
+    """Decodes a matrix into `out`, bfloat16 [N, K] on a CPU, in one pass. Returns False if the
+    matrix, `out` or this machine doesn't allow it.
     """
     allowed = (
         out.dtype == torch.bfloat16
@@ -368,7 +368,7 @@ def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear 
 
 
 def _pack_matrices(library: ctypes.CDLL, run: Sequence[Blocks]) -> PackedBlocks:
-    """Packs matrices of one format, stacked along their outputs."""
+    """Packs matrices of one block format for `BlockProduct`, stacked along their outputs."""
     of_file = [
         (part.kind, part.data)
         for part in run
@@ -387,8 +387,8 @@ def _concatenate(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _multipliable_blocks(part: Weight) -> Blocks | None:
-    """Returns blocks of a size and kind that `BlockProduct` takes, with the values of a matrix, or
-    None.
+    """Converts a matrix to blocks that `BlockProduct` can multiply, without changing its values.
+    Returns None if that is impossible.
     """
     blocks = part.as_integers() if isinstance(part, Blocks) else None
     if blocks is None or (blocks.format.bits, blocks.format.group, blocks.format.minimum) == (
@@ -405,7 +405,7 @@ def _multipliable_blocks(part: Weight) -> Blocks | None:
 
 @dataclass(frozen=True, slots=True)
 class ReorderedInputs:
-    """Linear layer whose weights have their columns in a different order from the inputs."""
+    """Linear layer that reorders its inputs to match the columns of its weights."""
 
     product: Linear
     order: torch.Tensor
@@ -425,8 +425,9 @@ class StackedProducts:
 
 
 def block_products_in(linear: Linear) -> tuple[BlockProduct, ...]:
-    """Returns the `BlockProduct`s that make up a linear layer, or its path for few rows, in the
-    order of outputs. Empty if it is not made up of these.
+    """Returns the `BlockProduct`s that compute a linear layer's outputs, in order. If the layer has
+    a separate path for few rows, returns those of that path. Empty if anything else computes
+    outputs.
     """
     if isinstance(linear, Bf16Linear | BlockLinear) and linear.few is not None:
         return block_products_in(linear.few)
@@ -439,16 +440,16 @@ def block_products_in(linear: Linear) -> tuple[BlockProduct, ...]:
 
 
 def block_head(weight: Weight) -> Linear | None:
-    """Builds a linear layer over blocks that returns float32 logits, or returns None if
-    `block_product` does.
+    """Builds a linear layer over blocks that returns float32 logits. Returns None if
+    `block_product` can't multiply the matrix.
     """
     product = block_product([weight], None)
     return None if product is None else lambda x: product(x.float())
 
 
 def keeps_only_blocks() -> bool:
-    """Returns whether a CPU multiplies any number of bf16 rows by a checkpoint's blocks, without a
-    decoded copy.
+    """Returns whether this CPU multiplies bf16 rows by a checkpoint's blocks directly, however many
+    rows there are, so that no decoded copy is kept.
 
     With AMX, a matmul takes less time than decoding the matrix, so a decoded copy is worth its
     memory. Without a compiler, torch needs such a copy.

@@ -95,8 +95,8 @@ class PackedLinear(GpuProduct):
 def packed_linear(
     parts: Sequence[Weight], bias: torch.Tensor | None, device: torch.device
 ) -> PackedLinear | None:
-    """Builds a linear layer over matrices [N_i, K] stacked along N that stays in 4 bits. Returns
-    None if one of them doesn't allow it.
+    """Builds a linear layer over matrices [N_i, K] stacked along N, and keeps its weights in 4
+    bits. Returns None if one of the matrices can't be packed in 4 bits.
     """
     first = parts[0]
     if (packed := pack_matrix(parts, device)) is None or not isinstance(first, Blocks):
@@ -107,8 +107,8 @@ def packed_linear(
 def pack_experts(
     experts: Iterable[Sequence[Weight]], count: int, device: torch.device
 ) -> PackedWeight | None:
-    """Returns the matrices of `count` experts, each stacked as for `packed_linear`, as one matrix,
-    or None if they don't allow it.
+    """Packs the 4-bit matrices of `count` experts into one matrix, after stacking each expert's
+    parts along N. Returns None if a matrix can't be packed, or the experts' formats differ.
 
     Besides the result, only one expert is in memory at a time.
     """
@@ -137,12 +137,13 @@ def pack_experts(
 
 
 def pack_matrix(parts: Sequence[Weight], device: torch.device) -> PackedWeight | None:
-    """Stacks matrices [N_i, K] of one 4-bit format along N. Returns None if they have several
-    formats or none of 4 bits.
+    """Stacks 4-bit matrices [N_i, K] along N. Returns None unless all are in the same 4-bit format
+    and of a supported shape.
 
-    With minima, unless all zeros are one integer in 0 … 255, scales and zeros are stored in 16 bits
-    and rounded to float16 where they don't fit exactly. Returns None if scales need that and the
-    largest is outside float16's normal range.
+    If blocks have minima, these become zero points. Unless all zero points are the same integer
+    in 0 … 255, scales and zero points are stored in 16 bits, and rounded to float16 where they
+    don't fit exactly. Returns None if scales would have to be rounded and the largest is outside
+    float16's normal range.
     """
     blocks = [part for part in parts if isinstance(part, Blocks)]
     if (
@@ -173,11 +174,11 @@ def pack_matrix(parts: Sequence[Weight], device: torch.device) -> PackedWeight |
 def _scales_and_zeros(
     q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns scales and zeros [N, groups] such that scale * number + minimum = scale * (number -
-    zero).
+    """Converts minima to zero points. Returns scales and zero points [N, groups] such that scale *
+    (number - zero) = scale * number + minimum.
 
     If a group's minimum is so large that its numbers make no difference, its scale becomes
-    -minimum, its zero 1, and all of its numbers 0 (written).
+    -minimum, its zero point 1, and its numbers in `q` are overwritten with 0.
     """
     flat = scale.abs() * _FARTHEST <= minimum.abs()
     q.view(*scale.shape, -1).masked_fill_(flat.unsqueeze(-1), 0)
@@ -188,8 +189,8 @@ def _scales_and_zeros(
 
 
 def _common_zero(zeros: torch.Tensor) -> int | None:
-    """Returns the integer in 0 … 255 that all zeros equal, or None. Also returns None for zeros
-    without memory.
+    """Returns the integer in 0 … 255 that all zero points equal, or None. Always returns None for
+    tensors on the meta device.
     """
     if zeros.is_meta:
         return None

@@ -57,8 +57,8 @@ class RotaryTable:
         return self._cos, self._sin
 
     def cos_sin_at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns cos and sin, [T, 1, dim] each, at positions [T]; or at [3, T] of time, rows and
-        columns.
+        """Returns cos and sin, [T, 1, dim] each, at positions [T]. Positions [3, T] give each
+        token's time, row and column.
         """
         if positions.ndim == 1 or self.axes is None:
             at = positions if positions.ndim == 1 else positions[0]
@@ -80,7 +80,9 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 def _frequencies(spec: RopeSpec, dim: int, positions: int) -> tuple[torch.Tensor, float]:
-    """Returns radians per position [dim / 2], and the factor of cos and sin."""
+    """Returns the rotation frequencies [dim / 2] in radians per position, and a factor for cos and
+    sin.
+    """
     exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     inverse = 1.0 / spec.theta**exponents
     p = spec.params

@@ -1,1 +1,1 @@
-"""Adapters (LoRA): reading them, and which of them are resident on the device."""
+"""LoRA adapters: their files, and which of them are in host memory and on the device."""

@@ -193,9 +193,9 @@ class AdapterReader:
         model_name: its name; adapters that name another base cause a warning.
         dtype: dtype of their tensors.
         max_rank: largest rank of an adapter.
-        room: allocates zeros for an adapter of a given rank, in the layout of the device's memory.
+        room: allocates memory for an adapter of a given rank, zeroed, in the device's layout.
             Also returns views of them for A and B, by layer and linear layer, as in LoraWeights.
-            Returns None if each linear layer is to have tensors of its own.
+            Returns None if the reader should allocate separate tensors for each linear layer.
         targets: names of the modules that adapters may change, such as "q_proj"; empty for all.
     """
 
@@ -327,8 +327,8 @@ class AdapterReader:
         rank: int,
         room: AdapterRoom | None,
     ) -> dict[str, ProductDelta]:
-        """Builds an adapter's matrices for a layer. With `room`, writes them there and returns an
-        empty dict.
+        """Builds an adapter's matrices for a layer, by linear layer. With `room`, writes them into
+        that memory instead and returns an empty dict.
         """
         layer = self._spec.layers[index]
         deltas = {}
@@ -422,8 +422,8 @@ class AdapterReader:
     def _log_left_out(
         self, config: AdapterConfig, file: Path, modules: set[str], *, taken: bool
     ) -> None:
-        """Logs which matrices are ignored, as peft does, because the config leaves them out. Raises
-        ModelError if the adapter has no others.
+        """Logs which modules' matrices are ignored because the config excludes them, as in peft.
+        Raises ModelError if the adapter has no other matrices.
         """
         if not taken:
             why = f": its config leaves out {min(modules)} and all others" if modules else ""
@@ -488,8 +488,8 @@ class AdapterReader:
         )
 
     def _check_targets(self, config: AdapterConfig, modules: _Modules) -> None:
-        """Checks that the files have matrices for each target. Targets are exempt if the config
-        leaves out all modules that they name.
+        """Checks that the files have matrices for each target module in the config. Ignores a
+        target if the config excludes all modules that it names.
         """
         if isinstance(config.targets, str):
             return

@@ -122,8 +122,8 @@ class AdapterConfig:
         return None
 
     def _first_match(self, patterns: Mapping[str, float], module: str, default: float) -> float:
-        """Returns the value of the first pattern that matches a module's name or its end, in the
-        way peft matches them.
+        """Returns the value of the first pattern that matches a module's name or its end, following
+        peft's rules. Returns `default` if no pattern matches.
         """
         for pattern, value in patterns.items():
             if self._match(rf"(.*\.)?({pattern})$", pattern, module):
@@ -131,8 +131,8 @@ class AdapterConfig:
         return default
 
     def _match(self, expression: str, pattern: str, module: str) -> regex.Match[str] | None:
-        """Matches an expression from the beginning of a module's name; `pattern` is the part of it
-        from the file.
+        """Matches an expression from the beginning of a module's name. `pattern`, the part of the
+        expression that comes from the file, is quoted in errors.
         """
         try:
             found: regex.Match[str] | None = regex.match(expression, module, timeout=_PATTERN_S)

@@ -1,6 +1,6 @@
-"""Adapters of a step on a CPU. A step in compiled code, for few tokens, multiplies by each
-adapter's own matrices. Otherwise two batched matmuls multiply each adapter's tokens by its
-matrices.
+"""Adapters of a step on a CPU. For few tokens, compiled code multiplies by each adapter's own
+matrices. Otherwise two batched matmuls multiply each adapter's tokens by its matrices, padded to a
+common rank.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class AdapterGroup:
 
     Attributes:
         adapters: slice of all adapters of an AdapterSet, or the index of a single one.
-        tokens: int64 [adapters, most], tokens of each adapter, padded with one of its own, so that
+        tokens: int64 [adapters, most], tokens of each adapter. Padding repeats one of them, so that
             an overflow affects no other requests. For a single adapter [tokens], or a slice.
         own: [adapters, most, 1], False for padding; None without padding.
     """
@@ -253,7 +253,7 @@ class CpuAdapters:
         self._sets.clear()
 
     def change(self, slots: NDArray[np.int32], adapters: NDArray[np.int32]) -> None:
-        """Sets the adapter slots of sequences; -1 for no adapter."""
+        """Sets the adapter slot that each of these sequence slots uses; -1 for no adapter."""
         self._of_slot[slots] = adapters
 
     def cpu_lora_step(self, token_slots: NDArray[np.int32]) -> CpuLoraStep | None:

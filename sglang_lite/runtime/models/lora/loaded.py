@@ -1,4 +1,4 @@
-"""Adapters of an engine by name: those in the host's memory."""
+"""Adapters that requests can name, and which of them are in host memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LoadedAdapter:
         pinned: whether it stays in memory, and on the device.
         adapter: its tensors, or None while they are not in memory.
         reading: lock held by the thread that reads its tensors.
-        left: versions of it that were dropped, as long as requests hold them.
+        left: dropped copies of its tensors, as long as requests hold them.
     """
 
     name: str
@@ -145,7 +145,9 @@ class LoadedAdapters:
                 each.drop_tensors()
 
     def is_in_memory(self, name: str) -> bool:
-        """Returns whether `adapter_for` would read no file. The adapter counts as used."""
+        """Returns False if `adapter_for` would have to read files. Also marks the adapter as just
+        used.
+        """
         try:
             return self._mark_used(name).adapter is not None
         except ParameterError:  # `adapter_for` will raise it
@@ -226,8 +228,8 @@ class LoadedAdapters:
             each.drop_tensors()
 
     def _exceeds_limits(self, count: int, size: int) -> bool:
-        """Returns whether another adapter would exceed the limits, given the number of the present
-        ones and the total size including the new one.
+        """Returns whether one more adapter would exceed the limits. `count` is the number of
+        adapters without it, `size` the bytes of all with it.
         """
         too_many = self._max_loaded is not None and count >= self._max_loaded
         return too_many or (self._max_bytes is not None and size > self._max_bytes)

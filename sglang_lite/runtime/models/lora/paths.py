@@ -23,14 +23,14 @@ class LoraPath:
 
 
 def lora_texts(value: UserValue) -> tuple[str, ...]:
-    """Converts `lora_paths` to texts, each of which `read_lora_path` reads.
+    """Converts `lora_paths` to strings that `read_lora_path` parses, one per adapter.
 
     Args:
         value: list of paths, of `name=path`, and of objects with lora_name, lora_path and pinned,
-            which may also be texts in JSON; or a mapping of names to paths.
+            which may also be JSON strings; or a mapping of names to paths.
 
     Raises:
-        ParameterError: the value is none of these.
+        ParameterError: the value is none of these, or two adapters have the same name.
     """
     if isinstance(value, Mapping):
         value = [f"{name}={path}" for name, path in value.items()]

@@ -1,5 +1,5 @@
-"""Adapters on the device, by adapter slot. Knows no requests: admission tells it which adapters are
-in use.
+"""Adapters on the device, by adapter slot. Independent of requests: admission passes in which
+adapters are in use.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _MORE = 4  # slots for each adapter that can be in use: small ones leave pages f
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """Number of adapter slots, and number of pages of PAGE_RANK ranks. An adapter of the largest
-    rank takes `longest` pages.
+    """Number of adapter slots, and of pages, which hold PAGE_RANK ranks of an adapter each. An
+    adapter of the largest rank takes `longest` pages.
     """
 
     slots: int
@@ -40,8 +40,9 @@ class AdapterMemory(Protocol):
     """A runner's memory for adapters, by adapter slot."""
 
     def allocate_room(self, rank: int) -> AdapterRoom | None:
-        """Allocates room for an adapter of this rank, in the form that `write_adapter_slot` copies,
-        as for AdapterReader. Any thread may call this.
+        """Allocates host memory for an adapter of this rank, in the layout that
+        `write_adapter_slot` copies. Returns the same as `room` of AdapterReader. Any thread may
+        call this.
         """
         ...
 
@@ -146,8 +147,8 @@ class AdapterPool:
         self._pinned.clear()
 
     def remove_when_unused(self, adapters: Sequence[Adapter], done: Callable[[], object]) -> None:
-        """Removes adapters once none of them is in use. `free_unused` checks that, and calls `done`
-        after removing them; `close` calls it in any case.
+        """Schedules adapters for removal once none of them is in use. `free_unused` then removes
+        them and calls `done`. `close` calls `done` without removing them.
         """
         self._leaving.append((adapters, done))
 
@@ -170,9 +171,7 @@ class AdapterPool:
                 done()
 
     def close(self) -> None:
-        """Calls the pending callbacks of all adapters that have not been removed yet. Called when
-        the loop ends.
-        """
+        """Calls the callbacks of all removals that are still pending. Called when the loop ends."""
         for _, done in self._leaving:
             done()
         self._leaving.clear()

@@ -93,7 +93,7 @@ def _read(parts: Parts, state: str) -> EncodedMatrix:
 
 
 class _Decoded(EncodedMatrix):
-    """Matrix whose blocks may continue from one row into the next."""
+    """Matrix that is decoded when it is loaded. Its blocks may continue from one row into the next."""
 
     def __init__(
         self, q: torch.Tensor, scale: torch.Tensor, table: torch.Tensor, block: int, rows: int

@@ -97,8 +97,8 @@ class Blocks(EncodedMatrix):
         return Blocks(q, scale, minimum, table=self.table, order=self.order)
 
     def as_integers(self) -> Blocks | None:
-        """Returns the same matrix without a table, in int8 if all of the table's numbers are
-        multiples of a half; else None.
+        """Returns the same matrix with integers instead of a table of numbers. Returns None if a
+        number in the table is not a multiple of a half.
         """
         if self.table is None:
             return self
@@ -110,8 +110,8 @@ class Blocks(EncodedMatrix):
         )
 
     def split_into_groups(self, columns: int) -> Blocks | None:
-        """Returns the same matrix in smaller blocks, or None if its blocks are no multiples of
-        them.
+        """Returns the same matrix in blocks of `columns` columns. Returns None if its block size is
+        not a multiple of that.
         """
         times, left = divmod(self.format.group, columns)
         if left or times == 1:

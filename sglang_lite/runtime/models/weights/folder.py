@@ -30,7 +30,7 @@ KINDS = ("safetensors", "bin")  # kinds of weight files; the first that exists i
 
 
 def index_name(kind: str) -> str:
-    """Returns the name of the file that lists the shards of a kind."""
+    """Returns the name of the index file that lists the shards of a format, "safetensors" or "bin"."""
     return f"{'model' if kind == 'safetensors' else 'pytorch_model'}.{kind}.index.json"
 
 
@@ -51,7 +51,8 @@ def open_folder(folder: Path, matrices: Matrices = PLAIN) -> WeightSource:
 def weight_files(
     folder: Path, kinds: Sequence[str] = KINDS, exists: Callable[[Path], bool] = Path.exists
 ) -> tuple[str, set[Path]]:
-    """Returns the format of the weights, the first of `kinds` that exists, and their files.
+    """Returns the format of the weights and their files. The format is the first of `kinds` that
+    exists.
 
     Args:
         folder: folder of the model.
@@ -239,8 +240,8 @@ class FolderSource(WeightSource):
 def find_packed_matrices(
     label: str, files: Mapping[str, Path], packings: Sequence[Packing]
 ) -> dict[str, Packed]:
-    """Calls `packed_matrices` for the tensors of a checkpoint. Raises ModelError if a packed matrix
-    lacks one of its tensors.
+    """Returns the packed matrices among a checkpoint's tensors, like `packed_matrices`. Raises
+    ModelError if one of them lacks a tensor.
     """
     try:
         return packed_matrices(files.keys(), packings)
@@ -249,8 +250,8 @@ def find_packed_matrices(
 
 
 def unpacked_files(files: Mapping[str, Path], packed: Mapping[str, Packed]) -> dict[str, Path]:
-    """Returns the file of each tensor, with each packed matrix under the single name by which a
-    model takes it.
+    """Returns the file of each tensor by name. A packed matrix has one entry, under the name by
+    which a model takes it, instead of one for each of its tensors.
     """
     names = {each.module + part for each in packed.values() for part in each.parts}
     used = names.union(*(each.ignored for each in packed.values()))

@@ -1,5 +1,5 @@
-"""Packings of 4-bit floating point (e2m1): MXFP4, with a power of two for 32 numbers (OCP
-Microscaling 1.0), and NVFP4, with an e4m3 scale for 16 numbers and a scale of the matrix.
+"""Packings of 4-bit floating point (e2m1): MXFP4, with a power-of-two scale per 32 numbers (OCP
+Microscaling 1.0), and NVFP4, with an e4m3 scale per 16 numbers and one scale for the whole matrix.
 
 A byte holds two numbers, the first in its low bits.
 """
@@ -73,7 +73,7 @@ def mxfp4_experts() -> Packing:
 
 
 class Mxfp4Experts(EncodedStack):
-    """Matrices of experts in MXFP4, which the model knows as [experts, inputs, outputs].
+    """Matrices of experts in MXFP4. To the model, they are one tensor [experts, inputs, outputs].
 
     Raises:
         ValueError: the tensors have other dtypes or shapes.

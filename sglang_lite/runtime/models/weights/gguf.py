@@ -177,8 +177,7 @@ def _stack_sizes(spec: ModelSpec) -> Counter[tuple[int | None, str]]:
 
 
 def _converted_names(parameter: ParameterSpec) -> list[str]:
-    """Returns the names of a parameter's tensors that llama.cpp's converter translates to those in
-    the file.
+    """Returns the names of a parameter's tensors before llama.cpp's converter renames them.
 
     Latent attention's keys and values have two names. A parameter in a stack has the stack's name.
     """
@@ -209,7 +208,7 @@ def _latent_heads(keys: GgufTensor, values: GgufTensor, file: GgufFile) -> Laten
 
 
 class _Rows(EncodedMatrix):
-    """Matrix in bytes of any GGUF type, decoded by gguf's own code if it is quantised."""
+    """Matrix stored as bytes in any GGUF type. If it is quantised, gguf's own code decodes it."""
 
     def __init__(self, data: np.ndarray[Any, Any], tensor: GgufTensor) -> None:
         super().__init__(tensor.shape)
@@ -229,7 +228,8 @@ class _Rows(EncodedMatrix):
 
 @dataclass(frozen=True, slots=True)
 class _ByHead:
-    """Order in which a file stores the rows of each head's parts, if it differs from the model's.
+    """Order of a matrix's rows in the file, where the parts of each head are arranged differently
+    from the model.
 
     Attributes:
         heads: number of heads.

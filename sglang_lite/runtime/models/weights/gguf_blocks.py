@@ -32,14 +32,14 @@ def _nibbles(data: torch.Tensor) -> torch.Tensor:
 
 
 def _q4_0(data: torch.Tensor) -> Blocks:
-    """Reads d, 16 bytes of nibbles: d * (q - 8)."""
+    """Reads Q4_0 blocks: d, 16 bytes of nibbles; a value is d * (q - 8)."""
     blocks = data.view(len(data), -1, 18)
     scale = _float16_from_bytes(blocks[:, :, :2]).squeeze(-1)
     return Blocks(_nibbles(blocks[:, :, 2:]).flatten(1), scale, -8 * scale)
 
 
 def _q4_1(data: torch.Tensor) -> Blocks:
-    """Reads d, m, 16 bytes of nibbles: d * q + m."""
+    """Reads Q4_1 blocks: d, m, 16 bytes of nibbles; a value is d * q + m."""
     blocks = data.view(len(data), -1, 20)
     scale, minimum = _float16_from_bytes(blocks[:, :, :4]).unbind(-1)
     return Blocks(_nibbles(blocks[:, :, 4:]).flatten(1), scale.contiguous(), minimum.contiguous())
@@ -52,14 +52,14 @@ def _with_fifth_bits(high: torch.Tensor, nibbles: torch.Tensor) -> torch.Tensor:
 
 
 def _q5_0(data: torch.Tensor) -> Blocks:
-    """Reads d, 4 bytes of high bits, 16 bytes of nibbles: d * (q - 16)."""
+    """Reads Q5_0 blocks: d, 4 bytes of high bits, 16 bytes of nibbles; a value is d * (q - 16)."""
     blocks = data.view(len(data), -1, 22)
     q = _with_fifth_bits(blocks[:, :, 2:6], blocks[:, :, 6:]) - 16
     return Blocks(q.flatten(1), _float16_from_bytes(blocks[:, :, :2]).squeeze(-1))
 
 
 def _q5_1(data: torch.Tensor) -> Blocks:
-    """Reads d, m, 4 bytes of high bits, 16 bytes of nibbles: d * q + m."""
+    """Reads Q5_1 blocks: d, m, 4 bytes of high bits, 16 bytes of nibbles; a value is d * q + m."""
     blocks = data.view(len(data), -1, 24)
     scale, minimum = _float16_from_bytes(blocks[:, :, :4]).unbind(-1)
     q = _with_fifth_bits(blocks[:, :, 4:8], blocks[:, :, 8:])
@@ -67,7 +67,7 @@ def _q5_1(data: torch.Tensor) -> Blocks:
 
 
 def _q8_0(data: torch.Tensor) -> Blocks:
-    """Reads d, 32 signed bytes: d * q."""
+    """Reads Q8_0 blocks: d, 32 signed bytes; a value is d * q."""
     blocks = data.view(len(data), -1, 34)
     return Blocks(
         blocks[:, :, 2:].flatten(1).view(torch.int8),
@@ -91,15 +91,17 @@ def _k_scales(head: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _q4_k(data: torch.Tensor) -> Blocks:
-    """Reads scales as in `_k_scales`, then 32 bytes of nibbles for every two blocks of 32."""
+    """Reads Q4_K blocks: scales as in `_k_scales`, then 32 bytes of nibbles for every two blocks of
+    32.
+    """
     blocks = data.view(len(data), -1, 144)
     q = _nibbles(blocks[:, :, 16:].reshape(len(data), -1, 4, 32))
     return Blocks(q.flatten(1), *_k_scales(blocks[:, :, :16]))
 
 
 def _q5_k(data: torch.Tensor) -> Blocks:
-    """Reads scales as in `_k_scales`, 32 bytes whose bit i belongs to block i, then nibbles as in
-    Q4_K.
+    """Reads Q5_K blocks: scales as in `_k_scales`, 32 bytes whose bit i belongs to block i, then
+    nibbles as in Q4_K.
     """
     blocks = data.view(len(data), -1, 176)
     high = (blocks[:, :, 16:48].unsqueeze(2) >> torch.arange(8, dtype=torch.uint8).view(8, 1)) & 1
@@ -108,8 +110,8 @@ def _q5_k(data: torch.Tensor) -> Blocks:
 
 
 def _q6_k(data: torch.Tensor) -> Blocks:
-    """Reads twice 64 bytes of nibbles; twice 32 bytes with the upper two bits of four blocks of 32;
-    16 signed scales, one per 16 values; d: d * scale * (q - 32).
+    """Reads Q6_K blocks: twice 64 bytes of nibbles; twice 32 bytes with the upper two bits of four
+    blocks of 32; 16 signed scales, one per 16 values; d. A value is d * scale * (q - 32).
     """
     blocks = data.view(len(data), -1, 210)
     low = _nibbles(blocks[:, :, :128].reshape(len(data), -1, 2, 64)).view(len(data), -1, 2, 4, 32)

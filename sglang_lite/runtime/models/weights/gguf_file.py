@@ -186,8 +186,8 @@ class _Header:
         return self.scalar(self._SCALARS[kind])
 
     def strings(self, count: int) -> list[str]:
-        """Reads the next strings, faster than `string` reads each: a vocabulary has 150,000, which
-        every start reads.
+        """Reads the next `count` strings. Faster than reading each with `string`, which matters
+        because every start reads a vocabulary of up to 150,000.
         """
         data = self.bytes
         at = self.at

@@ -64,8 +64,8 @@ def _without_shared_memory(tensors: Mapping[str, torch.Tensor]) -> dict[str, tor
 def tensors_by_name(
     tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
 ) -> dict[str, torch.Tensor]:
-    """Returns tensors by name. Raises ParameterError for anything else, for duplicate names, and if
-    there are no tensors.
+    """Returns tensors by name. Raises ParameterError if an entry is not a name with a tensor, a
+    name occurs twice, or there are no tensors.
     """
     pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
     found: dict[str, torch.Tensor] = {}
@@ -88,8 +88,9 @@ def tensors_by_name(
 
 
 def unpack_bucket(bucket: Any) -> list[tuple[str, torch.Tensor]]:  # of the caller
-    """Returns the tensors of SGLang's flattened bucket: one tensor that holds all others, and where
-    each starts and ends in it. Raises ParameterError if the argument is not such a bucket.
+    """Returns the names and tensors in SGLang's flattened bucket: one tensor with the data of all,
+    and metadata that gives the name, dtype, shape and range of each. Raises ParameterError if the
+    argument is not such a bucket.
     """
     parts = dict(bucket)
     flat = parts.get("flattened_tensor")

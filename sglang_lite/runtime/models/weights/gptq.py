@@ -76,8 +76,8 @@ def _fits_scheme(parts: Parts, bits: int, group: int | None) -> bool:
 
 
 def input_order(index: torch.Tensor, inputs: int, groups: int) -> torch.Tensor | None:
-    """Returns the inputs sorted by their group, or None if they already are. Raises ValueError if
-    the groups differ in size.
+    """Returns the indices of the inputs, sorted by their group, or None if they already are. Raises
+    ValueError if the groups differ in size.
     """
     if index.dtype not in (torch.int32, torch.int64) or index.shape != (inputs,):
         raise ValueError(

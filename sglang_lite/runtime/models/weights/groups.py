@@ -453,8 +453,8 @@ def _abort_group(made: Future[_Group]) -> None:
 
 
 def _wait_for_broadcast(work: Any, backend: Any) -> None:  # torch's
-    """Waits until a broadcast ends, to keep its gloo group alive. Nothing can cancel the broadcast,
-    and destroying the group would wait for it on whichever thread happens to collect garbage.
+    """Waits until a broadcast ends, to keep its gloo group alive. The broadcast can't be cancelled,
+    and any thread whose garbage collection destroyed the group would have to wait for it.
     """
     with contextlib.suppress(RuntimeError):  # nothing has come
         work.wait()

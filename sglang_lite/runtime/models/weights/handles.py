@@ -1,5 +1,5 @@
-"""Handles of tensors in GPU memory that another process shares. They are read from SGLang's pickled
-buckets without running any code of the pickle, and opened.
+"""Handles of tensors that another process shares in GPU memory. Reads them from SGLang's pickled
+buckets without running any code of the pickle, and opens the tensors.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class TensorHandle(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Part(msgspec.Struct, frozen=True):
-    """Position of a tensor within a flattened one, counted in elements of the latter."""
+    """Name, shape, dtype and position of a tensor within a flattened one. The position counts
+    elements of the flattened tensor.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -87,8 +89,9 @@ def _decode_tensor_handle(*args: Any) -> TensorHandle:  # of torch's function
 
 
 class _Reader(pickle.Unpickler):
-    """Reader of a pickle that knows only the names of a bucket, none of which runs code. A pickle
-    can set attributes of the stand-in for a name, so each reader has its own.
+    """Unpickler that accepts only the names that occur in a bucket, and replaces them with
+    stand-ins that run no code. A pickle can set attributes of a stand-in, so each reader has its
+    own.
     """
 
     def __init__(self, data: bytes) -> None:

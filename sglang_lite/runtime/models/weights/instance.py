@@ -22,7 +22,9 @@ _LAYER = re.compile(r".*?\.\d+\.")
 
 
 class _Offer(msgspec.Struct, frozen=True):
-    """Tensors that a seed holds, and the port of the group in which it sends them."""
+    """Tensors that the sending engine (the seed) holds, and the port of the group in which it sends
+    them.
+    """
 
     names: list[str]
     dtypes: list[str]

@@ -1,5 +1,5 @@
-"""Formats of a folder's weights that `load_format` chooses: the files that hold them, and how to
-read these.
+"""Formats of a folder's weights, chosen by `load_format`: which files hold the weights, and how
+they are read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Packings of quantised matrices: the tensors that make one up, and their meaning.
 
-Each tool's packing has a file beside this one. A source shows a packed matrix under the name that
-it would have unpacked.
+Each tool's packing has a file beside this one. A source lists a packed matrix under the name that
+the matrix would have if it were not packed.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ def build_scaled_blocks(
 
 
 def check_scales(scale: torch.Tensor, *, zero: bool = False) -> None:
-    """Checks that scales are finite floats, and nonzero unless `zero` is True. Raises ValueError if
-    not.
+    """Checks that scales are floats and finite, and also nonzero unless `zero` is True. Raises
+    ValueError if not.
     """
     if not scale.is_floating_point():
         raise ValueError(f"scales are {scale.dtype}, no floating-point numbers")
@@ -156,8 +156,8 @@ def check_scales(scale: torch.Tensor, *, zero: bool = False) -> None:
 
 
 def require_single_scale(scale: torch.Tensor) -> torch.Tensor:
-    """Returns the one scale that applies to all scales of a matrix, as float32 []. Raises
-    ValueError if there is not exactly one.
+    """Returns the scale of a matrix's scales, as float32 []. Raises ValueError unless there is
+    exactly one.
     """
     if scale.numel() != 1:
         raise ValueError(f"the scale of its scales has shape {tuple(scale.shape)}")

@@ -87,7 +87,7 @@ class Quantisation:
 
     def check_name(self, name: str | None) -> None:
         """Raises ParameterError if `Engine(quantization=name)` contradicts the declaration, or
-        would quantise again.
+        would quantise matrices that are quantised already.
         """
         names = self.matrices.names
         if name is None or name in (names or ON_LOADING):
@@ -218,7 +218,9 @@ def _gptq(config: Mapping[str, Json]) -> Matrices:
 
 
 def _gptq_scheme(config: Mapping[str, Json]) -> tuple[int, int | None]:
-    """Returns the bits of a number, and the inputs of a group as `_group` returns them."""
+    """Returns the number of bits of each number, and the number of inputs in a group: -1 for all,
+    None if not declared.
+    """
     bits = config.get("bits")
     if not isinstance(bits, int) or bits not in BITS:
         raise ValueError(f"bits is {bits!r}, not one of {', '.join(map(str, BITS))}")
@@ -379,7 +381,9 @@ _MXFP4 = replace(_NVFP4, group=32)
 
 
 def _integers(bits: int, group: int | None) -> Format:
-    """Returns the format of integers in groups of inputs, as `_group` returns them."""
+    """Returns the format of integers with a scale per group of inputs. `group` is -1 for all
+    inputs, None if not declared.
+    """
     return Format(4 if bits <= 4 else 8, 128 if group is None else max(group, 0), minimum=bits <= 4)
 
 
@@ -389,7 +393,9 @@ def _require(valid: bool, field: str, value: object, wanted: str) -> None:
 
 
 def _require_group_size(size: Json) -> int | None:
-    """Returns the number of columns in a group: -1 for the whole row, None if not declared."""
+    """Checks the declared number of columns in a group and returns it: -1 for the whole row, None
+    if not declared.
+    """
     if size is not None and (
         not isinstance(size, int) or isinstance(size, bool) or size < -1 or size == 0
     ):

@@ -210,7 +210,9 @@ class RangeSource(FolderSource):
         )
 
     def open_matrix(self, name: str, file: Path) -> PlainRows:
-        """Returns a matrix by its name among `read_names_in` a file."""
+        """Returns a matrix of a file by the name that `read_names_in` gives it. Its numbers are
+        read when needed.
+        """
         found, dtype = self._header(name, file)
         return _RangeRows(
             self, file, found.start, found.shape, dtype, found.shape[1] * dtype.itemsize
@@ -259,7 +261,7 @@ class RangeSource(FolderSource):
 
 
 class _RangeRows(PlainRows):
-    """Rows of a file, of which some columns can be read separately.
+    """Matrix in a file, of which any rows and columns can be read separately.
 
     Args:
         source: source that reads the file.

@@ -62,7 +62,7 @@ def rank_files(folder: Path) -> set[Path]:
 
 
 class RankFilesSource(RangeSource):
-    """Source of the tensors of ranks' files. Takes the arguments of RangeSource."""
+    """Source of the tensors in the files of all ranks. Takes the arguments of RangeSource."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # arguments of RangeSource
         # files of a tensor, by rank

@@ -56,7 +56,9 @@ def round_part(part: Weight, to: Rounding, device: torch.device) -> Weight:
 def _round_rows(
     weight: torch.Tensor, to: Rounding, group: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Returns the numbers, scales and minima of `Blocks`."""
+    """Rounds a matrix in blocks of `group` columns. Returns the numbers, scales and minima that
+    `Blocks` takes.
+    """
     blocks = weight.float().view(len(weight), -1, group)
     most = blocks.abs().amax(-1).clamp_min(1e-8)
     if to == "nf4":
@@ -85,8 +87,8 @@ def can_round_in_blocks(columns: int) -> bool:
 
 
 def choose_block_columns(columns: int, device: torch.device) -> int:
-    """Returns the number of columns in a block of a matrix: as few as possible on a CPU, where that
-    costs nothing, and the largest number that divides a row on a GPU.
+    """Returns the number of columns in a block of a matrix: on a CPU the smallest supported one,
+    which costs no time there, and on a GPU the largest supported one that divides a row.
 
     Raises:
         ModelError: no size divides a row.

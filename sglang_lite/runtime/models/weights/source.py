@@ -76,7 +76,9 @@ class EncodedMatrix(ABC):
 
 
 class _DecodedPart(EncodedMatrix):
-    """Part of a matrix whose encoding can't be sliced: its rows are decoded as a whole, then cut."""
+    """Part of a matrix whose encoding can't be sliced. Decodes whole rows and slices them
+    afterwards.
+    """
 
     def __init__(self, whole: EncodedMatrix, rows: slice, columns: slice) -> None:
         own = range(whole.shape[0])[rows]
