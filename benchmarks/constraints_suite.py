@@ -45,9 +45,13 @@ from vocabulary import PADDED, default_tokenizer, tiktoken_tokenizer
 import sglang_lite as sgl
 from sglang_lite.constraints.json_schema.write_value import value_text
 from sglang_lite.protocol import JsonSchema
-from sglang_lite.runtime.structured_output.base import CompiledGrammar, masks_allow, next_mask
+from sglang_lite.runtime.structured_output.base import (
+    CompiledGrammar,
+    masks_allow_tokens,
+    next_mask,
+)
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine, LlguidanceMatcher
-from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, with_mask_rules
+from sglang_lite.runtime.structured_output.ruled_grammar import extract_mask_rules, with_mask_rules
 from tests.constraints.suites import DRAFTS, maskbench, official_groups
 
 
@@ -89,7 +93,7 @@ def official(draft: str, groups: int | None) -> list[str]:
                 verdict = (
                     rewritten(known, text)
                     if rewriting
-                    else masks_allow(grammar, by_bytes.encode(text))
+                    else masks_allow_tokens(grammar, by_bytes.encode(text))
                 )
                 right += verdict == case["valid"]
                 wrong += bool(verdict) and not case["valid"]
@@ -102,7 +106,7 @@ def official(draft: str, groups: int | None) -> list[str]:
 def watched(engine: LlguidanceEngine, constraint: JsonSchema) -> CompiledGrammar:
     """A grammar with what its masks watch."""
     return with_mask_rules(
-        engine.compile(constraint), engine.ending_tokens, mask_rules_of(constraint)
+        engine.compile(constraint), engine.ending_tokens, extract_mask_rules(constraint)
     )
 
 
@@ -139,9 +143,9 @@ def real(engine: LlguidanceEngine, stride: int) -> list[str]:
         bytewise, unordered = watched(by_bytes, constraint), in_any_order(by_bytes, constraint)
         texts = [json.dumps(case["data"], ensure_ascii=False) for case in tests]
         judged: dict[str, list[Any]] = {  # truth, as each level has it
-            "byte level": [masks_allow(bytewise, by_bytes.encode(text)) for text in texts],
+            "byte level": [masks_allow_tokens(bytewise, by_bytes.encode(text)) for text in texts],
             "any order": [
-                unordered and masks_allow(unordered, by_bytes.encode(text)) for text in texts
+                unordered and masks_allow_tokens(unordered, by_bytes.encode(text)) for text in texts
             ],
             "rewritten": [rewritten(constraint, text) for text in texts],
         }

@@ -38,7 +38,7 @@ from sglang_lite.constraints.json_schema.write_value import value_text
 from sglang_lite.protocol import JsonSchema
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, next_mask
 from sglang_lite.runtime.structured_output.ruled_grammar import names_are_open
-from sglang_lite.runtime.structured_output.vocabulary import without_special_texts
+from sglang_lite.runtime.structured_output.vocabulary import hide_special_tokens
 from tests.constraints.suites import maskbench
 
 ROUNDS = 3  # measurements of each token, of which the least counts
@@ -223,7 +223,7 @@ def main() -> None:
     size, eos = PADDED if options.vocabulary else tokenizer.vocab_size, sorted(tokenizer.eos_ids)
     engine = ThisThread(tokenizer, size, eos)
     alone = LLTokenizer(
-        without_special_texts(json.loads(tokenizer.backend.to_str())),
+        hide_special_tokens(json.loads(tokenizer.backend.to_str())),
         n_vocab=size,
         eos_token=eos or None,
     )

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from vocabulary import default_tokenizer
 
 import sglang_lite as sgl
-from sglang_lite.constraints.json_schema.allowed_values import quotes_of
+from sglang_lite.constraints.json_schema.allowed_values import list_quotes
 from sglang_lite.constraints.memo import native_bytes
 from sglang_lite.constraints.python_types.value_type import value_type
 from sglang_lite.protocol import JsonSchema
@@ -128,7 +128,7 @@ def main() -> None:
     outside, misplaced = 0, 0
     for _ in range(options.quotes):
         value = json.loads(tokenizer.decode(list(by_chance(made.matcher(), dice, tokenizer))))
-        (found,) = quotes_of(constraint, value)
+        (found,) = list_quotes(constraint, value)
         outside += value not in text
         misplaced += text[found["start"] : found["end"]] != value
     print(f"{options.quotes:,} quotes by chance: {outside} outside, {misplaced} offsets wrong")

@@ -37,7 +37,7 @@ import sglang_lite as sgl
 from sglang_lite.bench.limits import Rates, measure_rates
 from sglang_lite.bench.workloads import WORKLOADS, Workload, run_workload
 from sglang_lite.commands.verify.engines import GreedyAnswer, answer_greedily
-from sglang_lite.commands.verify.greedy import measure_distance
+from sglang_lite.commands.verify.greedy import measure_distance_to_answers
 from sglang_lite.commands.verify.texts import PROMPTS
 from sglang_lite.runtime.loading.description import describe
 from sglang_lite.runtime.loading.model_files import open_model_files
@@ -80,7 +80,7 @@ def write_folder(file: Path, folder: Path) -> None:
 def limit_seconds(spec: ModelSpec, work: Workload, weight_bytes: int, rates: Rates) -> float:
     """Least seconds of a workload without shared prompts, whose rows end together."""
     rows, new, read = len(work.suffix_lengths), work.output_lengths[0], sum(work.suffix_lengths)
-    active = sum(layer.active_weights(spec.hidden_size) for layer in spec.layers)
+    active = sum(layer.active_weight_elements(spec.hidden_size) for layer in spec.layers)
     head = spec.vocab_size * spec.hidden_size
     pair_bytes = 2 * spec.kv_layout.numbers
     seconds = max(weight_bytes / rates.bytes_per_s, 2 * active * read / rates.flops_per_s)
@@ -94,7 +94,7 @@ def count_weight_bytes(spec: ModelSpec, weights: Format) -> int:
     """Bytes of the weights that a step reads."""
     if weights.matrix_bytes is None:
         return describe(str(weights.model)).loaded_bytes or 0
-    matrices = sum(layer.active_weights(spec.hidden_size) for layer in spec.layers)
+    matrices = sum(layer.active_weight_elements(spec.hidden_size) for layer in spec.layers)
     head = spec.vocab_size * spec.hidden_size
     return int(weights.matrix_bytes * matrices + max(2, weights.matrix_bytes) * head)
 
@@ -110,7 +110,7 @@ def measure_speeds(engine: sgl.Engine, repeat: int) -> dict[str, float]:
 
 def tell_distance(engine: sgl.Engine, exact: Sequence[GreedyAnswer]) -> str:
     """Distance of an engine from greedy answers in float32, as cells of the table."""
-    found = measure_distance(engine, exact)
+    found = measure_distance_to_answers(engine, exact)
     return f"{found.equal_share:8.1%} {found.equal_answers:4} of {len(exact)} {found.mean:8.4f}"
 
 

@@ -30,8 +30,8 @@ from sglang_lite.commands import (
 )
 from sglang_lite.commands.parser import (
     CommandParser,
-    add_file,
-    add_model,
+    add_file_argument,
+    add_model_flag,
     split_file_and_function,
     suggest_near,
 )
@@ -160,13 +160,13 @@ def _run_serve(options: argparse.Namespace) -> int:
 
 def _run_node(settings: Mapping[str, Any]) -> int:
     """Runs the ranks of a machine other than the one with the server."""
-    from sglang_lite.engine.nodes import run_agent
+    from sglang_lite.engine.nodes import run_worker_node
     from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.runtime.models.resolve import resolve_for_engine
     from sglang_lite.server.sglang import server_args
 
-    config = EngineConfig.make(**server_args.engine_settings(settings))
-    return run_agent(config, resolve_for_engine(config.model, config.revision))
+    config = EngineConfig.make(**server_args.translate_engine_settings(settings))
+    return run_worker_node(config, resolve_for_engine(config.model, config.revision))
 
 
 def _run_init(options: argparse.Namespace) -> int:
@@ -529,7 +529,7 @@ _GROUPS = {
             "run", "run a program of a file, on arguments or on rows of a file",
             "sglang-lite run prog.py --arg day=Monday",
             _build_flag_adder(
-                _run_program, add_file,
+                _run_program, add_file_argument,
                 _flag(
                     "--arg", action="append", default=[], metavar="NAME=VALUE",
                     help="an argument of the program, several times for several; JSON, or else text (default: none)",
@@ -538,7 +538,7 @@ _GROUPS = {
                     "--rows", type=Path, metavar="ROWS.jsonl",
                     help="run once for each row, a JSON object of arguments per line",
                 ),
-                add_model,
+                add_model_flag,
                 _flag("--seed", type=int, help="seed of the draws (default: another one each time)"),
             ),
         ),
@@ -554,7 +554,7 @@ _GROUPS = {
             "playground", "open a page that changes a program's prompts, schemas and answers, and runs it",
             "sglang-lite playground prog.py",
             _build_flag_adder(
-                _run_playground, add_file, add_model,
+                _run_playground, add_file_argument, add_model_flag,
                 _flag("--port", type=int, default=0,
                     help="port of the page on this machine (default: a free one)",
                 ),
@@ -564,7 +564,7 @@ _GROUPS = {
             "lint", "find faults in programs without running them; count the tokens that runs share",
             "sglang-lite lint prog.py --data rows.jsonl",
             _build_flag_adder(
-                _run_lint, add_file,
+                _run_lint, add_file_argument,
                 _flag(
                     "--data", type=Path, metavar="ROWS.jsonl",
                     help="arguments of the program: one JSON object per line",

@@ -23,16 +23,16 @@ import msgspec
 
 from sglang_lite.constraints import matching
 from sglang_lite.constraints.byte_matcher import ByteMatcher, Completion
-from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, type_of
+from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, value_type_or_none
 from sglang_lite.constraints.coerce import Grammar as Grammar
 from sglang_lite.constraints.describe import description
 from sglang_lite.constraints.json_schema.assertions import assertions_and_annotations
 from sglang_lite.constraints.json_schema.formats import GENERATED_IN_PART
 from sglang_lite.constraints.json_schema.keywords import REPEATS
-from sglang_lite.constraints.json_schema.normal_form import document_of, normalise
+from sglang_lite.constraints.json_schema.normal_form import load_schema_document, normalise
 from sglang_lite.constraints.json_schema.write_value import value_text
-from sglang_lite.constraints.kinds import language_of
-from sglang_lite.constraints.limits import within_limits
+from sglang_lite.constraints.kinds import language_for_constraint
+from sglang_lite.constraints.limits import convert_limit_errors
 from sglang_lite.constraints.memo import memoize
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema as json_schema
@@ -141,7 +141,7 @@ def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) 
         refused = ((error.pointer or "", str(error)),)
     seconds = time.perf_counter() - began
     enforced, remarks = _split_keywords_by_enforcement(known)
-    kind = type_of(constraint)
+    kind = value_type_or_none(constraint)
     checked += kind.checked if kind is not None else ()
     if isinstance(known, JsonSchema) and not refused:
         checked += tuple((pointer, _ONCE) for pointer in normalise(known).unlisted_names_at)
@@ -150,11 +150,13 @@ def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) 
     if refused:
         return Report(refused, enforced, checked, remarks, seconds=seconds)
     try:
-        with within_limits("the constraint"):
+        with convert_limit_errors("the constraint"):
             example = sample(known, Random(0))
     except ConstraintError:  # its texts are too long
         example = None
-    return Report((), enforced, checked, remarks, len(language_of(known).rules), example, seconds)
+    return Report(
+        (), enforced, checked, remarks, len(language_for_constraint(known).rules), example, seconds
+    )
 
 
 def explain(
@@ -189,7 +191,7 @@ def explain(
         else as_constraint(constraint)
     )
     if backend is not None and not isinstance(backend, str | Path) and not is_engine(backend):
-        kind = None if select else type_of(constraint)
+        kind = None if select else value_type_or_none(constraint)
         return explain_for_backend(
             coerce_backend(backend), known, () if kind is None else kind.checked, select=select
         )
@@ -227,7 +229,7 @@ def _describe_limits(constraint: Constraint) -> Iterator[str]:
     if not isinstance(constraint, JsonSchema):
         return
     yield "one style of JSON is generated (whitespace, order of members, numbers); any is accepted"
-    document = document_of(constraint)
+    document = load_schema_document(constraint)
     for location in document.locations:
         schema = document.schema(location)
         if not isinstance(schema, dict) or location.pointer[:1] not in ("", "/"):
@@ -246,7 +248,7 @@ def _split_keywords_by_enforcement(
     if not isinstance(constraint, JsonSchema):
         return (), ()
     return assertions_and_annotations(
-        document_of(constraint), assert_format=constraint.format == "assert"
+        load_schema_document(constraint), assert_format=constraint.format == "assert"
     )
 
 
@@ -271,7 +273,7 @@ def matches(
         ModelError: the model does not exist.
     """
     known = as_constraint(constraint)
-    kind = type_of(constraint)
+    kind = value_type_or_none(constraint)
     _check_is_text(text)
     engine = _llguidance_engine(*_resolve_tokenizer(model))
     grammar = _compile_for_model(known, model)
@@ -298,9 +300,9 @@ def validate(constraint: ConstraintLike, text: str) -> UserValue:
         ValueValidationError: the constraint does not allow the text.
         ConstraintError: the constraint is invalid.
     """
-    kind = type_of(constraint)
+    kind = value_type_or_none(constraint)
     _check_is_text(text)
-    with within_limits("the constraint"):
+    with convert_limit_errors("the constraint"):
         value = matching.validate(as_constraint(constraint), text)
     return value if kind is None else kind.parse(text)
 
@@ -321,7 +323,7 @@ def complete(constraint: ConstraintLike, text: str = "") -> Completion:
 
     known = as_constraint(constraint)
     _check_is_text(text)
-    with within_limits("the constraint"):
+    with convert_limit_errors("the constraint"):
         matcher = ByteMatcher(known)
         matcher.push(text)
         ruled = _matcher_with_mask_rules(known)
@@ -343,8 +345,8 @@ def describe(constraint: ConstraintLike) -> str:
         ConstraintError: the constraint is invalid.
     """
     known = as_constraint(constraint)
-    kind = type_of(constraint)
-    with within_limits("the constraint"):
+    kind = value_type_or_none(constraint)
+    with convert_limit_errors("the constraint"):
         return description(known, None if kind is None else kind.annotation)
 
 
@@ -370,10 +372,13 @@ def _llguidance_engine(tokenizer: Tokenizer | None, vocab_size: int | None) -> L
 
 @memoize
 def _compile_with_rules(engine: LlguidanceEngine, constraint: Constraint) -> CompiledGrammar:
-    from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, with_mask_rules
+    from sglang_lite.runtime.structured_output.ruled_grammar import (
+        extract_mask_rules,
+        with_mask_rules,
+    )
 
     return with_mask_rules(
-        engine.compile(constraint), engine.ending_tokens, mask_rules_of(constraint)
+        engine.compile(constraint), engine.ending_tokens, extract_mask_rules(constraint)
     )
 
 
@@ -384,7 +389,7 @@ def _compile_for_model(
     otherwise uses llguidance.
     """
     if model is None or isinstance(model, str | Path):
-        with within_limits("the constraint"):
+        with convert_limit_errors("the constraint"):
             return _compile_with_rules(_llguidance_engine(*_resolve_tokenizer(model)), constraint)
     return model.compile_grammar(constraint)
 
@@ -437,9 +442,9 @@ def _matcher_with_mask_rules(constraint: Constraint) -> Matcher | None:
 
 
 def _masks_allow_text(grammar: CompiledGrammar, engine: LlguidanceEngine, text: str) -> bool:
-    from sglang_lite.runtime.structured_output.base import masks_allow
+    from sglang_lite.runtime.structured_output.base import masks_allow_tokens
 
     try:
-        return masks_allow(grammar, engine.encode(text))
+        return masks_allow_tokens(grammar, engine.encode(text))
     except UnicodeEncodeError:  # an unpaired surrogate, which no token spells
         return False

@@ -146,7 +146,7 @@ class ActorPool:
     Args:
         report: called with each row's index and outcome.
         until_released: whether a row counts towards the limit of unfinished rows until
-            `release_room` is called; rows then run in their order.
+            `release_run_slot` is called; rows then run in their order.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class ActorPool:
         )
         for _ in range(count):
             threading.Thread(
-                target=self._supervise,
+                target=self._supervise_actor,
                 args=(kind, task, max_rows),
                 name="sglang_lite-actor",
                 daemon=True,
@@ -225,7 +225,7 @@ class ActorPool:
         for actor in actors:
             self._ray.kill(actor)
 
-    def release_room(self) -> None:
+    def release_run_slot(self) -> None:
         """Lets one more row start, if rows count towards the limit until they are released."""
         with self._bell:
             self._room += 1
@@ -233,7 +233,7 @@ class ActorPool:
 
     # --------------------------------------------------------------------------- an actor's threads
 
-    def _supervise(self, kind: Any, task: Any, max_rows: int) -> None:
+    def _supervise_actor(self, kind: Any, task: Any, max_rows: int) -> None:
         """Runs and supervises an actor, and a second one if the first dies."""
         error: Exception = BackendError("it was stopped.")
         for _ in range(2):

@@ -11,7 +11,7 @@ import sys
 from sglang_lite.cli import main
 
 
-def place_flags(environment: dict[str, str]) -> list[str]:
+def torchrun_rank_flags(environment: dict[str, str]) -> list[str]:
     """Returns the flags for a process's rank, the number of ranks and the address of rank 0, from
     the variables that torchrun sets. The port follows torchrun's own.
 
@@ -45,4 +45,4 @@ def visible_gpu(environment: dict[str, str]) -> str:
 if __name__ == "__main__":
     own = dict(os.environ)
     os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpu(own)
-    sys.exit(main(["serve", *sys.argv[1:], *place_flags(own)]))
+    sys.exit(main(["serve", *sys.argv[1:], *torchrun_rank_flags(own)]))

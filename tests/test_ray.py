@@ -100,7 +100,7 @@ class _Thread:
     def stop(self):
         self._thread.join()
 
-    def release_room(self):
+    def release_run_slot(self):
         pass
 
 

@@ -60,7 +60,9 @@ def _time_on_gpu(run: object) -> float:
     return float(begin.elapsed_time(end)) / 1e4
 
 
-def lower_bound(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16) -> float:
+def estimate_minimum_seconds(
+    spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16
+) -> float:
     """Returns the minimum seconds for a workload: all prompts are computed, then each step
     generates one token per row. A step reads each row's keys and values once, and a shared prefix
     once for all rows. With several GPUs, the hidden states of all tokens are summed across GPUs
@@ -74,7 +76,7 @@ def lower_bound(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16
     hidden = spec.hidden_size
     pair = sum(layer.attention.products_per_pair for layer in layers)
     seeing = 2 * sum(layer.attention.absorbed_products_per_pair for layer in layers)
-    active = sum(layer.active_weights(hidden) for layer in layers)
+    active = sum(layer.active_weight_elements(hidden) for layer in layers)
     head = spec.vocab_size * hidden
     # Products of narrower numbers are faster by the same factor.
     size = bits // 8

@@ -18,7 +18,7 @@ import torch
 
 from sglang_lite import Engine
 from sglang_lite.bench.agents import measure_agents
-from sglang_lite.bench.limits import lower_bound, measure_rates
+from sglang_lite.bench.limits import estimate_minimum_seconds, measure_rates
 from sglang_lite.bench.peers import PeerResults, installed_peers, measure_peer
 from sglang_lite.bench.programs import PROGRAMS, run_as_program
 from sglang_lite.bench.records import BenchReport, Machine, Row, Runs
@@ -141,7 +141,7 @@ def _measure_ours(
             best = (
                 None
                 if rates is None
-                else lower_bound(SHAPES[shape], work, rates, bits=8 if fp8 else 16)
+                else estimate_minimum_seconds(SHAPES[shape], work, rates, bits=8 if fp8 else 16)
             )
             rows.append(_measure_row(engine, name, work, best, repeat))
             _print_row(rows[-1])

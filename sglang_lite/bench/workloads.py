@@ -53,7 +53,7 @@ class Workload:
         ]
 
 
-def _build_w1() -> Workload:
+def _build_random_length_workload() -> Workload:
     draw = random.Random(0)
     own: list[int] = []
     for _ in range(256):
@@ -67,7 +67,7 @@ def _build_w1() -> Workload:
 
 
 WORKLOADS: dict[str, Callable[[], Workload]] = {
-    "w1": _build_w1,
+    "w1": _build_random_length_workload,
     "decode1": lambda: Workload(0, (128,), (256,)),
     "fork64": lambda: Workload(8192, (1,) * 64, (256,) * 64),
     "fewshot": lambda: Workload(2048, (64,) * 256, (128,) * 256, cached=True),

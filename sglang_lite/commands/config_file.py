@@ -59,7 +59,7 @@ def _parse_line(parser: CommandParser, name: str, value: Json) -> argparse.Names
     abbreviates = parser.allow_abbrev
     parser.allow_abbrev = False
     try:
-        found, unknown = parser.parse_known_args([*_as_flags(name, value)])
+        found, unknown = parser.parse_known_args([*_convert_to_flags(name, value)])
         # A switch without an opposite is already off.
         unknown = [
             flag
@@ -73,7 +73,7 @@ def _parse_line(parser: CommandParser, name: str, value: Json) -> argparse.Names
     return found
 
 
-def _as_flags(name: str, value: Json) -> Iterator[str]:
+def _convert_to_flags(name: str, value: Json) -> Iterator[str]:
     """Yields the command-line flags for one entry of the file: one flag, or one per item if the
     value is a list.
     """

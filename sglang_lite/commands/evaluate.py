@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sglang_lite.commands.parser import add_file, add_model
+from sglang_lite.commands.parser import add_file_argument, add_model_flag
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    add_file(parser)
+    add_file_argument(parser)
     parser.add_argument(
         "data",
         type=Path,
@@ -23,7 +23,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="KIND:VARIABLE=COLUMN",
         help="exact, accuracy or calibration of a variable by a column; or judge:FILE[:FUNCTION] (no default)",
     )
-    add_model(parser)
+    add_model_flag(parser)
     parser.add_argument(
         "--seed", type=int, help="seed of the draws (default: another one each time)"
     )

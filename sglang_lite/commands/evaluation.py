@@ -18,13 +18,13 @@ from pathlib import Path
 from sglang_lite.commands import metrics
 from sglang_lite.commands.metrics import Metric, Score
 from sglang_lite.commands.parser import split_file_and_function
-from sglang_lite.commands.run_file import load_program, plain_result
+from sglang_lite.commands.run_file import load_program, outcome_to_json_data
 from sglang_lite.lang.backend.default import BackendLike
 from sglang_lite.lang.batches.batch import allow_equal_items
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.runs import files
 from sglang_lite.lang.state import ProgramState
-from sglang_lite.notebook.markup import Markup, element, fragment, table_of_rows
+from sglang_lite.notebook.markup import Markup, element, notebook_html, table_of_rows
 from sglang_lite.protocol import ParameterError, ProgramError
 from sglang_lite.protocol.anything import Json
 
@@ -96,7 +96,9 @@ def evaluate(
         kept = (
             None
             if out is None
-            else stack.enter_context(_open_results(out, _identity(file, model, seed), rows))
+            else stack.enter_context(
+                _open_results(out, _collect_result_inputs(file, model, seed), rows)
+            )
         )
         engine = None if model is None else stack.enter_context(Engine(model))
         _run_rows(program, [row for row in rows if row.result is None], asked, engine, seed, kept)
@@ -171,7 +173,7 @@ def _read_labelled_rows(
     return rows, broken
 
 
-def _identity(program: str, model: str | None, seed: int | None) -> dict[str, Json]:
+def _collect_result_inputs(program: str, model: str | None, seed: int | None) -> dict[str, Json]:
     """Returns what identifies an evaluation in its results file: the program, a digest of its file,
     the model and the seed.
     """
@@ -290,7 +292,7 @@ def _run_rows(
         )
     for index, outcome in outcomes:
         row = rows[index]
-        row.result = plain_result(outcome)
+        row.result = outcome_to_json_data(outcome)
         if not row.failed and not isinstance(outcome, Exception):
             row.sure = {
                 path: share for path in sure if (share := _confidence_at(outcome, path)) is not None
@@ -341,7 +343,7 @@ def _score_by_judge(
             items, backend=backend, seed=0, on_error="return", generator_style=True
         )
     for row, outcome in zip(rows, outcomes):
-        result = plain_result(outcome)
+        result = outcome_to_json_data(outcome)
         if isinstance(outcome, Exception):
             raise ParameterError(
                 "--metric", f"judge {name} failed for line {row.number}: {result['error']}"
@@ -419,10 +421,10 @@ def _render_evaluation(
         )
         for row in ordered
     )
-    body = fragment(
+    body = notebook_html(
         element("h1", title),
         table_of_rows(
-            ("metric", "score", "95 % interval", "rows"), map(metrics.score_cells, scores)
+            ("metric", "score", "95 % interval", "rows"), map(metrics.format_score_cells, scores)
         ),
         element("h2", "Rows"),
         table_of_rows(("line", "wrong", "columns", "result", "scores and confidence"), lines),

@@ -40,12 +40,16 @@ def _run(options: argparse.Namespace) -> int:
             print(f"{name:16} {', '.join(family.architectures)}")
         return 0
     check_engine_packages("sglang-lite families NAME")
-    spec = _make_example(options.name) if options.name in FAMILIES else _read_model(options.name)
+    spec = (
+        _build_default_spec(options.name)
+        if options.name in FAMILIES
+        else _resolve_model_spec(options.name)
+    )
     print("\n".join(pseudo_code(spec)))
     return 0
 
 
-def _make_example(name: str) -> ModelSpec:
+def _build_default_spec(name: str) -> ModelSpec:
     """Returns a model of a family with the sizes of transformers' default config."""
     from transformers import AutoConfig
     from transformers.models.auto import modeling_auto
@@ -69,7 +73,7 @@ def _make_example(name: str) -> ModelSpec:
     return spec_from_config(config, f"transformers' config of {name}")
 
 
-def _read_model(name: str) -> ModelSpec:
+def _resolve_model_spec(name: str) -> ModelSpec:
     from sglang_lite.runtime.loading.model_files import read_spec
     from sglang_lite.runtime.models.families import FAMILIES
     from sglang_lite.runtime.models.resolve import resolve

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.commands.parser import add_file, add_model, split_file_and_function
+from sglang_lite.commands.parser import add_file_argument, add_model_flag, split_file_and_function
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    add_file(parser)
-    add_model(parser)
+    add_file_argument(parser)
+    add_model_flag(parser)
     parser.set_defaults(run=_run)
 
 
@@ -90,19 +90,19 @@ def build_mcp_server(
 def _tool_function(program: SglFunction, backend: BackendLike | None) -> Any:
     from mcp.server.mcpserver.exceptions import ToolError
 
-    from sglang_lite.commands.run_file import plain_result
+    from sglang_lite.commands.run_file import outcome_to_json_data
 
     async def run(**arguments: Any) -> str:
         try:
             state = await asyncio.to_thread(lambda: program.bind(**arguments).run(backend=backend))
         except (Exception, SystemExit) as error:  # a body may raise anything
             told = (
-                plain_result(error)["error"]
+                outcome_to_json_data(error)["error"]
                 if isinstance(error, Exception)
                 else f"the program exited: {error}"
             )
             raise ToolError(str(told)) from error  # whose text the client reads
-        return json.dumps(plain_result(state), ensure_ascii=False)
+        return json.dumps(outcome_to_json_data(state), ensure_ascii=False)
 
     written = inspect.signature(program.func, eval_str=True)
     _, *own = written.parameters.values()  # the first is the state

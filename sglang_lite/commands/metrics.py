@@ -157,7 +157,7 @@ def calibration_error(metric: str, judged: Iterable[tuple[float, bool]]) -> Scor
 
 def format_scores(scores: Sequence[Score]) -> str:
     """Formats scores as a text table."""
-    lines = [("metric", "score", "95 % interval", "rows"), *map(score_cells, scores)]
+    lines = [("metric", "score", "95 % interval", "rows"), *map(format_score_cells, scores)]
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "".join(
         "  ".join(
@@ -168,7 +168,7 @@ def format_scores(scores: Sequence[Score]) -> str:
     )
 
 
-def score_cells(score: Score) -> tuple[str, str, str, str]:
+def format_score_cells(score: Score) -> tuple[str, str, str, str]:
     """Returns the table cells for a score: metric, value, interval and number of rows."""
     if score.low is None or score.high is None:
         return score.metric, f"{score.value:.3f}", "", str(score.rows)

@@ -36,7 +36,7 @@ def _run(wrong: Callable[[str], NoReturn], options: argparse.Namespace) -> int:
 
     match options.name:
         case [] | ["list"]:
-            return _list_fitting(as_json=options.json) if options.fits else _list_all()
+            return _list_fitting_models(as_json=options.json) if options.fits else _list_all()
         case _ if options.fits:
             wrong("--fits is for the list: leave the name out.")
         case ["pull", name]:
@@ -67,7 +67,7 @@ def _list_all() -> int:
     return 0
 
 
-def _list_fitting(*, as_json: bool) -> int:
+def _list_fitting_models(*, as_json: bool) -> int:
     """Prints the models that fit this machine.
 
     Raises:
@@ -78,7 +78,7 @@ def _list_fitting(*, as_json: bool) -> int:
     from sglang_lite.runtime.loading.model_choice import choose_model, gigabytes, measure_machine
 
     choice = choose_model(measure_machine())
-    print(json.dumps(asdict(choice)) if as_json else "\n".join(_fitting_lines(choice)))
+    print(json.dumps(asdict(choice)) if as_json else "\n".join(_format_model_choice(choice)))
     if choice.fitting:
         return 0
     free = f"{gigabytes(choice.machine.free)} are free on {choice.machine.device}"
@@ -88,22 +88,22 @@ def _list_fitting(*, as_json: bool) -> int:
     )
 
 
-def _fitting_lines(choice: ModelChoice) -> Iterator[str]:
+def _format_model_choice(choice: ModelChoice) -> Iterator[str]:
     from sglang_lite.runtime.loading.model_choice import TOKENS, gigabytes
 
     machine = choice.machine
     yield f"{machine.device}, {machine.cores} cores, {gigabytes(machine.free)} of memory free. Proposed: >"
     for fit in choice.fitting:
         slow = f"; slow: it reads {gigabytes(fit.read)} a token" if fit.is_slow else ""
-        yield _format_fit(">" if fit is choice.proposed else " ", fit, slow)
+        yield _format_model_fit(">" if fit is choice.proposed else " ", fit, slow)
     if choice.others:
         yield "Don't fit:"
     for fit in choice.others:
-        yield _format_fit(" ", fit, f"; {gigabytes(fit.lacking)} more than is free")
+        yield _format_model_fit(" ", fit, f"; {gigabytes(fit.lacking)} more than is free")
     yield f"Memory of the weights as kept here + {TOKENS:,} tokens + {gigabytes(machine.beside)} of the process."
 
 
-def _format_fit(mark: str, fit: ModelFit, remark: str) -> str:
+def _format_model_fit(mark: str, fit: ModelFit, remark: str) -> str:
     from sglang_lite.runtime.loading.model_choice import gigabytes
     from sglang_lite.runtime.models.aliases import ALIASES
 

@@ -45,13 +45,13 @@ def split_file_and_function(text: str) -> tuple[Path, str | None]:
     return Path(file or text), function or None
 
 
-def add_file(parser: argparse.ArgumentParser) -> None:
+def add_file_argument(parser: argparse.ArgumentParser) -> None:
     """Adds the argument that names a program in a file."""
     told = "a Python file; it is imported, so all its code except the __main__ part runs"
     parser.add_argument("file", metavar="FILE[:FUNCTION]", help=told)
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_model_flag(parser: argparse.ArgumentParser) -> None:
     """Adds the `--model` flag, which names the model to run a program with."""
     told = "a model, as for Engine (default: what the file has set, or the default model)"
     parser.add_argument("--model", help=told)

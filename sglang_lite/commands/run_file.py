@@ -81,7 +81,7 @@ def run_on_rows(
     backend: BackendLike | None,
     seed: int | None,
 ) -> Iterator[dict[str, UserValue]]:
-    """Yields the `plain_result` of each run.
+    """Yields the `outcome_to_json_data` of each run.
 
     Args:
         arguments: arguments of the run, or of all runs.
@@ -99,10 +99,10 @@ def run_on_rows(
             items, backend=backend, seed=seed, on_error="return", generator_style=True
         )
     for outcome in outcomes:
-        yield plain_result(outcome)
+        yield outcome_to_json_data(outcome)
 
 
-def plain_result(outcome: ProgramState | Exception) -> dict[str, UserValue]:
+def outcome_to_json_data(outcome: ProgramState | Exception) -> dict[str, UserValue]:
     """Returns the variables of a run as plain data, with `return` for the value that the body has
     returned. If the run has failed, returns only `error`.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_lite.constraints.formal.lengths import most_bytes
 from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.memo import memoize
 from sglang_lite.protocol import Constraint, ConstraintError
 
@@ -14,12 +14,12 @@ _MAXIMUM = 16_384  # tokens; longer texts count as unbounded
 
 
 @memoize
-def answer_limit(constraint: Constraint) -> int | None:
+def estimate_max_answer_tokens(constraint: Constraint) -> int | None:
     """Returns a number of tokens that is enough for every text of a constraint if their length is
     bounded, else for most of them. Returns None if the constraint can't be enforced.
     """
     try:
-        language = language_of(constraint)
+        language = language_for_constraint(constraint)
         most = most_bytes(language.rules, language.start)
         if most is not None and most < _MAXIMUM:
             return most + 1  # for the token that ends the text

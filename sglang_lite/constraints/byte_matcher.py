@@ -18,7 +18,7 @@ from sglang_lite.constraints.emit.lark import to_lark
 from sglang_lite.constraints.emit.lexemes import split_into_lexemes
 from sglang_lite.constraints.formal.nodes import Language
 from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.memo import memoize
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema
@@ -50,7 +50,7 @@ NO_FORCING = '%llguidance {"no_forcing": true}\n'
 _MAX_SHOWN = 12  # characters listed in a message as possible continuations
 
 
-def grammar_text(language: Language, longest_forced: int) -> str:
+def write_llguidance_grammar(language: Language, longest_forced: int) -> str:
     """Returns the grammar of a language in llguidance's variant of Lark.
 
     Text is forced where the language leaves no choice of characters. If the forced text is very
@@ -64,19 +64,19 @@ def grammar_text(language: Language, longest_forced: int) -> str:
     Raises:
         ConstraintError: the language can't be enforced.
     """
-    text, slow = _grammar(language, longest_forced)
+    text, slow = _build_lark_grammar(language, longest_forced)
     return NO_FORCING + text if slow or longest_forced > _LONG else text
 
 
-def _grammar(language: Language, longest_forced: int) -> tuple[str, bool]:
+def _build_lark_grammar(language: Language, longest_forced: int) -> tuple[str, bool]:
     """Returns the text of a language's grammar, and whether the text that it forces at its start is
     expensive to find.
     """
     text = to_lark(split_into_lexemes(language))
-    return text, longest_forced > _SHORT and _forces_slowly(text)
+    return text, longest_forced > _SHORT and _is_forced_text_expensive(text)
 
 
-def _forces_slowly(text: str) -> bool:
+def _is_forced_text_expensive(text: str) -> bool:
     """Returns True if llguidance needs more work to find the text that a grammar forces at its
     start than the computation of a mask may take. llguidance does not limit this work before the
     first mask.
@@ -84,13 +84,13 @@ def _forces_slowly(text: str) -> bool:
     Raises:
         ConstraintError: the first byte alone takes too much work.
     """
-    matcher = start(NO_FORCING + text, _bytes())
+    matcher = start(NO_FORCING + text, _byte_tokenizer())
     _next_byte_mask(matcher)  # limits the work until the next mask
     matcher.compute_ff_bytes()
     matcher.compute_bitmask()
     if not matcher.is_error():
         return False
-    matcher = start(NO_FORCING + text, _bytes())
+    matcher = start(NO_FORCING + text, _byte_tokenizer())
     _consume_longest_prefix(matcher, _forced_bytes(matcher, slow=True))
     _next_byte_mask(matcher)
     return True
@@ -120,7 +120,7 @@ def _parser_limits(text: str) -> LLParserLimits:
     rules = (line for line in text.split("\n") if not line.startswith("T"))
     alternatives = sum(1 + line.count(" | ") + line.count("(") for line in rules)
     return LLParserLimits(
-        max_lexer_states=max(_LEXER_STATES, 2 * substring_characters(text)),
+        max_lexer_states=max(_LEXER_STATES, 2 * count_substring_source_characters(text)),
         max_items_in_row=min(_WAYS + alternatives, _ROW_ITEMS),
         initial_lexer_fuel=_LEXER_FUEL,
         step_lexer_fuel=STEP_FUEL,
@@ -130,7 +130,7 @@ def _parser_limits(text: str) -> LLParserLimits:
     )
 
 
-def substring_characters(text: str) -> int:
+def count_substring_source_characters(text: str) -> int:
     """Counts the characters of a grammar's `%regex` lines, which hold the texts to take substrings
     from.
     """
@@ -139,7 +139,7 @@ def substring_characters(text: str) -> int:
 
 def matcher_error(matcher: LLMatcher) -> ConstraintError:
     """Returns a ConstraintError with the reason a matcher failed."""
-    return ConstraintError(f"llguidance: {error_reason(matcher)}")
+    return ConstraintError(f"llguidance: {explain_matcher_error(matcher)}")
 
 
 def is_lexer_error(matcher: LLMatcher) -> bool:
@@ -147,7 +147,7 @@ def is_lexer_error(matcher: LLMatcher) -> bool:
     return matcher.is_error() and "lexer error" in matcher.get_error()
 
 
-def error_reason(matcher: LLMatcher) -> str:
+def explain_matcher_error(matcher: LLMatcher) -> str:
     """Returns the reason a matcher failed, or "" if it has not failed."""
     if not matcher.is_error():
         return ""
@@ -170,8 +170,8 @@ def error_reason(matcher: LLMatcher) -> str:
 
 @memoize
 def _prepare_start(constraint: Constraint) -> _Start:
-    language = language_of(constraint)
-    text, slow = _grammar(language, ShortestTexts(language.rules).longest_forced)
+    language = language_for_constraint(constraint)
+    text, slow = _build_lark_grammar(language, ShortestTexts(language.rules).longest_forced)
     return _Start(NO_FORCING + text, slow)  # forcing would only slow down byte masks
 
 
@@ -193,7 +193,7 @@ class _Start:
         self._text = text
         self.slow = slow
         self.size = PARSER_BYTES * len(text)
-        self._matcher = start(text, _bytes())
+        self._matcher = start(text, _byte_tokenizer())
 
     def copy_start_matcher(self) -> Any:
         """Returns a matcher at the start of the grammar, with a working lexer even if the shared
@@ -202,7 +202,7 @@ class _Start:
         matcher = self._matcher.deep_copy()
         matcher.compute_bitmask()
         if is_lexer_error(matcher):
-            self._matcher = start(self._text, _bytes())
+            self._matcher = start(self._text, _byte_tokenizer())
             matcher = self._matcher.deep_copy()
         return matcher
 
@@ -227,7 +227,7 @@ class Completion:
 
 
 @lru_cache(maxsize=1)
-def _bytes() -> LLTokenizer:
+def _byte_tokenizer() -> LLTokenizer:
     return LLTokenizer("byte")
 
 

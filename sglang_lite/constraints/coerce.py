@@ -54,7 +54,7 @@ def as_constraint(source: ConstraintLike) -> Constraint:
     return Regex("(?s).*") if found is None else found
 
 
-def type_of(source: ConstraintLike) -> ValueType | None:
+def value_type_or_none(source: ConstraintLike) -> ValueType | None:
     """Returns the reader and constraint of a Python type, or None if `source` is not a Python type.
 
     Raises:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from sglang_lite.constraints.emit.gbnf import to_gbnf
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.notes import (
     SHAPE,
     decimal_notes,
@@ -74,7 +74,7 @@ def description(constraint: Constraint, annotation: object = None) -> str:
             return f"text that matches the regular expression {pattern}"
         case Ebnf(grammar) | Lark(grammar):
             return f"text of the grammar:\n{grammar}"
-    return f"text of the grammar:\n{to_gbnf(language_of(constraint))}"
+    return f"text of the grammar:\n{to_gbnf(language_for_constraint(constraint))}"
 
 
 _Line: TypeAlias = tuple[str, str]  # a line, and the comment that follows it
@@ -103,10 +103,10 @@ class _Shape:
         (code, comment), *rest = self.lines
         if not rest:
             return [(f"{code} ({', '.join(self.notes)})", comment)]
-        return [(code, _comment(*self.notes, comment)), *rest]
+        return [(code, _join_notes(*self.notes, comment)), *rest]
 
 
-def _comment(*notes: str) -> str:
+def _join_notes(*notes: str) -> str:
     return "; ".join(dict.fromkeys(filter(None, notes)))
 
 
@@ -115,7 +115,7 @@ def _join_parts(parts: Sequence[list[_Line]], between: str) -> list[_Line]:
     found = list(parts[0])
     for (code, comment), *rest in parts[1:]:
         last, before = found[-1]
-        found[-1] = f"{last}{between}{code}", _comment(before, comment)
+        found[-1] = f"{last}{between}{code}", _join_notes(before, comment)
         found += rest
     return found
 
@@ -287,7 +287,7 @@ class _Describer:
     def _describe_member(self, name: str, schema: Any) -> list[_Line]:
         shape = self._shape_of(schema)
         (code, comment), *rest = shape.lines
-        return [(f"{name}: {code}", _comment(*shape.notes, comment)), *rest]
+        return [(f"{name}: {code}", _join_notes(*shape.notes, comment)), *rest]
 
     def _shape_of_reference(self, reference: str) -> _Shape:
         if reference in self._names:

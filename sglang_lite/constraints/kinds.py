@@ -23,11 +23,11 @@ from sglang_lite.constraints.formal.nodes import (
     repeat,
 )
 from sglang_lite.constraints.json_schema.normal_form import (
+    build_tagged_language,
     normalise,
     normalise_embedded_schema,
-    tagged_language,
 )
-from sglang_lite.constraints.limits import within_limits
+from sglang_lite.constraints.limits import convert_limit_errors
 from sglang_lite.constraints.memo import memoize
 from sglang_lite.constraints.number_text import PATTERNS
 from sglang_lite.constraints.syntax import gbnf, lark
@@ -64,19 +64,19 @@ _Other: TypeAlias = (
 _START = "start"
 
 
-def language_of(constraint: Constraint) -> Language:
+def language_for_constraint(constraint: Constraint) -> Language:
     """Returns the language of the texts that a constraint allows. JSON is in the style in which it
     is generated.
 
     Raises:
         ConstraintError: the constraint is not valid, no text satisfies it, or it can't be enforced.
     """
-    with within_limits("the constraint"):
+    with convert_limit_errors("the constraint"):
         match constraint:
             case JsonSchema():
                 return normalise(constraint).language
             case TaggedObject(schema, tags):
-                return tagged_language(schema, tags)
+                return build_tagged_language(schema, tags)
         return _build_constraint_language(constraint)
 
 
@@ -95,7 +95,7 @@ def _build_constraint_language(constraint: _Other) -> Language:
         case Regex(pattern):
             return prune_rules(Language(_START, {_START: parse(pattern)}))
         case Number(kind):
-            return language_of(Regex(PATTERNS[kind]))
+            return language_for_constraint(Regex(PATTERNS[kind]))
         case Choices(options):
             return prune_rules(Language(_START, {_START: alternation(map(literal, options))}))
         case Continuation():
@@ -177,7 +177,7 @@ def _structural_tag_rules(constraint: StructuralTag, contents: list[Ref]) -> dic
 
 def _embedded_language(constraint: Constraint) -> Language:
     if not isinstance(constraint, JsonSchema):
-        return language_of(constraint)
+        return language_for_constraint(constraint)
     form = normalise_embedded_schema(constraint)
     if form.checked and constraint.enforce != "unchecked":
         pointer, problem = form.checked[0]

@@ -11,7 +11,7 @@ from sglang_lite.protocol import ConstraintError, SglError
 
 
 @contextmanager
-def within_limits(kind: str) -> Iterator[None]:
+def convert_limit_errors(kind: str) -> Iterator[None]:
     """Converts errors about Python's own limits, raised inside the block, into ConstraintErrors.
 
     Args:

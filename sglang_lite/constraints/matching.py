@@ -6,7 +6,7 @@ from sglang_lite.constraints.formal.automaton import accepts, is_empty
 from sglang_lite.constraints.formal.earley import recognises
 from sglang_lite.constraints.formal.grammars import inline_all_rules
 from sglang_lite.constraints.formal.nodes import ANY_TEXT, concat, intersection, literal
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema, ValueValidationError
 from sglang_lite.protocol.anything import UserValue
@@ -19,7 +19,7 @@ def matches(constraint: Constraint, text: str) -> bool:
     Raises:
         ConstraintError: the constraint is not valid or can't be enforced.
     """
-    language = language_of(constraint)
+    language = language_for_constraint(constraint)
     if isinstance(constraint, JsonSchema):
         try:
             parse_json(constraint, text)
@@ -53,7 +53,7 @@ def may_contain(constraint: Constraint, text: str) -> bool | None:
     Raises:
         ConstraintError: the constraint is not valid or can't be enforced.
     """
-    body = inline_all_rules(language_of(constraint))
+    body = inline_all_rules(language_for_constraint(constraint))
     if body is None:
         return None
     try:

@@ -37,7 +37,7 @@ _PREFIXES = {
 _OPEN = re.compile(r"(?:,[0-9]{0,3}|\.|[eE]?[-+]|[eE])\Z")
 
 
-def first_number(number: Number, text: str) -> str:
+def extract_leading_number(number: Number, text: str) -> str:
     """Returns the number that a finished text begins with, or "" if it does not begin with one."""
     found = _FIRST[number.kind].match(text)
     return found[0] if found else ""
@@ -97,10 +97,10 @@ class NumberText:
         if kept is not None and kept < len(self._ends):
             self._text = self._text[: [self._before, *self._ends][kept]]
             del self._ends[kept:]
-        self.committed = first_number(self._number, self._text)
+        self.committed = extract_leading_number(self._number, self._text)
 
     @property
-    def certain(self) -> str:
+    def certain_text(self) -> str:
         """Part of `committed` that the pushed tokens wrote, without the text before the first
         token.
         """
@@ -114,4 +114,4 @@ class NumberText:
     @property
     def is_number(self) -> bool:
         """True if the text so far is a number."""
-        return first_number(self._number, self._text) == self._text != ""
+        return extract_leading_number(self._number, self._text) == self._text != ""

@@ -8,7 +8,7 @@ from random import Random
 
 import msgspec
 
-from sglang_lite.constraints.formal.automaton import Automaton, automaton, shortest_path_from
+from sglang_lite.constraints.formal.automaton import Automaton, cached_automaton, shortest_path_from
 from sglang_lite.constraints.formal.grammars import referring_rules
 from sglang_lite.constraints.formal.nodes import (
     Alternation,
@@ -24,7 +24,7 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.formal.terms import DEAD
 from sglang_lite.constraints.json_schema.normal_form import normalise
 from sglang_lite.constraints.json_schema.wellformed import refuse_duplicate_names
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema, ValueValidationError
 
@@ -45,7 +45,7 @@ def sample(constraint: Constraint, random: Random) -> str:
             drawn texts fits into `MAX_CHARS` characters and passes the checks that no grammar
             can express.
     """
-    sampler = _Sampler(language_of(constraint), random)
+    sampler = _Sampler(language_for_constraint(constraint), random)
     for deepest in (*[_DEPTH] * _DRAWS, 0):
         text = sampler.draw_text(deepest)
         if text is None:  # in some languages only the shortest options lead to short texts
@@ -128,7 +128,7 @@ class _Sampler:
                 return text
             case CharSet():
                 return _draw_character(node, self._random)
-        return _random_walk(automaton(node), self._random)
+        return _random_walk(cached_automaton(node), self._random)
 
 
 def _rule_depths(language: Language) -> dict[str, float]:

@@ -55,7 +55,7 @@ def json_schema(
     read_json_style(schema)  # raises if the `whitespace` pattern is invalid
     if resources:
         text = _with_resources(text, resources)
-    wellformed.check_text(text)
+    wellformed.check_schema_text(text)
     if closed:
         try:
             text = json.dumps(closed_objects.close_objects(json.loads(text)))
@@ -98,10 +98,10 @@ def raise_if_example_document(constraint: JsonSchema) -> None:
     """Raises ConstraintError if the supposed schema is an example document: it has names that no
     schema has, and no keyword that asserts anything, so any JSON would be valid.
     """
-    from sglang_lite.constraints.json_schema.assertions import foreign_names
+    from sglang_lite.constraints.json_schema.assertions import find_unknown_keywords
 
     schema = json.loads(constraint.schema)
-    names = foreign_names(schema)
+    names = find_unknown_keywords(schema)
     if not names:
         return
     hint = 'Describe its values: {"type": "object", "properties": {…}}, or give a pydantic model.'
@@ -111,10 +111,10 @@ def raise_if_example_document(constraint: JsonSchema) -> None:
 
 def _with_resources(text: str, resources: Mapping[str, Any]) -> str:
     """Returns the JSON text of a schema with the resources embedded in its definitions."""
-    wellformed.check_text(text)
+    wellformed.check_schema_text(text)
     for uri, resource in resources.items():
         try:
-            wellformed.check_text(json.dumps(resource, allow_nan=False))
+            wellformed.check_schema_text(json.dumps(resource, allow_nan=False))
         except ConstraintError as error:
             raise ConstraintError(
                 f"{error.message} (in the resource {uri!r})", pointer=error.pointer

@@ -60,7 +60,7 @@ def parse(text: str) -> Constraint:
         )
         return StructuralTag(tuple(parsed_tags), fields.texts("triggers"))
     fields = _Fields(found, "", "type", "format")
-    return _format(fields.find_field("format"), "/format", 0)
+    return _read_tag_format(fields.find_field("format"), "/format", 0)
 
 
 class _Fields:
@@ -125,7 +125,7 @@ def _tag_error(problem: str, pointer: str) -> ConstraintError:
     return ConstraintError(f"structural_tag: {problem}.", pointer=pointer)
 
 
-def _format(found: Any, pointer: str, depth: int) -> Constraint:
+def _read_tag_format(found: Any, pointer: str, depth: int) -> Constraint:
     kind = found.get("type") if isinstance(found, dict) else None
     if not isinstance(kind, str) or kind not in _FORMATS:
         raise _tag_error(
@@ -137,15 +137,15 @@ def _format(found: Any, pointer: str, depth: int) -> Constraint:
     return make(_Fields(found, pointer, "type", *names), depth + 1)
 
 
-def _several(fields: _Fields, depth: int) -> tuple[Constraint, ...]:
+def _read_elements(fields: _Fields, depth: int) -> tuple[Constraint, ...]:
     return tuple(
-        _format(each, f"{fields.pointer}/elements/{i}", depth)
+        _read_tag_format(each, f"{fields.pointer}/elements/{i}", depth)
         for i, each in fields.list("elements")
     )
 
 
-def _content_format(fields: _Fields, depth: int) -> Constraint:
-    return _format(fields.find_field("content"), f"{fields.pointer}/content", depth)
+def _read_content_format(fields: _Fields, depth: int) -> Constraint:
+    return _read_tag_format(fields.find_field("content"), f"{fields.pointer}/content", depth)
 
 
 def _text_without(*excluded: str) -> Constraint:
@@ -155,13 +155,13 @@ def _text_without(*excluded: str) -> Constraint:
     return Lark(f"start: TEXT\nTEXT: {anything}{parts}")
 
 
-def _json_schema(fields: _Fields, depth: int) -> Constraint:
+def _read_schema_format(fields: _Fields, depth: int) -> Constraint:
     if fields.find_field("style", "json") != "json":
         raise _tag_error("other styles than 'json' are not supported", f"{fields.pointer}/style")
     return json_schema(fields.find_field("json_schema", True))
 
 
-def _tag(fields: _Fields, depth: int) -> Tag:
+def _read_tag(fields: _Fields, depth: int) -> Tag:
     end = fields.read_text_field("end")
     content = fields.find_field("content")
     # up to the first `end`
@@ -170,15 +170,15 @@ def _tag(fields: _Fields, depth: int) -> Tag:
         return Tag(
             fields.read_text_field("begin"), _text_without(end, *found.texts("excludes", ())), end
         )
-    return Tag(fields.read_text_field("begin"), _content_format(fields, depth), end)
+    return Tag(fields.read_text_field("begin"), _read_content_format(fields, depth), end)
 
 
-def _single_tag(fields: _Fields, depth: int) -> Constraint:
-    tag = _tag(fields, depth)
+def _read_single_tag(fields: _Fields, depth: int) -> Constraint:
+    tag = _read_tag(fields, depth)
     return InOrder((Choices((tag.begin,)), tag.content, Choices((tag.end,))))
 
 
-def _tags(fields: _Fields) -> list[_Fields]:
+def _read_tag_list(fields: _Fields) -> list[_Fields]:
     found = fields.list("tags")
     return [
         _Fields(each, f"{fields.pointer}/tags/{i}", "type", "begin", "content", "end")
@@ -186,9 +186,9 @@ def _tags(fields: _Fields) -> list[_Fields]:
     ]
 
 
-def _triggered_tags(fields: _Fields, depth: int) -> Constraint:
+def _read_triggered_tags(fields: _Fields, depth: int) -> Constraint:
     return StructuralTag(
-        tuple(_tag(each, depth) for each in _tags(fields)),
+        tuple(_read_tag(each, depth) for each in _read_tag_list(fields)),
         fields.texts("triggers"),
         fields.flag("at_least_one"),
         fields.flag("stop_after_first"),
@@ -196,8 +196,8 @@ def _triggered_tags(fields: _Fields, depth: int) -> Constraint:
     )
 
 
-def _tags_with_separator(fields: _Fields, depth: int) -> Constraint:
-    tags = OneOf(tuple(_single_tag(each, depth) for each in _tags(fields)))
+def _read_separated_tags(fields: _Fields, depth: int) -> Constraint:
+    tags = OneOf(tuple(_read_single_tag(each, depth) for each in _read_tag_list(fields)))
     more = Repeated(InOrder((Choices((fields.read_text_field("separator"),)), tags)))
     several = tags if fields.flag("stop_after_first") else InOrder((tags, more))
     return several if fields.flag("at_least_one") else Repeated(several, 0, 1)
@@ -205,25 +205,25 @@ def _tags_with_separator(fields: _Fields, depth: int) -> Constraint:
 
 _FORMATS: dict[str, tuple[tuple[str, ...], Callable[[_Fields, int], Constraint]]] = {
     "const_string": (("value",), lambda fields, depth: Choices((fields.read_text_field("value"),))),
-    "json_schema": (("json_schema", "style"), _json_schema),
+    "json_schema": (("json_schema", "style"), _read_schema_format),
     "regex": (("pattern",), lambda fields, depth: Regex(fields.read_text_field("pattern"))),
     "grammar": (("grammar",), lambda fields, depth: Ebnf(fields.read_text_field("grammar"))),
     "any_text": (("excludes",), lambda fields, depth: _text_without(*fields.texts("excludes", ()))),
-    "sequence": (("elements",), lambda fields, depth: InOrder(_several(fields, depth))),
-    "or": (("elements",), lambda fields, depth: OneOf(_several(fields, depth))),
+    "sequence": (("elements",), lambda fields, depth: InOrder(_read_elements(fields, depth))),
+    "or": (("elements",), lambda fields, depth: OneOf(_read_elements(fields, depth))),
     "optional": (
         ("content",),
-        lambda fields, depth: Repeated(_content_format(fields, depth), 0, 1),
+        lambda fields, depth: Repeated(_read_content_format(fields, depth), 0, 1),
     ),
-    "star": (("content",), lambda fields, depth: Repeated(_content_format(fields, depth))),
-    "plus": (("content",), lambda fields, depth: Repeated(_content_format(fields, depth), 1)),
-    "tag": (("begin", "content", "end"), _single_tag),
+    "star": (("content",), lambda fields, depth: Repeated(_read_content_format(fields, depth))),
+    "plus": (("content",), lambda fields, depth: Repeated(_read_content_format(fields, depth), 1)),
+    "tag": (("begin", "content", "end"), _read_single_tag),
     "tags_with_separator": (
         ("tags", "separator", "at_least_one", "stop_after_first"),
-        _tags_with_separator,
+        _read_separated_tags,
     ),
     "triggered_tags": (
         ("triggers", "tags", "at_least_one", "stop_after_first", "excludes"),
-        _triggered_tags,
+        _read_triggered_tags,
     ),
 }

@@ -74,7 +74,7 @@ class _Container:
         """JSON Pointer of the value that is being written or comes next."""
         if not self.is_object:
             return f"{self.pointer}/{len(self.ends) - 1}"
-        return f"{self.pointer}/{'-' if self.name is None else _pointer_step(self.name)}"
+        return f"{self.pointer}/{'-' if self.name is None else _encode_pointer_token(self.name)}"
 
 
 class UnfinishedJson:
@@ -135,7 +135,7 @@ class UnfinishedJson:
             mark = found.group()
             if mark[0] in '"{}[],:':
                 self._at = found.end()
-                self._read_mark(mark)
+                self._read_delimiter(mark)
             elif mark in _WORDS:
                 self._at = found.end()
                 self._end_value(found.end())
@@ -166,7 +166,7 @@ class UnfinishedJson:
         self._string = None
         return True
 
-    def _read_mark(self, mark: str) -> None:
+    def _read_delimiter(self, mark: str) -> None:
         if mark == '"':
             self._string = self._at
         elif mark in "{[":
@@ -195,7 +195,7 @@ class UnfinishedJson:
         Returns:
             The closed text, or None if there is no such place.
         """
-        for tried, (end, brackets, left_out) in enumerate(self._possible_closings()):
+        for tried, (end, brackets, left_out) in enumerate(self._iterate_possible_closings()):
             kept = end + self._first
             if kept < first or tried == _MAX_TRIED:
                 return None
@@ -207,7 +207,7 @@ class UnfinishedJson:
         """Returns the JSON closed at the last possible place, valid or not. Returns "" if it has
         not begun.
         """
-        last = next(self._possible_closings(), None)
+        last = next(self._iterate_possible_closings(), None)
         return "" if last is None else self._text[: last[0]] + last[1]
 
     def _is_valid(self, text: str) -> bool:
@@ -217,32 +217,43 @@ class UnfinishedJson:
             return False
         return True
 
-    def _possible_closings(self) -> Iterator[tuple[int, str, str]]:
+    def _iterate_possible_closings(self) -> Iterator[tuple[int, str, str]]:
         """Yields the ways to complete the JSON with brackets only, last place first: the index, the
         brackets, and the JSON Pointer of the first missing value.
         """
-        if self._string is not None and not self._expects_name and self._open and self._is_prose():
-            yield self._at, f'"{self._brackets(len(self._open))}', self._open[-1].next_pointer
+        if (
+            self._string is not None
+            and not self._expects_name
+            and self._open
+            and self._may_cut_string()
+        ):
+            yield (
+                self._at,
+                f'"{self._closing_brackets(len(self._open))}',
+                self._open[-1].next_pointer,
+            )
         for depth in range(len(self._open), 0, -1):
             container = self._open[depth - 1]
             pointer = container.next_pointer
             for count in range(len(container.ends) - 1, -1, -1):
                 if count < len(container.ends) - 1:
-                    pointer = self._pointer(container, count)
-                yield container.ends[count], self._brackets(depth), pointer
+                    pointer = self._value_pointer(container, count)
+                yield container.ends[count], self._closing_brackets(depth), pointer
 
-    def _pointer(self, container: _Container, count: int) -> str:
+    def _value_pointer(self, container: _Container, count: int) -> str:
         """Returns the JSON Pointer of the value that has `count` values before it in its container."""
         if not container.is_object:
             return f"{container.pointer}/{count}"
         after = self._text[container.ends[count] : container.ends[count + 1]]
         name = re.search(r'"((?:[^"\\]|\\.)*)"', after)
-        return f"{container.pointer}/{'-' if name is None else _pointer_step(name.group(1))}"
+        return (
+            f"{container.pointer}/{'-' if name is None else _encode_pointer_token(name.group(1))}"
+        )
 
-    def _brackets(self, depth: int) -> str:
+    def _closing_brackets(self, depth: int) -> str:
         return "".join("}" if each.is_object else "]" for each in reversed(self._open[:depth]))
 
-    def _is_prose(self) -> bool:
+    def _may_cut_string(self) -> bool:
         """Returns True if the string being written may end anywhere."""
         path = [
             _name(each.name or "") if each.is_object else len(each.ends) - 1 for each in self._open
@@ -250,7 +261,7 @@ class UnfinishedJson:
         return is_prose(self._schema, path)
 
 
-def unfinished_json(constraint: Constraint) -> UnfinishedJson | None:
+def create_unfinished_json(constraint: Constraint) -> UnfinishedJson | None:
     """Returns a reader for the texts of a constraint, or None if they are not JSON, with or without
     reasoning before it.
     """
@@ -262,22 +273,23 @@ def unfinished_json(constraint: Constraint) -> UnfinishedJson | None:
         case Continuation(_, _, JsonSchema() as part):
             return UnfinishedJson(part)
         case InOrder((before, JsonSchema() as answer)) if (
-            mark := _end_of_reasoning(before)
+            mark := _find_reasoning_end_mark(before)
         ) is not None:
             return UnfinishedJson(answer, mark=mark)
     return None
 
 
-def _end_of_reasoning(constraint: Constraint) -> str | None:
+def _find_reasoning_end_mark(constraint: Constraint) -> str | None:
     """Returns the text that ends the reasoning, or None if the constraint is not for reasoning."""
     match constraint:
         case StructuralTag((tag,), _, True, True):
             return tag.begin
         case Repeated(item):
-            return _end_of_reasoning(item)
+            return _find_reasoning_end_mark(item)
         case InOrder(parts):
             return next(
-                (mark for part in parts if (mark := _end_of_reasoning(part)) is not None), None
+                (mark for part in parts if (mark := _find_reasoning_end_mark(part)) is not None),
+                None,
             )
     return None
 
@@ -287,6 +299,6 @@ def _name(text: str) -> str:
     return str(json.loads(f'"{text}"'))
 
 
-def _pointer_step(text: str) -> str:
+def _encode_pointer_token(text: str) -> str:
     """Returns a member's step in a JSON Pointer (RFC 6901), from its name as written in JSON."""
     return _name(text).replace("~", "~0").replace("/", "~1")

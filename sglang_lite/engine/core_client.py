@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_lite.engine.engine_link import EngineLink, Watch, ignore_news
+from sglang_lite.engine.engine_link import EngineLink, Watch, ignore_status_message
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.frames import (
     Close,
@@ -103,7 +103,7 @@ class CoreClient:
         config: settings of the engine.
         path: folder of the model.
         process: process that was started with `config` and `path`.
-        parts: result of `read_model_parts` for them, if it was already read.
+        parts: result of `load_tokenizer_and_media` for them, if it was already read.
         watch: as for EngineLink.
 
     Attributes:
@@ -129,7 +129,7 @@ class CoreClient:
         path: Path,
         process: EngineProcess,
         parts: ReadingParts | None = None,
-        watch: Watch = ignore_news,
+        watch: Watch = ignore_status_message,
     ) -> None:
         self.config = config
         self.gate = Gate()
@@ -139,14 +139,16 @@ class CoreClient:
         _open_clients.add(self)
         try:
             # While the process loads the model.
-            self.encoder, self.tokenizer, self._media = parts or read_model_parts(config, path)
+            self.encoder, self.tokenizer, self._media = parts or load_tokenizer_and_media(
+                config, path
+            )
             ready = process.ready.result()
         except BaseException:
             self.close()
             raise
-        self._take_over_properties(ready)
+        self._set_engine_properties(ready)
 
-    def _take_over_properties(self, ready: Ready) -> None:
+    def _set_engine_properties(self, ready: Ready) -> None:
         config = self.config
         self.model_name = ready.model_name
         self.vocab_size = ready.vocab_size
@@ -188,12 +190,12 @@ class CoreClient:
         self, request: GenerateRequest, sink: Sink, flush: Callable[[], object] | None
     ) -> Ticket:
         check_replica_rank(request.routed_dp_rank, 1)
-        ids, media = self.builder.prompt_with_images(request)
+        ids, media = self.builder.prompt_ids_and_media(request)
         params = self.builder.resolve_with_defaults(request.params)
         tokens = self.builder.check_prompt_tokens(ids, params, media)
         output = self.builder.check_output_ids(request.output_ids, len(tokens), params)
-        processor, args = _import_name_and_args(request.logit_processor)
-        number = self._link.new_number()
+        processor, args = _importable_name_and_args(request.logit_processor)
+        number = self._link.next_submission_number()
         entry = OpenSubmission(params.n, flush)
         ticket = Ticket(
             partial(self._link.abort, number),
@@ -232,7 +234,7 @@ class CoreClient:
         self.builder.check_images(request.prompt)
         return self._submit_to_process(request, sink, flush)
 
-    def _play(
+    def _submit_program_request(
         self, request: ProgramRequest, sink: ProgramSink, flush: Callable[[], object] | None
     ) -> Ticket:
         check_priority(request.priority, self.config.policy)
@@ -247,7 +249,7 @@ class CoreClient:
         sink: Callable[[Any], None],
         flush: Callable[[], object] | None,
     ) -> Ticket:
-        number = self._link.new_number()
+        number = self._link.next_submission_number()
         self._link.send_submission(
             number, request, OpenSubmission(flush=flush), lambda: self.open_requests.track(sink)
         )
@@ -259,7 +261,7 @@ class CoreClient:
     _submit_by_kind: ClassVar[Mapping[type[Submission], Callable[..., Ticket]]] = {
         GenerateRequest: _generate,
         SelectRequest: _select,
-        ProgramRequest: _play,
+        ProgramRequest: _submit_program_request,
     }
 
     def open_program(
@@ -268,7 +270,7 @@ class CoreClient:
         """Opens a program: see `Engine.open_program`."""
         self._check_generates()
         request.check_for_policy(self.config.policy)
-        number = self._link.new_number()
+        number = self._link.next_submission_number()
         self._link.register_program(number, request, OpenSubmission(flush=flush), sink)
         return _OpenProgram(self, self._link, number)
 
@@ -304,7 +306,7 @@ class CoreClient:
         the engine's.
         """
         self._check_generates()
-        self.gate.check_wait("compile_grammar")
+        self.gate.check_blocking_call("compile_grammar")
         # imports a grammar engine
         from sglang_lite.runtime.structured_output.compiler import Compiler
 
@@ -327,7 +329,7 @@ class CoreClient:
     ) -> Future[str]:
         def keep_version(version: str) -> str:
             self.config = replace(self.config, weight_version=version)
-            self._link.note_weights(self.config)
+            self._link.remember_weights(self.config)
             return version
 
         return convert_result(self._link.call_engine(call), keep_version)
@@ -343,7 +345,7 @@ class CoreClient:
         def keep_weights(name: str) -> str:
             self.model_name = path if name == absolute else name
             self.config = config
-            self._link.note_weights(config, folder)
+            self._link.remember_weights(config, folder)
             return self.model_name
 
         return convert_result(
@@ -357,7 +359,7 @@ class CoreClient:
         UpdateTensors: _update_tensors,
         OpenTensors: _update_tensors,
         ReceiveWeights: _update_tensors,
-        WriteTensors: lambda self, call: update_through_file(call, self._update_tensors),
+        WriteTensors: lambda self, call: update_tensors_through_file(call, self._update_tensors),
         NameWeights: _update_tensors,
         Stats: lambda self, call: convert_result(
             self._link.call_engine(call), lambda counts: counts | {"restarts": self._link.restarts}
@@ -455,7 +457,7 @@ class _OpenProgram:
         self.link.abort(self.number)
 
 
-def update_through_file(
+def update_tensors_through_file(
     call: WriteTensors, update: Callable[[UpdateTensors], Future[str]]
 ) -> Future[str]:
     """Writes the tensors of a call to a file in shared memory and returns the future of `update`
@@ -469,7 +471,7 @@ def update_through_file(
     return answer
 
 
-def read_model_parts(config: EngineConfig, path: Path) -> ReadingParts:
+def load_tokenizer_and_media(config: EngineConfig, path: Path) -> ReadingParts:
     """Returns the model's tokenizer, and how its prompts embed images, videos and sounds. For an
     embedding or classification model, also returns its specification, otherwise None.
     """
@@ -482,16 +484,16 @@ def read_model_parts(config: EngineConfig, path: Path) -> ReadingParts:
     return None, files.tokenizer, files.media
 
 
-def _import_name_and_args(given: LogitProcessor | None) -> tuple[str | None, tuple[Any, ...]]:
+def _importable_name_and_args(given: LogitProcessor | None) -> tuple[str | None, tuple[Any, ...]]:
     """Returns the name by which the engine's process can import a logit processor, and its first
-    arguments. Raises ParameterError like `_import_name`.
+    arguments. Raises ParameterError like `_importable_name`.
     """
     if isinstance(given, partial) and not given.keywords:
-        return _import_name(given.func), given.args
-    return None if given is None else _import_name(given), ()
+        return _importable_name(given.func), given.args
+    return None if given is None else _importable_name(given), ()
 
 
-def _import_name(processor: Callable[..., Any]) -> str:
+def _importable_name(processor: Callable[..., Any]) -> str:
     """Returns the name by which the engine's process can import a logit processor, as
     "module:name".
 

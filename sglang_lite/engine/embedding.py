@@ -19,7 +19,7 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.embedding.request import (
     EncodeRequest,
     EncoderInput,
-    encode_request,
+    build_encode_request,
     is_token_id_list,
     not_a_generator_error,
     not_an_encoder_error,
@@ -49,7 +49,7 @@ def encode_in_sglang_form(compute: Callable[[Any], Numbers], prompt: Texts) -> A
     Args:
         compute: `embeddings` or `classifier_outputs` with all arguments except the texts.
     """
-    texts, single = split_prompt(prompt)
+    texts, single = prompt_to_texts(prompt)
     started = time.perf_counter()
     vectors, tokens = compute(texts)
     seconds = time.perf_counter() - started
@@ -134,7 +134,7 @@ def score_text_pairs(
     """Computes scores of pairs, float32 [N]. Also returns the number of tokens of each pair. Raises
     the errors of `score_pairs`.
     """
-    classifier = _classifier(engine)
+    classifier = _require_classifier(engine)
     _require_sequence(pairs, field)
     if len(classifier.labels) > 1:
         raise CapabilityError(
@@ -164,7 +164,7 @@ def classify_texts(
     shares, tokens = classifier_outputs(
         engine, texts, plain=False, truncate=truncate, lora_path=lora_path, field=field
     )
-    labels = _classifier(engine).labels
+    labels = _require_classifier(engine).labels
     return [
         {"label": labels[int(row.argmax())], "probs": dict(zip(labels, row.tolist()))}
         for row in shares
@@ -191,7 +191,7 @@ def classifier_outputs(
     """
     import numpy as np
 
-    classifier = _classifier(engine)
+    classifier = _require_classifier(engine)
     logits, tokens = _compute_outputs(engine, texts, lora_path, truncate=truncate, field=field)
     if plain:
         return logits, tokens
@@ -201,7 +201,7 @@ def classifier_outputs(
     return exponents / exponents.sum(1, keepdims=True), tokens
 
 
-def split_prompt(prompt: Texts) -> tuple[Any, bool]:  # a list of any texts
+def prompt_to_texts(prompt: Texts) -> tuple[Any, bool]:  # a list of any texts
     """Returns the texts of a prompt, each a text or token ids, and whether the prompt is a single
     text.
     """
@@ -229,7 +229,7 @@ def require_encoder_spec(engine: Engine) -> EncoderSpec:
     return spec
 
 
-def _classifier(engine: Engine) -> Classifier:
+def _require_classifier(engine: Engine) -> Classifier:
     classifier = require_encoder_spec(engine).classifier
     if classifier is None:
         raise CapabilityError(f"{engine.model_name} gives embeddings.", hint="Use encode.")
@@ -250,7 +250,7 @@ def _compute_outputs(
     """
     import numpy as np
 
-    engine.core.gate.check_wait("encode")
+    engine.core.gate.check_blocking_call("encode")
     requests = [each for each in texts if isinstance(each, EncodeRequest)]
     if not requests:
         given: Any = texts
@@ -263,7 +263,7 @@ def _compute_outputs(
             prompt=prompt,
         )
     if lora_path is not None:
-        requests = _with_adapters(requests, lora_path)
+        requests = _set_request_adapters(requests, lora_path)
     futures = [engine.core.submit_call(request) for request in requests]
     try:
         found = [future.result() for future in futures]
@@ -276,7 +276,7 @@ def _compute_outputs(
     ]
 
 
-def _with_adapters(
+def _set_request_adapters(
     requests: Sequence[EncodeRequest], lora_path: str | Sequence[str | None]
 ) -> list[EncodeRequest]:
     """Adds adapters to requests, by name. Raises ParameterError unless there is one name per text."""
@@ -309,10 +309,10 @@ def tokenize_texts(
     prompt: str,
 ) -> list[EncodeRequest]:
     """Tokenizes texts or pairs into requests, each of which fits into one message to the engine's
-    process: see `encode_request`.
+    process: see `build_encode_request`.
     """
     return [
-        encode_request(
+        build_encode_request(
             texts[start : start + _TEXTS],
             tokenizer,
             spec,

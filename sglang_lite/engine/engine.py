@@ -43,14 +43,14 @@ from sglang_lite.runtime.core.submission import (
     OpenRequest,
     ProgramRequest,
     SelectRequest,
-    check_kind,
+    check_field_type,
     check_prefix_file,
     check_priority,
 )
 from sglang_lite.runtime.embedding.spec import is_encoder
 from sglang_lite.runtime.host import startup_messages
 from sglang_lite.runtime.host.installed import check_engine_packages, check_platform
-from sglang_lite.runtime.loading.seeding import complete_from_seed
+from sglang_lite.runtime.loading.seeding import complete_config_from_seed
 from sglang_lite.runtime.models.resolve import resolve, resolve_for_engine
 from sglang_lite.version import __version__
 
@@ -89,7 +89,7 @@ class Engine:
             config["model"] = os.fspath(model)
         is_named = "model" in config
         is_embedding = config.pop("is_embedding", None)
-        settings = complete_from_seed(EngineConfig.make(**config))
+        settings = complete_config_from_seed(EngineConfig.make(**config))
         check_platform()
         check_engine_packages("an engine")
         startup_messages.set_up_logging(settings.log_level)
@@ -265,7 +265,7 @@ class Engine:
         constraint: Constraint | None = None,
     ) -> Generation:
         """Generates one sample like `submit`, and waits for the result."""
-        self.core.gate.check_wait("complete")
+        self.core.gate.check_blocking_call("complete")
         if isinstance(params.n, int) and params.n > 1:
             raise ParameterError(
                 "n", "complete gives one generation.", hint="Use generate or submit."
@@ -337,7 +337,7 @@ class Engine:
         lora_path: str | None = None,
     ) -> Selection:
         """Selects like `submit_select`, and waits for the result."""
-        self.core.gate.check_wait("select")
+        self.core.gate.check_blocking_call("select")
         submit = partial(
             self.submit_select, prompt, choices, unconditional=unconditional, lora_path=lora_path
         )
@@ -402,7 +402,7 @@ class Engine:
         """Runs a program like `run_program` and waits for it. Returns its result and the results of
         its nodes.
         """
-        self.core.gate.check_wait("play")
+        self.core.gate.check_blocking_call("play")
         played: list[Played] = []
         found: ProgramResult = _wait_for_last_event(
             partial(self.run_program, prompt, program), played.append
@@ -522,8 +522,8 @@ class Engine:
                 not supported.
             EngineClosedError: the engine is closed.
         """
-        check_kind("lora_name", lora_name, str)
-        check_kind("pinned", pinned, bool)
+        check_field_type("lora_name", lora_name, str)
+        check_field_type("pinned", pinned, bool)
         self.answer(
             calls.LoadLoraAdapter(lora_name, os.path.abspath(os.path.expanduser(lora_path)), pinned)
         )
@@ -536,7 +536,7 @@ class Engine:
             ParameterError: there is no adapter with that name.
             EngineClosedError: the engine is closed.
         """
-        check_kind("lora_name", lora_name, str)
+        check_field_type("lora_name", lora_name, str)
         self.answer(calls.UnloadLoraAdapter(lora_name))
 
     def loras(self) -> list[dict[str, Any]]:  # texts, booleans and a whole number
@@ -578,7 +578,7 @@ class Engine:
             ParameterError: no part of the prompt is cached, or the file can't be written.
             EngineClosedError: the engine is closed.
         """
-        check_kind("prompt", prompt, str, Prompt, list, tuple)
+        check_field_type("prompt", prompt, str, Prompt, list, tuple)
         check_prefix_file(namespace, secret)
         text, ids = (prompt, ()) if isinstance(prompt, str | Prompt) else ("", tuple(prompt))
         return self.answer(calls.ExportPrefix(text, ids, os.path.abspath(path), namespace, secret))
@@ -640,7 +640,7 @@ class Engine:
 
     def answer(self, call: EngineCall[R]) -> R:
         """Sends a call (runtime/calls.py) to the engine and waits for its answer."""
-        self.core.gate.check_wait(str(call.__struct_config__.tag))
+        self.core.gate.check_blocking_call(str(call.__struct_config__.tag))
         return self.core.submit_call(call).result()
 
     def close(self) -> None:

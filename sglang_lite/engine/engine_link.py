@@ -38,7 +38,7 @@ _SPENT = f" {MAX_RESTARTS} restarts in five minutes are spent. Find the cause, t
 Watch: TypeAlias = Callable[[frames.Ready | frames.Prefixes | None], object]
 
 
-def ignore_news(_: object) -> None:
+def ignore_status_message(_: object) -> None:
     """Does nothing: for links whose owner needs no news about the process."""
 
 
@@ -64,7 +64,7 @@ class EngineLink:
         path: Path,
         process: EngineProcess,
         gate: Gate,
-        watch: Watch = ignore_news,
+        watch: Watch = ignore_status_message,
     ) -> None:
         self._config = config
         self._path = path.absolute()
@@ -99,7 +99,7 @@ class EngineLink:
         ready = self._process.ready
         return ready.done() and ready.exception() is None
 
-    def note_weights(self, config: EngineConfig, path: Path | None = None) -> None:
+    def remember_weights(self, config: EngineConfig, path: Path | None = None) -> None:
         """Remembers the settings and folder of the loaded weights, so that a replacement process
         can load them.
 
@@ -141,7 +141,7 @@ class EngineLink:
 
     # -------------------------------------------------------------------------------------- sending
 
-    def new_number(self) -> int:
+    def next_submission_number(self) -> int:
         """Returns the number for a new submission."""
         return next(self._ids)
 
@@ -208,7 +208,7 @@ class EngineLink:
     def call_engine(
         self, call: Any
     ) -> Future[Any]:  # any of `ASKED`; each has its own type of answer
-        number = self.new_number()
+        number = self.next_submission_number()
         data = encode_frame([(number, call)])
         with self.submissions.lock:
             self._gate.check_open()

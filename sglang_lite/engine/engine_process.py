@@ -56,9 +56,9 @@ class EngineProcess:
     ) -> None:
         self.name = name
         if config.use_ray:
-            from sglang_lite.engine.ray_ranks import place_ranks
+            from sglang_lite.engine.ray_ranks import start_rank_actors
 
-            config = place_ranks(config)
+            config = start_rank_actors(config)
         self.child = child or SpawnedProcess(
             "sglang_lite.engine.child.main",
             name,

@@ -242,11 +242,11 @@ Report: TypeAlias = (
 # ------------------------------------------------------------------------------------------- frames
 
 
-def _reject_value(value: object) -> NoReturn:
+def _reject_unserializable_value(value: object) -> NoReturn:
     raise TypeError(f"a {type(value).__name__} can't be sent to the engine's process")
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_reject_value)
+_encoder = msgspec.msgpack.Encoder(enc_hook=_reject_unserializable_value)
 _KINDS = (Start, *get_args(Submitted), OpenRequest, *get_args(Later), *ASKED)
 _FIELDS = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in _KINDS}
 _Kind: Any = reduce(or_, _KINDS)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def open_meetings(config: EngineConfig) -> Iterator[Sequence[Meeting | None]]:
+def open_rendezvous(config: EngineConfig) -> Iterator[Sequence[Meeting | None]]:
     """Creates the files through which replicas synchronize, and keeps them open while the replicas
     start. Yields one Meeting per replica, or None for replicas that do not share a model.
 
@@ -46,7 +46,7 @@ def open_meetings(config: EngineConfig) -> Iterator[Sequence[Meeting | None]]:
         yield [Meeting(replica, file, pipes) for replica in range(config.dp_size)]
 
 
-def join_meeting(meeting: Meeting, config: EngineConfig) -> SharedSteps:
+def join_rendezvous(meeting: Meeting, config: EngineConfig) -> SharedSteps:
     """Waits until all replicas have arrived, and returns this replica's part in the steps that they
     run together.
 

@@ -189,7 +189,7 @@ class NodeListener:
 
         def greet(line: socket.socket, host: str) -> None:
             try:
-                self._greet(line, host)
+                self._answer_handshake(line, host)
             finally:
                 places.release()
 
@@ -203,7 +203,7 @@ class NodeListener:
                         target=greet, args=(line, str(host)), name="sglang_lite-greet", daemon=True
                     ).start()
 
-    def _greet(self, line: socket.socket, host: str) -> None:
+    def _answer_handshake(self, line: socket.socket, host: str) -> None:
         """Answers the greeting on a new connection: accepts a rank that is still missing, and
         refuses anything else. The other end may be anyone.
         """
@@ -234,7 +234,7 @@ class NodeListener:
             self._changed.notify_all()
 
 
-def run_agent(config: EngineConfig, path: Path) -> int:
+def run_worker_node(config: EngineConfig, path: Path) -> int:
     """Runs the processes of a node other than 0 until the engine has ended.
 
     Args:
@@ -285,7 +285,7 @@ class _Relay:
     """Process of this node, and the threads that relay what it and node 0 send.
 
     Args:
-        config, path: as for `run_agent`.
+        config, path: as for `run_worker_node`.
         rank: number of the rank, or of the replica.
         line: connection to node 0.
     """
@@ -360,7 +360,7 @@ class _Relay:
 
 def connect_to_node_0(config: EngineConfig, path: Path, rank: int) -> Connection:
     """Connects to node 0 and returns the connection once node 0 has accepted the rank. Arguments
-    and errors as for `run_agent`.
+    and errors as for `run_worker_node`.
     """
     there = parse_address(config.dist_init_addr)
     patience = config.dist_timeout or DIST_TIMEOUT_S

@@ -19,7 +19,7 @@ from sglang_lite.runtime.parallel.addresses import NCCL
 _OF_THIS_MACHINE = 0.001  # share of Ray's resource of a machine, to place a bundle there
 
 
-def place_ranks(config: EngineConfig) -> EngineConfig:
+def start_rank_actors(config: EngineConfig) -> EngineConfig:
     """Creates Ray actors that run an engine's ranks. They end as soon as one of them or the engine
     ends.
 
@@ -83,11 +83,11 @@ class _Agent:
 
     def run(self, settings: dict[str, Any]) -> int:
         """Runs the rank of a node, like `sglang-lite serve` with a node_rank."""
-        from sglang_lite.engine.nodes import run_agent
+        from sglang_lite.engine.nodes import run_worker_node
         from sglang_lite.runtime.models.resolve import resolve_for_engine
 
         config = EngineConfig(**settings)
-        return run_agent(config, resolve_for_engine(config.model, config.revision))
+        return run_worker_node(config, resolve_for_engine(config.model, config.revision))
 
 
 def _create_actor(ray: Any, group: Any, rank: int, *, on_gpus: bool) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
-from sglang_lite.engine.core_client import CoreClient, update_through_file
+from sglang_lite.engine.core_client import CoreClient, update_tensors_through_file
 from sglang_lite.engine.futures import all_done_or_any_after_delay, convert_result, gather_results
 from sglang_lite.protocol import EngineClosedError, ModelError, SglError
 from sglang_lite.runtime import calls
@@ -110,7 +110,7 @@ class ReplicaCalls:
     def _forget_calls(self, over: Callable[[EngineCall[Any]], bool]) -> None:
         self._repeated = [call for call in self._repeated if not over(call)]
 
-    def _stats(self, call: calls.Stats) -> Future[dict[str, Any]]:
+    def _gather_replica_stats(self, call: calls.Stats) -> Future[dict[str, Any]]:
         """Returns the counts of all replicas together and of each one that answers now. A stopped
         replica is left out.
         """
@@ -182,7 +182,7 @@ class ReplicaCalls:
 
         return self._updates.submit(update)
 
-    def _name_weights(self, call: calls.NameWeights) -> Future[str]:
+    def _set_weight_version(self, call: calls.NameWeights) -> Future[str]:
         def name() -> str:
             before = self.accepting_replicas()[0].config.weight_version
             version: str = self._call_all_or_undo(
@@ -247,7 +247,7 @@ class ReplicaCalls:
 
     answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]] = {
         calls.CompileGrammar: _compile,
-        calls.Stats: _stats,
+        calls.Stats: _gather_replica_stats,
         calls.ReadWeights: _ask_one,
         calls.OfferWeights: _ask_one,
         calls.SendWeights: _ask_one,
@@ -256,11 +256,13 @@ class ReplicaCalls:
         calls.UpdateTensors: _update_tensors,
         calls.OpenTensors: _update_tensors,
         calls.ReceiveWeights: _update_tensors,
-        calls.NameWeights: _name_weights,
+        calls.NameWeights: _set_weight_version,
         calls.JoinGroup: _join_group,
         calls.LeaveGroup: _leave_group,
         # once for all
-        calls.WriteTensors: lambda self, call: update_through_file(call, self._update_tensors),
+        calls.WriteTensors: lambda self, call: update_tensors_through_file(
+            call, self._update_tensors
+        ),
     }
 
 
@@ -296,7 +298,7 @@ def _combine_counts(stats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check_equal(checks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _check_equal_checksums(checks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the checksums of the weights, which must be equal in all replicas. Raises ModelError
     if they differ.
     """
@@ -319,23 +321,23 @@ def _combine_loras(lists: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, 
     return [{**adapter, "resident": name in resident} for name, adapter in found.items()]
 
 
-def _no_answer(_: Sequence[object]) -> None:
+def _discard_answers(_: Sequence[object]) -> None:
     """Returns nothing, for calls without an answer."""
 
 
 # How to combine the answers to a call that goes to all replicas.
 COMBINED: Mapping[type[EngineCall[Any]], Callable[[list[Any]], Any]] = {
-    calls.CheckWeights: _check_equal,
+    calls.CheckWeights: _check_equal_checksums,
     calls.PauseGeneration: sum,
-    calls.ContinueGeneration: _no_answer,
-    calls.ReleaseMemory: _no_answer,
-    calls.ResumeMemory: _no_answer,
-    calls.UnloadLoraAdapter: _no_answer,
+    calls.ContinueGeneration: _discard_answers,
+    calls.ReleaseMemory: _discard_answers,
+    calls.ResumeMemory: _discard_answers,
+    calls.UnloadLoraAdapter: _discard_answers,
     calls.Loras: _combine_loras,
     calls.FlushCache: sum,
-    calls.EndSession: _no_answer,
+    calls.EndSession: _discard_answers,
     calls.ImportPrefix: min,
-    calls.StartProfile: _no_answer,
+    calls.StartProfile: _discard_answers,
     calls.RecordExperts: lambda each: [
         [sum(rows) for rows in zip(*layers)] for layers in zip(*each)
     ],

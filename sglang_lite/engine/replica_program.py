@@ -50,7 +50,7 @@ class Coming:
 Early: TypeAlias = Sequence[tuple[BranchPath, Sequence[Node]]]
 
 
-def count_coming_branches(early: Early, builder: RequestBuilder) -> Coming:
+def estimate_forked_load(early: Early, builder: RequestBuilder) -> Coming:
     """Counts the branches forked by a program's first nodes. They count as load from the start:
     many programs may begin together, and otherwise too many would be placed on one replica before
     their branches ask.
@@ -59,8 +59,8 @@ def count_coming_branches(early: Early, builder: RequestBuilder) -> Coming:
     forked = sum(
         len(node.branches) for node in nodes if isinstance(node, Fork) and not any(node.branches)
     )
-    first = next(_walk_questions(nodes), None)
-    return Coming(forked, 0 if first is None else _expect_tokens(first, builder))
+    first = next(_iterate_gens_and_selects(nodes), None)
+    return Coming(forked, 0 if first is None else _estimate_added_tokens(first, builder))
 
 
 class ProgramLoad:
@@ -92,49 +92,51 @@ class ProgramLoad:
         """Adds a branch's new nodes to the load. Generations and selections that a fork's own node
         lists contain count until the program ends, even if they have been answered.
         """
-        tokens = sum(self._expected_tokens_of(node) for node in _walk_questions(nodes))
+        tokens = sum(self._expected_tokens_of(node) for node in _iterate_gens_and_selects(nodes))
         asked = Counter[BranchPath]({path: sum(isinstance(node, Gen | Select) for node in nodes)})
         for place, node in enumerate(nodes):
             for index, branch in enumerate(node.branches if isinstance(node, Fork) else ()):
                 # no place of a node
-                asked[(*path, -1 - place, index)] += sum(1 for _ in _walk_questions(branch))
+                asked[(*path, -1 - place, index)] += sum(
+                    1 for _ in _iterate_gens_and_selects(branch)
+                )
         with self._lock:
-            before = self._count_expected_rows
+            before = self._expected_rows
             if path and +asked and path not in self._asked and self._coming.branches:
                 self._coming = replace(self._coming, branches=self._coming.branches - 1)
                 tokens -= self._coming.tokens
             self._asked.update(+asked)
-            self._chooser.adjust(self._placement, self._count_expected_rows - before, tokens)
+            self._chooser.adjust(self._placement, self._expected_rows - before, tokens)
 
-    def count_and_pass_to(self, sink: ProgramSink) -> ProgramSink:
+    def make_counting_sink(self, sink: ProgramSink) -> ProgramSink:
         """Returns a callback that counts answers and passes all events on to a sink."""
 
         def count_and_forward_event(event: ProgramEvent) -> None:
             if not isinstance(event, Played):
                 self._chooser.forget_placement(self._placement)
             elif not isinstance(event.event, Delta):
-                self._count_answer(event.path[:-1])
+                self._mark_answered(event.path[:-1])
             sink(event)
 
         return count_and_forward_event
 
-    def _count_answer(self, path: BranchPath) -> None:
+    def _mark_answered(self, path: BranchPath) -> None:
         with self._lock:
             if self._asked[path]:
-                before = self._count_expected_rows
+                before = self._expected_rows
                 share = self._placement.tokens // self._asked.total()
                 self._asked[path] -= 1
-                self._chooser.adjust(self._placement, self._count_expected_rows - before, -share)
+                self._chooser.adjust(self._placement, self._expected_rows - before, -share)
 
     @property
-    def _count_expected_rows(self) -> int:
+    def _expected_rows(self) -> int:
         """Number of branches that have an unanswered question or have not asked one yet; at least
         1.
         """
         return max(sum(count > 0 for count in self._asked.values()), 1) + self._coming.branches
 
     def _expected_tokens_of(self, node: Gen | Select) -> int:
-        return _expect_tokens(node, self._builder)
+        return _estimate_added_tokens(node, self._builder)
 
 
 class ProgramAtReplica:
@@ -168,7 +170,7 @@ class ProgramAtReplica:
                 if self._placed is None:
                     self._early.append((path, tuple(nodes)))
                     if any(isinstance(node, Pause | GrammarBegin) for node in nodes) or any(
-                        _walk_questions(nodes)
+                        _iterate_gens_and_selects(nodes)
                     ):
                         self._open_at_replica()
                     return
@@ -178,29 +180,29 @@ class ProgramAtReplica:
 
     def judge(self, path: BranchPath, place: int, verdict: Verdict) -> None:
         self._gate.check_open()
-        self._program_at_replica().judge(path, place, verdict)
+        self._ensure_program_opened().judge(path, place, verdict)
 
     def drop_branch(self, path: BranchPath) -> None:
         with self._report_closed_engine():
-            self._program_at_replica().drop_branch(path)
+            self._ensure_program_opened().drop_branch(path)
 
     def expect_pause(self, path: BranchPath, seconds: float) -> None:
         with self._report_closed_engine():
-            self._program_at_replica().expect_pause(path, seconds)
+            self._ensure_program_opened().expect_pause(path, seconds)
 
     def wind_down(self) -> None:
         with self._report_closed_engine():
-            self._program_at_replica().wind_down()
+            self._ensure_program_opened().wind_down()
 
     def close(self) -> None:
         with self._report_closed_engine():
-            self._program_at_replica().close()
+            self._ensure_program_opened().close()
 
     def abort(self) -> None:
         with self._report_closed_engine():
-            self._program_at_replica().abort()
+            self._ensure_program_opened().abort()
 
-    def _program_at_replica(self) -> OpenProgram:
+    def _ensure_program_opened(self) -> OpenProgram:
         """Returns the program at its replica. Chooses the replica first if that has not happened
         yet.
         """
@@ -236,7 +238,7 @@ class ProgramAtReplica:
             sink(error)
 
 
-def opening_spans(prompt: Sequence[Span], nodes: Sequence[Node]) -> list[Span]:
+def collect_opening_spans(prompt: Sequence[Span], nodes: Sequence[Node]) -> list[Span]:
     """Returns the text that a program with known nodes begins with: its prompt, and the text before
     its first generation, selection, pause or fork.
     """
@@ -254,7 +256,7 @@ def _spans_before_first_answer(nodes: Sequence[Node]) -> list[Span]:
     return spans
 
 
-def _expect_tokens(node: Gen | Select, builder: RequestBuilder) -> int:
+def _estimate_added_tokens(node: Gen | Select, builder: RequestBuilder) -> int:
     """Estimates how many tokens a generation or selection will add."""
     try:
         params = builder.resolve_with_defaults(node.params) if isinstance(node, Gen) else None
@@ -264,11 +266,11 @@ def _expect_tokens(node: Gen | Select, builder: RequestBuilder) -> int:
     return expected.text + expected.generated
 
 
-def _walk_questions(nodes: Sequence[Node]) -> Iterator[Gen | Select]:
+def _iterate_gens_and_selects(nodes: Sequence[Node]) -> Iterator[Gen | Select]:
     """Yields the generations and selections among nodes, including those in the branches of forks."""
     for node in nodes:
         if isinstance(node, Gen | Select):
             yield node
         elif isinstance(node, Fork):
             for branch in node.branches:
-                yield from _walk_questions(branch)
+                yield from _iterate_gens_and_selects(branch)

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sglang_lite.engine.core_client import CoreClient, read_model_parts
+from sglang_lite.engine.core_client import CoreClient, load_tokenizer_and_media
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.frames import Meeting, Prefixes, Ready
-from sglang_lite.engine.meetings import open_meetings
+from sglang_lite.engine.meetings import open_rendezvous
 from sglang_lite.engine.nodes import (
     NodeListener,
     RemoteProcess,
@@ -29,8 +29,8 @@ from sglang_lite.engine.replica_program import (
     Early,
     ProgramAtReplica,
     ProgramLoad,
-    count_coming_branches,
-    opening_spans,
+    collect_opening_spans,
+    estimate_forked_load,
 )
 from sglang_lite.protocol import (
     BackendError,
@@ -98,8 +98,10 @@ class Replicas:
         self._config = config
         self._chooser: ReplicaChooser | None = None  # None until all replicas run
         self._coming_back: set[int] = set()  # replicas to which earlier calls are being repeated
-        with open_meetings(config) as places:
-            self._clients = clients = _start_clients(config, path, self._handle_news, places)
+        with open_rendezvous(config) as places:
+            self._clients = clients = _start_clients(
+                config, path, self._handle_replica_message, places
+            )
         least = min(clients, key=lambda client: client.capacity.longest)
         self.capacity = least.capacity
         self.builder = least.builder
@@ -161,7 +163,7 @@ class Replicas:
     def _generate(
         self, request: GenerateRequest, sink: Sink, flush: Callable[[], object] | None
     ) -> Ticket:
-        ids, media = self.builder.prompt_with_images(request)
+        ids, media = self.builder.prompt_ids_and_media(request)
         params = self.builder.resolve_with_defaults(request.params)
         tokens = self.builder.check_prompt_tokens(ids, params, media)
         placement = self._choose_replica(
@@ -173,7 +175,7 @@ class Replicas:
         )
         request = replace(request, prompt=ids, media=media, routed_dp_rank=None)
         return self._submit_to_placement(
-            placement, request, self._count_last_events(placement, sink), flush
+            placement, request, self._make_row_counting_sink(placement, sink), flush
         )
 
     def _select(
@@ -182,14 +184,14 @@ class Replicas:
         sink: Callable[[Selection | SglError], None],
         flush: Callable[[], object] | None,
     ) -> Ticket:
-        prompt = self.builder.start_log(request.prompt).ids()
+        prompt = self.builder.start_token_log(request.prompt).ids()
         choices = sum(map(len, request.choices)) // _BYTES_A_TOKEN
         placement = self._choose_replica(prompt, request.namespace, choices)
         return self._submit_to_placement(
-            placement, request, self._count_last_events(placement, sink), flush
+            placement, request, self._make_row_counting_sink(placement, sink), flush
         )
 
-    def _play(
+    def _submit_program_request(
         self, request: ProgramRequest, sink: ProgramSink, flush: Callable[[], object] | None
     ) -> Ticket:
         check_priority(request.priority, self.config.policy)
@@ -199,18 +201,18 @@ class Replicas:
             else Prompt((Span(request.prompt),))
         )
         placement = self._choose_replica(
-            self._ids_of_spans(opening_spans(prompt.spans, request.program.nodes)),
+            self._ids_of_spans(collect_opening_spans(prompt.spans, request.program.nodes)),
             request.namespace,
             0,
         )
         load = ProgramLoad(self._require_chooser, placement, self.builder)
         load.add_nodes((), request.program.nodes)
-        return self._submit_to_placement(placement, request, load.count_and_pass_to(sink), flush)
+        return self._submit_to_placement(placement, request, load.make_counting_sink(sink), flush)
 
     _submit_by_kind: ClassVar[Mapping[type[Submission], Callable[..., Ticket]]] = {
         GenerateRequest: _generate,
         SelectRequest: _select,
-        ProgramRequest: _play,
+        ProgramRequest: _submit_program_request,
     }
 
     def open_program(
@@ -227,7 +229,7 @@ class Replicas:
         def open_at_replica(
             spans: Sequence[Span], early: Early
         ) -> tuple[Any, ProgramLoad]:  # an OpenProgram
-            coming = count_coming_branches(early, self.builder)
+            coming = estimate_forked_load(early, self.builder)
             expected = coming.branches * coming.tokens
             rows = 1 + coming.branches
             placement = self._choose_replica(
@@ -236,7 +238,7 @@ class Replicas:
             load = ProgramLoad(self._require_chooser, placement, self.builder, coming)
             try:
                 return self._clients[placement.rank].open_program(
-                    request, load.count_and_pass_to(sink), flush
+                    request, load.make_counting_sink(sink), flush
                 ), load
             except BaseException:
                 self._require_chooser.forget_placement(placement)
@@ -275,7 +277,7 @@ class Replicas:
         """Returns the token ids of a text, for looking up its cached prefixes. Spans after the
         first `_MAX_TOKENS` characters are left out.
         """
-        log = self.builder.start_log("")
+        log = self.builder.start_token_log("")
         characters = 0
         for span in spans:
             log.append((span,))
@@ -284,7 +286,7 @@ class Replicas:
                 break
         return log.ids()
 
-    def _count_last_events(
+    def _make_row_counting_sink(
         self, placement: Placement, sink: Callable[[Any], None]
     ) -> Callable[[Any], None]:
         """Returns a callback that passes events on to a sink. Before each event that ends a row, it
@@ -374,7 +376,7 @@ class Replicas:
         computes = client.is_up and not client.is_silent and rank not in self._coming_back
         return 2 if computes else int(not client.gate.reason)
 
-    def _handle_news(self, rank: int, message: Ready | Prefixes | None) -> None:
+    def _handle_replica_message(self, rank: int, message: Ready | Prefixes | None) -> None:
         """Handles a status message of a replica, on the thread of its sinks."""
         if self._chooser is None:
             return
@@ -386,7 +388,7 @@ class Replicas:
                 )
                 self._chooser.update_tree(rank, gained, lost, forgotten=message.forgotten)
             case Ready():
-                self._bring_back(rank)
+                self._catch_up_replacement(rank)
             case None:
                 self._chooser.update_tree(rank, (), (), forgotten=True)
                 for client in self._clients if self._config.enable_dp_attention else ():
@@ -394,7 +396,7 @@ class Replicas:
                 if not self.gate.reason and all(client.gate.reason for client in self._clients):
                     self.gate.reason = self._clients[rank].gate.reason
 
-    def _bring_back(self, rank: int) -> None:
+    def _catch_up_replacement(self, rank: int) -> None:
         """Brings a replica's replacement process up to date by repeating earlier calls. The process
         receives requests only after that.
         """
@@ -433,7 +435,7 @@ def _start_clients(
             processes.append(EngineProcess(own, path, _NAME.format(rank), meeting=places[rank]))
         for rank, child in sorted(_wait_for_other_nodes(config, path).items()):
             processes.append(EngineProcess(settings[rank], path, _NAME.format(rank), child))
-        parts = read_model_parts(config, path)
+        parts = load_tokenizer_and_media(config, path)
         with ThreadPoolExecutor(config.dp_size, "sglang_lite-start") as threads:
             try:
                 for rank, (own, process) in enumerate(zip(settings, processes)):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_lite.errors import short_repr
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime import calls
-from sglang_lite.runtime.core.submission import check_kind
+from sglang_lite.runtime.core.submission import check_field_type
 
 if TYPE_CHECKING:
     import torch
@@ -72,15 +72,17 @@ def update_from_tensors(
         raise ParameterError(
             "load_format", f"{load_format!r} is not for tensors.", hint='Use "flattened_bucket".'
         )
-    check_kind("flush_cache", flush_cache, bool)
+    check_field_type("flush_cache", flush_cache, bool)
     if weight_version is not None:
-        check_kind("weight_version", weight_version, str)
+        check_field_type("weight_version", weight_version, str)
     from sglang_lite.runtime.models.weights.given import (  # needs torch
-        tensors_by_name,
-        unpack_bucket,
+        unpack_flattened_bucket,
+        validate_named_tensors,
     )
 
-    tensors = tensors_by_name(unpack_bucket(named_tensors) if load_format else named_tensors)
+    tensors = validate_named_tensors(
+        unpack_flattened_bucket(named_tensors) if load_format else named_tensors
+    )
     engine.answer(calls.WriteTensors(tensors, flush_cache, weight_version))
 
 
@@ -88,9 +90,9 @@ def update_from_bytes(
     engine: Engine, data: bytes, *, flush_cache: bool = True, weight_version: str | None = None
 ) -> None:
     """Replaces weights like `update_from_tensors`, from the contents of a safetensors file."""
-    from sglang_lite.runtime.models.weights.given import memory_folder  # needs torch
+    from sglang_lite.runtime.models.weights.given import in_memory_folder  # needs torch
 
-    with tempfile.NamedTemporaryFile(suffix=".safetensors", dir=memory_folder()) as file:
+    with tempfile.NamedTemporaryFile(suffix=".safetensors", dir=in_memory_folder()) as file:
         file.write(data)
         file.flush()
         engine.answer(calls.UpdateTensors(file.name, flush_cache, weight_version))
@@ -115,7 +117,7 @@ def update_weight_version(engine: Engine, new_version: str) -> None:
     Raises:
         ParameterError: the name isn't a string.
     """
-    check_kind("new_version", new_version, str)
+    check_field_type("new_version", new_version, str)
     engine.answer(calls.NameWeights(new_version))
 
 
@@ -153,7 +155,7 @@ def init_update_group(
         ("group_name", group_name, str),
         ("backend", backend, str),
     ):
-        check_kind(name, value, kind)
+        check_field_type(name, value, kind)
     engine.answer(
         calls.JoinGroup(master_address, master_port, rank_offset, world_size, group_name, backend)
     )
@@ -193,13 +195,13 @@ def update_from_group(
         raise ParameterError(
             "load_format", f"{load_format!r} is not for tensors.", hint='Use "flattened_bucket".'
         )
-    check_kind("flush_cache", flush_cache, bool)
+    check_field_type("flush_cache", flush_cache, bool)
     for name, value in (("group_name", group_name), ("weight_version", weight_version)):
-        check_kind(name, value, str, *(() if name == "group_name" else (type(None),)))
+        check_field_type(name, value, str, *(() if name == "group_name" else (type(None),)))
     for name, each in (("names", names), ("dtypes", dtypes), ("shapes", shapes)):
-        check_kind(name, each, list, tuple)
+        check_field_type(name, each, list, tuple)
     for shape in shapes:
-        check_kind("shapes", shape, list, tuple)
+        check_field_type("shapes", shape, list, tuple)
         if not all(isinstance(size, int) and abs(size) < 1 << 63 for size in shape):
             raise ParameterError("shapes", f"{short_repr(list(shape))} is no shape.")
     lists = tuple(names), tuple(map(str, dtypes)), tuple(map(tuple, shapes))
@@ -212,7 +214,7 @@ def update_from_group(
 
 def destroy_update_group(engine: Engine, group_name: str = "weight_update_group") -> None:
     """Leaves a group. Raises ParameterError if there is none with this name."""
-    check_kind("group_name", group_name, str)
+    check_field_type("group_name", group_name, str)
     engine.answer(calls.LeaveGroup(group_name))
 
 
@@ -235,7 +237,7 @@ def offer_weights(
         ("group_name", group_name, str),
         ("backend", backend, str),
     ):
-        check_kind(name, value, kind)
+        check_field_type(name, value, kind)
     return engine.answer(calls.OfferWeights(master_address, port, group_name, backend))
 
 
@@ -250,7 +252,7 @@ def send_weights(engine: Engine, group_name: str, names: Sequence[str]) -> str:
         ParameterError: there is no such group.
         ModelError: the weights have changed meanwhile, or nobody has received them in time.
     """
-    check_kind("group_name", group_name, str)
+    check_field_type("group_name", group_name, str)
     return engine.answer(calls.SendWeights(group_name, tuple(names)))
 
 
@@ -312,9 +314,9 @@ def is_sleeping(engine: Engine) -> bool:
 
 
 def _check_tags(tags: Sequence[str] | None) -> tuple[str, ...]:
-    check_kind("tags", tags, list, tuple, set, frozenset, type(None))
+    check_field_type("tags", tags, list, tuple, set, frozenset, type(None))
     for tag in tags or ():
-        check_kind("tags", tag, str)
+        check_field_type("tags", tag, str)
     return tuple(tags or ())
 
 
@@ -330,8 +332,8 @@ def read_weights(engine: Engine, name: str, truncate_size: int = 100) -> list[An
         ParameterError: an argument is invalid.
         ModelError: the model has no such tensor, or has it in fewer bits.
     """
-    check_kind("name", name, str)
-    check_kind("truncate_size", truncate_size, int)
+    check_field_type("name", name, str)
+    check_field_type("truncate_size", truncate_size, int)
     if truncate_size < 1:
         raise ParameterError("truncate_size", f"{truncate_size} is not above 0.")
     return engine.answer(calls.ReadWeights(name, truncate_size))
@@ -348,7 +350,7 @@ def check_weights(engine: Engine, action: str = "checksum") -> dict[str, Any]:  
     Raises:
         ParameterError: the action is unknown, or no snapshot was made.
     """
-    check_kind("action", action, str)
+    check_field_type("action", action, str)
     return engine.answer(calls.CheckWeights(action))
 
 
@@ -367,7 +369,7 @@ def pause_generation(engine: Engine, mode: str = "abort") -> int:
     Raises:
         ParameterError: the mode is unknown.
     """
-    check_kind("mode", mode, str)
+    check_field_type("mode", mode, str)
     return engine.answer(calls.PauseGeneration(mode))
 
 

@@ -107,7 +107,7 @@ class EngineChat:
 
     def answer(self, **fields: Json) -> ChatAnswer:
         """Returns the answer to a conversation. Blocks until it is complete."""
-        self.engine.core.gate.check_wait("chat")
+        self.engine.core.gate.check_blocking_call("chat")
         return _run_on_executor(self.answer_async(**fields))
 
     async def answer_async(self, **fields: Json) -> ChatAnswer:
@@ -123,7 +123,7 @@ class EngineChat:
         `parts` is False, the text comes as one piece at the end. Closing the iterator aborts the
         request.
         """
-        self.engine.core.gate.check_wait("chat")
+        self.engine.core.gate.check_blocking_call("chat")
         events = self.stream_async(parts, **fields)
         try:
             while (event := _run_on_executor(anext(events, None))) is not None:
@@ -152,7 +152,9 @@ class EngineChat:
         request = replace(chat.engine_request(self.engine.context_length), timeout=timeout)
         sample = chat.new_sample_reader()
         text = ""
-        async with contextlib.aclosing(_events(self.engine, request, timeout)) as events:
+        async with contextlib.aclosing(
+            _stream_request_events(self.engine, request, timeout)
+        ) as events:
             async for event in events:
                 new = sample.read_event(event)
                 text += new.content
@@ -208,7 +210,7 @@ def _run_on_executor(asked: Awaitable[T]) -> T:
         raise
 
 
-async def _events(
+async def _stream_request_events(
     engine: Engine, request: GenerateRequest, timeout: float | None
 ) -> AsyncGenerator[Delta | Generation, None]:
     """Submits a request once the engine has room, and yields its events. The timeout includes the

@@ -97,7 +97,7 @@ class DspyEngine(_Dialect):
         with self.translate_errors():
             yield lm15.StreamStartEvent(model=request.model)
             for event in self.chat.stream(**self.completion_fields(request)):
-                yield from _stream_events(event)
+                yield from _convert_to_dspy_events(event)
 
 
 class AsyncDspyEngine(_Dialect):
@@ -116,11 +116,11 @@ class AsyncDspyEngine(_Dialect):
                 self.chat.stream_async(**self.completion_fields(request))
             ) as events:
                 async for event in events:
-                    for each in _stream_events(event):
+                    for each in _convert_to_dspy_events(event):
                         yield each
 
 
-def _stream_events(event: ChatEvent) -> Iterator[Any]:  # as above
+def _convert_to_dspy_events(event: ChatEvent) -> Iterator[Any]:  # as above
     if isinstance(event, ChatAnswer):
         prompt = event.usage.prompt_tokens
         completion = event.usage.completion_tokens

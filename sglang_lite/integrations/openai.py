@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 
 from sglang_lite.engine.engine import Engine
 from sglang_lite.integrations.chat import ChatAnswer, ChatEvent, EngineChat
-from sglang_lite.lang.checks import check_flags
+from sglang_lite.lang.checks import check_booleans
 from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import SglError
 from sglang_lite.protocol.anything import Json
@@ -57,7 +57,7 @@ class EngineTransport(httpx2.AsyncBaseTransport):
             model = fields.pop("model", "")
             timeout = request.extensions.get("timeout", {}).get("read")
             streams = fields.pop("stream", False)
-            check_flags(stream=streams)
+            check_booleans(stream=streams)
             if not streams:
                 answer = await self._chat.answer_async(**fields, timeout=timeout)
                 head = {"id": f"chatcmpl-{random_id()}", "created": int(time.time())}
@@ -93,29 +93,29 @@ class _Chunks(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
-            yield _event(self._chunk({"role": "assistant", "content": ""}))
-            for each in self._chunks(self._first):
-                yield _event(each)
+            yield _encode_sse_event(self._build_chunk({"role": "assistant", "content": ""}))
+            for each in self._encode_as_chunks(self._first):
+                yield _encode_sse_event(each)
             async for event in self._events:
-                for each in self._chunks(event):
-                    yield _event(each)
+                for each in self._encode_as_chunks(event):
+                    yield _encode_sse_event(each)
         except SglError as error:
-            yield _event(encode_error_content(error, "openai"))
+            yield _encode_sse_event(encode_error_content(error, "openai"))
         yield b"data: [DONE]\n\n"
 
     async def aclose(self) -> None:
         with contextlib.suppress(RuntimeError):  # it is being read, and ends with its reader
             await self._events.aclose()
 
-    def _chunks(self, event: ChatEvent) -> list[dict[str, Any]]:  # JSON
+    def _encode_as_chunks(self, event: ChatEvent) -> list[dict[str, Any]]:  # JSON
         if not isinstance(event, ChatAnswer):
-            return [self._chunk(encode_chat_delta(event))]
-        chunks = [self._chunk({}, event.finish, event.logprobs)]
+            return [self._build_chunk(encode_chat_delta(event))]
+        chunks = [self._build_chunk({}, event.finish, event.logprobs)]
         if self._usage:
             chunks.append({**self._head, "choices": [], "usage": event.as_completion("")["usage"]})
         return chunks
 
-    def _chunk(
+    def _build_chunk(
         self,
         delta: dict[str, Json],
         finish: str | None = None,
@@ -128,5 +128,5 @@ class _Chunks(httpx2.AsyncByteStream):
         }
 
 
-def _event(data: dict[str, Json]) -> bytes:
+def _encode_sse_event(data: dict[str, Json]) -> bytes:
     return f"data: {json.dumps(data)}\n\n".encode()

@@ -41,7 +41,7 @@ class ProgramAgentLoop(AgentLoopBase):
             raise ParameterError(
                 "program", f"{program!r} is not the path of a program.", hint="Write module.name."
             )
-        self._rollouts = _rollouts(found)
+        self._rollouts = _cached_rollouts(found)
         self._url = url
         self._longest = self.rollout_config.response_length
 
@@ -75,7 +75,7 @@ class ProgramAgentLoop(AgentLoopBase):
 
 
 @lru_cache
-def _rollouts(program: SglFunction) -> Rollouts:
+def _cached_rollouts(program: SglFunction) -> Rollouts:
     """Returns the rollouts of a program, which keep their connections: verl creates an agent loop
     for each row.
     """

@@ -107,7 +107,7 @@ def use_tools(
         with s.assistant():
             s += gen(variable, tools=tools, **options)
         value = s[variable]
-        if not _calls_in(value):
+        if not _list_tool_calls(value):
             s[name] = value
             return str(value)
         if step == max_steps:
@@ -121,7 +121,7 @@ def use_tools(
 _OPTIONS = [name for name in inspect.signature(gen).parameters if name not in ("name", "tools")]
 
 
-def _calls_in(value: object) -> list[ToolCall]:
+def _list_tool_calls(value: object) -> list[ToolCall]:
     return [value] if isinstance(value, ToolCall) else value if isinstance(value, list) else []
 
 
@@ -129,7 +129,10 @@ def _run_calls(value: object, where: Location | None) -> str:
     """Runs all calls and returns a text with their results, for the model to read."""
     try:
         return "\n".join(
-            [result_text(call.name, _result_as_text(call.run())) for call in _calls_in(value)]
+            [
+                result_text(call.name, _result_as_text(call.run()))
+                for call in _list_tool_calls(value)
+            ]
         )
     except ToolError as error:
         error.where = where

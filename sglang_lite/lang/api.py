@@ -23,7 +23,7 @@ from typing import (
 from typing_extensions import TypeForm
 
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
-from sglang_lite.constraints.python_types.value_type import ValueType, number_text, value_type
+from sglang_lite.constraints.python_types.value_type import ValueType, number_text_type, value_type
 from sglang_lite.constraints.schema import json_schema as checked_schema
 from sglang_lite.constraints.schema import raise_if_example_document
 from sglang_lite.errors import with_article
@@ -32,7 +32,12 @@ from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.backend.default import flush_cache as flush_cache
 from sglang_lite.lang.backend.default import get_server_info as get_server_info
 from sglang_lite.lang.backend.default import set_default_backend as set_default_backend
-from sglang_lite.lang.checks import check_flags, check_function, check_limits, check_policy
+from sglang_lite.lang.checks import (
+    check_booleans,
+    check_limits,
+    check_takes_one_argument,
+    check_truncation_policy,
+)
 from sglang_lite.lang.expressions import (
     DTYPES,
     NO_OPTIONS,
@@ -452,13 +457,13 @@ def _check_gen_options(
 ) -> GenOptions:
     check_limits(timeout, retries)
     if check is not None:
-        check_function(check)
+        check_takes_one_argument(check)
     if reasoning is not None:
         ReasoningParser(reasoning)
     if repair is not None:
-        check_flags(repair=repair)
+        check_booleans(repair=repair)
     if shortened is not None:
-        check_policy(shortened)
+        check_truncation_policy(shortened)
     own_backend = None if backend is None else as_backend(backend)
     return GenOptions(timeout, retries, check, own_backend, reasoning, bool(repair), shortened)
 
@@ -476,7 +481,7 @@ def _parse_constraint(kind: str, value: Any) -> tuple[Constraint | None, ValueTy
                 "dtype", f"{value!r} is not int, float, bool or str.", hint="type= takes any type."
             )
         constraint = DTYPES[value]
-        return constraint, number_text(constraint) if isinstance(constraint, Number) else None
+        return constraint, number_text_type(constraint) if isinstance(constraint, Number) else None
     if kind == "constraint":
         return check_syntax(as_constraint(value)), None
     if kind == "json_schema":
@@ -652,7 +657,7 @@ def select(
     real = isinstance(temperature, int | float) and not isinstance(temperature, bool)
     if not real or not 0 <= temperature < float("inf"):
         raise ParameterError("temperature", f"{temperature!r} is not a number of at least 0.")
-    check_flags(multi=multi)
+    check_booleans(multi=multi)
     if (
         multi
         and not isinstance(texts, Deferred)

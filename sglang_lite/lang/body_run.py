@@ -16,9 +16,9 @@ from types import TracebackType
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.concurrency.loop import in_event_loop
 from sglang_lite.lang.concurrency.variables import Variable
-from sglang_lite.lang.dropped_parts import warn_of_dropped_parts
+from sglang_lite.lang.dropped_parts import warn_of_unadded_expressions
 from sglang_lite.lang.execution.branch import Branch
-from sglang_lite.lang.execution.control_text import collect_spelled_tokens
+from sglang_lite.lang.execution.control_text import collect_argument_control_tokens
 from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import completion_variable
@@ -99,11 +99,13 @@ class BodyRun:
             kept=kept,
         )
         run.called = BoundCall(program, args, kwargs)
-        warn_of_dropped_parts(program.func)
+        warn_of_unadded_expressions(program.func)
         if args or kwargs:
-            run.spelled = collect_spelled_tokens(None, backend.control_texts, program, args, kwargs)
+            run.spelled = collect_argument_control_tokens(
+                None, backend.control_texts, program, args, kwargs
+            )
         branch = self._branch = Branch(
-            Player(run, run.new_pushed_branch()), planner=run.plan_calls(backend)
+            Player(run, run.new_pushed_branch()), planner=run.planner_for_backend(backend)
         )
         self.state = ProgramState(branch)
         if run.budgets:  # a BudgetError carries the state

@@ -65,14 +65,14 @@ def check_wind_down(wind_down: UserValue, timeout: float | None) -> None:
         )
 
 
-def check_flags(**flags: UserValue) -> None:
+def check_booleans(**flags: UserValue) -> None:
     """Raises ParameterError if one of the arguments is neither True nor False."""
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise ParameterError(name, f"{value!r:.60} is not True or False.")
 
 
-def check_no_offset(offset: UserValue, where: Location | None) -> None:
+def refuse_position_ids_offset(offset: UserValue, where: Location | None) -> None:
     """Raises ParameterError if `position_ids_offset` is given, which SGLang's `fork` and `copy`
     accept but ignore.
     """
@@ -82,7 +82,7 @@ def check_no_offset(offset: UserValue, where: Location | None) -> None:
         )
 
 
-def check_function(check: UserValue) -> None:
+def check_takes_one_argument(check: UserValue) -> None:
     """Raises ParameterError if `check` is not a function that can be called with one value."""
     if not callable(check):
         raise ParameterError("check", f"{check!r} is not a function.")
@@ -103,7 +103,7 @@ def check_function(check: UserValue) -> None:
 _POLICIES = ("raise", "warn", "keep")
 
 
-def check_policy(value: object) -> None:
+def check_truncation_policy(value: object) -> None:
     """Raises ParameterError if a value of the argument `shortened` is not one of the known
     policies.
     """

@@ -21,7 +21,13 @@ from sglang_lite.constraints.byte_matcher import ByteMatcher
 from sglang_lite.constraints.json_schema.allowed_values import AllowedValues
 from sglang_lite.constraints.json_schema.json_spans import PlacedValue, locate_values
 from sglang_lite.lang.backend.base import Backend
-from sglang_lite.notebook.markup import element, fragment, share_meter, shorten_text, table_of_rows
+from sglang_lite.notebook.markup import (
+    element,
+    notebook_html,
+    share_meter,
+    shorten_text,
+    table_of_rows,
+)
 from sglang_lite.protocol import (
     UNSET,
     Choices,
@@ -75,8 +81,10 @@ class Confidence:
         return f"Confidence({shorten_text(repr(self.text), 100)}, prob={self.prob:.4f}, mass={self.mass:.4f}{parts})"
 
     def _repr_html_(self) -> str:
-        rows = table_of_rows(("part", "value", "probability", "choices"), _rows(self, ""))
-        return fragment(element("b", "Confidence"), rows)
+        rows = table_of_rows(
+            ("part", "value", "probability", "choices"), _iterate_table_rows(self, "")
+        )
+        return notebook_html(element("b", "Confidence"), rows)
 
     @property
     def prob(self) -> float:
@@ -84,13 +92,13 @@ class Confidence:
         return math.exp(self.logprob)
 
 
-def _rows(confidence: Confidence, path: str) -> Iterator[tuple[object, ...]]:
+def _iterate_table_rows(confidence: Confidence, path: str) -> Iterator[tuple[object, ...]]:
     """Yields table rows for a value and all of its parts: path, text, probability and choices."""
     likeliest = sorted((confidence.probs or {}).items(), key=lambda each: -each[1])
     choices = ", ".join(f"{shorten_text(str(choice))} {share:.1%}" for choice, share in likeliest)
     yield path or "(all)", confidence.text, share_meter(confidence.prob), choices
     for name, part in confidence.parts.items():
-        yield from _rows(part, f"{path}.{name}" if path else str(name))
+        yield from _iterate_table_rows(part, f"{path}.{name}" if path else str(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +234,7 @@ def _enumerated_scalars(
         return
     for name, part in value.parts.items():
         yield from _enumerated_scalars(
-            part, allowed.member(name) if isinstance(name, str) else allowed.allowed_item(name)
+            part, allowed.member(name) if isinstance(name, str) else allowed.narrow_to_item(name)
         )
 
 

@@ -45,7 +45,7 @@ class DroppedPart(NamedTuple):
         return f"Write s += {self.name}(…)."
 
 
-def find_dropped_parts(body: Callable[..., UserValue]) -> Iterator[DroppedPart]:
+def find_unadded_expressions(body: Callable[..., UserValue]) -> Iterator[DroppedPart]:
     """Yields the statements of a body that create a generation or a turn without adding it. Yields
     nothing if the body's source is unavailable or can't be parsed, for example for code run by
     `exec` or a lambda inside a call.
@@ -61,13 +61,13 @@ def find_dropped_parts(body: Callable[..., UserValue]) -> Iterator[DroppedPart]:
     for statement in ast.walk(tree):
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
             name = ast.unparse(statement.value.func)
-            if _makes_part(_resolve_dotted_name(name, body.__globals__)):
+            if _creates_expression(_resolve_dotted_name(name, body.__globals__)):
                 yield DroppedPart(
                     name, Location(file, first + statement.lineno - 1, body.__qualname__)
                 )
 
 
-def warn_of_dropped_parts(body: Callable[..., UserValue]) -> None:
+def warn_of_unadded_expressions(body: Callable[..., UserValue]) -> None:
     """Warns about each generation or turn that a body creates without adding it, at its line, the
     first time the body is run.
     """
@@ -75,11 +75,11 @@ def warn_of_dropped_parts(body: Callable[..., UserValue]) -> None:
     if code is None or _checked.get(id(code)) is code:
         return
     _checked[id(code)] = code
-    for part in find_dropped_parts(body):
+    for part in find_unadded_expressions(body):
         warn_at(part.where, f"{part.problem} {part.cure}")
 
 
-def _makes_part(found: object) -> bool:
+def _creates_expression(found: object) -> bool:
     module = getattr(found, "__module__", None) or ""
     return module.startswith("sglang_lite.lang.") and getattr(found, "__name__", "") in _MADE
 

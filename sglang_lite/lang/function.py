@@ -34,7 +34,7 @@ from sglang_lite.lang.backend.planning import ApiDrafts
 from sglang_lite.lang.batches import batch
 from sglang_lite.lang.batches.batch import BatchOptions, Given, OnError, batch_keywords
 from sglang_lite.lang.body_run import BodyRun
-from sglang_lite.lang.checks import check_flags, check_whole_number
+from sglang_lite.lang.checks import check_booleans, check_whole_number
 from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.lang.expressions import AsyncProgram, BaseProgram, R
@@ -50,7 +50,7 @@ from sglang_lite.lang.run_options import (
 )
 from sglang_lite.lang.runs.values import import_by_name
 from sglang_lite.lang.state import ProgramState, user_location
-from sglang_lite.notebook.markup import element, fragment, shorten_text
+from sglang_lite.notebook.markup import element, notebook_html, shorten_text
 from sglang_lite.protocol import CompileError, ParameterError, ProgramError
 from sglang_lite.protocol.anything import UserValue
 
@@ -102,7 +102,7 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         bind_arguments: Mapping[str, UserValue] | None = None,
         untrusted_arguments: bool = False,
     ) -> None:
-        check_flags(untrusted_arguments=untrusted_arguments)
+        check_booleans(untrusted_arguments=untrusted_arguments)
         self.untrusted_arguments = untrusted_arguments
         self.name: str = getattr(func, "__name__", repr(func))
         parameters = _program_parameters(func, self.name)
@@ -439,7 +439,7 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         except Exception as error:  # raised by the body, which may need values that a trace lacks
             graph = element("p", f"no graph: {error}")
         title = element("b", f"{self.name}{self.signature}")
-        return fragment(title, element("p", inspect.getdoc(self.func) or ""), graph)
+        return notebook_html(title, element("p", inspect.getdoc(self.func) or ""), graph)
 
     def trace(
         self, *, backend: BackendLike | None = None, explore: int | None = None, **kwargs: UserValue

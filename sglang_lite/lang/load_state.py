@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.runs.carried import FileValues
-from sglang_lite.lang.runs.files import prefix_path
+from sglang_lite.lang.runs.files import kv_file_path
 from sglang_lite.lang.runs.saving import (
     AbsentBackend,
     bind_saved_call,
@@ -77,7 +77,9 @@ def load(
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise WireError(f"{os.fspath(path)!r} is damaged: {error!r}") from error
     if trust_cache or secret is not None:
-        chosen.prefix_files.import_prefix(prefix_path(path), trust_cache=trust_cache, secret=secret)
+        chosen.prefix_files.import_prefix(
+            kv_file_path(path), trust_cache=trust_cache, secret=secret
+        )
     return state
 
 

@@ -93,7 +93,7 @@ class McpTools(Sequence[SchemaTool]):
         self._lease = lease = _Lease(connection)
         self._tools = []
         left_out = dict(connection.left_out)
-        for each in _select_listed(connection, names):
+        for each in _select_listed_tools(connection, names):
             try:
                 call = partial(lease.call_leased_tool, each.name)
                 self._tools.append(
@@ -191,7 +191,7 @@ class _Connection:
         self._closed = False
         self._process = os.getpid()
         connected: Future[list[Foreign]] = Future()
-        self._serving = self._loop.create_task(self._serve(connected))
+        self._serving = self._loop.create_task(self._list_tools_until_cancelled(connected))
         self._thread = threading.Thread(
             target=self._run_event_loop, args=(connected,), name="sglang_lite-mcp", daemon=True
         )
@@ -222,7 +222,7 @@ class _Connection:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
-    async def _serve(self, connected: Future[list[Foreign]]) -> None:
+    async def _list_tools_until_cancelled(self, connected: Future[list[Foreign]]) -> None:
         async with self._client as client:
             listed: list[Foreign] = []
             cursor = None
@@ -249,9 +249,11 @@ class _Connection:
         """
         result = getattr(getattr(message, "message", None), "result", None)
         if isinstance(result, dict) and isinstance(result.get("tools"), list):
-            result["tools"] = [tool for tool in result["tools"] if self._accepts(tool, result)]
+            result["tools"] = [
+                tool for tool in result["tools"] if self._is_valid_tool(tool, result)
+            ]
 
-    def _accepts(self, tool: Json, result: dict[str, Json]) -> bool:
+    def _is_valid_tool(self, tool: Json, result: dict[str, Json]) -> bool:
         from mcp_types.methods import parse_server_result
         from pydantic import ValidationError
 
@@ -297,7 +299,7 @@ class _Connection:
             raise ToolError(
                 f"the MCP server {self.server} failed in {name}: {_error_summary(error)}."
             ) from error
-        return _result(name, answer)
+        return _convert_tool_result(name, answer)
 
     def close(self) -> None:
         """Disconnects, and waits up to 10 s for the thread to end."""
@@ -337,7 +339,7 @@ class _InspectedStream:
         return bool(await self._stream.__aexit__(*error))
 
 
-def _select_listed(connection: _Connection, names: Sequence[str] | None) -> list[Foreign]:
+def _select_listed_tools(connection: _Connection, names: Sequence[str] | None) -> list[Foreign]:
     by_name: dict[str, Foreign] = {}
     for each in connection.listed:
         by_name.setdefault(each.name, each)
@@ -354,7 +356,7 @@ def _select_listed(connection: _Connection, names: Sequence[str] | None) -> list
     return [by_name[name] for name in names]
 
 
-def _result(name: str, answer: Foreign) -> Json:
+def _convert_tool_result(name: str, answer: Foreign) -> Json:
     texts = [
         part.text if part.type == "text" else f"({part.type}, not shown)" for part in answer.content
     ]

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from sglang_lite.errors import redact_address
-from sglang_lite.media.files import decode_frames, media_type, video_header
+from sglang_lite.media.files import decode_frames, media_type, read_video_header
 from sglang_lite.protocol import Location, Media, MediaKind, ParameterError
 
 MAX_IMAGE_BYTES = 50 * 2**20
@@ -51,7 +51,7 @@ def load_image(source: Any, where: Location | None = None) -> Media:  # PIL, arr
     """
     if isinstance(source, str) and source.startswith(("http://", "https://", "data:image/")):
         return Media(url=source)
-    if (found := _bytes_of(source, "image", where)) is not None:
+    if (found := _read_source_bytes(source, "image", where)) is not None:
         data = found
     elif hasattr(source, "save") and hasattr(source, "mode"):  # a PIL image
         buffer = io.BytesIO()
@@ -70,7 +70,7 @@ def load_image(source: Any, where: Location | None = None) -> Media:  # PIL, arr
         raise ParameterError(
             "image", f"{len(data):,} bytes, the limit is {MAX_IMAGE_BYTES:,}.", where=where
         )
-    return Media(data, _media_type(data, where))
+    return Media(data, _detect_image_type(data, where))
 
 
 def load_file(source: object, kind: MediaKind, where: Location | None = None) -> Media:
@@ -92,13 +92,13 @@ def load_file(source: object, kind: MediaKind, where: Location | None = None) ->
             source = base64.b64decode(source.partition(";base64,")[2], validate=True)
         except ValueError as error:
             raise ParameterError(kind, f"is no base64: {error}", where=where) from None
-    if (data := _bytes_of(source, kind, where)) is None:
+    if (data := _read_source_bytes(source, kind, where)) is None:
         problem = f"a {type(source).__name__} is not a file."
         raise ParameterError(kind, problem, hint="Give a path, an address or bytes.", where=where)
-    return Media(data, _type_of(data, kind, where))
+    return Media(data, _detect_file_type(data, kind, where))
 
 
-def _bytes_of(source: object, kind: MediaKind, where: Location | None) -> bytes | None:
+def _read_source_bytes(source: object, kind: MediaKind, where: Location | None) -> bytes | None:
     """Returns the bytes of a file, or the source itself if it is bytes. Returns None for other
     sources.
     """
@@ -133,10 +133,10 @@ def fetch_medium(image: Media, where: Location | None = None) -> Media:
     except ParameterError as error:
         error.where = where
         raise
-    return Media(data, _type_of(data, image.kind, where), frames=image.frames)
+    return Media(data, _detect_file_type(data, image.kind, where), frames=image.frames)
 
 
-def without_bytes(image: Media) -> Media:
+def redact_media(image: Media) -> Media:
     """Returns a medium as it is recorded: with a digest in place of its bytes, and its address
     without parts that may be secret.
     """
@@ -171,7 +171,7 @@ def thumbnail(image: Media) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(small.getvalue()).decode()}"
 
 
-def frames_of(video: Media, where: Location | None = None) -> list[Media]:
+def extract_frames(video: Media, where: Location | None = None) -> list[Media]:
     """Returns evenly spaced frames of a video as PNG images: `video.frames` of them, or all if the
     video has fewer.
 
@@ -180,7 +180,7 @@ def frames_of(video: Media, where: Location | None = None) -> list[Media]:
     """
     found = []
     try:
-        header = video_header(video)
+        header = read_video_header(video)
         count = min(video.frames, header.frames)
         indices = [i * (header.frames - 1) // max(count - 1, 1) for i in range(count)]
         for picture in decode_frames(video, header, indices):
@@ -193,10 +193,10 @@ def frames_of(video: Media, where: Location | None = None) -> list[Media]:
     return found
 
 
-def _type_of(data: bytes, kind: MediaKind, where: Location | None) -> str:
+def _detect_file_type(data: bytes, kind: MediaKind, where: Location | None) -> str:
     """Detects the media type of an image, video or sound from its first bytes."""
     if kind == "image":
-        return _media_type(data, where)
+        return _detect_image_type(data, where)
     try:
         return media_type(data, kind)
     except ParameterError as error:
@@ -204,7 +204,7 @@ def _type_of(data: bytes, kind: MediaKind, where: Location | None) -> str:
         raise
 
 
-def _media_type(data: bytes, where: Location | None) -> str:
+def _detect_image_type(data: bytes, where: Location | None) -> str:
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "image/webp"
     for magic, kind in _MAGIC:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeAlias
 
 from sglang_lite.lang.argument_names import unknown_argument_error
 from sglang_lite.lang.body_run import BodyRun, check_return_value, nesting_error
-from sglang_lite.lang.execution.control_text import collect_spelled_tokens
+from sglang_lite.lang.execution.control_text import collect_argument_control_tokens
 from sglang_lite.lang.expressions import BaseProgram, R, SglCall
 from sglang_lite.lang.run_options import RUN_OPTIONS, run_options, with_signature_of
 from sglang_lite.lang.state import ProgramState, user_location
@@ -102,7 +102,7 @@ class ProgramCall(SglCall, _Readable[R]):  # type: ignore[misc] # both have `+`
         self._added = True
         self._state = state
         run = state.branch.run
-        run.spelled = collect_spelled_tokens(
+        run.spelled = collect_argument_control_tokens(
             run.spelled, run.backend.control_texts, program, self._args, kwargs
         )
         try:

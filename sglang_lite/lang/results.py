@@ -33,7 +33,7 @@ def meta_info(record: object) -> dict[str, Json] | None:
             several samples or branches.
     """
     if isinstance(record, Generation):
-        return _generation(record)
+        return _generation_meta_info(record)
     if isinstance(record, list):
         return {"samples": [meta_info(each) for each in record]}
     if isinstance(record, Selection):
@@ -47,7 +47,7 @@ def meta_info(record: object) -> dict[str, Json] | None:
     return dict(record) if isinstance(record, dict) else None
 
 
-def _generation(g: Generation) -> dict[str, Any]:
+def _generation_meta_info(g: Generation) -> dict[str, Any]:
     reason: dict[str, Any] = {"type": g.finish_reason}
     reason["length" if g.finish_reason == "length" else "matched"] = (
         g.usage.completion_tokens if g.finish_reason == "length" else g.matched
@@ -132,7 +132,9 @@ def messages_to_dicts(messages: Sequence[Message]) -> list[dict[str, Json]]:
     for message in messages:
         if any(isinstance(part, Media) for part in message.content):
             parts: Any = [
-                _as_part(part) if isinstance(part, Media) else {"type": "text", "text": part}
+                _convert_to_content_part(part)
+                if isinstance(part, Media)
+                else {"type": "text", "text": part}
                 for part in message.content
             ]
         else:
@@ -141,7 +143,7 @@ def messages_to_dicts(messages: Sequence[Message]) -> list[dict[str, Json]]:
     return found
 
 
-def _as_part(image: Media) -> dict[str, Json]:
+def _convert_to_content_part(image: Media) -> dict[str, Json]:
     if image.kind == "audio":
         sound: dict[str, Json] = {
             "data": base64.b64encode(image.data).decode(),
@@ -194,12 +196,12 @@ def missing_data_warnings(
     return [warning for name, warning in WARNINGS.items() if missing[name]]
 
 
-def recorded_text(record: object, value: UserValue) -> UserValue:
+def text_from_record(record: object, value: UserValue) -> UserValue:
     """Returns the text in the record of a variable, or the texts in a list of samples or branches.
     If the record has none, returns the value itself.
     """
     if isinstance(record, Generation):
         return record.text
     if isinstance(record, list) and isinstance(value, list) and len(value) == len(record):
-        return [recorded_text(r, v) for r, v in zip(record, value)]
+        return [text_from_record(r, v) for r, v in zip(record, value)]
     return value

@@ -12,9 +12,9 @@ from typing import Literal, ParamSpec, TypeVar, Unpack
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.default import BackendLike, backend_for, identity_for
 from sglang_lite.lang.checks import (
-    check_flags,
+    check_booleans,
     check_limits,
-    check_policy,
+    check_truncation_policy,
     check_whole_number,
     check_wind_down,
 )
@@ -166,10 +166,10 @@ def convert_to_settings(given: Mapping[str, UserValue]) -> RunSettings:
         check_limits(settings.timeout, settings.retries)
         if settings.wind_down is not None:
             check_wind_down(settings.wind_down, settings.timeout)
-        check_flags(
+        check_booleans(
             stream=settings.stream, push_down=settings.push_down, use_thread=settings.use_thread
         )
         check_whole_number("priority", settings.priority)
         if settings.shortened is not None:
-            check_policy(settings.shortened)
+            check_truncation_policy(settings.shortened)
     return settings

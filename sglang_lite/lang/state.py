@@ -14,7 +14,7 @@ from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_
 from sglang_lite.lang import text_streams
 from sglang_lite.lang.argument_names import AttributeHints, explains_wrong_arguments
 from sglang_lite.lang.backend.base import Backend
-from sglang_lite.lang.checks import check_no_offset, check_whole_number
+from sglang_lite.lang.checks import check_whole_number, refuse_position_ids_offset
 from sglang_lite.lang.concurrency.loop import in_event_loop
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.confidence import Confidence
@@ -31,13 +31,13 @@ from sglang_lite.lang.execution.reading import (
     find_variable,
     read_confidence,
     read_nothing,
+    transcript_text,
     wait_for_error,
-    whole_text,
 )
 from sglang_lite.lang.execution.run import BoundCall
 from sglang_lite.lang.execution.streamed_body import StreamedBody
 from sglang_lite.lang.expressions import AsyncProgram, BaseProgram, Named, R, VariableName
-from sglang_lite.lang.results import collect_usages, meta_info, recorded_text
+from sglang_lite.lang.results import collect_usages, meta_info, text_from_record
 from sglang_lite.lang.runs import files
 from sglang_lite.lang.runs.carried import CopiedValues, PickledValues, ValueCodec
 from sglang_lite.lang.runs.rerun import rerun_branch
@@ -383,7 +383,7 @@ class ProgramState(AttributeHints, Generic[R]):
         """
         variable = find_variable(self.branch_after_body.player, name, user_location())
         value = self._wait_for_value(variable, name)  # and then the variable has its record
-        return recorded_text(variable.record, value)
+        return text_from_record(variable.record, value)
 
     def selection(self, name: VariableName) -> Selection:
         """Returns the scores of a `select`: each choice with its tokens and their
@@ -520,7 +520,7 @@ class ProgramState(AttributeHints, Generic[R]):
     def text(self) -> str:
         """Returns the whole text that was added, once it has been executed."""
         text: str = self._wait_for_value(
-            self.branch_after_body.read_when_played(whole_text, user_location())
+            self.branch_after_body.read_when_played(transcript_text, user_location())
         )
         return text
 
@@ -641,7 +641,7 @@ class ProgramState(AttributeHints, Generic[R]):
             position_ids_offset: unused, as in SGLang; only None is accepted.
         """
         check_whole_number("size", size, 1, user_location())
-        check_no_offset(position_ids_offset, user_location())
+        refuse_position_ids_offset(position_ids_offset, user_location())
         self.branch_after_body.names.raise_if_removed(user_location())
         children = [type(self)(child) for child in self.branch.fork(size, user_location())]
         return ProgramStateGroup(children, self)
@@ -650,7 +650,7 @@ class ProgramState(AttributeHints, Generic[R]):
         """Returns a context manager for a fork of the state: `with s.copy() as c:`. At the end of
         the block, the new variables of `c` are added to the state.
         """
-        check_no_offset(position_ids_offset, user_location())
+        refuse_position_ids_offset(position_ids_offset, user_location())
         return CopyScope(self)
 
     # ------------------------------------------------------------------------- saving and rerunning
@@ -681,7 +681,7 @@ class ProgramState(AttributeHints, Generic[R]):
         if cache or secret is not None:
             prompt = self.branch.player.transcript.prompt()
             self.branch.backend.prefix_files.export_prefix(
-                prompt, files.prefix_path(path), secret=secret
+                prompt, files.kv_file_path(path), secret=secret
             )
         files.write(path, wire.encode(saved))
 
@@ -751,12 +751,12 @@ class ProgramState(AttributeHints, Generic[R]):
         return state
 
     def __copy__(self) -> ProgramState:
-        return self._copy_with(CopiedValues.by_reference())
+        return self._copy_with_codec(CopiedValues.by_reference())
 
     def __deepcopy__(self, memo: dict[int, UserValue]) -> ProgramState:
-        return self._copy_with(CopiedValues.by_deep_copy(memo))
+        return self._copy_with_codec(CopiedValues.by_deep_copy(memo))
 
-    def _copy_with(self, values: ValueCodec) -> ProgramState:
+    def _copy_with_codec(self, values: ValueCodec) -> ProgramState:
         saved = self._to_saved_run(values)
         run = self.branch.run
         state = ProgramState.from_saved(saved, self.branch.backend, values, run.called)

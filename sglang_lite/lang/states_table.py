@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sglang_lite.notebook.markup import Markup, element, fragment, shorten_text, table_of_rows
+from sglang_lite.notebook.markup import Markup, element, notebook_html, shorten_text, table_of_rows
 from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
@@ -25,10 +25,12 @@ def states_table(
     counts = f"{len(results):,} {'runs' if of_runs else 'branches'}" + f", {failed:,} failed" * (
         failed > 0
     )
-    return fragment(element("p", counts), rows_table(dict(enumerate(results)), of_runs=of_runs))
+    return notebook_html(
+        element("p", counts), build_results_table(dict(enumerate(results)), of_runs=of_runs)
+    )
 
 
-def rows_table(
+def build_results_table(
     results: Mapping[int, ProgramState | Exception | UserValue], *, of_runs: bool
 ) -> Markup:
     """Returns a table with one row for each state, or for each error that a run ended with. Shows

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.concurrency.variables import TextLog, Variable
 from sglang_lite.lang.execution.reading import (
-    afind_first,
+    afind_first_declaration,
     afind_variable,
     check_may_block,
     check_value_type,
-    find_first,
+    find_first_declaration,
     find_variable,
     read_nothing,
-    whole_text,
+    transcript_text,
 )
 from sglang_lite.lang.execution.run import current_run
-from sglang_lite.lang.results import meta_info, recorded_text
+from sglang_lite.lang.results import meta_info, text_from_record
 from sglang_lite.lang.tracebacks import trim, user_location
 from sglang_lite.notebook.markup import Markup, element
 from sglang_lite.notebook.output import Output
@@ -58,10 +58,10 @@ def iter_pieces(state: ProgramState, name: VariableName | None) -> Iterator[str]
         ProgramError: the program's own body would wait for the end of its text.
     """
     branch = state.branch
-    _check_may_follow(branch)
+    _check_may_block_on_text(branch)
     if name is None:
-        _refuse_own_end(branch)
-        log = _log_so_far(branch)
+        _refuse_waiting_for_self(branch)
+        log = _text_log_to_read(branch)
     else:
         variable = _find_streamed_variable(state, name)
         log = variable.log
@@ -87,14 +87,14 @@ def _pieces_of_variable(branch: Branch, variable: Variable) -> Iterator[str]:
             yield text
 
 
-def _check_may_follow(branch: Branch) -> None:
+def _check_may_block_on_text(branch: Branch) -> None:
     """Raises ProgramError if following a text that is still growing would block an event loop."""
     log = branch.player.log
     if log is not None and not log.closed:
         check_may_block(branch.run, "text_async_iter", user_location())
 
 
-def _refuse_own_end(branch: Branch) -> None:
+def _refuse_waiting_for_self(branch: Branch) -> None:
     """Raises ProgramError if the body of a program would wait for the end of its own text."""
     if branch.player.log is not None and branch.run.body_open and current_run.get() is branch.run:
         raise ProgramError(
@@ -112,7 +112,7 @@ def _wait_for_text(branch: Branch, variable: Variable) -> str:
         branch.player.failure_reported = True
         trim(error)
         raise
-    return str(recorded_text(variable.record, value))
+    return str(text_from_record(variable.record, value))
 
 
 def _find_streamed_variable(state: ProgramState, name: VariableName) -> Variable:
@@ -120,17 +120,17 @@ def _find_streamed_variable(state: ProgramState, name: VariableName) -> Variable
     not waited for the end of the body gets the first variable of that name, any other the current
     one.
     """
-    find = find_first if state.has_unawaited_body else find_variable
+    find = find_first_declaration if state.has_unawaited_body else find_variable
     return find(state.branch.player, name, user_location())
 
 
 async def _afind_streamed(state: ProgramState, name: VariableName) -> Variable:
     """Returns the same variable as `_find_streamed_variable`, asynchronously."""
-    find = afind_first if state.has_unawaited_body else afind_variable
+    find = afind_first_declaration if state.has_unawaited_body else afind_variable
     return await find(state.branch.player, name, user_location())
 
 
-def _log_so_far(branch: Branch) -> TextLog | None:
+def _text_log_to_read(branch: Branch) -> TextLog | None:
     """Returns the log from which a branch's text is streamed. If the run is not streamed, returns a
     copy that ends once everything added so far has been executed. Returns None if nothing is
     streamed.
@@ -189,7 +189,7 @@ async def aiter_pieces(
     branch = state.branch
     # another task of the body may outlive it
     if name is None and branch.run.body in (None, asyncio.current_task()):
-        _refuse_own_end(branch)
+        _refuse_waiting_for_self(branch)
     with_meta = with_meta and name is not None
     if name is not None:
         variable = await _afind_streamed(state, name)
@@ -199,9 +199,9 @@ async def aiter_pieces(
             elif text:
                 yield text
         return
-    log = _log_so_far(branch)
+    log = _text_log_to_read(branch)
     if log is None:
-        yield await read_variable(branch, branch.read_when_played(whole_text, user_location()))
+        yield await read_variable(branch, branch.read_when_played(transcript_text, user_location()))
         return
     branch.player.failure_reported = True
     async for text, _ in log:
@@ -229,7 +229,7 @@ def iter_partial_values(state: ProgramState, name: VariableName) -> Iterator[Use
     """Yields the partial values of a typed variable as it is generated, and finally the complete
     value. Implements `partial_iter`.
     """
-    _check_may_follow(state.branch)
+    _check_may_block_on_text(state.branch)
     variable = _find_streamed_variable(state, name)
     partial = _PartialValue(variable, name)
     for piece in _pieces_of_variable(state.branch, variable):

@@ -151,7 +151,7 @@ class Toolbox:
                 for name, schema in self.schemas.items()
             }
             constraint = calls_constraint(family, schemas, self.choice, parallel=self.parallel)
-            return ValueType(None, constraint, partial(self._read_format, family, schemas))
+            return ValueType(None, constraint, partial(self._parse_family_answer, family, schemas))
         functions = [
             Function(name, inspect.getdoc(self.tools[name][0]) or "", schema)
             for name, schema in self.schemas.items()
@@ -163,9 +163,9 @@ class Toolbox:
             parallel=self.parallel,
             once=self.choice == "named",
         )
-        return ValueType(None, schema, self._read_object)
+        return ValueType(None, schema, self._parse_json_answer)
 
-    def _read_format(
+    def _parse_family_answer(
         self, family: str, schemas: Mapping[str, JsonSchema], text: str
     ) -> ToolCall | list[ToolCall] | str:
         answer = parse_answer(family, text, tools=schemas, parallel=self.parallel)
@@ -176,7 +176,7 @@ class Toolbox:
         calls = [self._parse_call(call.name, call.arguments, text) for call in answer.calls]
         return calls if self.parallel else calls[0]
 
-    def _read_object(self, text: str) -> ToolCall | list[ToolCall] | str:
+    def _parse_json_answer(self, text: str) -> ToolCall | list[ToolCall] | str:
         try:
             value = json.loads(text)
             if "answer" in value:

@@ -45,7 +45,7 @@ from sglang_lite.lang.symbolic.recorder import (
 )
 from sglang_lite.lang.symbolic.symbols import MARK, SglArgument, SglVariable, Symbol, traced_way
 from sglang_lite.lang.unawaited import must_await
-from sglang_lite.notebook.markup import element, fragment
+from sglang_lite.notebook.markup import element, notebook_html
 from sglang_lite.program.graph import Call
 from sglang_lite.program.nodes import (
     BaseNode,
@@ -140,7 +140,7 @@ class TracerProgramState(ProgramState):
 
     def __getitem__(self, name: VariableName) -> UserValue:
         value: UserValue = super().__getitem__(name)
-        self.branch.player.way.note_read(value)
+        self.branch.player.way.record_variable_read(value)
         return value
 
     get_var = __getitem__
@@ -191,8 +191,8 @@ class TracerProgramState(ProgramState):
     def _repr_html_(self) -> str:
         """Returns the graph of the program as HTML, or for a branch the list of its nodes."""
         if self._program is None:
-            return fragment(element("pre", "\n".join(_format_nodes(self, ""))))
-        return fragment(self.graph().svg())
+            return notebook_html(element("pre", "\n".join(_format_nodes(self, ""))))
+        return notebook_html(self.graph().svg())
 
 
 def _format_nodes(state: TracerProgramState, indent: str) -> list[str]:
@@ -380,7 +380,7 @@ def _trace_body(program: BaseProgram, state: TracerProgramState) -> None:
     try:
         with TracingScope(state):
             result = program.func(state, **state.arguments)
-            state.ret_value = run_without_loop(result) if program.is_async else result
+            state.ret_value = run_coroutine_blocking(result) if program.is_async else result
         if not inside:
             state.branch.player.way.returns = state.ret_value is not None
     except RecursionError as error:
@@ -395,7 +395,7 @@ def _trace_body(program: BaseProgram, state: TracerProgramState) -> None:
         current_run.reset(token)
 
 
-def run_without_loop(body: Coroutine[object, object, UserValue]) -> UserValue:
+def run_coroutine_blocking(body: Coroutine[object, object, UserValue]) -> UserValue:
     """Runs a coroutine and returns its result. If this thread already runs an event loop, the
     coroutine runs in a new thread.
     """

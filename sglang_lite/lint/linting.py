@@ -12,8 +12,8 @@ import msgspec
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.capabilities import MEDIA_NAMES
 from sglang_lite.lang.backend.rendering import shows_tools
-from sglang_lite.lang.dropped_parts import find_dropped_parts
-from sglang_lite.lang.execution.control_text import collect_spelled_tokens
+from sglang_lite.lang.dropped_parts import find_unadded_expressions
+from sglang_lite.lang.execution.control_text import collect_argument_control_tokens
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.symbolic.graph import Graph, with_text_changes
 from sglang_lite.lang.symbolic.graph_checks import Finding
@@ -143,12 +143,12 @@ def _control_token_findings(
     spelled = (
         None
         if program.untrusted_arguments
-        else collect_spelled_tokens(None, known, program, (), row)
+        else collect_argument_control_tokens(None, known, program, (), row)
     )
     for node in graph.nodes if spelled is not None else ():
         text = node.node
         if spelled is not None and isinstance(text, Text) and text.special and node.role is None:
-            for token, name in spelled.find_spellings(text.text):
+            for token, name in spelled.find_tokens_from_arguments(text.text):
                 problem = f"the argument {name!r} spells {token}, and outside turns this is a control token."
                 yield Finding(
                     "control-token",
@@ -194,11 +194,11 @@ def _model_files(model: str | None) -> tuple[ModelFiles | None, str]:
             cure = f"Give --model, or run `sglang-lite models pull {model}`."
             return None, f"tokens are not counted: {model} has not been fetched. {cure}"
     check_engine_packages("a model's tokenizer")
-    return _files_at(resolve(model)), ""
+    return _cached_model_files(resolve(model)), ""
 
 
 @lru_cache(maxsize=1)
-def _files_at(path: Path) -> ModelFiles:
+def _cached_model_files(path: Path) -> ModelFiles:
     from sglang_lite.runtime.loading.model_files import open_model_files
 
     return open_model_files(path)
@@ -233,7 +233,7 @@ def _lint_program(
             *graph.check(),
             *_hidden_tool_findings(graph, backend),
             *_media_findings(graph, kinds),
-            *not_added_findings(program),
+            *unadded_expression_findings(program),
             *_control_token_findings(program, graph, first_row, counter),
         )
     )
@@ -296,7 +296,7 @@ def _low_sharing_findings(shared: Sharing | None, fail_under: float | None) -> l
     ]
 
 
-def not_added_findings(program: SglFunction) -> Iterator[Finding]:
+def unadded_expression_findings(program: SglFunction) -> Iterator[Finding]:
     """Yields a finding for each statement of the body that creates an expression without adding it."""
-    for part in find_dropped_parts(program.func):
+    for part in find_unadded_expressions(program.func):
         yield Finding("not-added", part.problem, part.where, part.cure)

@@ -13,7 +13,12 @@ import msgspec
 
 from sglang_lite.program.graph import GraphNode, GraphRecord, Value
 from sglang_lite.program.nodes import Gen, Select, Text, TurnBegin, TurnEnd
-from sglang_lite.program.prefixes import PrefixTree, TokenCounter, build_prefix_tree, common_length
+from sglang_lite.program.prefixes import (
+    PrefixTree,
+    TokenCounter,
+    build_prefix_tree,
+    common_prefix_length,
+)
 from sglang_lite.protocol import Location
 
 MIN_GAIN: Final = 32  # minimum number of tokens that a move must save per run
@@ -61,7 +66,7 @@ def first_divergence(graphs: Sequence[GraphRecord]) -> Divergence | None:
     """
     starts = [list(_texts_before_first_answer(graph)) for graph in graphs]
     texts = ["".join(text for text, _ in start) for start in starts]
-    same = min(common_length(texts[0], text) for text in texts)
+    same = min(common_prefix_length(texts[0], text) for text in texts)
     at = 0
     for text, i in starts[0]:
         node = graphs[0].nodes[i]
@@ -112,7 +117,10 @@ def find_moves(
         has_rows: whether the graphs belong to given rows.
     """
     graphs = graphs[:MAX_ROWS]
-    if len(graphs) < 2 or len({tuple(map(_node_shape_key, _nodes(graph))) for graph in graphs}) > 1:
+    if (
+        len(graphs) < 2
+        or len({tuple(map(_node_shape_key, _first_path_nodes(graph))) for graph in graphs}) > 1
+    ):
         return []
     before = build_prefix_tree(graphs, counter)
     runs = len(graphs) - 1  # the first run has no earlier run to share with
@@ -128,14 +136,14 @@ def find_moves(
                 [_apply_move(graph, line, first) for graph in graphs], counter
             )
             gain = before.unique - after.unique
-            where = _nodes(graphs[0])[line.indices[0]].where
+            where = _first_path_nodes(graphs[0])[line.indices[0]].where
             if where is not None and gain // runs >= MIN_GAIN:
                 less = gain / before.unique if has_rows else None
                 found.append(Move(where, line.number, first.number, gain // runs, less))
     return found
 
 
-def _nodes(graph: GraphRecord) -> list[GraphNode]:
+def _first_path_nodes(graph: GraphRecord) -> list[GraphNode]:
     return [graph.nodes[i] for i in graph.ways[0].nodes]
 
 
@@ -146,7 +154,7 @@ def _node_shape_key(node: GraphNode) -> tuple[object, ...]:
 
 def _movable_regions(graphs: Sequence[GraphRecord]) -> Iterator[list[_Line]]:
     """Yields groups of text lines that are adjacent in a turn, with no other nodes between them."""
-    columns = list(zip(*map(_nodes, graphs)))
+    columns = list(zip(*map(_first_path_nodes, graphs)))
     nodes = [column[0] for column in columns]
     for path in dict.fromkeys(node.path for node in nodes):
         indices = [at for at, node in enumerate(nodes) if node.path == path]

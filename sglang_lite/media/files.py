@@ -73,7 +73,7 @@ def media_type(data: bytes, kind: MediaKind) -> str:
     return _detect_format(data, kind)[1]
 
 
-def video_header(video: Media) -> VideoHeader:
+def read_video_header(video: Media) -> VideoHeader:
     """Reads the dimensions of a video. Decodes its first frame.
 
     Raises:
@@ -114,7 +114,7 @@ def decode_frames(video: Media, header: VideoHeader, indices: Sequence[int]) -> 
 
     Args:
         video: the video.
-        header: `video_header` of the video.
+        header: `read_video_header` of the video.
         indices: numbers of the frames in the video, ascending.
 
     Raises:
@@ -239,7 +239,7 @@ def _open_media(media: Media, kind: MediaKind) -> Iterator[tuple[Any, Any]]:
     try:
         name = _detect_format(media.data, kind)[0]
         if name == "mov":
-            _check_tables(media.data, kind)
+            _check_mp4_sample_counts(media.data, kind)
         options = _WAV if name == "wav" else {}
         # Titles may be in any encoding.
         with av.open(
@@ -268,7 +268,7 @@ def _detect_format(data: bytes, kind: MediaKind) -> tuple[str, str]:
     raise _media_error(kind, problem, f"Known: {_KNOWN[kind]}.")
 
 
-def _check_tables(data: bytes, kind: MediaKind) -> None:
+def _check_mp4_sample_counts(data: bytes, kind: MediaKind) -> None:
     """Rejects an MP4 whose tables claim more samples than the file has bytes, since libav would
     allocate memory for all of them (ISO/IEC 14496-12, 8.7.3 and 8.8.8).
     """

@@ -90,7 +90,7 @@ def _cell(content: object) -> Markup:
 def definition_list(title: str, named: Mapping[str, object]) -> Markup:
     """Builds a title and a table with a row for each name and its value."""
     rows = [element("tr", element("th", name), _cell(value)) for name, value in named.items()]
-    return fragment(element("b", title), element("table", *rows))
+    return notebook_html(element("b", title), element("table", *rows))
 
 
 def share_meter(share: float) -> Markup:
@@ -100,7 +100,7 @@ def share_meter(share: float) -> Markup:
     )
 
 
-def fragment(*content: object, scope: str | None = None) -> Markup:
+def notebook_html(*content: object, scope: str | None = None) -> Markup:
     """Builds the complete HTML of an object in a notebook. `scope` is an additional class for its
     own styles.
     """

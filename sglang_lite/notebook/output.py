@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sglang_lite.notebook.markup import Markup, element, fragment
+from sglang_lite.notebook.markup import Markup, element, notebook_html
 
 _AT_ONCE = 20  # number of updates before some may be left out, so that all of a short run are seen
 _INTERVAL_S = 0.1  # minimum time between two updates after that
@@ -50,7 +50,7 @@ class Output:
 
 
 # of tqdm, as it returns one
-def progress_bar(below: Callable[[], Markup] = fragment, **options: Any) -> Any:
+def progress_bar(below: Callable[[], Markup] = notebook_html, **options: Any) -> Any:
     """Creates a tqdm progress bar, on standard error or, in a notebook, below the cell. In a
     notebook, other HTML can be shown below the bar until it ends.
 
@@ -72,7 +72,7 @@ def progress_bar(below: Callable[[], Markup] = fragment, **options: Any) -> Any:
 
         def display(self, msg: str | None = None, pos: int | None = None) -> None:
             if msg == "":  # it is gone
-                return self.output.show_html(fragment())
+                return self.output.show_html(notebook_html())
             return (
                 self.output.show_html(self._html())
                 if self.closed
@@ -84,7 +84,9 @@ def progress_bar(below: Callable[[], Markup] = fragment, **options: Any) -> Any:
                 f" {self.desc} {self.n:,} of {self.total or '?'} {self.unit}, {self.postfix or ''}"
             )
             bar = element("progress", value=self.n, max=self.total)
-            return fragment(bar, counts) if self.closed else fragment(bar, counts, below())
+            return (
+                notebook_html(bar, counts) if self.closed else notebook_html(bar, counts, below())
+            )
 
         def close(self) -> None:
             self.closed = True

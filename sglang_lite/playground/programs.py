@@ -100,7 +100,7 @@ class Playground:
         """
         with contextlib.suppress(Exception):
             with self._lock:
-                self._load()
+                self._load_program_file()
             backend_for(self._backend)
 
     def describe_programs(self) -> dict[str, object]:
@@ -109,7 +109,7 @@ class Playground:
         """
         try:
             with self._lock:
-                loaded = self._load()
+                loaded = self._load_program_file()
             programs = programs_in(loaded.module, self._function)
             _, texts = find_source_texts(loaded.source, loaded.module)
         except Exception as error:
@@ -149,7 +149,7 @@ class Playground:
         return self._run_for_page(again)
 
     def _run_edited_program(self, asked: RunRequest) -> ProgramState:
-        loaded = self._load()
+        loaded = self._load_program_file()
         if asked.version != loaded.version:
             raise _ChangedError(
                 "FILE",
@@ -198,7 +198,7 @@ class Playground:
             "error": None if error is None else self._describe_error(error),
         }
 
-    def _load(self) -> _Loaded:
+    def _load_program_file(self) -> _Loaded:
         try:
             source = self._file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

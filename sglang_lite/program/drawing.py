@@ -159,7 +159,7 @@ def _listing_lines(
 def as_mermaid(graph: GraphRecord) -> str:
     """Returns a flowchart in Mermaid's syntax. Solid arrows show order, dotted ones data."""
     lines = ["flowchart TD"]
-    for i, name in enumerate(_external_names(graph)):
+    for i, name in enumerate(_external_value_names(graph)):
         lines.append(f'  a{i}(["{_escape_for_mermaid(name)}"])')
     for i, node in enumerate(graph.nodes):
         text = _escape_for_mermaid(label(node))
@@ -190,7 +190,7 @@ def as_dot(graph: GraphRecord) -> str:
     data.
     """
     lines = ["digraph {", "  node [shape=box, fontname=monospace]"]
-    for i, name in enumerate(_external_names(graph)):
+    for i, name in enumerate(_external_value_names(graph)):
         lines.append(f"  a{i} [label={_quote_for_dot(name)}, shape=ellipse]")
     for i, node in enumerate(graph.nodes):
         shape = ", shape=diamond" if isinstance(node.node, Branching) else ""
@@ -209,7 +209,7 @@ def _quote_for_dot(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
-def _external_names(graph: GraphRecord) -> list[str]:
+def _external_value_names(graph: GraphRecord) -> list[str]:
     """Returns the names of the values that don't come from a node."""
     used = [use.name for node in graph.nodes for use in node.uses if use.source is None]
     return list(dict.fromkeys([*graph.arguments, *used]))
@@ -217,7 +217,7 @@ def _external_names(graph: GraphRecord) -> list[str]:
 
 def _edges_with_sources(graph: GraphRecord) -> Iterator[tuple[Edge, str]]:
     """Yields each edge with the name of its source in a drawing."""
-    arguments = {name: f"a{i}" for i, name in enumerate(_external_names(graph))}
+    arguments = {name: f"a{i}" for i, name in enumerate(_external_value_names(graph))}
     uses = {use.expression: use.name for node in graph.nodes for use in node.uses}
     for edge in graph.edges:
         yield edge, f"n{edge.source}" if edge.source is not None else arguments[uses[edge.label]]
@@ -243,9 +243,9 @@ def as_svg(graph: GraphRecord) -> Markup:
         for edge, source in _edges_with_sources(graph)
         if source in boxes and f"n{edge.target}" in boxes
     ]
-    drawn = [_draw_box(at, text, colour) for at, text, colour in _labels(graph, boxes)]
+    drawn = [_draw_box(at, text, colour) for at, text, colour in _box_labels(graph, boxes)]
     width, height = (max((at[i] for at in boxes.values()), default=0) for i in (0, 1))
-    left_out = len(graph.nodes) + len(_external_names(graph)) - len(drawn)
+    left_out = len(graph.nodes) + len(_external_value_names(graph)) - len(drawn)
     note = (
         [element("text", f"{left_out:,} more nodes", x=0, y=height + _ROW + 16)] if left_out else []
     )
@@ -277,7 +277,7 @@ def _place_boxes(graph: GraphRecord) -> dict[str, tuple[int, int]]:
     for edge in graph.edges:
         if edge.source is not None and edge.source < edge.target:
             before.setdefault(edge.target, []).append(edge.source)
-    arguments = _external_names(graph)
+    arguments = _external_value_names(graph)
     boxes = {f"a{i}": (i * _COLUMN, 0) for i in range(len(arguments))}
     for i, node in enumerate(graph.nodes[:_MAX_DRAWN]):
         levels[i] = 1 + max(
@@ -288,11 +288,11 @@ def _place_boxes(graph: GraphRecord) -> dict[str, tuple[int, int]]:
     return boxes
 
 
-def _labels(
+def _box_labels(
     graph: GraphRecord, boxes: Mapping[str, tuple[int, int]]
 ) -> Iterator[tuple[tuple[int, int], str, str]]:
     """Yields the corner, text and colour of each box."""
-    for i, name in enumerate(_external_names(graph)):
+    for i, name in enumerate(_external_value_names(graph)):
         yield boxes[f"a{i}"], name, "none"
     for i, node in enumerate(graph.nodes[:_MAX_DRAWN]):
         yield boxes[f"n{i}"], label(node), _COLOURS.get(node.kind, "#f5f6f8")

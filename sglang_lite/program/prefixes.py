@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-from sglang_lite.notebook.markup import element, fragment, shorten_text
+from sglang_lite.notebook.markup import element, notebook_html, shorten_text
 from sglang_lite.program.graph import GraphNode, GraphRecord, Picture, Value
 from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Path, Rollback, Select, Text
 from sglang_lite.protocol import Span
@@ -87,7 +87,7 @@ class PrefixTree:
         return "\n".join([self._summary_line(), *_tree_lines(self.root, 0)])
 
     def _repr_html_(self) -> str:
-        return fragment(element("pre", shorten_text(str(self), 20_000)))
+        return notebook_html(element("pre", shorten_text(str(self), 20_000)))
 
     def _summary_line(self) -> str:
         size = f"{self.runs} runs, {self.prompts} prompts of {self.tokens:,} tokens"
@@ -124,7 +124,7 @@ def build_prefix_tree(graphs: Sequence[GraphRecord], counter: TokenCounter) -> P
         for path, adapter, segments in iterate_prompts(graph, run):
             found = counted.encode_segments(segments)
             if adapter is not None:
-                found.insert(0, counted.number_for_unknown(("adapter", adapter)))
+                found.insert(0, counted.placeholder_id_for(("adapter", adapter)))
             branches[path, adapter] = found
             prompts += 1
             tokens += sum(item >= 0 for item in found)
@@ -133,7 +133,7 @@ def build_prefix_tree(graphs: Sequence[GraphRecord], counter: TokenCounter) -> P
     unique = 0
     before: list[int] = []
     for found in longest:
-        same = common_length(before, found)
+        same = common_prefix_length(before, found)
         unique += sum(item >= 0 for item in itertools.islice(found, same, None))
         before = found
     return PrefixTree(len(graphs), prompts, tokens, unique, _build_prefix(longest, 0, counter, 0))
@@ -200,16 +200,16 @@ class _PromptEncoder:
                 found += self._tokens(spans, first=not found)
             else:
                 found += [
-                    self.number_for_unknown(each) for each in group if isinstance(each, tuple)
+                    self.placeholder_id_for(each) for each in group if isinstance(each, tuple)
                 ]
         return found
 
-    def number_for_unknown(self, text: _Unknown) -> int:
+    def placeholder_id_for(self, text: _Unknown) -> int:
         """Returns the negative number that stands for an unknown text."""
         return self._unknown.setdefault(text, -1 - len(self._unknown))
 
 
-def common_length(one: Sequence[object], other: Sequence[object]) -> int:
+def common_prefix_length(one: Sequence[object], other: Sequence[object]) -> int:
     """Returns how many items two sequences have in common at the beginning."""
     limit = min(len(one), len(other))
     if one[:limit] == other[:limit]:
@@ -223,7 +223,7 @@ def _build_prefix(
     """Builds the tree of sorted prompts that are equal up to index `start`."""
     if not prompts:
         return Prefix("", 0, 0)
-    end = common_length(prompts[0], prompts[-1])
+    end = common_prefix_length(prompts[0], prompts[-1])
     text = "".join(
         counter.decode(list(group)) if is_known else "…"
         for is_known, group in itertools.groupby(prompts[0][start:end], lambda item: item >= 0)

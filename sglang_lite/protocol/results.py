@@ -12,7 +12,7 @@ from sglang_lite.errors import CapabilityError, SglError
 from sglang_lite.notebook.markup import (
     definition_list,
     element,
-    fragment,
+    notebook_html,
     share_meter,
     shorten_text,
     table_of_rows,
@@ -287,7 +287,7 @@ class Selection(Variant, frozen=True):
         by_share = sorted(self.probs.items(), key=lambda each: -each[1])
         logprobs = {score.text: sum(score.logprobs) for score in self.scores}
         rows = ((text, share_meter(share), f"{logprobs[text]:.3f}") for text, share in by_share)
-        return fragment(
+        return notebook_html(
             element("b", picked), table_of_rows(("choice", "probability", "log-probability"), rows)
         )
 

@@ -28,11 +28,11 @@ from sglang_lite.runtime.attention.registry import AttentionBackendName
 from sglang_lite.runtime.capacity import Sizes
 from sglang_lite.runtime.config_checks import (
     apply_layer_dump_settings,
+    check_cache_tiers,
+    check_chat_template,
     check_offload,
     check_parallel,
     check_scales,
-    check_template,
-    check_tiers,
     check_unset,
     normalise_media_settings,
     normalise_seed_ports,
@@ -40,7 +40,7 @@ from sglang_lite.runtime.config_checks import (
 from sglang_lite.runtime.config_checks import check_int as _check_int
 from sglang_lite.runtime.config_checks import check_number as _check_number
 from sglang_lite.runtime.models.config_fields import abbreviate
-from sglang_lite.runtime.models.lora.paths import lora_texts
+from sglang_lite.runtime.models.lora.paths import normalise_lora_paths
 from sglang_lite.runtime.parallel.layout import ALONE, Parallel
 from sglang_lite.runtime.structured_output.registry import ConstraintBackend
 from sglang_lite.runtime.tokens.image_options import ImageOptions, parse_media_setting
@@ -506,7 +506,7 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, str) and not (optional and value is None):
                 raise ParameterError(name, f"{abbreviate(value)} is no text.")
-        check_template(self.chat_template)
+        check_chat_template(self.chat_template)
         if not isinstance(self.device, str) or not re.fullmatch(
             r"auto|cpu|cuda(:\d+)?", self.device
         ):
@@ -549,7 +549,7 @@ class EngineConfig:
                 raise ParameterError(
                     name, f"{getattr(self, name)!r} is not one of {', '.join(map(str, allowed))}."
                 )
-        check_tiers(self)
+        check_cache_tiers(self)
         check_scales(self.quantization_param_path, self.kv_dtype)
         check_offload(self.cpu_offload_gb, self.offload_group_size, saver=self.enable_memory_saver)
         ports = "remote_instance_weight_loader_send_weights_group_ports"
@@ -571,7 +571,7 @@ class EngineConfig:
 
     def _check_lora(self) -> None:
         """Checks and normalises the settings of adapters."""
-        object.__setattr__(self, "lora_paths", lora_texts(self.lora_paths))
+        object.__setattr__(self, "lora_paths", normalise_lora_paths(self.lora_paths))
         targets: UserValue = self.lora_target_modules
         if targets is not None:
             targets = (targets,) if isinstance(targets, str) else targets

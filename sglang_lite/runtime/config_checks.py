@@ -68,7 +68,7 @@ def check_number(name: str, value: object, valid: Callable[[float], bool], probl
         raise ParameterError(name, f"{value!r} is {problem}")
 
 
-def check_template(template: str | None) -> None:
+def check_chat_template(template: str | None) -> None:
     """Raises ParameterError if a text is neither a template nor the path of one."""
     if template is not None and "{" not in template and not os.path.isfile(template):
         problem = f"there is no file {short_repr(template)}, and the text has no {{{{ or {{%, so it is no template."
@@ -302,7 +302,7 @@ def check_nodes(nodes: int, own: int, first: str | None, replicas: int) -> None:
         raise ParameterError("node_rank", f"{own} is none of {nodes} machines, counted from 0.")
 
 
-def check_tiers(config: EngineConfig) -> None:
+def check_cache_tiers(config: EngineConfig) -> None:
     """Raises ParameterError if settings of the cache's tiers are wrong or conflict."""
     ratio = config.hicache_ratio
     folder = config.hicache_storage_dir

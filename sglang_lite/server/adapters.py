@@ -45,9 +45,9 @@ async def load(service: Service, call: HttpRequest) -> Response:
         await asyncio.to_thread(require_allowed_path, service.settings, body.lora_path, "lora_path")
         await service.call_engine(loading, at_most_s=_LONGEST_S)
     except (ModelError, ParameterError) as error:
-        return _answer(service, str(error))
+        return _loaded_adapters_response(service, str(error))
     service.adapters[body.lora_name] = body.lora_path
-    return _answer(service)
+    return _loaded_adapters_response(service)
 
 
 async def unload(service: Service, call: HttpRequest) -> Response:
@@ -62,11 +62,11 @@ async def unload(service: Service, call: HttpRequest) -> Response:
     except ParameterError as error:
         if path is not None:
             service.adapters[body.lora_name] = path
-        return _answer(service, str(error))
-    return _answer(service)
+        return _loaded_adapters_response(service, str(error))
+    return _loaded_adapters_response(service)
 
 
-def _answer(service: Service, error: str = "") -> Response:
+def _loaded_adapters_response(service: Service, error: str = "") -> Response:
     found = {"success": not error, "error_message": error, "loaded_adapters": service.adapters}
     return json_response(found, 400 if error else 200)
 

@@ -29,10 +29,10 @@ from sglang_lite.server.endpoint import (
     AccessControl,
     Endpoint,
     error_response,
-    request_id_of,
+    read_or_create_request_id,
 )
 from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
-from sglang_lite.server.http.sockets import allow_connections, bind_socket
+from sglang_lite.server.http.sockets import bind_socket, raise_open_file_limit
 from sglang_lite.server.http_server import HttpServer
 from sglang_lite.server.request_metrics import OTHER_ROUTE
 from sglang_lite.server.request_spans import export_spans
@@ -86,7 +86,7 @@ def application(
             for route, endpoint in endpoints
         ],
         lifespan=lifespan,
-        exception_handlers={HTTPException: _http_error},
+        exception_handlers={HTTPException: _routing_error_response},
     )
     app.state.gate = gate
     return app
@@ -138,11 +138,11 @@ class _Application(Starlette):
     ) -> None:
         super().__init__(**settings)
         self._endpoints = endpoints
-        self._outer: ASGIApp = self._answer
+        self._outer: ASGIApp = self._dispatch_request
         if origins:
             shown = ["x-request-id", "retry-after", UNUSED]
             self._outer = CORSMiddleware(
-                self._answer,
+                self._dispatch_request,
                 allow_origins=origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
@@ -153,7 +153,7 @@ class _Application(Starlette):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._outer(scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _dispatch_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = (
             self._endpoints.get((scope["method"], scope["path"]))
             if scope["type"] == "http"
@@ -166,7 +166,7 @@ class _Application(Starlette):
             await endpoint(scope, receive, send)
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
+async def _routing_error_response(request: Request, error: Exception) -> Response:
     """Answers an error of the router itself: an unknown path, or a method that the path doesn't
     have.
     """
@@ -181,7 +181,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         refused = BackendError(str(error.detail))
     elif absent := unsupported_path_error(path):
         refused = absent
-    request_id = request_id_of(request)
+    request_id = read_or_create_request_id(request)
     response = error_response(refused, _protocol_for_path(path), request_id)
     request.app.state.service.metrics.count_response(
         OTHER_ROUTE, request.method, response.status_code, ""
@@ -239,7 +239,7 @@ def serve(
     listening = listening or bind_socket(settings.host, settings.port)
     log.configure(settings)
     warn_if_exposed(settings)
-    allow_connections(settings.max_connections)
+    raise_open_file_limit(settings.max_connections)
     host, port = listening.getsockname()[:2]
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.closing(listening))
@@ -249,7 +249,9 @@ def serve(
             tracer = stack.enter_context(
                 export_spans(settings.otlp_traces_endpoint, f"{host}:{port}")
             )
-        engine = stack.enter_context(Engine(**server_args.engine_settings(engine_settings)))
+        engine = stack.enter_context(
+            Engine(**server_args.translate_engine_settings(engine_settings))
+        )
         token = secrets.token_urlsafe(16) if settings.has_playground else ""
         server = HttpServer(application(engine, settings, token, tracer), settings)
         with contextlib.suppress(SglError):  # the first conversation reports the error

@@ -435,11 +435,11 @@ async def _call_submit(submit: Callable[[], A], length: int) -> A:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        task.add_done_callback(_abort)
+        task.add_done_callback(_abort_submitted_task)
         raise
 
 
-def _abort(task: asyncio.Future[Any]) -> None:
+def _abort_submitted_task(task: asyncio.Future[Any]) -> None:
     if not task.cancelled() and task.exception() is None:
         task.result().abort()
 

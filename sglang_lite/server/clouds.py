@@ -38,7 +38,7 @@ class VertexRequest(msgspec.Struct, kw_only=True):
 VERTEX: Fields[VertexRequest] = Fields(VertexRequest, {}, {})
 
 
-async def vertex(service: Service, call: HttpRequest) -> Response:
+async def answer_vertex_request(service: Service, call: HttpRequest) -> Response:
     """Generates text for the prompts of a Vertex AI request."""
     body = await read_record(service, call, VERTEX)
     if not body.instances:
@@ -65,5 +65,7 @@ ROUTES = (
         "/invocations", chat.complete, "Answer a conversation, for SageMaker", protocol="openai",
         fields=chat_request.CHAT, streams=True, counts_as_open=True,
     ),
-    Route("/vertex_generate", vertex, "Continue texts, for Vertex AI", fields=VERTEX, counts_as_open=True),
+    Route(
+        "/vertex_generate", answer_vertex_request, "Continue texts, for Vertex AI", fields=VERTEX, counts_as_open=True
+    ),
 )  # fmt: skip

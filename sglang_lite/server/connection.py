@@ -28,7 +28,7 @@ from sglang_lite.server.errors import (
     error_headers,
     find_error_status,
 )
-from sglang_lite.server.http.sockets import limit_unread
+from sglang_lite.server.http.sockets import set_unread_timeout
 from sglang_lite.server.lingering import Linger, LingeringTransport
 from sglang_lite.server.settings import ServerSettings
 from sglang_lite.server.unread_client import UnreadClient
@@ -118,23 +118,25 @@ class ClientConnection(HttpToolsProtocol):
     # ------------------------------------------------------------------------------- the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's own
-        limit_unread(transport.get_extra_info("socket"), self._settings.unread_timeout_s)
+        set_unread_timeout(transport.get_extra_info("socket"), self._settings.unread_timeout_s)
         transport = cast(
             "asyncio.Transport",
             LingeringTransport(transport, self._linger, self._is_client_sending),
         )
         super().connection_made(transport)
         self.flow = self._reading = _Reading(transport)
-        self._unread = UnreadClient(transport, self.flow, self._waits_for_an_answer)
+        self._unread = UnreadClient(transport, self.flow, self._client_awaits_response)
         self._address = self.client[0] if self.client else ""
         self._clients[self._address] += 1
         settings = self._settings
         if len(self.connections) > settings.max_connections:
             told = f"{settings.max_connections:,} connections are open, which is the limit."
-            self._refuse(OverloadedError(told, hint="Try again later."))
+            self._refuse_request(OverloadedError(told, hint="Try again later."))
         elif self._clients[self._address] > settings.max_connections_per_client:
             told = f"{settings.max_connections_per_client:,} connections of this client are open, which is the limit."
-            self._refuse(RateLimitError(told, hint="Use connections again, or try again later."))
+            self._refuse_request(
+                RateLimitError(told, hint="Use connections again, or try again later.")
+            )
         else:
             self._set_timer()
 
@@ -166,7 +168,7 @@ class ClientConnection(HttpToolsProtocol):
             self._unparsed += len(piece)
             super().data_received(piece)  # type: ignore[arg-type] # the parser takes any buffer
             if self._unparsed > self._most:
-                self._refuse(self._large_headers_error())
+                self._refuse_request(self._large_headers_error())
             if self.transport.is_closing() or self._last_answer is not None:
                 self._held = memoryview(b"")
                 return
@@ -186,7 +188,7 @@ class ClientConnection(HttpToolsProtocol):
         if self._held:
             self._parse_held()
         elif self._ended or self._last_answer is not None:
-            self._finish()
+            self._finish_connection()
         # part of the next head has arrived
         elif self._timer is None and self._begun and not self._answering:
             self._set_timer()
@@ -197,7 +199,7 @@ class ClientConnection(HttpToolsProtocol):
         asyncio closes the connection.
         """
         if self._begun and self._last_answer is None:
-            self._refuse(
+            self._refuse_request(
                 WireError("the client has ended the connection in the middle of a request.")
             )
         # TLS can't end one side only
@@ -211,24 +213,24 @@ class ClientConnection(HttpToolsProtocol):
             return None
         self._ended = True
         self._cancel_timer()
-        self._finish()
+        self._finish_connection()
         return True
 
-    def _finish(self) -> None:
+    def _finish_connection(self) -> None:
         """Closes a connection from which nothing more is read, after sending the last error, if
         there is one. While requests are unanswered, only watches whether the client leaves.
         """
         if self._unfinished_requests():
             self._unread.watch()
         elif self._last_answer is not None:
-            self._refuse(self._last_answer)
+            self._refuse_request(self._last_answer)
         else:
             self.transport.close()
 
     def _is_client_sending(self) -> bool:
         return self._drops_rest or self._begun or self._in_body or bool(self._held)
 
-    def _waits_for_an_answer(self) -> bool:
+    def _client_awaits_response(self) -> bool:
         current = next(iter(self._unfinished_requests()), None)
         return (
             current is not None
@@ -340,15 +342,15 @@ class ClientConnection(HttpToolsProtocol):
             return
         if self._begun and not self._in_body:
             told = f"the headers did not arrive within {self._settings.head_timeout_s:g} seconds."
-            self._refuse(SlowRequestError(told, hint="End them with an empty line."))
+            self._refuse_request(SlowRequestError(told, hint="End them with an empty line."))
         else:
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         """Rejects the data at which the parser stopped."""
-        self._refuse(self._refused or WireError(msg))
+        self._refuse_request(self._refused or WireError(msg))
 
-    def _refuse(self, error: SglError) -> None:
+    def _refuse_request(self, error: SglError) -> None:
         """Answers the request that is being read with an error, and closes the connection. Earlier
         requests are answered first. If the answer to this request has already begun, only closes,
         because the client would take the error for a part of it.

@@ -150,7 +150,7 @@ def _read_call_fields(_: RequestReader, call: HttpRequest, fields: Fields[R]) ->
     return call.read_fields(fields)
 
 
-def with_priorities(
+def drop_ignored_priorities(
     service: Service, call: HttpRequest, requests: list[GenerateRequest]
 ) -> list[GenerateRequest]:
     """Returns requests with the priorities that the engine heeds. If its policy ignores priorities,
@@ -240,7 +240,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
         request = Request(scope, receive)
-        request_id = request_id_of(request)
+        request_id = read_or_create_request_id(request)
         status = 0
         told: dict[str, str | int] = {"sglang_lite.request_id": request_id}  # of the request's span
 
@@ -271,7 +271,7 @@ class Endpoint:
                 else spans.open_span(f"{request.method} {path}", attributes, request.headers, told)
             ):
                 try:
-                    await self._answer(request, request_id, send_with_id)
+                    await self._authenticate_and_answer(request, request_id, send_with_id)
                 finally:
                     if not status:
                         count(_CLIENT_LEFT)
@@ -288,7 +288,7 @@ class Endpoint:
             logger.log(level, "%s %s %d %.1f ms %s", *line.values(), extra={"request": line})
             self._service().metrics.observe_response_time(path, took)
 
-    async def _answer(self, request: Request, request_id: str, send: Send) -> None:
+    async def _authenticate_and_answer(self, request: Request, request_id: str, send: Send) -> None:
         route = self._route
         scope = request.scope
         receive = request.receive
@@ -298,7 +298,7 @@ class Endpoint:
         try:
             self._gate.check_host(request)
             key = request.scope[_KEY] = self._gate.authenticate_request(request, route)
-            with self._gate.count_open(key, route.counts_as_open):
+            with self._gate.count_open_request(key, route.counts_as_open):
                 service = self._service()
                 if route.counts_as_open:
                     service.count_request(key)
@@ -325,14 +325,15 @@ class Endpoint:
                     reports=settings.unknown_fields == "report",
                 )
                 await run_until_disconnect(
-                    self._handle(service, call, protocol, scope, receive, send), receive
+                    self._send_handler_response(service, call, protocol, scope, receive, send),
+                    receive,
                 )
         except SglError as error:
             await error_response(error, protocol, request_id)(scope, receive, send)
         except ClientDisconnect:  # while the body was read
             pass
 
-    async def _handle(
+    async def _send_handler_response(
         self,
         service: Service,
         call: HttpRequest,
@@ -370,7 +371,7 @@ async def _wait_forever() -> Any:  # `run_until_disconnect` watches for the disc
     await asyncio.Event().wait()
 
 
-def request_id_of(request: Request) -> str:
+def read_or_create_request_id(request: Request) -> str:
     """Returns a request's `X-Request-Id`, or a new id if the header is missing or invalid."""
     given = request.headers.get("x-request-id", "")
     return (
@@ -437,7 +438,7 @@ class AccessControl:
         if route.access == "open":
             return ""
         if route.access == "page":
-            self._check_page(request)
+            self._check_playground_request(request)
             return ""
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         given = (
@@ -469,7 +470,7 @@ class AccessControl:
             )
         return valid[0] if valid else ""
 
-    def _check_page(self, request: Request) -> None:
+    def _check_playground_request(self, request: Request) -> None:
         """Raises an error unless the playground's own page sent the request, or the request opens
         that page.
         """
@@ -486,7 +487,7 @@ class AccessControl:
                 hint="Open the address that the server has printed.",
             )
 
-    def count_open(self, key: str, counts_as_open: bool) -> _OpenCount:
+    def count_open_request(self, key: str, counts_as_open: bool) -> _OpenCount:
         """Returns a context in which a request counts as open. Raises RateLimitError if too many
         are open.
         """

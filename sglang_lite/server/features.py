@@ -76,7 +76,7 @@ async def media_features(
         _parse_medium_source(source, f"mm_items[{i}]", kind, frames)
         for i, source in enumerate(sources)
     )
-    prompt = await service.images.fetch_prompt(Prompt((), images=media))
+    prompt = await service.images.fetch_prompt_images(Prompt((), images=media))
     return await asyncio.wrap_future(service.engine.core.submit_call(EncodeMedia(prompt.images)))
 
 

@@ -67,7 +67,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
                 *names,
                 dest=_flag_destination(kind, each.name),
                 default=None,
-                help=f"{texts[each.name]}{_default(each)}",
+                help=f"{texts[each.name]}{_default_sentence(each)}",
                 **how,
             )
     group = parser.add_argument_group(
@@ -203,7 +203,7 @@ def _convert_sglang_flag_value(name: str, value: str) -> UserValue:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _default(setting: Field[Any]) -> str:
+def _default_sentence(setting: Field[Any]) -> str:
     """Returns the sentence about a setting's default that ends its help text. Returns "" if there
     is no default to show or the text already describes it.
     """

@@ -49,7 +49,7 @@ class GrpcCalls:
         self._connections = _Connections(service.settings.max_connections_per_client)
 
     @contextlib.asynccontextmanager
-    async def answer_call(
+    async def guard_grpc_call(
         self,
         call: str,
         context: grpc.aio.ServicerContext,
@@ -82,14 +82,14 @@ class GrpcCalls:
         status = 200
         text = ""
         told: dict[str, str | int] = {"sglang_lite.request_id": request_id}
-        with self._span(of, call, headers, told) if counts else contextlib.nullcontext():
+        with self._open_call_span(of, call, headers, told) if counts else contextlib.nullcontext():
             try:
                 key = self._gate.authenticate_request(
                     Request({"type": "http", "headers": encoded, "query_string": b""}), route
                 )
                 with (
                     self._connections.count_call(context.peer()),
-                    self._gate.count_open(key, counts),
+                    self._gate.count_open_request(key, counts),
                 ):
                     if counts:
                         self._service.count_request(key)
@@ -117,7 +117,7 @@ class GrpcCalls:
         if text:
             await context.abort(code, text)
 
-    def _span(
+    def _open_call_span(
         self, service: str, call: str, headers: dict[str, str], told: dict[str, str | int]
     ) -> contextlib.AbstractContextManager[None]:
         if self._service.spans is None:

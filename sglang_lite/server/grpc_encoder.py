@@ -27,7 +27,7 @@ class EncoderServicer(services.SglangEncoderServicer):  # type: ignore[misc]  # 
 
     async def Encode(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Encodes media, and returns the size of their features."""
-        async with self._calls.answer_call(
+        async with self._calls.guard_grpc_call(
             "Encode", context, of=_NAME, request_id=request.req_id, counts=True
         ):
             refuse_fields(request, "prefill_host", "embedding_port")  # pickles over ZMQ

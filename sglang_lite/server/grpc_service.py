@@ -96,10 +96,10 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  # of the protocol
         """Generates tokens after a prompt of token ids."""
-        async with self._calls.answer_call(
+        async with self._calls.guard_grpc_call(
             "Generate", context, request_id=request.request_id, counts=True
         ):
-            wanted = _generate_request(request)
+            wanted = _convert_generate_message(request)
             wanted = self._service.select_requested_adapter(request.lora_id, wanted)
             events = self._service.async_engine.generate(wanted)
             sent: dict[int, int] = {}
@@ -111,7 +111,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def Embed(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Returns the embedding of token ids."""
-        async with self._calls.answer_call(
+        async with self._calls.guard_grpc_call(
             "Embed", context, request_id=request.request_id, counts=True
         ):
             refuse_fields(request, "mm_inputs", "is_cross_encoder", "token_type_ids")
@@ -133,13 +133,13 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def Abort(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Aborts a request."""
-        async with self._calls.answer_call("Abort", context):
+        async with self._calls.guard_grpc_call("Abort", context):
             self._service.async_engine.abort(request.request_id, key_in_use.get() or None)
             return pb.AbortResponse(success=True)
 
     async def GetModelInfo(self, _: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Describes the model."""
-        async with self._calls.answer_call("GetModelInfo", context):
+        async with self._calls.guard_grpc_call("GetModelInfo", context):
             engine = self._service.engine
             tokenizer = self._service.engine.tokenizer
             config = self._config
@@ -164,7 +164,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def GetServerInfo(self, _: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Returns the settings and counts."""
-        async with self._calls.answer_call("GetServerInfo", context):
+        async with self._calls.guard_grpc_call("GetServerInfo", context):
             info: Any = await self._service.call_engine(self._service.engine.get_server_info)
             found = pb.GetServerInfoResponse(
                 active_requests=self._service.async_engine.open,
@@ -180,8 +180,8 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def GetLoads(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Returns the load of each replica of the engine."""
-        async with self._calls.answer_call("GetLoads", context):
-            each = await native.each_stats(self._service)
+        async with self._calls.guard_grpc_call("GetLoads", context):
+            each = await native.collect_replica_stats(self._service)
             loads = [_encode_scheduler_load(self._service, stats) for stats in each]
             if request.HasField("dp_rank"):
                 loads = [load for load in loads if load.dp_rank == request.dp_rank]
@@ -201,7 +201,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def FlushCache(self, _: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Drops cached prefixes that are not in use."""
-        async with self._calls.answer_call("FlushCache", context, _OF_ADMIN):
+        async with self._calls.guard_grpc_call("FlushCache", context, _OF_ADMIN):
             freed = await self._service.call_engine(self._service.engine.flush_cache)
             return common.FlushCacheResponse(
                 success=True, message=f"Cache flushed: {freed} tokens."
@@ -209,8 +209,8 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def GetTokenizer(self, _: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  # of the protocol
         """Yields the tokenizer's files as a ZIP archive, in pieces."""
-        async with self._calls.answer_call("GetTokenizer", context):
-            data, digest = await asyncio.to_thread(lambda: self._archive)
+        async with self._calls.guard_grpc_call("GetTokenizer", context):
+            data, digest = await asyncio.to_thread(lambda: self._tokenizer_archive)
             for start in range(0, len(data), _CHUNK):
                 last = start + _CHUNK >= len(data)
                 yield common.GetTokenizerChunk(
@@ -225,7 +225,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
         return found
 
     @cached_property
-    def _archive(self) -> tuple[bytes, str]:
+    def _tokenizer_archive(self) -> tuple[bytes, str]:
         """ZIP archive of the tokenizer's files, and its SHA-256. The chat template is the engine's."""
         config = self._service.engine.config
         written = io.BytesIO()
@@ -256,7 +256,7 @@ def _ids(given: object) -> list[int]:
     ]
 
 
-def _generate_request(request: Any) -> Any:
+def _convert_generate_message(request: Any) -> Any:
     """Converts a message to a request of the engine. Zeros of proto3 that mean "not set" are left
     out.
 

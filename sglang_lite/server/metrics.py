@@ -63,12 +63,16 @@ class _Stats(Collector):
         for name, value in self._stats.items():
             if isinstance(value, int | float):
                 kind = CounterMetricFamily if name in _COUNTERS else GaugeMetricFamily
-                yield self._family(kind, f"sglang_lite_{name}", name, "model", itemgetter(name))
+                yield self._build_metric_family(
+                    kind, f"sglang_lite_{name}", name, "model", itemgetter(name)
+                )
         # not of encoders
         for name, of in _SHOWN[self._names].items() if self._stats["total_tokens"] else ():
-            yield self._family(GaugeMetricFamily, f"{self._names}:{name}", name, "model_name", of)
+            yield self._build_metric_family(
+                GaugeMetricFamily, f"{self._names}:{name}", name, "model_name", of
+            )
 
-    def _family(
+    def _build_metric_family(
         self,
         kind: type[CounterMetricFamily | GaugeMetricFamily],
         full: str,
@@ -87,7 +91,7 @@ async def metrics(service: Service, _: HttpRequest) -> Response:
     """Returns all counts in Prometheus' text format."""
     registry = CollectorRegistry()
     stats = await service.call_engine(service.engine.stats)
-    stats = {**stats, "generated_per_s": service.metrics.throughput()}
+    stats = {**stats, "generated_per_s": service.metrics.measure_throughput()}
     registry.register(_Stats(stats, service.model_name, service.settings.metrics_names))
     content = generate_latest(service.metrics.registry) + generate_latest(registry)
     return Response(content, media_type=CONTENT_TYPE_LATEST)

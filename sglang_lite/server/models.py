@@ -11,7 +11,7 @@ from sglang_lite.server.endpoint import ANTHROPIC_VERSION, HttpRequest, Route, j
 from sglang_lite.server.service import Service
 
 
-def _card(service: Service, adapter: str | None = None) -> dict[str, Any]:
+def _openai_model_card(service: Service, adapter: str | None = None) -> dict[str, Any]:
     return {
         "id": service.model_name if adapter is None else adapter,
         "object": "model",
@@ -40,7 +40,10 @@ async def models(service: Service, call: HttpRequest) -> Response:
     """Returns the served model and its adapters, in OpenAI's or Anthropic's form."""
     if ANTHROPIC_VERSION not in call.headers:
         return json_response(
-            {"object": "list", "data": [_card(service, each) for each in (None, *service.adapters)]}
+            {
+                "object": "list",
+                "data": [_openai_model_card(service, each) for each in (None, *service.adapters)],
+            }
         )
     cards = [_anthropic_card(service, each) for each in (None, *service.adapters)]
     return json_response(
@@ -52,7 +55,9 @@ async def model(service: Service, call: HttpRequest) -> Response:
     """Describes a model."""
     adapter = service.find_requested_adapter(call.path["model"])
     return json_response(
-        (_anthropic_card if ANTHROPIC_VERSION in call.headers else _card)(service, adapter)
+        (_anthropic_card if ANTHROPIC_VERSION in call.headers else _openai_model_card)(
+            service, adapter
+        )
     )
 
 

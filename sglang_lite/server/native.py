@@ -30,10 +30,10 @@ from sglang_lite.server.endpoint import (
     Handler,
     HttpRequest,
     Route,
+    drop_ignored_priorities,
     json_response,
     read_body,
     read_record,
-    with_priorities,
 )
 from sglang_lite.server.fields import (
     LOGGING_REFUSED,
@@ -164,7 +164,9 @@ CLOSE_SESSION = Fields(CloseSession, {}, {})
 async def generate(service: Service, call: HttpRequest) -> Response:
     """Generates text for one prompt or several."""
     request = await read_body(service, call, _read_generate)
-    calls = await service.images.fetch_requests(with_priorities(service, call, request.calls))
+    calls = await service.images.fetch_requests(
+        drop_ignored_priorities(service, call, request.calls)
+    )
     request = replace(request, calls=calls)
     if request.session is None:
         answers = service.async_engine.generate_native(request)
@@ -172,7 +174,9 @@ async def generate(service: Service, call: HttpRequest) -> Response:
         answers = await _answer_in_session(service, call, request, request.session)
     if request.stream:
         answers = await wait_for_first_event(answers)
-        write = partial(_stream, incremental=service.settings.incremental_streaming_output)
+        write = partial(
+            _stream_native_answers, incremental=service.settings.incremental_streaming_output
+        )
         return EventStream(answers, write, "native")
     async with contextlib.aclosing(answers):
         result = await anext(answers)
@@ -236,7 +240,7 @@ def _read_generate(reader: RequestReader, call: HttpRequest) -> NativeRequest:
     return replace(request, calls=calls, session=session)
 
 
-async def _stream(
+async def _stream_native_answers(
     answers: AsyncGenerator[list[dict[str, Any]], None], *, incremental: bool
 ) -> AsyncGenerator[bytes]:
     sent: dict[int, dict[str, int]] = {}
@@ -372,7 +376,7 @@ async def server_info(service: Service, _: HttpRequest) -> Response:
 
 async def internal_state(service: Service, _: HttpRequest) -> Response:
     """Returns the counts of each replica of the engine."""
-    return json_response({"internal_states": await each_stats(service)})
+    return json_response({"internal_states": await collect_replica_stats(service)})
 
 
 async def flush_cache(service: Service, _: HttpRequest) -> Response:
@@ -411,7 +415,7 @@ async def loads(service: Service, _: HttpRequest) -> Response:
             "num_used_tokens": stats["total_tokens"] - stats["free_tokens"],
             "max_running_requests": service.engine.core.capacity.sizes.max_running,
         }
-        for stats in await each_stats(service)
+        for stats in await collect_replica_stats(service)
     ]
     return json_response(
         {"version": __version__, "dp_rank_count": service.engine.config.dp_size, "loads": found}
@@ -429,12 +433,12 @@ async def get_load(service: Service, _: HttpRequest) -> Response:
                 # Only tokens of requests.
                 "num_tokens": stats["total_tokens"] - stats["free_tokens"] - stats["cached_tokens"],
             }
-            for stats in await each_stats(service)
+            for stats in await collect_replica_stats(service)
         ]
     )
 
 
-async def each_stats(service: Service) -> list[dict[str, Any]]:  # as of `Engine.stats`
+async def collect_replica_stats(service: Service) -> list[dict[str, Any]]:  # as of `Engine.stats`
     """Returns the counts of each replica of the engine, with its number."""
     stats = await service.call_engine(service.engine.stats)
     each: list[dict[str, Any]] = stats.get("replicas", [{"dp_rank": 0, **stats}])
@@ -569,7 +573,7 @@ def _require_one_of_two_names(first: Any, second: Any, name: str) -> Any:
     return second if first is None else first
 
 
-def _record_experts(action: str) -> Handler:
+def _experts_record_handler(action: str) -> Handler:
     """Returns a handler that starts, stops or reads the record of which experts are chosen."""
 
     async def run(service: Service, _: HttpRequest) -> Response:
@@ -616,8 +620,8 @@ ROUTES = (
     Route("/stop_profile", stop_profile, "End the profile", _GET_OR_POST, access="owner", acts=True),
     *(
         Route(
-            f"/{action}_expert_distribution_record", _record_experts(action), "Which experts are chosen", _GET_OR_POST,
-            access="admin", acts=True,
+            f"/{action}_expert_distribution_record", _experts_record_handler(action), "Which experts are chosen",
+            _GET_OR_POST, access="admin", acts=True,
         )
         for action in ("start", "stop", "dump")
     ),

@@ -47,7 +47,10 @@ def openapi_document(routes: Sequence[Route]) -> dict[str, Json]:
     for route in routes:
         path = re.sub(r":\w+}", "}", route.path)
         paths.setdefault(path, {}).update(
-            {method.lower(): _operation(route, method, references) for method in route.methods}
+            {
+                method.lower(): _describe_operation(route, method, references)
+                for method in route.methods
+            }
         )
     return {
         "openapi": "3.1.0",
@@ -60,7 +63,7 @@ def openapi_document(routes: Sequence[Route]) -> dict[str, Json]:
     }
 
 
-def _operation(route: Route, method: str, references: Mapping[Any, Any]) -> dict[str, Any]:
+def _describe_operation(route: Route, method: str, references: Mapping[Any, Any]) -> dict[str, Any]:
     statuses = {**_ANY, **({} if route.methods == ("GET",) and not route.query else _OF_BODY)}
     if route.counts_as_open:
         statuses |= _OF_WORK

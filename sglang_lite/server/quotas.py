@@ -37,7 +37,7 @@ class Quota:
         self._clock = clock
         self._left: dict[str, _Remainder] = {}
 
-    def wait_s(self, key: str) -> float:
+    def seconds_until_available(self, key: str) -> float:
         """Returns the seconds until at least one unit of a key's quota is left, or 0.0 if one is
         left now.
         """
@@ -78,7 +78,7 @@ class Quotas:
         """Counts a request of a key. Raises RateLimitError if one of its quotas is used up."""
         named = {"requests": self._requests, "tokens": self._tokens}
         waits = [
-            (math.ceil(quota.wait_s(key)), what)
+            (math.ceil(quota.seconds_until_available(key)), what)
             for what, quotas in named.items()
             for quota in quotas
         ]

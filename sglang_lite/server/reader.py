@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sglang_lite.engine.core_client import read_model_parts
+from sglang_lite.engine.core_client import load_tokenizer_and_media
 from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import MediaKind, Prompt, SglError, Span
 from sglang_lite.runtime.config import EngineConfig
@@ -75,7 +75,7 @@ class ModelFacts:
 
     def reader(self) -> RequestReader:
         """Creates a reader for a process without an engine; it tokenises prompts."""
-        encoder, tokenizer, media = read_model_parts(self.config, self.path)
+        encoder, tokenizer, media = load_tokenizer_and_media(self.config, self.path)
 
         def template() -> JinjaTemplate | None:
             if isinstance(self.template, SglError):

@@ -113,7 +113,7 @@ class RequestMetrics:
             for key in ("queue", "first", "between", "whole")
         }
         self._generated = 0
-        # time of the last call of `throughput`, and tokens until then
+        # time of the last call of `measure_throughput`, and tokens until then
         self._looked = time.monotonic(), 0
         labels = ["route", "method", "status", "key"]
         self._responses = Counter(
@@ -142,7 +142,7 @@ class RequestMetrics:
             registry=self.registry,
         )
 
-    def throughput(self) -> float:
+    def measure_throughput(self) -> float:
         """Returns the number of generated tokens per second since the last call. Counts only
         requests that have ended.
         """
@@ -191,7 +191,7 @@ class RequestMetrics:
         """
         self._responses.labels(route, method, str(status), _hash_prefix(key)).inc()
 
-    def count_over_quota(self, key: str) -> None:
+    def count_quota_refusal(self, key: str) -> None:
         """Counts a request that is refused because one of its key's quotas is used up."""
         self._over_quota.labels(_hash_prefix(key)).inc()
 

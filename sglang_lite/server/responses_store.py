@@ -98,7 +98,7 @@ class ResponseStore:
         assert response.log is not None
         response.log.append_events(events)
         if self._stored.get((key, response.id)) is response:
-            self._count_bytes(response, response.bytes + sum(map(len, events)))
+            self._set_response_size(response, response.bytes + sum(map(len, events)))
 
     def update_content(
         self, key: str, response: StoredResponse, content: Mapping[str, Json]
@@ -148,9 +148,9 @@ class ResponseStore:
     def _update_size(self, response: StoredResponse) -> None:
         size = response.input_bytes + len(msgspec.json.encode(response.content))
         size += 0 if response.log is None else response.log.size
-        self._count_bytes(response, size)
+        self._set_response_size(response, size)
 
-    def _count_bytes(self, response: StoredResponse, size: int) -> None:
+    def _set_response_size(self, response: StoredResponse, size: int) -> None:
         """Sets the size of a response, and drops the least recently used ones if the store has
         become too large.
         """

@@ -24,7 +24,7 @@ from sglang_lite.server.programs import program
 from sglang_lite.server.service import Service
 
 
-async def _document(_: Service, __: HttpRequest) -> Response:
+async def _show_openapi_document(_: Service, __: HttpRequest) -> Response:
     """Returns the OpenAPI document."""
     return json_response(openapi.openapi_document(ROUTES))
 
@@ -48,5 +48,5 @@ ROUTES: tuple[Route, ...] = (
     *models.ROUTES,
     *adapters.ROUTES,
     *metrics.ROUTES,
-    Route("/openapi.json", _document, "This document", ("GET",), access="open"),
+    Route("/openapi.json", _show_openapi_document, "This document", ("GET",), access="open"),
 )

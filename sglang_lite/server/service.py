@@ -21,7 +21,7 @@ from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import EngineClosedError, RequestTimeoutError, SamplingParams, SglError
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.host.cache_folder import cache_folder
-from sglang_lite.runtime.media.speech import VoxtralSpeech, WhisperSpeech, load_whisper_speech
+from sglang_lite.runtime.media.speech import VoxtralSpeech, WhisperSpeech, load_speech_model
 from sglang_lite.runtime.models.lora.paths import read_lora_path
 from sglang_lite.runtime.models.resolve import resolve_for_engine
 from sglang_lite.server.async_engine import AsyncEngine, key_in_use
@@ -187,7 +187,7 @@ class Service:
         read files.
         """
         config = self.engine.config
-        return load_whisper_speech(
+        return load_speech_model(
             self.reader.media,
             self.reader.tokenizer,
             partial(resolve_for_engine, config.model, config.revision),
@@ -266,7 +266,7 @@ class Service:
         """Begins to watch the engine, and generates a first token."""
         # without a reply from the engine, the timeout counts from now
         self._last_reply = time.monotonic()
-        for work in (self._watch(), self._warm_up()):
+        for work in (self._watch_engine_health(), self._warm_up()):
             task = asyncio.ensure_future(work)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -282,7 +282,7 @@ class Service:
         self.images.close()
         self.sounds.close()
 
-    async def _watch(self) -> None:
+    async def _watch_engine_health(self) -> None:
         while True:
             try:
                 self.asleep = bool((await self.call_engine(self.engine.stats)).get("asleep"))
@@ -310,7 +310,7 @@ class Service:
         if silent > self.settings.health_timeout_s or not self.engine.core.responds:
             raise EngineClosedError("the engine does not respond.")
 
-    def check_accepts(self) -> None:
+    def check_not_shutting_down(self) -> None:
         """Raises EngineClosedError if the server accepts no more requests because it is shutting
         down.
         """
@@ -326,18 +326,18 @@ class Service:
             EngineClosedError: the server is shutting down.
             RateLimitError: a quota of its key is used up.
         """
-        self.check_accepts()
+        self.check_not_shutting_down()
         try:
             self.quotas.charge_request(key)
         except RateLimitError:
-            self.metrics.count_over_quota(key)
+            self.metrics.count_quota_refusal(key)
             raise
 
     def check_ready(self) -> None:
         """Raises EngineClosedError if the server is shutting down, or the engine is unhealthy, or
         hasn't generated its first token.
         """
-        self.check_accepts()
+        self.check_not_shutting_down()
         self.check_health()
         if not self._first_token_at:
             raise EngineClosedError(

@@ -231,7 +231,7 @@ class ServerSettings:
                 raise ParameterError(
                     "allowed_media_domains", problem, hint="Write pictures.example, without a port."
                 )
-        self._check_weights()
+        self._check_weight_sources()
         self._check_origins()
         if self.cache_salt_by_key and not self.api_key:
             raise ParameterError(
@@ -276,7 +276,7 @@ class ServerSettings:
                     hint="Write https://chat.lan:8080, in lower case.",
                 )
 
-    def _check_weights(self) -> None:
+    def _check_weight_sources(self) -> None:
         if self.weights_root is not None and not Path(self.weights_root).expanduser().is_dir():
             raise ParameterError(
                 "weights_root", f"{self.weights_root!r} is no folder.", hint="Give one that exists."

@@ -138,7 +138,7 @@ async def update_from_disk(service: Service, body: UpdateFromDiskRequest) -> Res
         load_format=body.load_format,
         weight_version=body.weight_version,
     )
-    return await _report_success(
+    return await _run_and_report(
         service, update, "The weights are replaced.", check=check, num_paused_requests=0
     )
 
@@ -168,7 +168,7 @@ async def update_from_tensor(service: Service, body: UpdateFromTensorRequest) ->
         flush_cache=body.flush_cache,
         weight_version=body.weight_version,
     )
-    return await _report_success(service, update, "The weights are replaced.")
+    return await _run_and_report(service, update, "The weights are replaced.")
 
 
 async def update_version(service: Service, body: NameWeightsRequest) -> Response:
@@ -204,14 +204,14 @@ def _change_handler(
     """Returns a handler that calls a function of the engine with the fields of a request."""
 
     async def handle(service: Service, body: msgspec.Struct) -> Response:
-        return await _report_success(
+        return await _run_and_report(
             service, partial(change, service.engine, **msgspec.structs.asdict(body)), message
         )
 
     return handle
 
 
-async def _report_success(
+async def _run_and_report(
     service: Service,
     ask: Callable[[], dict[str, Any] | None],
     message: str = "",
@@ -247,13 +247,13 @@ async def offer_weight_group(service: Service, body: OfferRequest) -> Response:
         body.group_name,
         body.backend,
     )
-    return await _report_success(service, offered)
+    return await _run_and_report(service, offered)
 
 
 async def send(service: Service, body: SendRequest) -> Response:
     """Sends tensors to a group that `offer_weight_group` has created."""
     sent = partial(weights.send_weights, service.engine, body.group_name, body.names)
-    return await _report_success(service, lambda: {"weight_version": sent()})
+    return await _run_and_report(service, lambda: {"weight_version": sent()})
 
 
 async def get_weights(service: Service, body: GetWeightsRequest) -> Response:
@@ -295,7 +295,7 @@ def _memory_handler(
     """Returns a handler that releases memory, or allocates it again."""
 
     async def handle(service: Service, body: MemoryRequest) -> Response:
-        return await _move_memory(service, partial(move, service.engine, body.tags))
+        return await _release_or_allocate(service, partial(move, service.engine, body.tags))
 
     return handle
 
@@ -305,15 +305,15 @@ async def sleep(service: Service, call: HttpRequest) -> Response:
     level = call.query.get("level", "1")
     if level not in ("1", "2"):
         raise ParameterError("level", f"{level[:20]!r} is neither 1 nor 2.")
-    return await _move_memory(service, partial(weights.sleep, service.engine, int(level)))
+    return await _release_or_allocate(service, partial(weights.sleep, service.engine, int(level)))
 
 
 async def wake_up(service: Service, _: HttpRequest) -> Response:
     """Allocates all released memory again."""
-    return await _move_memory(service, partial(weights.wake, service.engine))
+    return await _release_or_allocate(service, partial(weights.wake, service.engine))
 
 
-async def _move_memory(service: Service, move: Callable[[], None]) -> Response:
+async def _release_or_allocate(service: Service, move: Callable[[], None]) -> Response:
     """Calls a function that releases memory or allocates it again, and answers with status 200."""
     await service.call_engine(move, at_most_s=LONGEST_S)
     service.asleep = await service.call_engine(partial(weights.is_sleeping, service.engine))
@@ -327,7 +327,7 @@ async def is_sleeping(service: Service, _: HttpRequest) -> Response:
     )
 
 
-def _route(
+def _build_weight_route(
     path: str,
     record: type[R],
     handler: Callable[[Service, R], Awaitable[Response]],
@@ -367,7 +367,7 @@ init_group = _change_handler(weights.init_update_group, "The group is there.")
 update_from_group = _change_handler(weights.update_from_group, "The weights are replaced.")
 destroy_group = _change_handler(weights.destroy_update_group, "The group is left.")
 ROUTES = (
-    _route(
+    _build_weight_route(
         "/release_memory_occupation",
         MemoryRequest,
         release,
@@ -376,7 +376,7 @@ ROUTES = (
         media_type="",
         may_be_empty=True,
     ),
-    _route(
+    _build_weight_route(
         "/resume_memory_occupation",
         MemoryRequest,
         take_again,
@@ -388,35 +388,45 @@ ROUTES = (
     Route("/sleep", sleep, "Sleep", query=("level",), access="owner", media_type=""),
     Route("/wake_up", wake_up, "Wake", access="owner", media_type=""),
     Route("/is_sleeping", is_sleeping, "Does it sleep?", ("GET",)),
-    _route(
+    _build_weight_route(
         "/update_weights_from_disk", UpdateFromDiskRequest, update_from_disk, "Replace the weights"
     ),
-    _route(
+    _build_weight_route(
         "/update_weights_from_tensor",
         UpdateFromTensorRequest,
         update_from_tensor,
         "Replace weights",
     ),
-    _route("/update_weight_version", NameWeightsRequest, update_version, "Name the weights"),
-    _route("/init_weights_update_group", InitGroupRequest, init_group, "Join a sender of weights"),
-    _route(
+    _build_weight_route(
+        "/update_weight_version", NameWeightsRequest, update_version, "Name the weights"
+    ),
+    _build_weight_route(
+        "/init_weights_update_group", InitGroupRequest, init_group, "Join a sender of weights"
+    ),
+    _build_weight_route(
         "/update_weights_from_distributed",
         UpdateFromGroupRequest,
         update_from_group,
         "Receive weights",
     ),
-    _route("/destroy_weights_update_group", DestroyGroupRequest, destroy_group, "Leave it"),
-    _route(
+    _build_weight_route(
+        "/destroy_weights_update_group", DestroyGroupRequest, destroy_group, "Leave it"
+    ),
+    _build_weight_route(
         "/init_weights_send_group_for_remote_instance",
         OfferRequest,
         offer_weight_group,
         "Offer the weights",
     ),
-    _route("/send_weights_to_remote_instance", SendRequest, send, "Send them"),
-    _route("/get_weights_by_name", GetWeightsRequest, get_weights, "Show a tensor", _GET_OR_POST),
-    _route(
+    _build_weight_route("/send_weights_to_remote_instance", SendRequest, send, "Send them"),
+    _build_weight_route(
+        "/get_weights_by_name", GetWeightsRequest, get_weights, "Show a tensor", _GET_OR_POST
+    ),
+    _build_weight_route(
         "/weights_checker", CheckWeightsRequest, check_weights, "Checksums of tensors", _GET_OR_POST
     ),
-    _route("/pause_generation", PauseRequest, pause, "Stop generating", may_be_empty=True),
+    _build_weight_route(
+        "/pause_generation", PauseRequest, pause, "Stop generating", may_be_empty=True
+    ),
     Route("/continue_generation", resume, "Generate again", access="owner"),
 )

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from sglang_lite.server.sglang.server_args import record_type
+from sglang_lite.server.sglang.server_args import create_server_args_class
 
 __all__ = ["ServerArgs"]
 
-ServerArgs: Any = record_type(__name__)
+ServerArgs: Any = create_server_args_class(__name__)

@@ -68,7 +68,7 @@ class Messages:
     ) -> Json:
         (each,) = answers
         reason, stop, details = _message_end(each)
-        return _message(
+        return _build_sdk_message(
             each,
             request,
             number,
@@ -89,10 +89,10 @@ class Messages:
         from anthropic import types
 
         (only,) = answers
-        head = _message(only, request, number, [], None, None, None, 1)
+        head = _build_sdk_message(only, request, number, [], None, None, None, 1)
         found: list[Any] = [types.RawMessageStartEvent(message=head, type="message_start")]
         for index, block in enumerate(_content_blocks(only, number)):
-            empty, deltas = _deltas(block, only)
+            empty, deltas = _split_block_into_deltas(block, only)
             found.append(
                 types.RawContentBlockStartEvent(
                     content_block=empty, index=index, type="content_block_start"
@@ -189,7 +189,7 @@ def _content_blocks(answer: RenderedAnswer, number: int) -> list[Any]:
     return blocks
 
 
-def _deltas(block: Any, answer: RenderedAnswer) -> tuple[Any, list[Any]]:
+def _split_block_into_deltas(block: Any, answer: RenderedAnswer) -> tuple[Any, list[Any]]:
     """Returns a block without content, and the deltas of its content."""
     from anthropic import types
 
@@ -208,7 +208,7 @@ def _deltas(block: Any, answer: RenderedAnswer) -> tuple[Any, list[Any]]:
     return types.TextBlock(text="", type="text"), pieces
 
 
-def _message(
+def _build_sdk_message(
     answer: RenderedAnswer,
     request: RequestSummary,
     number: int,

@@ -95,7 +95,7 @@ class Chat(OpenAiApi):
         choices = []
         for index, each in enumerate(answers):
             calls: Any = [
-                _call(call, f"call_{number}_{i}") for i, call in enumerate(each.calls)
+                _build_sdk_call(call, f"call_{number}_{i}") for i, call in enumerate(each.calls)
             ] or None
             message = ChatCompletionMessage(
                 role="assistant",
@@ -135,7 +135,7 @@ class Chat(OpenAiApi):
             index: int, delta: ChoiceDelta, finish: Any = None, logprobs: Any = None
         ) -> None:
             choice = Choice(index=index, delta=delta, finish_reason=finish, logprobs=logprobs)
-            found.append(_chunk(request, number, [choice]))
+            found.append(_build_chat_chunk(request, number, [choice]))
 
         for index, each in enumerate(answers):
             add_chunk(index, ChoiceDelta(role="assistant", content=""))
@@ -160,7 +160,7 @@ class Chat(OpenAiApi):
                     add_chunk(index, ChoiceDelta(tool_calls=[ChoiceDeltaToolCall(**next_delta)]))
             add_chunk(index, ChoiceDelta(), _openai_finish_reason(each))
         if (body.get("stream_options") or {}).get("include_usage"):
-            found.append(_chunk(request, number, [], build_fake_usage(answers)))
+            found.append(_build_chat_chunk(request, number, [], build_fake_usage(answers)))
         return [*found, "[DONE]"]
 
 
@@ -184,10 +184,10 @@ class Completions(OpenAiApi):
     def response(
         self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int
     ) -> Json:
-        return _completion(
+        return _build_completion(
             request,
             number,
-            [_choice(i, each, request) for i, each in enumerate(answers)],
+            [_build_completion_choice(i, each, request) for i, each in enumerate(answers)],
             build_fake_usage(answers),
         )
 
@@ -202,16 +202,24 @@ class Completions(OpenAiApi):
         for index, each in enumerate(answers):
             pieces = each.pieces or [""]
             found += [
-                _completion(
-                    request, number, [_choice(index, each, request, piece, finished=False)], None
+                _build_completion(
+                    request,
+                    number,
+                    [_build_completion_choice(index, each, request, piece, finished=False)],
+                    None,
                 )
                 for piece in pieces[:-1]
             ]
             found.append(
-                _completion(request, number, [_choice(index, each, request, pieces[-1])], None)
+                _build_completion(
+                    request,
+                    number,
+                    [_build_completion_choice(index, each, request, pieces[-1])],
+                    None,
+                )
             )
         if (body.get("stream_options") or {}).get("include_usage"):
-            found.append(_completion(request, number, [], build_fake_usage(answers)))
+            found.append(_build_completion(request, number, [], build_fake_usage(answers)))
         return [*found, "[DONE]"]
 
 
@@ -255,10 +263,10 @@ def _forced_tool(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint 
     )
     if kind == "function":
         return name, False, JsonSchema(json.dumps(tool.get("parameters") or {}))
-    return name, True, grammar_of((tool.get("format") or {}).get("grammar"))
+    return name, True, constraint_from_grammar((tool.get("format") or {}).get("grammar"))
 
 
-def grammar_of(grammar: Mapping[str, Json] | None) -> Constraint | None:
+def constraint_from_grammar(grammar: Mapping[str, Json] | None) -> Constraint | None:
     """Returns the constraint of a custom tool's input, or None."""
     if grammar is None:
         return None
@@ -284,7 +292,7 @@ def _call_arguments_text(call: ToolCall) -> str:
     return call.input if isinstance(call.input, str) else json.dumps(call.input)
 
 
-def _call(call: ToolCall, key: str) -> Any:
+def _build_sdk_call(call: ToolCall, key: str) -> Any:
     from openai.types.chat import (
         ChatCompletionMessageCustomToolCall,
         ChatCompletionMessageFunctionToolCall,
@@ -299,7 +307,9 @@ def _call(call: ToolCall, key: str) -> Any:
     return ChatCompletionMessageFunctionToolCall(id=key, function=function, type="function")
 
 
-def _chunk(request: RequestSummary, number: int, choices: list[Any], usage: Any = None) -> Any:
+def _build_chat_chunk(
+    request: RequestSummary, number: int, choices: list[Any], usage: Any = None
+) -> Any:
     from openai.types.chat import ChatCompletionChunk
 
     return ChatCompletionChunk(
@@ -334,7 +344,7 @@ def _logprobs(
     return ChoiceLogprobs(content=content, refusal=None)
 
 
-def _completion(request: RequestSummary, number: int, choices: list[Any], usage: Any) -> Any:
+def _build_completion(request: RequestSummary, number: int, choices: list[Any], usage: Any) -> Any:
     from openai.types import Completion
 
     return Completion(
@@ -347,7 +357,7 @@ def _completion(request: RequestSummary, number: int, choices: list[Any], usage:
     )
 
 
-def _choice(
+def _build_completion_choice(
     index: int,
     answer: RenderedAnswer,
     request: RequestSummary,

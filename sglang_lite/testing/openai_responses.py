@@ -12,7 +12,7 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.testing import refusals
 from sglang_lite.testing.answers import Fail, RenderedAnswer, RequestSummary
 from sglang_lite.testing.api import collect_texts
-from sglang_lite.testing.openai_chat import OpenAiApi, grammar_of
+from sglang_lite.testing.openai_chat import OpenAiApi, constraint_from_grammar
 
 _INCOMPLETE = {"length": "max_output_tokens", "filter": "content_filter"}
 
@@ -46,7 +46,7 @@ class Responses(OpenAiApi):
     def response(
         self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int
     ) -> Json:
-        return _response(answers[0], request, number, _output_items(answers[0], number))
+        return _build_sdk_response(answers[0], request, number, _output_items(answers[0], number))
 
     def events(
         self,
@@ -60,7 +60,7 @@ class Responses(OpenAiApi):
         (each,) = answers
         numbers = itertools.count()
         items = _output_items(each, number)
-        in_progress = _response(each, request, number, [], status="in_progress")
+        in_progress = _build_sdk_response(each, request, number, [], status="in_progress")
         found: list[Any] = [
             types.ResponseCreatedEvent(
                 response=in_progress, sequence_number=next(numbers), type="response.created"
@@ -71,7 +71,7 @@ class Responses(OpenAiApi):
         ]
         for at, item in enumerate(items):
             found += _item_events(item, at, each, numbers)
-        completed = _response(each, request, number, items)
+        completed = _build_sdk_response(each, request, number, items)
         if each.finish in _INCOMPLETE:
             found.append(
                 types.ResponseIncompleteEvent(
@@ -112,7 +112,7 @@ def _forced_tool(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint 
     if kind == "function":
         return name, False, JsonSchema(json.dumps(tool.get("parameters") or {}))
     form = tool.get("format") or {}
-    return name, True, grammar_of(form if form.get("type") == "grammar" else None)
+    return name, True, constraint_from_grammar(form if form.get("type") == "grammar" else None)
 
 
 def _output_items(answer: RenderedAnswer, number: int) -> list[Any]:
@@ -168,7 +168,7 @@ def _output_items(answer: RenderedAnswer, number: int) -> list[Any]:
     return items
 
 
-def _response(
+def _build_sdk_response(
     answer: RenderedAnswer,
     request: RequestSummary,
     number: int,

@@ -105,7 +105,7 @@ class ServerForTests(LocalServer):
         number = next(self._numbers)
         api = next((api for end, api in _APIS.items() if path.endswith(end)), None)
         if request.method == "GET" and "/models" in path:
-            return self._model_answer(request, path, number)
+            return self._answer_models_request(request, path, number)
         if path.endswith("/messages/count_tokens"):
             wrong = self._check_key(request)
             return (
@@ -122,7 +122,7 @@ class ServerForTests(LocalServer):
             return _error_reply(
                 api or _guess_provider_api(request), Fail(404 if api is None else 400, what), number
             )
-        scripted = self._rules.find_answer(_searched_text(api, request.body), request)
+        scripted = self._rules.find_answer(_prompt_for_rules(api, request.body), request)
         if isinstance(scripted, _RAW):
             return scripted
         fault = self._find_refusal(request, api)
@@ -203,7 +203,7 @@ class ServerForTests(LocalServer):
             return Events(api.events(answers, summary, request.body, number), headers=headers)
         return Reply(api.response(answers, summary, number), headers=headers)
 
-    def _model_answer(self, request: Request, path: str, number: int) -> HttpAnswer:
+    def _answer_models_request(self, request: Request, path: str, number: int) -> HttpAnswer:
         api = _guess_provider_api(request)
         wrong = self._check_key(request)
         if wrong is not None:
@@ -237,7 +237,7 @@ def _replace_fields(sent: HttpAnswer, **how: Any) -> HttpAnswer:
     return replace(sent, **how)
 
 
-def _searched_text(api: ScriptedApi, body: Mapping[str, Any]) -> str:
+def _prompt_for_rules(api: ScriptedApi, body: Mapping[str, Any]) -> str:
     """Returns the text of a request by which its scripted answer is chosen, or "" if the API can't
     read the body.
     """

@@ -334,7 +334,7 @@ def _no_check(*_: Any, **__: Any) -> None:
     pass
 
 
-def _read_all(value: Any, *_: Any, **__: Any) -> None:
+def _count_whole_value(value: Any, *_: Any, **__: Any) -> None:
     _count_read(value)
 
 
@@ -342,7 +342,7 @@ def _read_all(value: Any, *_: Any, **__: Any) -> None:
 # value, then the others.
 _ITERATED: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("list", "map", "select", "reject", "selectattr", "rejectattr"), _no_check),
-    **dict.fromkeys(("sort", "unique", "min", "max", "groupby"), _read_all),
+    **dict.fromkeys(("sort", "unique", "min", "max", "groupby"), _count_whole_value),
     **dict.fromkeys(("batch", "slice"), _check_batch),
     "join": lambda value, d="", *_, **__: _check_join(str(d), value),
     "sum": _check_sum,
@@ -353,7 +353,7 @@ _FILTERS: dict[str, Callable[..., None]] = {
     **dict.fromkeys((
         "capitalize", "dictsort", "e", "escape", "forceescape", "items", "lower", "reverse", "safe", "string", "title",
         "trim", "truncate", "upper", "urlencode", "wordcount",
-    ), _read_all),
+    ), _count_whole_value),
     "center": lambda value, width=80: _check_width(width),
     "format": lambda value, *args, **kwargs: _check_printf(_to_text(value), kwargs or args),
     "indent": lambda value, *args, **kwargs: _check_indent(_to_text(value), *args, **kwargs),
@@ -547,7 +547,7 @@ def _finalize(context: Context, value: Any) -> str:
 class _Counting(NodeTransformer):
     """Transformer that makes a template count its work as it renders."""
 
-    def _in_body(self, node: Any) -> Any:
+    def _insert_step_count(self, node: Any) -> Any:
         self.generic_visit(node)
         node.body.insert(
             0,
@@ -557,10 +557,10 @@ class _Counting(NodeTransformer):
         )
         return node
 
-    visit_Macro = visit_CallBlock = visit_Block = _in_body
+    visit_Macro = visit_CallBlock = visit_Block = _insert_step_count
 
     def visit_For(self, node: nodes.For) -> nodes.For:
-        self._in_body(node)
+        self._insert_step_count(node)
         if node.test is not None:
             node.test = nodes.And(
                 _environment_call(

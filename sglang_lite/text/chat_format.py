@@ -298,7 +298,7 @@ class ChatFormat:
             )
         hidden: list[str] = []
         messages = [
-            self._hide_control_tokens(self._template_message(message), hidden)
+            self._hide_control_tokens(self._adapt_message_to_template(message), hidden)
             for message in conversation.messages
         ]
         if not all(map(self._template.shows_media, {image.kind for image in conversation.images})):
@@ -402,7 +402,7 @@ class ChatFormat:
                     unshown += [f"messages[{i}].name" for i in named]
         return unshown
 
-    def _template_message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _adapt_message_to_template(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns a message in the form that this template expects."""
         if message["role"] == "developer" and not self._developer:
             return {**message, "role": "system"}

@@ -89,7 +89,7 @@ class JinjaTemplate:
             self._template.globals = dict(self._template.globals)
         except Exception as error:  # jinja2's own, or Python's for deep nesting
             raise TemplateError(f"{name} is not valid: {_error_text(error)}") from error
-        self._turn = lru_cache(maxsize=256)(self._find_turn)
+        self._turn = lru_cache(maxsize=256)(self._prefix_and_suffix_for_roles)
 
     @cached_property
     def variables(self) -> frozenset[str]:
@@ -190,7 +190,7 @@ class JinjaTemplate:
         """
         return self._turn((*(m["role"] for m in hist_messages), role))
 
-    def _find_turn(self, roles: tuple[str, ...]) -> tuple[str, str]:
+    def _prefix_and_suffix_for_roles(self, roles: tuple[str, ...]) -> tuple[str, str]:
         messages = [{"role": role, "content": _mark(i)} for i, role in enumerate(roles)]
         earlier = messages[:-1]
         before, suffix = self._text_around_last_turn(messages)

@@ -238,7 +238,7 @@ class TaggedArguments:
         fields = head.groupdict()
         name = fields.get("name") or ""
         allowed = (
-            inner.allowed.allowed_item(inner.count) if inner.array else inner.allowed.member(name)
+            inner.allowed.narrow_to_item(inner.count) if inner.array else inner.allowed.member(name)
         )
         types = (i for i, each in enumerate(self._tags.types) if fields.get("type") in (None, each))
         before, after = (
@@ -257,7 +257,9 @@ class TaggedArguments:
         )
 
     def _read_tagged_value(self, value: _Value, text: str) -> tuple[int, str] | None:
-        if value.types == {_STRING} or (_STRING in value.types and value.allowed.only_strings):
+        if value.types == {_STRING} or (
+            _STRING in value.types and value.allowed.allows_only_strings
+        ):
             return (
                 self._read_complete_value(value, text)
                 if value.allowed.choices
@@ -265,7 +267,7 @@ class TaggedArguments:
             )
         kind: str | None = "scalar"
         if self._tags.item is not None and _STRING in value.types:
-            kind = self._kind_by_start(value, text)
+            kind = self._guess_value_kind(value, text)
         elif self._tags.item is not None:
             kind = (
                 "array"
@@ -279,7 +281,7 @@ class TaggedArguments:
                 return None
             case "empty":
                 return self._finish_value(
-                    text.index(value.close) + len(value.close), value.allowed.empty_json()
+                    text.index(value.close) + len(value.close), value.allowed.json_for_empty_text()
                 )
             case "scalar":
                 return self._read_complete_value(value, text)
@@ -287,7 +289,7 @@ class TaggedArguments:
         self._stack.append(_Open(value.allowed, kind == "array", value.close))
         return 0, ""
 
-    def _kind_by_start(self, value: _Value, text: str) -> str | None:
+    def _guess_value_kind(self, value: _Value, text: str) -> str | None:
         """Returns the kind of a value whose tag doesn't state its type, judged by how it begins:
         "scalar", "array", "object" or "empty". Returns None if more text is needed.
         """

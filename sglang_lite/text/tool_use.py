@@ -138,16 +138,16 @@ def arguments_schema(parameters: Mapping[str, Json], shared: Mapping[str, Json])
     return {**root, **others, **({"$defs": used} if used else {})}
 
 
-def call_object(name: str, arguments: str) -> str:
+def call_as_json(name: str, arguments: str) -> str:
     """Returns the JSON text of a call. `arguments` is JSON text; invalid text is inserted
     unchanged, so that the reader reports it.
     """
     return f'{{"tool": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments.strip() or "{}"}}}'
 
 
-def calls_object(calls: Sequence[tuple[str, str]]) -> str:
-    """Returns the JSON text of several calls, given as (name, arguments) as in `call_object`."""
-    return f'{{"calls": [{", ".join(call_object(name, arguments) for name, arguments in calls)}]}}'
+def calls_as_json(calls: Sequence[tuple[str, str]]) -> str:
+    """Returns the JSON text of several calls, given as (name, arguments) as in `call_as_json`."""
+    return f'{{"calls": [{", ".join(call_as_json(name, arguments) for name, arguments in calls)}]}}'
 
 
 def result_text(name: str, result: str) -> str:
@@ -178,7 +178,7 @@ def split_call_results(names: Sequence[str], text: str | Json) -> list[str | Jso
     return [text[start + len(mark) : end] for mark, start, end in zip(marks, starts, ends)]
 
 
-def answer_object(text: str) -> str:
+def answer_as_json(text: str) -> str:
     """Returns the JSON text of an answer without a call."""
     return json.dumps({"answer": text}, ensure_ascii=False)
 

@@ -8,7 +8,7 @@ import torch
 
 from sglang_lite import Engine
 from sglang_lite.bench.agents import measure_agents
-from sglang_lite.bench.limits import Rates, lower_bound
+from sglang_lite.bench.limits import Rates, estimate_minimum_seconds
 from sglang_lite.bench.programs import PROGRAMS, run_as_program
 from sglang_lite.bench.shapes import SHAPES, load_shape, make_tokenizer, text_from_ids
 from sglang_lite.bench.workloads import WORKLOADS, Workload, run_workload
@@ -100,7 +100,9 @@ def test_two_processes_share_a_shape(capsys, tmp_path):
 
 def test_two_gpus_take_half_the_time_and_that_of_their_sums():
     work, spec = Workload(0, (1000,) * 8, (3,) * 8), SHAPES["llama-3.1-8b"]
-    one, two = (lower_bound(spec, work, Rates(n * 4e12, n * 8e14, n, 4e11)) for n in (1, 2))
+    one, two = (
+        estimate_minimum_seconds(spec, work, Rates(n * 4e12, n * 8e14, n, 4e11)) for n in (1, 2)
+    )
     tokens = 8 * (1000 + 2)  # of the prompts, and of two steps
     # a rank sends half of a sum's numbers, and then the sum of the other half
     each = 64 * 4096 * 2 / 4e11

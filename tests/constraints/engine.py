@@ -3,9 +3,9 @@
 from functools import lru_cache
 
 from sglang_lite.protocol import ConstraintError
-from sglang_lite.runtime.structured_output.base import masks_allow
+from sglang_lite.runtime.structured_output.base import masks_allow_tokens
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
-from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, with_mask_rules
+from sglang_lite.runtime.structured_output.ruled_grammar import extract_mask_rules, with_mask_rules
 
 
 @lru_cache(maxsize=1)
@@ -19,7 +19,7 @@ def compiled(constraint):
     try:
         grammar = byte_engine().compile(constraint)
         return with_mask_rules(
-            grammar, byte_engine().ending_tokens, mask_rules_of(constraint)
+            grammar, byte_engine().ending_tokens, extract_mask_rules(constraint)
         ), None
     except ConstraintError as error:
         return None, error
@@ -27,4 +27,4 @@ def compiled(constraint):
 
 def accepts(grammar, text):
     """The masks allow the text and then its end."""
-    return masks_allow(grammar, byte_engine().encode(text))
+    return masks_allow_tokens(grammar, byte_engine().encode(text))

@@ -14,9 +14,9 @@ from sglang_lite.constraints import matching, memo
 from sglang_lite.constraints.byte_matcher import ByteMatcher
 from sglang_lite.constraints.emit import lexemes
 from sglang_lite.constraints.json_schema.formulas import ValidAt
-from sglang_lite.constraints.json_schema.normal_form import document_of, normalise
+from sglang_lite.constraints.json_schema.normal_form import load_schema_document, normalise
 from sglang_lite.constraints.json_schema.reader import SchemaReader
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import ConstraintError, Ebnf, InOrder, Regex
 from tests.constraints.hostile import AMBIGUOUS, BROKEN, KEPT, REFUSED, alternatives
@@ -112,17 +112,20 @@ def test_no_refusal_looks_at_a_clock(monkeypatch):
     )
     grammar = Ebnf('root ::= x "ab"* x\nx ::= "a" | "(" x ")" "b"?')
     memo.clear()
-    known = normalise(schema).language, lexemes.split_into_lexemes(language_of(grammar))
+    known = normalise(schema).language, lexemes.split_into_lexemes(language_for_constraint(grammar))
     memo.clear()
     hours = iter(range(0, 10**9, 3_600))
     for clock in ("monotonic", "perf_counter", "time", "process_time"):
         monkeypatch.setattr(time, clock, lambda: next(hours))
-    assert (normalise(schema).language, lexemes.split_into_lexemes(language_of(grammar))) == known
+    assert (
+        normalise(schema).language,
+        lexemes.split_into_lexemes(language_for_constraint(grammar)),
+    ) == known
 
 
 def test_work_is_counted_alike_whatever_is_remembered():
     patterns = {"patternProperties": {f"a{i}.*b": {"const": i} for i in range(3)}}
-    document = document_of(json_schema({**alternatives(4), "allOf": [patterns]}))
+    document = load_schema_document(json_schema({**alternatives(4), "allOf": [patterns]}))
 
     def work():
         reader = SchemaReader(document, assert_format=True)

@@ -7,7 +7,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.constraints.byte_matcher import ByteMatcher
 from sglang_lite.constraints.formal.earley import recognises
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import ConstraintError, Ebnf, InOrder, Regex, Repeated
@@ -55,17 +55,17 @@ def test_a_walk_through_random_grammars_ends_where_a_text_is_in_the_language():
             continue
         at = draw.randrange(len(text) + 1)
         walk = walked(constraint, text[:at])
-        assert ends(walk) == recognises(language_of(constraint), text[:at])
+        assert ends(walk) == recognises(language_for_constraint(constraint), text[:at])
         more = "".join(draw.choice("abc") for _ in range(3))
         twin = walk.copy()
         try:
             twin.push(more)
         except ConstraintError:
-            assert not recognises(language_of(constraint), text[:at] + more)
+            assert not recognises(language_for_constraint(constraint), text[:at] + more)
             assert twin.text == walk.text
             twin.push(text[at:])  # it stayed where it was
         else:
-            assert ends(twin) == recognises(language_of(constraint), text[:at] + more)
+            assert ends(twin) == recognises(language_for_constraint(constraint), text[:at] + more)
         walk.push(text[at:])
         assert walk.text == text
         assert ends(walk)

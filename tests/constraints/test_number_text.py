@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sglang_lite.constraints.matching import matches
-from sglang_lite.constraints.number_text import NumberText, first_number
+from sglang_lite.constraints.number_text import NumberText, extract_leading_number
 from sglang_lite.protocol import Number, ParameterError
 
 INTEGER, FLOAT = Number("integer"), Number("float")
@@ -28,8 +28,8 @@ WHOLE = r"[-+]?(?:[1-9]\d?\d?(?:,\d\d\d)+(?!\d)|\d+)"
     ],
 )  # fmt: skip
 def test_the_number_that_a_text_begins_with(text, integer, floating):
-    assert first_number(INTEGER, text) == integer
-    assert first_number(FLOAT, text) == (integer if floating is None else floating)
+    assert extract_leading_number(INTEGER, text) == integer
+    assert extract_leading_number(FLOAT, text) == (integer if floating is None else floating)
 
 
 @given(st.sampled_from([INTEGER, FLOAT]), PIECES)
@@ -40,24 +40,25 @@ def test_a_growing_text_says_what_is_certain(number, pieces):
     was open.
     """
     growing, text, shown = NumberText(number), "", ""
-    assert growing.certain == ""
-    whole = first_number(number, "".join(pieces))
+    assert growing.certain_text == ""
+    whole = extract_leading_number(number, "".join(pieces))
     for piece in pieces:
         assert not growing.finished
         assert any(
-            first_number(number, text + more) not in ("", first_number(number, text))
+            extract_leading_number(number, text + more)
+            not in ("", extract_leading_number(number, text))
             for more in MORE
         )
         growing.push(piece)
         text += piece
-        assert growing.certain.startswith(shown)
-        shown = growing.certain
+        assert growing.certain_text.startswith(shown)
+        shown = growing.certain_text
         assert whole.startswith(shown)
         assert growing.committed == shown
         if growing.finished:
             break
     growing.close()
-    assert growing.certain == first_number(number, text) == whole
+    assert growing.certain_text == extract_leading_number(number, text) == whole
     kept = growing.tokens
     assert len("".join(pieces[:kept])) <= len(whole)
     assert kept == len(pieces) or len("".join(pieces[: kept + 1])) > len(whole)
@@ -77,26 +78,29 @@ MORE = [digits for count in range(4) for digits in ("1" * count,)] + [
 def test_a_whole_number_is_what_its_pattern_finds(pieces):
     text = "".join(pieces)
     found = re.match(WHOLE, text, re.ASCII)
-    assert first_number(INTEGER, text) == (found[0] if found else "")
+    assert extract_leading_number(INTEGER, text) == (found[0] if found else "")
 
 
 @given(st.sampled_from([INTEGER, FLOAT]), st.text("0123456789,.+-e", max_size=9))
 def test_the_language_of_a_number_is_the_texts_that_are_one(number, text):
-    assert matches(number, text) == (first_number(number, text) == text != "")
+    assert matches(number, text) == (extract_leading_number(number, text) == text != "")
 
 
 @given(st.sampled_from([INTEGER, FLOAT]), st.text("0123456789,.e", max_size=5), PIECES)
 def test_a_number_that_has_begun_goes_on(number, before, pieces):
     growing = NumberText(number, before)
-    shown = growing.certain
+    shown = growing.certain_text
     for piece in pieces:
         if growing.finished:
             break
         growing.push(piece)
-        assert growing.certain.startswith(shown)
-        shown = growing.certain
+        assert growing.certain_text.startswith(shown)
+        shown = growing.certain_text
     growing.close()
-    assert growing.certain == first_number(number, before + "".join(pieces))[len(before) :]
+    assert (
+        growing.certain_text
+        == extract_leading_number(number, before + "".join(pieces))[len(before) :]
+    )
 
 
 def test_a_token_that_has_stopped_it_is_no_part_of_a_number():
@@ -104,7 +108,7 @@ def test_a_token_that_has_stopped_it_is_no_part_of_a_number():
     for piece in ("2", "3"):
         growing.push(piece)
     growing.close(1)
-    assert (growing.certain, growing.tokens) == ("2", 1)
+    assert (growing.certain_text, growing.tokens) == ("2", 1)
 
 
 @pytest.mark.parametrize("kind", ["int", "", None, 3, ["integer"]])

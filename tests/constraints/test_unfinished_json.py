@@ -10,7 +10,7 @@ import re
 import pytest
 
 from sglang_lite.constraints.schema import json_schema, parse_json
-from sglang_lite.constraints.unfinished_json import unfinished_json
+from sglang_lite.constraints.unfinished_json import create_unfinished_json
 from sglang_lite.protocol import Continuation, Regex
 from sglang_lite.text.reasoning import allow_reasoning_before
 from tests.counts import some
@@ -38,7 +38,7 @@ PERSON = json_schema(
 
 def close(constraint, text, first=0):
     """The closed text and the pointer of what is missing, read in pieces; None if there is none."""
-    reader = unfinished_json(constraint)
+    reader = create_unfinished_json(constraint)
     for at in range(0, len(text), 3):
         reader.push(text[at : at + 3])
     closed = reader.close(first)
@@ -162,7 +162,7 @@ def test_a_text_that_was_begun_and_one_behind_reasoning():
 
 
 def test_other_texts_are_not_closed():
-    assert unfinished_json(Regex("[[]1(, 1)*]")) is None
+    assert create_unfinished_json(Regex("[[]1(, 1)*]")) is None
 
 
 def test_prose_is_found_through_references_and_alternatives():

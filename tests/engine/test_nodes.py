@@ -23,12 +23,12 @@ import torch
 import sglang_lite as sgl
 from sglang_lite import worker
 from sglang_lite.engine import nodes
-from sglang_lite.engine.nodes import NodeListener, connect_to_node_0, run_agent
+from sglang_lite.engine.nodes import NodeListener, connect_to_node_0, run_worker_node
 from sglang_lite.protocol import BackendError, EngineClosedError, ParameterError, SamplingParams
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.parallel.addresses import GLOO, rendezvous_url
 from sglang_lite.runtime.parallel.addresses import parse_address as host_and_port
-from sglang_lite.runtime.parallel.collectives import GlooCollectives, open_store
+from sglang_lite.runtime.parallel.collectives import GlooCollectives, open_rank_store
 from tests.children import send
 from tests.engine import processes
 from tests.engine.collector import Collector
@@ -67,10 +67,10 @@ def test_a_node_that_differs_is_refused_by_name(config, folders, listener, monke
         (other, Path(folders[1]), "it has another model than node 0"),
     ):
         with pytest.raises(BackendError, match=f"node 0 at 127.*refuses node 1: {difference}"):
-            run_agent(settings, model)
+            run_worker_node(settings, model)
     monkeypatch.setattr(nodes, "__version__", "0.0.0")
     with pytest.raises(BackendError, match=r"it has sglang_lite 0\.0\.0, and node 0 has"):
-        run_agent(other, path)
+        run_worker_node(other, path)
     assert listener[1] == []
 
 
@@ -86,7 +86,7 @@ def test_replicas_that_would_answer_otherwise_are_refused_by_name(config):
         (dict(seed=3), "seed=3, and node 0 has None"),
     ):
         with pytest.raises(BackendError, match=f"refuses node 1: it has {difference}"):
-            run_agent(replace(both, node_rank=1, **settings), path)
+            run_worker_node(replace(both, node_rank=1, **settings), path)
     found.close()
 
 
@@ -143,7 +143,7 @@ def test_an_address_that_can_not_be_had_or_reached_is_named(config, monkeypatch)
     with pytest.raises(
         BackendError, match=r"dist_init_addr: node 0 can't be reached at 127.0.0.1:\d+"
     ):
-        run_agent(replace(config, node_rank=1), Path(config.model))
+        run_worker_node(replace(config, node_rank=1), Path(config.model))
     with (
         socket.create_server(host_and_port(config.dist_init_addr)),
         pytest.raises(BackendError, match=r"dist_init_addr: node 0 can't listen at 127.0.0.1:\d+"),
@@ -190,7 +190,7 @@ def test_a_port_behind_the_first_that_is_taken_is_named(config):
             BackendError, match=rf"rank 0 can't listen at {host}:{port}: .*The two ports behind"
         ),
     ):
-        open_store(rendezvous_url(config.dist_init_addr, GLOO), config.parallel, 1)
+        open_rank_store(rendezvous_url(config.dist_init_addr, GLOO), config.parallel, 1)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_server_that_is_no_node_0_is_named(answer, reason, config, monkeypatch
         with pytest.raises(
             BackendError, match=rf"node 0 at 127\.0\.0\.1:\d+ refuses node 1: {reason}"
         ):
-            run_agent(replace(config, node_rank=1), Path(config.model))
+            run_worker_node(replace(config, node_rank=1), Path(config.model))
         done.set()
         thread.join()
 
@@ -258,8 +258,8 @@ def test_a_process_of_torchrun_knows_its_place():
         "MASTER_PORT": "5000",
     }
     flags = ["--nnodes", "4", "--node-rank", "3", "--dist-init-addr", "10.0.0.1:5001"]
-    assert worker.place_flags(given) == flags
-    assert worker.place_flags(given | {"WORLD_SIZE": "1", "RANK": "0"}) == []
+    assert worker.torchrun_rank_flags(given) == flags
+    assert worker.torchrun_rank_flags(given | {"WORLD_SIZE": "1", "RANK": "0"}) == []
     assert [
         worker.visible_gpu(given),
         worker.visible_gpu(given | {"CUDA_VISIBLE_DEVICES": "4,6"}),
@@ -268,7 +268,7 @@ def test_a_process_of_torchrun_knows_its_place():
         "6",
     ]
     with pytest.raises(SystemExit, match="'RANK' is missing, which torchrun sets"):
-        worker.place_flags({})
+        worker.torchrun_rank_flags({})
 
 
 @pytest.mark.slow

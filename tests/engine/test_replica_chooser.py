@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sglang_lite.engine.replica_chooser import AHEAD_ROWS, ReplicaChooser
-from sglang_lite.engine.replica_program import ProgramLoad, count_coming_branches
+from sglang_lite.engine.replica_program import ProgramLoad, estimate_forked_load
 from sglang_lite.program.nodes import Fork, Gen, Text
 from sglang_lite.protocol import Generation, Played, SamplingParams
 from sglang_lite.runtime.capacity import Capacity, Sizes
@@ -136,7 +136,7 @@ def test_programs_that_begin_together_spread_by_the_branches_that_they_will_have
     fork, ask = Fork(((),) * 64), Gen("a", params=SamplingParams(max_tokens=8, n=1))
     for seed in range(16):
         early = [((), (Text("a"), fork)), ((1, 0), (ask,))]
-        coming = count_coming_branches(early, builder)
+        coming = estimate_forked_load(early, builder)
         tokens = text(seed, 64)
         digests = (
             PrefixHasher().compute_digests(PrefixHash.for_namespace(""), tokens, PAGE).tolist()
@@ -155,7 +155,7 @@ def test_programs_that_begin_together_spread_by_the_branches_that_they_will_have
             load.add_nodes((1, branch), (ask,))
     for load, placement in loads:
         assert (placement.rows, placement.tokens) == (64, 64 + 64 * coming.tokens)
-        tell = load.count_and_pass_to(lambda _: None)
+        tell = load.make_counting_sink(lambda _: None)
         for branch in range(64):
             tell(Played((1, branch, 0), None, Generation("a", (1,), finish_reason="stop")))
         assert placement.rows == 1

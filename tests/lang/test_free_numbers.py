@@ -1,7 +1,7 @@
 """Numbers of the default model: what it would write without a constraint, to where it would end."""
 
 import sglang_lite as sgl
-from sglang_lite.constraints.number_text import first_number
+from sglang_lite.constraints.number_text import extract_leading_number
 from sglang_lite.protocol import Number
 from tests.counts import some
 
@@ -39,7 +39,12 @@ def test_a_number_is_the_one_that_free_text_begins_with(smollm):
     agree = 0
     for prompt, state in zip(prompts, states, strict=True):
         free, whole, floating, text = state["answers"]
-        integer, decimal = (first_number(Number(kind), free) for kind in ("integer", "float"))
+        integer, decimal = (
+            extract_leading_number(Number(kind), free) for kind in ("integer", "float")
+        )
         agree += (str(whole), floating) == (integer.replace(",", ""), decimal.replace(",", ""))
-        assert text == f"{prompt}{first_number(Number('integer'), text.removeprefix(prompt))} and"
+        assert (
+            text
+            == f"{prompt}{extract_leading_number(Number('integer'), text.removeprefix(prompt))} and"
+        )
     assert agree >= len(prompts) - 2

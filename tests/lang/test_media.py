@@ -12,7 +12,7 @@ import PIL.Image
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lang.media import frames_of, load_image
+from sglang_lite.lang.media import extract_frames, load_image
 from sglang_lite.protocol import Media
 from tests.media_files import frames_in, mp4, wav
 
@@ -264,7 +264,7 @@ def ten(tmp_path_factory):
 )
 def test_the_frames_of_a_video_are_evenly_spread(ten, frames, taken):
     shown = frames_in(Media(ten.read_bytes()))
-    images = frames_of(sgl.video(ten, frames).load_media())
+    images = extract_frames(sgl.video(ten, frames).load_media())
     assert [np.asarray(PIL.Image.open(io.BytesIO(each.data))).tolist() for each in images] == [
         np.asarray(shown[i]).tolist() for i in taken
     ]
@@ -351,4 +351,4 @@ def test_a_video_without_av_says_what_to_install(monkeypatch, ten):
     with pytest.raises(
         sgl.ParameterError, match=r"needs the package av\. pip install 'sglang-lite\[media\]'"
     ):
-        frames_of(sgl.video(ten, 2).load_media())
+        extract_frames(sgl.video(ten, 2).load_media())

@@ -20,7 +20,7 @@ from sglang_lite.media.files import (
     decode_samples,
     encode_wav,
     media_type,
-    video_header,
+    read_video_header,
 )
 from sglang_lite.protocol import Media, ParameterError
 from tests.media_files import RATE, frames_in, mp4, wav
@@ -32,7 +32,7 @@ from tests.media_files import RATE, frames_in, mp4, wav
 )
 def test_a_video_has_its_size_and_its_frames(kind: str, found: str) -> None:
     video = mp4(10, 48, 32, fps=5, kind=kind)
-    header = video_header(video)
+    header = read_video_header(video)
     assert header == VideoHeader(10, 5.0, 48, 32)
     assert media_type(video.data, "video") == found
     shown = frames_in(video)
@@ -48,7 +48,7 @@ def test_a_video_that_players_turn_is_read_upright() -> None:
     at = stored.data.index(b"tkhd") + 4 + 4 + 20 + 16
     clockwise = struct.pack(">9i", 0, 1 << 16, 0, -1 << 16, 0, 0, 0, 0, 1 << 30)
     turned = Media(stored.data[:at] + clockwise + stored.data[at + 36 :], "video/mp4")
-    header = video_header(turned)
+    header = read_video_header(turned)
     assert (header.width, header.height) == (32, 48)
     (shown,), (lying, _) = decode_frames(turned, header, (0,)), frames_in(stored)
     assert np.array_equal(np.asarray(shown), np.rot90(np.asarray(lying), -1))
@@ -111,7 +111,7 @@ def _cut(video: Media) -> Media:
 )
 def test_a_bad_video_is_one_error(video: Media, why: str) -> None:
     with pytest.raises(ParameterError, match=f"video: .*({why})"):
-        video_header(video)
+        read_video_header(video)
 
 
 def test_a_video_that_ends_early_is_damaged() -> None:
@@ -141,7 +141,7 @@ def test_a_video_beyond_a_bound_is_one_error(
     video = mp4(10, 48, 32, fps=5)
     monkeypatch.setattr(media_files, bound, value)
     with pytest.raises(ParameterError, match=why):
-        video_header(video)
+        read_video_header(video)
 
 
 def test_a_long_sound_is_read_no_further_than_its_bound() -> None:
@@ -223,19 +223,19 @@ def test_a_small_file_that_claims_many_frames_is_damaged() -> None:
         at = data.index(name) + (8 if name == b"stsz" else 12)
         data[at : at + 4 * len(claimed)] = struct.pack(f">{len(claimed)}I", *claimed)
     with pytest.raises(ParameterError, match="video: is damaged: 1,000,000 samples in"):
-        video_header(Media(bytes(data), "video/mp4"))
+        read_video_header(Media(bytes(data), "video/mp4"))
 
 
 def test_fragments_that_claim_many_frames_together_are_damaged() -> None:
     runs = b"".join(struct.pack(">I4sII", 16, b"trun", 0, 500) for _ in range(9))
     data = mp4(2, 48, 32).data + struct.pack(">I4s", len(runs) + 8, b"moof") + runs
     with pytest.raises(ParameterError, match=r"video: is damaged: [0-9,]+ samples in"):
-        video_header(Media(data, "video/mp4"))
+        read_video_header(Media(data, "video/mp4"))
 
 
 def test_frames_that_grow_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     video = mp4(10, 48, 32)
-    header = video_header(video)
+    header = read_video_header(video)
     monkeypatch.setattr(media_files, "MAX_PIXELS", 5 * 48 * 32)
     with pytest.raises(ParameterError, match="has more than 7,680 pixels in all"):
         list(decode_frames(video, header, (9,)))
@@ -245,4 +245,4 @@ def test_a_file_of_the_other_kind_is_named() -> None:
     with pytest.raises(ParameterError, match="audio: has no sound"):
         decode_samples(mp4(2, 48, 32), RATE, 30)
     with pytest.raises(ParameterError, match="video: begins with b'RIFF"):
-        video_header(wav(0.1))
+        read_video_header(wav(0.1))

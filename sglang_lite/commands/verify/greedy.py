@@ -89,7 +89,7 @@ class Distance:
     equal_answers: int
 
 
-def measure_distance(engine: Engine, answers: Sequence[GreedyAnswer]) -> Distance:
+def measure_distance_to_answers(engine: Engine, answers: Sequence[GreedyAnswer]) -> Distance:
     """Compares an engine with greedy answers of another engine: its log-probabilities of the same
     tokens, and its own greedy answers to the same prompts.
     """
@@ -106,10 +106,12 @@ def measure_distance(engine: Engine, answers: Sequence[GreedyAnswer]) -> Distanc
     return Distance(equal / count, sum(differences) / count, largest_or_infinite(differences), same)
 
 
-def check_served_format(subject: Subject, engine: Engine, answers: Sequence[GreedyAnswer]) -> Check:
+def check_served_number_format(
+    subject: Subject, engine: Engine, answers: Sequence[GreedyAnswer]
+) -> Check:
     """Reports how far the served format is from float32."""
     dtype = subject.description.dtype
-    found = measure_distance(engine, answers)
+    found = measure_distance_to_answers(engine, answers)
     summary = (
         f"{dtype}: {found.equal_share:.1%} of the greedy tokens are float32's, log-probabilities differ by "
         f"{found.mean:.3f} in the mean and {found.worst:.3f} at most; {found.equal_answers} of {len(answers)} whole "

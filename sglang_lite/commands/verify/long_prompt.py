@@ -46,10 +46,10 @@ def check_long_prompt(
     reason = (
         model.reason
         if isinstance(model, Unread)
-        else model.why_no_room_for(subject, length + TOKENS)
+        else model.explain_prompt_memory_shortage(subject, length + TOKENS)
     )
     if isinstance(model, Unread) or reason:
-        return _compare_with_one_step(subject, answer, reason)
+        return _compare_with_single_prefill(subject, answer, reason)
     found = model.compare(answer)
     apart = found.parting is not None and not found.parting.margin <= _NEAR_TIE
     tokens = (
@@ -62,7 +62,7 @@ def check_long_prompt(
     return _build_long_check(length, "transformers in float32", tokens, found.difference, apart)
 
 
-def _compare_with_one_step(subject: Subject, answer: GreedyAnswer, reason: str) -> Check:
+def _compare_with_single_prefill(subject: Subject, answer: GreedyAnswer, reason: str) -> Check:
     with start_exact_engine(subject, len(answer.ids) + 1, whole=True) as engine:
         other = answer_greedily(engine, [answer.prompt], TOKENS, answer.start)[0]
     worst = largest_or_infinite(abs(one - two) for one, two in zip(answer.logprobs, other.logprobs))

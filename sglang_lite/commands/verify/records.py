@@ -93,13 +93,13 @@ class VerifyReport:
 
     def as_json(self) -> dict[str, Json]:
         """Returns the report as a JSON object."""
-        return {"format": FORMAT, **_as_json(asdict(self))}
+        return {"format": FORMAT, **_replace_non_finite_floats(asdict(self))}
 
 
-def _as_json(value: Json) -> Json:
+def _replace_non_finite_floats(value: Json) -> Json:
     """Replaces floats that JSON lacks with text: "inf", "nan"."""
     if isinstance(value, dict):
-        return {name: _as_json(each) for name, each in value.items()}
+        return {name: _replace_non_finite_floats(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_json(each) for each in value]
+        return [_replace_non_finite_floats(each) for each in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

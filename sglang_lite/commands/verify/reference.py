@@ -18,7 +18,7 @@ import torch
 
 from sglang_lite.commands.verify.engines import GreedyAnswer
 from sglang_lite.commands.verify.records import Subject, Unread
-from sglang_lite.commands.verify.subject import float32_bytes, why_no_room
+from sglang_lite.commands.verify.subject import explain_memory_shortage, min_float32_weight_bytes
 from sglang_lite.protocol.anything import Foreign
 
 # For a GGUF file, transformers temporarily holds the float32 tensors twice: as decoded, and in the
@@ -89,7 +89,7 @@ class ReferenceModel:
                 break
         return Comparison(parting, largest_or_infinite(differences))
 
-    def why_no_room_for(self, subject: Subject, tokens: int) -> str:
+    def explain_prompt_memory_shortage(self, subject: Subject, tokens: int) -> str:
         """Returns the reason why there is no memory for a prompt of this many tokens, or "" if
         there is.
         """
@@ -98,7 +98,7 @@ class ReferenceModel:
         fused = self._model.get_correct_attn_implementation(None) != "eager"
         heads = 1 if fused else config.num_attention_heads
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-        return why_no_room(
+        return explain_memory_shortage(
             subject,
             4 * tokens * (heads * tokens + 4 * inner),
             f"transformers' code for {tokens:,} tokens",
@@ -124,15 +124,15 @@ def read_model(subject: Subject) -> ReferenceModel | Unread:
     and runs no code from the model's folder.
     """
     times = _GGUF_TIMES if subject.path.is_file() else _FOLDER_TIMES
-    if reason := why_no_room(
-        subject, int(float32_bytes(subject) * times), "transformers' code in float32"
+    if reason := explain_memory_shortage(
+        subject, int(min_float32_weight_bytes(subject) * times), "transformers' code in float32"
     ):
         return Unread(reason)
     with _silence_transformers():
         try:
             from transformers import AutoModelForCausalLM
 
-            where, options = _load_arguments(subject)
+            where, options = _from_pretrained_arguments(subject)
             model, loaded = AutoModelForCausalLM.from_pretrained(
                 where, dtype=torch.float32, output_loading_info=True, **options
             )
@@ -153,13 +153,13 @@ def read_tokenizer(subject: Subject) -> Foreign | Unread:
         try:
             from transformers import AutoTokenizer
 
-            where, options = _load_arguments(subject)
+            where, options = _from_pretrained_arguments(subject)
             return AutoTokenizer.from_pretrained(where, **options)
         except Exception as error:  # as above
             return Unread(f"transformers can't load the tokenizer: {_first_line(error)}")
 
 
-def _load_arguments(subject: Subject) -> tuple[str, dict[str, Any]]:
+def _from_pretrained_arguments(subject: Subject) -> tuple[str, dict[str, Any]]:
     options = {"local_files_only": True, "trust_remote_code": False}
     if subject.path.is_file():
         return str(subject.path.parent), {**options, "gguf_file": subject.path.name}

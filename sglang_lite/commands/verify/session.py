@@ -19,7 +19,7 @@ from sglang_lite.commands.verify.engines import (
 from sglang_lite.commands.verify.greedy import (
     TOKENS,
     check_greedy,
-    check_served_format,
+    check_served_number_format,
     encode_prompts,
 )
 from sglang_lite.commands.verify.long_prompt import TOKENS as LONG_TOKENS
@@ -32,7 +32,7 @@ from sglang_lite.commands.verify.recipes import check_recipes
 from sglang_lite.commands.verify.records import Check, Subject, Unread
 from sglang_lite.commands.verify.reference import read_model, read_tokenizer
 from sglang_lite.commands.verify.speed import child_processes, measure_speed, time_to_first_token
-from sglang_lite.commands.verify.subject import engine_bytes, why_no_room
+from sglang_lite.commands.verify.subject import explain_memory_shortage, min_float32_engine_bytes
 from sglang_lite.commands.verify.tasks import check_tasks
 from sglang_lite.commands.verify.template import check_template
 from sglang_lite.commands.verify.tokens import check_tokenizer
@@ -65,7 +65,9 @@ def _make_checks(subject: Subject, wanted: frozenset[str], long: bool) -> Iterat
         del theirs
     answers: list[GreedyAnswer] = []
     if exact := wanted & _EXACT:
-        reason = why_no_room(subject, engine_bytes(subject), "an engine in float32")
+        reason = explain_memory_shortage(
+            subject, min_float32_engine_bytes(subject), "an engine in float32"
+        )
         if reason:
             yield from (
                 Check(name, "left out", reason)
@@ -75,7 +77,7 @@ def _make_checks(subject: Subject, wanted: frozenset[str], long: bool) -> Iterat
         else:
             length = long_prompt_length(subject, whole=long) if "long" in wanted else 0
             try:
-                answers, long_answer = _answer_exactly(subject, length)
+                answers, long_answer = _answer_in_float32(subject, length)
             except SglError as error:
                 yield from (
                     Check(name, "failed", f"in float32: {error}")
@@ -94,7 +96,7 @@ def _make_checks(subject: Subject, wanted: frozenset[str], long: bool) -> Iterat
             yield from (Check(name, "failed", f"the engine failed: {error}") for name in left)
 
 
-def _answer_exactly(
+def _answer_in_float32(
     subject: Subject, length: int
 ) -> tuple[list[GreedyAnswer], GreedyAnswer | None]:
     """Generates the answers with a float32 engine, and closes it before returning."""
@@ -133,7 +135,7 @@ def _check_served_engine(
     with start_served_engine(subject) as engine:
         waited = time_to_first_token(engine, started)
         if "served" in wanted:
-            yield check_served_format(subject, engine, answers)
+            yield check_served_number_format(subject, engine, answers)
         if "tasks" in wanted:
             yield check_tasks(engine)
         if "recipes" in wanted:

@@ -60,7 +60,7 @@ def find_subject(name: str, settings: Mapping[str, str]) -> Subject:
             hint="docs/images.md tells how to try it with a sound.",
         )
     device = torch.device(found.device or "cpu")
-    memory_check.check_room(
+    memory_check.check_free_memory(
         {"weights": found.loaded_bytes or 0},
         device,
         name,
@@ -69,7 +69,7 @@ def find_subject(name: str, settings: Mapping[str, str]) -> Subject:
     return Subject(name, path, files, found, _hash_files(path), settings)
 
 
-def float32_bytes(subject: Subject) -> int:
+def min_float32_weight_bytes(subject: Subject) -> int:
     """Returns a lower bound on the bytes of the model's weights in float32."""
     spec = subject.files.spec
     if isinstance(spec, ModelSpec):
@@ -78,19 +78,19 @@ def float32_bytes(subject: Subject) -> int:
     return (subject.description.loaded_bytes or 0) * 4 // int(item)
 
 
-def engine_bytes(subject: Subject) -> int:
+def min_float32_engine_bytes(subject: Subject) -> int:
     """Returns a lower bound on the bytes of the model's weights when an engine computes in float32.
     Weights that are multiplied as they are stored are not expanded.
     """
     in_blocks = subject.description.products.startswith("as they are stored")
     return (
-        min(float32_bytes(subject), subject.description.loaded_bytes or 0)
+        min(min_float32_weight_bytes(subject), subject.description.loaded_bytes or 0)
         if in_blocks
-        else float32_bytes(subject)
+        else min_float32_weight_bytes(subject)
     )
 
 
-def why_no_room(subject: Subject, needed: int, use: str) -> str:
+def explain_memory_shortage(subject: Subject, needed: int, use: str) -> str:
     """Returns the reason why `needed` bytes of memory are not available, with both numbers, or ""
     if they are free.
 

@@ -62,7 +62,7 @@ _CITY: Final = json.dumps(
 )
 
 
-def _is_list(value: object) -> bool:
+def _is_colour_list(value: object) -> bool:
     found = json.loads(str(value))
     return (
         isinstance(found, list) and 1 <= len(found) <= 3 and all(each in _COLOURS for each in found)
@@ -78,7 +78,7 @@ def _is_city(value: object) -> bool:
     )
 
 
-def _matches(pattern: str) -> Callable[[Any], bool]:
+def _build_pattern_predicate(pattern: str) -> Callable[[Any], bool]:
     return lambda value: re.fullmatch(pattern, str(value)) is not None
 
 
@@ -95,11 +95,11 @@ TASKS: Final = (
     ),
     _Task(
         "date", "on 2021-07-09 we met => 2021-07-09\nit was made on 2024-03-05 in Rome => ",
-        {"regex": r"\d{4}-\d{2}-\d{2}"}, _matches(r"\d{4}-\d{2}-\d{2}"), "2024-03-05",
+        {"regex": r"\d{4}-\d{2}-\d{2}"}, _build_pattern_predicate(r"\d{4}-\d{2}-\d{2}"), "2024-03-05",
     ),
     _Task(
         "code", "order AB-1234 is late => AB-1234\nwhere is my parcel XK-7702? => ",
-        {"regex": r"[A-Z]{2}-\d{4}"}, _matches(r"[A-Z]{2}-\d{4}"), "XK-7702",
+        {"regex": r"[A-Z]{2}-\d{4}"}, _build_pattern_predicate(r"[A-Z]{2}-\d{4}"), "XK-7702",
     ),
     _Task(
         "truth", "Paris is in France: true\nRome is in Spain: false\nBerlin is in Germany: ", {"type": bool},
@@ -127,7 +127,7 @@ TASKS: Final = (
         _Order(item="lamp", count=3, paid=True),
     ),
     _Task(
-        "list", 'grass and blood: ["green", "red"]\nthe sea and grass: ', {"json_schema": _LIST}, _is_list,
+        "list", 'grass and blood: ["green", "red"]\nthe sea and grass: ', {"json_schema": _LIST}, _is_colour_list,
         '["blue", "green"]',
     ),
 )  # fmt: skip

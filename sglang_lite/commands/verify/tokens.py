@@ -47,7 +47,9 @@ def check_tokenizer(subject: Subject, theirs: Foreign | Unread) -> Check:
         *(f"a {each} b" for each in controls),
         "".join(controls),
     ]
-    restored = "" if isinstance(theirs, Unread) else _restore_dropped_parts(theirs, subject)
+    restored = (
+        "" if isinstance(theirs, Unread) else _restore_dropped_tokenizer_parts(theirs, subject)
+    )
     found = _compare_texts(ours, theirs, texts)
     wrong = {
         "have other ids than transformers'": found.other_ids,
@@ -60,7 +62,7 @@ def check_tokenizer(subject: Subject, theirs: Foreign | Unread) -> Check:
         summary = f"{len(texts)} texts have transformers' ids{restored} and come back"
     if any(wrong.values()):
         told = [
-            f"{len(each)} of {len(texts)} texts {what}: {_quote_some(each)}"
+            f"{len(each)} of {len(texts)} texts {what}: {_quote_first_texts(each)}"
             for what, each in wrong.items()
             if each
         ]
@@ -109,7 +111,7 @@ def _ids_by_transformers(theirs: Foreign, text: str, ours: Tokenizer) -> list[in
     return ids if first is None or (ids and ids[0] == first) else [first, *ids]
 
 
-def _restore_dropped_parts(theirs: Foreign, subject: Subject) -> str:
+def _restore_dropped_tokenizer_parts(theirs: Foreign, subject: Subject) -> str:
     """Adds to transformers' tokenizer of a GGUF file what its conversion leaves out. Returns what
     that was, as part of the summary, or "" for nothing.
     """
@@ -130,7 +132,7 @@ def _restore_dropped_parts(theirs: Foreign, subject: Subject) -> str:
             [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
         restored.append(f"the single digits of {kind}")
-    if missing := _missing_controls(theirs, metadata):
+    if missing := _find_missing_control_tokens(theirs, metadata):
         theirs.add_tokens([AddedToken(text, special=True, normalized=False) for text in missing])
         restored.append(f"{len(missing)} control tokens")
     return (
@@ -140,7 +142,7 @@ def _restore_dropped_parts(theirs: Foreign, subject: Subject) -> str:
     )
 
 
-def _missing_controls(theirs: Foreign, metadata: Mapping[str, Any]) -> list[str]:
+def _find_missing_control_tokens(theirs: Foreign, metadata: Mapping[str, Any]) -> list[str]:
     """Returns the tokens that a GGUF file declares as control tokens and that transformers'
     tokenizer reads as text.
     """
@@ -150,6 +152,6 @@ def _missing_controls(theirs: Foreign, metadata: Mapping[str, Any]) -> list[str]
     return [text for text, kind in zip(tokens, kinds) if kind == _CONTROL and text not in known]
 
 
-def _quote_some(texts: tuple[str, ...]) -> str:
+def _quote_first_texts(texts: tuple[str, ...]) -> str:
     some = ", ".join(repr(text if len(text) <= 24 else f"{text[:24]}…") for text in texts[:3])
     return some if len(texts) <= 3 else f"{some} …"

@@ -33,10 +33,10 @@ from sglang_lite.protocol import ChoiceScore, Media, MediaKind
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.calls import RecordExperts
 from sglang_lite.runtime.config import FIELDS, shows_fields, takes_fields
-from sglang_lite.server.sglang.labels import ScoreResult, read_score
+from sglang_lite.server.sglang.labels import ScoreResult, parse_score_arguments
 from sglang_lite.server.sglang.request import NativeRequest, read_request, unused_logprob_fields
 from sglang_lite.server.sglang.run import NativeRun
-from sglang_lite.server.sglang.server_args import engine_settings
+from sglang_lite.server.sglang.server_args import translate_engine_settings
 
 if TYPE_CHECKING:
     from sglang_lite.engine.core import Core
@@ -151,7 +151,9 @@ class Engine(base.Engine):
         model: str | os.PathLike[str] | None = None,
         **config: Any,  # fields of EngineConfig, whose types `takes_fields` adds, and ServerArgs
     ) -> None:
-        super().__init__(**engine_settings(config if model is None else {**config, "model": model}))
+        super().__init__(
+            **translate_engine_settings(config if model is None else {**config, "model": model})
+        )
 
     def start_expert_distribution_record(self) -> None:
         """Starts counting the token rows that are routed to each expert. Needs
@@ -294,7 +296,7 @@ class Engine(base.Engine):
             BatchError: some requests of a batch failed; the error has the results of the successful
                 ones.
         """
-        self.core.gate.check_wait("generate")
+        self.core.gate.check_blocking_call("generate")
         return run(self.core, self._request(args, _read_media_fields(fields)))
 
     @_generates_async
@@ -334,8 +336,8 @@ class Engine(base.Engine):
 
     # --------------------------------------------------------------------------------------- scores
 
-    @_takes(read_score)
-    # `read_score` has the types
+    @_takes(parse_score_arguments)
+    # `parse_score_arguments` has the types
     def score(self, *args: Any, **fields: Any) -> ScoreResult | tuple[ChoiceScore, ...]:
         """Returns the probabilities of label tokens after `query` and each item. Without labels,
         scores each item as a continuation of the query.
@@ -358,19 +360,19 @@ class Engine(base.Engine):
         Raises:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
         """
-        self.core.gate.check_wait("score")
-        request = read_score(*args, **fields)
+        self.core.gate.check_blocking_call("score")
+        request = parse_score_arguments(*args, **fields)
         if request.labels is None:
             return self.select(request.query, request.items).scores
         calls = request.calls(self.vocab_size)
         return request.result(calls, run(self.core, NativeRequest(calls, is_list=True)))
 
-    @_takes(read_score)
+    @_takes(parse_score_arguments)
     # as `score`
     async def async_score(self, *args: Any, **fields: Any) -> ScoreResult | tuple[ChoiceScore, ...]:
         """Computes `score`, for asyncio."""
         self.core.gate.check_open()
-        request = read_score(*args, **fields)
+        request = parse_score_arguments(*args, **fields)
         if request.labels is None:
             return (await asyncio.to_thread(self.select, request.query, request.items)).scores
         calls = request.calls(self.vocab_size)
@@ -511,7 +513,7 @@ class Engine(base.Engine):
             CapabilityError: the model has no labels.
             ParameterError, EngineClosedError: as `encode`.
         """
-        texts, single = embedding.split_prompt(prompt)
+        texts, single = embedding.prompt_to_texts(prompt)
         found: Any  # the engine's dictionaries have no types
         found, _ = embedding.classify_texts(self, texts, truncate=truncate, lora_path=lora_path)
         return found[0] if single else found  # type: ignore[no-any-return] # as above
@@ -543,7 +545,7 @@ class Engine(base.Engine):
             CapabilityError: the model computes embeddings.
             ParameterError, EngineClosedError: as `encode`.
         """
-        texts, single = embedding.split_prompt(prompt)
+        texts, single = embedding.prompt_to_texts(prompt)
         found, _ = embedding.classifier_outputs(
             self, texts, plain=True, truncate=truncate, lora_path=lora_path
         )

@@ -81,7 +81,7 @@ class HttpServerEngineAdapter:
         """
         from safetensors.torch import save
 
-        from sglang_lite.runtime.models.weights.given import tensors_by_name  # needs torch
+        from sglang_lite.runtime.models.weights.given import validate_named_tensors  # needs torch
 
         if load_format is not None:
             raise ParameterError(
@@ -90,7 +90,7 @@ class HttpServerEngineAdapter:
         data = save(
             {
                 name: tensor.cpu().contiguous()
-                for name, tensor in tensors_by_name(named_tensors).items()
+                for name, tensor in validate_named_tensors(named_tensors).items()
             }
         )
         text = base64.b64encode(data).decode()

@@ -14,8 +14,8 @@ from sglang_lite.lang.execution.reading import (
     all_messages,
     find_variable,
     read_nothing,
+    transcript_text,
     wait_for_error,
-    whole_text,
 )
 from sglang_lite.lang.expressions import SglSamplingParams
 from sglang_lite.lang.results import messages_to_dicts, meta_info
@@ -243,7 +243,7 @@ class StreamExecutor:
         return meta_info(variable.record)
 
     def text(self) -> str:
-        text: str = self._read_and_wait(whole_text)
+        text: str = self._read_and_wait(transcript_text)
         return text
 
     def messages(self) -> list[dict[str, Json]]:

@@ -35,7 +35,7 @@ def to_gbnf(language: Language) -> str:
         ConstraintError: the language is nested too deeply, or needs too many rules or states.
     """
     try:
-        return _Speller(language).spell_gbnf()
+        return _Speller(language).render_gbnf()
     except RecursionError as error:
         raise ConstraintError("the constraint is nested too deeply.") from error
 
@@ -47,10 +47,10 @@ class _Speller:
         self._automata: dict[Node, str] = {}
         self._lines: list[str] = []
 
-    def spell_gbnf(self) -> str:
+    def render_gbnf(self) -> str:
         self._add_rule("root", self._names[self._language.start])
         for name, body in self._language.rules.items():
-            self._add_rule(self._names[name], self._spell_gbnf_node(body))
+            self._add_rule(self._names[name], self._render_gbnf_node(body))
         return "\n".join(self._lines)
 
     def _add_rule(self, name: str, body: str) -> None:
@@ -58,24 +58,24 @@ class _Speller:
         if len(self._lines) > MAX_RULES:
             raise ConstraintError(f"the grammar needs more than {MAX_RULES:,} rules.")
 
-    def _spell_gbnf_node(self, node: Node) -> str:
+    def _render_gbnf_node(self, node: Node) -> str:
         match node:
             case CharSet(ranges) if ranges:
                 spans = (
-                    _spell_gbnf_character(a)
+                    _render_gbnf_character(a)
                     if a == b
-                    else f"{_spell_gbnf_character(a)}-{_spell_gbnf_character(b)}"
+                    else f"{_render_gbnf_character(a)}-{_render_gbnf_character(b)}"
                     for a, b in ranges
                 )
                 return f"[{''.join(spans)}]"
             case LiteralText(text):
-                return '"' + "".join(_spell_gbnf_character(ord(char)) for char in text) + '"'
+                return '"' + "".join(_render_gbnf_character(ord(char)) for char in text) + '"'
             case Concat(parts):
-                return "(" + " ".join(map(self._spell_gbnf_node, parts)) + ")" if parts else '""'
+                return "(" + " ".join(map(self._render_gbnf_node, parts)) + ")" if parts else '""'
             case Alternation(options):
-                return "(" + " | ".join(map(self._spell_gbnf_node, options)) + ")"
+                return "(" + " | ".join(map(self._render_gbnf_node, options)) + ")"
             case Repeat(inner, least, most):
-                return f"({self._spell_gbnf_node(inner)}){repetition_sign(least, most)}"
+                return f"({self._render_gbnf_node(inner)}){repetition_sign(least, most)}"
             case Ref(name):
                 return self._names[name]
             case Intersection() | Complement() | Substring() | Multiple():
@@ -99,14 +99,16 @@ class _Speller:
             self._names |= {f"{prefix}{to}": f"{prefix}{to}" for to in after.values()}
             self._add_rule(
                 f"{prefix}{state}",
-                self._spell_gbnf_node(
+                self._render_gbnf_node(
                     alternation([*steps, *([EMPTY] if found.accepting(state) else [])])
                 ),
             )
-        return f"{prefix}{found.start}" if found.start in useful else self._spell_gbnf_node(NOTHING)
+        return (
+            f"{prefix}{found.start}" if found.start in useful else self._render_gbnf_node(NOTHING)
+        )
 
 
-def _spell_gbnf_character(code: int) -> str:
+def _render_gbnf_character(code: int) -> str:
     if code < 128 and chr(code).isalnum():
         return chr(code)
     return f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}"

@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterable, Iterator
 from itertools import chain, groupby
 
-from sglang_lite.constraints.emit.regex import repetition_sign, to_rust
+from sglang_lite.constraints.emit.regex import repetition_sign, to_rust_regex
 from sglang_lite.constraints.formal.automaton import matches_empty_text
-from sglang_lite.constraints.formal.equations import multiples
+from sglang_lite.constraints.formal.equations import build_multiples_node
 from sglang_lite.constraints.formal.lengths import MAX_MIN_LENGTH, lengths
 from sglang_lite.constraints.formal.nodes import (
     ANY_TEXT,
@@ -63,7 +63,7 @@ def to_lark(language: Language) -> str:
             "the rules of the grammar lead to each other too deeply.", hint="Use repeats: x* or x+."
         )
     try:
-        return _Speller(language, is_large=size > _LARGE).spell_lark()
+        return _Speller(language, is_large=size > _LARGE).render_lark()
     except RecursionError as error:
         raise ConstraintError("the constraint is nested too deeply.") from error
 
@@ -103,11 +103,11 @@ class _Speller:
                 hint=r"Use fewer sets that have \w, \d or a Unicode category in them beside other characters.",
             )
 
-    def spell_lark(self) -> str:
+    def render_lark(self) -> str:
         rules = self._language.rules.items()
-        lines = [f"start: {self._spell_lark_node(Ref(self._language.start))[0]}"]
+        lines = [f"start: {self._render_lark_node(Ref(self._language.start))[0]}"]
         lines += [
-            f"{self._rules[name]}: {self._spell_lark_node(body)[0]}"
+            f"{self._rules[name]}: {self._render_lark_node(body)[0]}"
             for name, body in rules
             if body.refers
         ]
@@ -115,7 +115,7 @@ class _Speller:
         lines += [f"{name}: {definition}" for definition, name in self._terminals.items()]
         return "\n".join(lines)
 
-    def _spell_lark_node(self, node: Node) -> tuple[str, int]:
+    def _render_lark_node(self, node: Node) -> tuple[str, int]:
         """Returns the text of a node and the depth of its groups. A node without references is part
         of a lexeme.
         """
@@ -123,26 +123,26 @@ class _Speller:
             match node:
                 case Ref(name):
                     body = self._language.rules[name]
-                    return self._rules[name] if body.refers else self._spell_lexeme(body), 0
+                    return self._rules[name] if body.refers else self._render_lexeme(body), 0
                 case Concat(parts):
                     return _join_in_group(
                         " ",
-                        map(self._spell_lark_node, _flatten_structure(parts)),
+                        map(self._render_lark_node, _flatten_structure(parts)),
                         self._groups,
                         "g",
                     )
                 case Alternation(options):
                     return _join_in_group(
-                        " | ", map(self._spell_lark_node, options), self._groups, "g"
+                        " | ", map(self._render_lark_node, options), self._groups, "g"
                     )
                 case Repeat(inner, least, most):
-                    text, depth = self._spell_lark_node(inner)
+                    text, depth = self._render_lark_node(inner)
                     if isinstance(inner, Repeat):
                         text, depth = _join_in_group("", [(text, depth)], self._groups, "g")
                     return text + repetition_sign(least, most), depth
-        return self._spell_lexeme(node), 0
+        return self._render_lexeme(node), 0
 
-    def _spell_lexeme(self, node: Node) -> str:
+    def _render_lexeme(self, node: Node) -> str:
         if node not in self._lexemes:
             text = literal_text(node)
             if (lengths(node)[0] if text is None else len(text)) > MAX_MIN_LENGTH:
@@ -153,82 +153,84 @@ class _Speller:
                 self._lexemes[node] = _JSON(text).replace("\x7f", "\\u007f")
             else:
                 definition = (
-                    None if self._large else _spell_as_single_pattern(node)
-                ) or self._spell_terminal(_group_optional_runs(node))[0]
+                    None if self._large else _render_as_single_pattern(node)
+                ) or self._render_terminal(_group_optional_runs(node))[0]
                 self._lexemes[node] = self._terminals.setdefault(
                     definition, f"T{len(self._terminals)}"
                 )
         return self._lexemes[node]
 
-    def _spell_terminal(self, node: Node) -> tuple[str, int]:
+    def _render_terminal(self, node: Node) -> tuple[str, int]:
         """Returns the text of a terminal's definition and the depth of its groups. Operators bind
         in the order `~a`, `a*`, `a b`, `a & b`, `a | b`. Every group is in parentheses.
         """
         if node == EMPTY:
             return '""', 0
         if isinstance(node, Multiple):
-            return self._define_shared(multiples(node.divisor)), 0
+            return self._define_shared_terminals(build_multiples_node(node.divisor)), 0
         if not self._large or not children(node):
             # intersections and complements need operators
             with contextlib.suppress(ConstraintError):
-                return f"/{to_rust(node)}/", 0
+                return f"/{to_rust_regex(node)}/", 0
         match node:
             case Concat(parts):
                 return _join_in_group(
-                    " ", map(self._spell_terminal_part, parts), self._terminals, "T"
+                    " ", map(self._render_terminal_part, parts), self._terminals, "T"
                 )
             case Alternation(options):
                 return _join_in_group(
-                    " | ", map(self._spell_terminal_part, options), self._terminals, "T"
+                    " | ", map(self._render_terminal_part, options), self._terminals, "T"
                 )
             case Repeat(inner, least, most):
                 text, depth = _join_in_group(
-                    "", [self._spell_terminal_part(inner)], self._terminals, "T"
+                    "", [self._render_terminal_part(inner)], self._terminals, "T"
                 )
                 return text + repetition_sign(least, most), depth
             case Intersection(parts):
                 texts = [
-                    self._spell_terminal(part) for part in parts if not isinstance(part, Complement)
+                    self._render_terminal(part)
+                    for part in parts
+                    if not isinstance(part, Complement)
                 ]
                 outside = [part.node for part in parts if isinstance(part, Complement)]
                 # llguidance's complement is over bytes, so a text is required as well. The engine
                 # has a fast path for the form a & ~b.
                 texts = texts or [("/(?s:.*)/", 0)]
                 if outside:
-                    text, depth = self._spell_terminal(alternation(_with_any_bytes(outside)))
+                    text, depth = self._render_terminal(alternation(_widen_ends_to_bytes(outside)))
                     texts.append((f"~{text}", depth))
                 return _join_in_group(" & ", texts, self._terminals, "T")
             case Complement(inner) if inner == NOTHING:
-                return f"~/{to_rust(NOTHING)}/", 0
+                return f"~/{to_rust_regex(NOTHING)}/", 0
             case Complement():
-                return self._spell_terminal(Intersection((node,)))
+                return self._render_terminal(Intersection((node,)))
             case Substring():
                 return f"%regex {_JSON({'substring_chunks': node.pieces})}", 0
         raise AssertionError(f"a {type(node).__name__} is no part of a terminal")
 
-    def _define_shared(self, node: Node) -> str:
+    def _define_shared_terminals(self, node: Node) -> str:
         """Returns the name of the terminal for a node with many equal parts. Each part is a
         separate terminal, defined once.
         """
         if node not in self._parts:
             match node:
                 case Concat(parts):
-                    text = " ".join(map(self._define_shared, parts))
+                    text = " ".join(map(self._define_shared_terminals, parts))
                 case Alternation(options):
-                    text = " | ".join(map(self._define_shared, options))
+                    text = " | ".join(map(self._define_shared_terminals, options))
                 case Repeat(inner):
-                    text = f"{self._define_shared(inner)}*"
+                    text = f"{self._define_shared_terminals(inner)}*"
                 case _:
-                    text = f"/{to_rust(node)}/"
+                    text = f"/{to_rust_regex(node)}/"
             self._parts[node] = self._terminals.setdefault(text, f"T{len(self._terminals)}"), 0
         return self._parts[node][0]
 
-    def _spell_terminal_part(self, node: Node) -> tuple[str, int]:
+    def _render_terminal_part(self, node: Node) -> tuple[str, int]:
         """Returns the text of a part of a terminal and the depth of its groups. A long part becomes
         a separate terminal and is referenced by name.
         """
         if node not in self._parts:
-            text, depth = self._spell_terminal(node)
+            text, depth = self._render_terminal(node)
             if len(text) >= _LONG:
                 text = self._terminals.setdefault(text, f"T{len(self._terminals)}")
                 depth = 0
@@ -236,7 +238,7 @@ class _Speller:
         return self._parts[node]
 
 
-def _with_any_bytes(outside: list[Node]) -> Iterator[Node]:
+def _widen_ends_to_bytes(outside: list[Node]) -> Iterator[Node]:
     """Yields the alternatives to exclude, with any text at their ends replaced by any bytes.
     llguidance then knows without a search that nothing can follow an excluded beginning, and that
     any text can follow other beginnings.
@@ -265,10 +267,12 @@ def _ranges(language: Language) -> int:
 
 
 @memoize  # the same strings and numbers occur in many places and schemas
-def _spell_as_single_pattern(node: Node) -> str | None:
+def _render_as_single_pattern(node: Node) -> str | None:
     """Returns the definition of a lexeme as one pattern, or None if it needs operators."""
     with contextlib.suppress(ConstraintError):
-        return None if isinstance(node, Multiple) else f"/{to_rust(_group_optional_runs(node))}/"
+        return (
+            None if isinstance(node, Multiple) else f"/{to_rust_regex(_group_optional_runs(node))}/"
+        )
     return None
 
 
@@ -277,10 +281,10 @@ def _group_optional_runs(node: Node) -> Node:
     each part that may come first, llguidance copies everything after it in its group, so one group
     of thousands would take gigabytes.
     """
-    return fold_node(node, _regroup)[0] if _may_have_run(node) else node
+    return fold_node(node, _group_and_count_optional)[0] if _may_have_optional_run(node) else node
 
 
-def _may_have_run(node: Node) -> bool:
+def _may_have_optional_run(node: Node) -> bool:
     """Returns True if a node has enough possibly empty parts for a long run of them, or is too
     large to count them.
     """
@@ -306,7 +310,7 @@ def _is_optional(node: Node) -> bool:
     return isinstance(node, Substring | Complement)
 
 
-def _regroup(node: Node, parts: list[tuple[Node, int]]) -> tuple[Node, int]:
+def _group_and_count_optional(node: Node, parts: list[tuple[Node, int]]) -> tuple[Node, int]:
     """Returns a node whose long runs of possibly empty parts are divided into nested groups, and
     the number of possibly empty nodes in it. `parts` holds the results for its parts.
     """

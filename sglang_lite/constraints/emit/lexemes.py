@@ -336,7 +336,7 @@ class _Positions:
         found = set(positions)
         queue = list(found)
         for position in queue:
-            more = self._without_reading(position) - found
+            more = self._find_epsilon_moves(position) - found
             found |= more
             queue += more
         self._spend(len(found))
@@ -347,7 +347,7 @@ class _Positions:
         if self.remaining < 0:
             raise _TooMany
 
-    def _without_reading(self, position: _Position) -> set[_Position]:
+    def _find_epsilon_moves(self, position: _Position) -> set[_Position]:
         """Returns the positions reachable without reading: into rules, past rules that may be
         empty, and back from a rule that may end.
         """

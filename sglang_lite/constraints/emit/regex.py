@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from sglang_lite.constraints.formal.charsets import LAST, Ranges
-from sglang_lite.constraints.formal.equations import multiples
+from sglang_lite.constraints.formal.equations import build_multiples_node
 from sglang_lite.constraints.formal.nodes import (
     Alternation,
     CharSet,
@@ -26,7 +26,7 @@ _SPECIAL = re.compile("[^a-zA-Z0-9]")
 
 
 @memoize
-def to_rust(node: Node) -> str:
+def to_rust_regex(node: Node) -> str:
     """Returns the pattern of a regular node in the syntax of Rust's `regex` (llguidance),
     independent of flags.
 
@@ -34,7 +34,7 @@ def to_rust(node: Node) -> str:
         ConstraintError: the node contains intersections, complements or references, or its groups
             are too deep.
     """
-    text = _spell_pattern(node)
+    text = _render_rust_pattern(node)
     depth = 0
     for bracket in _GROUPS.findall(text) if text.count("(") > MAX_GROUPS else ():
         depth += 1 if bracket == "(" else -1
@@ -45,30 +45,30 @@ def to_rust(node: Node) -> str:
     return text
 
 
-def _spell_pattern(node: Node) -> str:
+def _render_rust_pattern(node: Node) -> str:
     match node:
         case CharSet(ranges):
-            return _spell_character_set(ranges)
+            return _render_character_set(ranges)
         case LiteralText(text):
             return _SPECIAL.sub(lambda special: _hex_escape(ord(special[0])), text)
         case Concat(parts):
             return "".join(
                 [
-                    f"(?:{_spell_pattern(part)})"
+                    f"(?:{_render_rust_pattern(part)})"
                     if isinstance(part, Alternation)
-                    else _spell_pattern(part)
+                    else _render_rust_pattern(part)
                     for part in parts
                 ]
             )
         case Alternation(options):
-            return "|".join(map(_spell_pattern, options))
+            return "|".join(map(_render_rust_pattern, options))
         case Repeat(inner, least, most):
-            text = _spell_pattern(inner)
+            text = _render_rust_pattern(inner)
             if not isinstance(inner, CharSet):
                 text = f"(?:{text})"
             return text + repetition_sign(least, most)
         case Multiple(divisor) if divisor <= _MAX_DIVISOR:
-            return _spell_pattern(multiples(divisor))
+            return _render_rust_pattern(build_multiples_node(divisor))
     raise ConstraintError(f"a regular expression can't say {type(node).__name__.lower()}.")
 
 
@@ -79,25 +79,25 @@ def repetition_sign(least: int, most: int | None) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _spell_character_set(ranges: Ranges) -> str:
+def _render_character_set(ranges: Ranges) -> str:
     """Returns the pattern of a character set."""
     if not ranges:
         return f"[^{_hex_escape(0)}-{_hex_escape(LAST)}]"
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
-        return _spell_regex_character(ranges[0][0])
+        return _render_regex_character(ranges[0][0])
     return (
         "["
         + "".join(
-            _spell_regex_character(a)
+            _render_regex_character(a)
             if a == b
-            else f"{_spell_regex_character(a)}-{_spell_regex_character(b)}"
+            else f"{_render_regex_character(a)}-{_render_regex_character(b)}"
             for a, b in ranges
         )
         + "]"
     )
 
 
-def _spell_regex_character(code: int) -> str:
+def _render_regex_character(code: int) -> str:
     return chr(code) if code < 128 and chr(code).isalnum() else _hex_escape(code)
 
 

@@ -101,9 +101,9 @@ class Automaton:
         """Forgets all states except the starts."""
         before = copy(self)
         self._reset_states()
-        self.starts = [self.adopt(start, before) for start in before.starts]
+        self.starts = [self.translate_state_from(start, before) for start in before.starts]
 
-    def adopt(self, state: State, source: Automaton) -> State:
+    def translate_state_from(self, state: State, source: Automaton) -> State:
         """Returns this automaton's state for the same texts as a state of `source`, the automaton
         that this one was copied from.
         """
@@ -154,7 +154,7 @@ class Automaton:
             found.setdefault(self._class_of[stretch], max(self._bounds[stretch], low))
         return [(code, symbol) for symbol, code in found.items()]
 
-    def term(self, state: State) -> Term:
+    def term_of_state(self, state: State) -> Term:
         """Returns the term of a state (terms.py)."""
         return self._terms[state]
 
@@ -198,7 +198,7 @@ class Automaton:
         are not followed.
         """
         if state not in self._nonempty:
-            if _accepts_in_depth(self, state, self._nonempty):
+            if _finds_text_depth_first(self, state, self._nonempty):
                 return True
             seen = {state}
             for each in (queue := [state]):
@@ -269,9 +269,9 @@ class Automaton:
                     self.sources.index(node), list(compress(range(len(cuts)), cuts))
                 )
             case Multiple(divisor):
-                return terms.term("multiple", divisor, 0, nullable=True)
+                return terms.intern_term("multiple", divisor, 0, nullable=True)
             case Ref(name):
-                return terms.term("ref", name, nullable=name in self._empty_rules)
+                return terms.intern_term("ref", name, nullable=name in self._empty_rules)
             case Concat():
                 state = DONE
                 for part in reversed(parts):
@@ -296,7 +296,7 @@ class Automaton:
             return DONE
         self._offsets += len(offsets)
         nullable = any(found.cuts[i] for i in offsets)
-        return self._terms.term("source", source, tuple(offsets), nullable=nullable)
+        return self._terms.intern_term("source", source, tuple(offsets), nullable=nullable)
 
     def _step_in_source(self, state: State, symbol: Symbol) -> State:
         steps = self._source_steps.get(state)
@@ -327,7 +327,7 @@ class Automaton:
                 if digit is None:
                     return state if symbol == self.class_of(".") else DEAD
                 after = (10 * rest[1] + digit) % rest[0]
-                return terms.term("multiple", rest[0], after, nullable=after == 0)
+                return terms.intern_term("multiple", rest[0], after, nullable=after == 0)
             case "set":
                 return DONE if isinstance(symbol, int) and rest[0] >> symbol & 1 else DEAD
             case "ref":
@@ -362,7 +362,7 @@ class Automaton:
 
 def copy_without_states(before: Automaton) -> Automaton:
     """Returns a copy of an automaton without its states, except the start states. The copy can
-    `adopt` states of the original.
+    `translate_state_from` states of the original.
     """
     new = copy(before)
     new.forget_states()
@@ -374,7 +374,7 @@ def _copy_term(terms: Terms, state: State, source: Automaton) -> State:
     found = {DEAD: DEAD, DONE: DONE}
     open_states = [state]
     while open_states:  # iterative, because texts may be long
-        kind, *rest = source.term(open_states[-1])
+        kind, *rest = source.term_of_state(open_states[-1])
         inner = rest if kind in ("|", "&", ".") else rest[:1] if kind in ("~", "{") else []
         if missing := [each for each in inner if each not in found]:
             open_states += missing
@@ -383,7 +383,9 @@ def _copy_term(terms: Terms, state: State, source: Automaton) -> State:
         if kind in ("|", "&"):
             operands.sort()
         at = open_states.pop()
-        found[at] = terms.term(kind, *operands, *rest[len(inner) :], nullable=source.accepting(at))
+        found[at] = terms.intern_term(
+            kind, *operands, *rest[len(inner) :], nullable=source.accepting(at)
+        )
     return found[state]
 
 
@@ -500,7 +502,7 @@ def _partition_characters(nodes: Iterable[Node]) -> tuple[list[int], list[int], 
 
 
 @memoize
-def automaton(node: Node) -> Automaton:
+def cached_automaton(node: Node) -> Automaton:
     """Returns the automaton of a regular node, cached."""
     return Automaton(node)
 
@@ -526,13 +528,13 @@ def accepts(node: Node, text: str) -> bool:
             return text in texts
         if any(isinstance(option, Substring) for option in node.options):
             return any(accepts(option, text) for option in node.options)
-    found = automaton(node)
+    found = cached_automaton(node)
     return found.accepting(found.run(found.start, text))
 
 
 def shortest(node: Node) -> str:
     """Returns the shortest text of a regular language, which must not be empty."""
-    found = automaton(node)
+    found = cached_automaton(node)
     return "".join(
         chr(found.class_characters(symbol).ranges[0][0])
         for symbol in shortest_path_from(found, found.start)
@@ -544,14 +546,14 @@ def is_empty(node: Node) -> bool:
     return decide_emptiness(node)[0]
 
 
-def _likely_texts(node: Node) -> Iterator[str]:
+def _guess_accepted_texts(node: Node) -> Iterator[str]:
     """Yields a few texts to try before a large automaton is searched: beginnings of the texts whose
     substrings the node allows.
     """
     match node:
         case Intersection(parts) | Alternation(parts):
             for part in parts:
-                yield from _likely_texts(part)
+                yield from _guess_accepted_texts(part)
         case Substring():
             yield from node.sample_beginnings
 
@@ -559,13 +561,15 @@ def _likely_texts(node: Node) -> Iterator[str]:
 @memoize
 def decide_emptiness(node: Node) -> tuple[bool, int]:
     """Returns whether a regular language is empty, and the work spent on the decision."""
-    if any(accepts(node, text) for text in _likely_texts(node)):
+    if any(accepts(node, text) for text in _guess_accepted_texts(node)):
         return False, 1
     found = Automaton(node)
     return not found.accepts_some_text(found.start), found.work
 
 
-def _accepts_in_depth(automaton: Automaton, state: State, nonempty: dict[State, bool]) -> bool:
+def _finds_text_depth_first(
+    automaton: Automaton, state: State, nonempty: dict[State, bool]
+) -> bool:
     """Returns True if a short depth-first search finds an accepting state. It quickly finds texts
     with a minimum length, for which a breadth-first search would visit all shorter ones first.
 

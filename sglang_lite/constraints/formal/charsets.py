@@ -71,7 +71,7 @@ def _every_character() -> str:
 
 
 @lru_cache(maxsize=16)
-def python_class(expression: str) -> Ranges:
+def python_class_characters(expression: str) -> Ranges:
     """Returns the characters that Python's own `re` matches with a one-character expression. `re`
     defines the dialect.
     """

@@ -59,7 +59,7 @@ def count_texts(node: Node) -> CountedTexts:
     return _AutomatonTexts(node) if texts is None else _ListedTexts(sorted(texts))
 
 
-def has_text_outside(texts: CountedTexts, prefix: str, used: Collection[str]) -> bool:
+def has_unused_text(texts: CountedTexts, prefix: str, used: Collection[str]) -> bool:
     """Returns True if the language has a text with this prefix that is not in `used`."""
     count = texts.count_with_prefix(prefix)
     return count is None or count > sum(text.startswith(prefix) for text in used)

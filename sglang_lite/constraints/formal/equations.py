@@ -62,12 +62,12 @@ def solve_rules(rules: Mapping[str, Node]) -> dict[str, Node]:
             if after is not None and after not in queue:
                 queue.append(after)
             edges[point, after] = alternation([edges.get((point, after), NOTHING), text])
-    eliminate(edges, [point for point in queue if point not in rules])
+    eliminate_points(edges, [point for point in queue if point not in rules])
     return {name: edges.get((name, None), NOTHING) for name in rules}
 
 
 @cache
-def multiples(divisor: int) -> Node:
+def build_multiples_node(divisor: int) -> Node:
     """Returns the node for the texts of `Multiple`. It has many equal parts; written out, its
     length is exponential.
     """
@@ -80,11 +80,11 @@ def multiples(divisor: int) -> Node:
             )
     edges: dict[tuple[int, int], Node] = {(-1, 0): EMPTY, (0, divisor): EMPTY}
     edges |= {key: CharSet(charsets.singles("".join(each))) for key, each in characters.items()}
-    eliminate(edges, range(divisor), limited=False)
+    eliminate_points(edges, range(divisor), limited=False)
     return edges[-1, divisor]
 
 
-def eliminate(
+def eliminate_points(
     edges: dict[tuple[P, P], Node], points: Collection[P], *, limited: bool = True
 ) -> None:
     """Removes points of an automaton, starting with those on the fewest paths. Each path through a
@@ -158,7 +158,7 @@ class _Equations:
         """Splits a state that may refer to rules into alternatives, each of which is a set of terms
         that must be satisfied together.
         """
-        kind, *rest = self._automaton.term(state)
+        kind, *rest = self._automaton.term_of_state(state)
         if state == DEAD:
             return []
         if not self._may_lead_to_rules(state):
@@ -181,7 +181,7 @@ class _Equations:
         """Returns True if one of the rules being solved can follow one of the states."""
         for state in states:
             if state not in self._refers:
-                kind, *rest = self._automaton.term(state)
+                kind, *rest = self._automaton.term_of_state(state)
                 below = rest if kind in ("|", "&", ".") else ()
                 self._refers[state] = (
                     rest[0] in self._rules if kind == "ref" else self._may_lead_to_rules(*below)
@@ -197,7 +197,7 @@ class _Equations:
         """Converts a term to a node."""
         if state == DONE:
             return EMPTY
-        kind, *rest = self._automaton.term(state)
+        kind, *rest = self._automaton.term_of_state(state)
         match kind:
             case "set":
                 classes = [c for c in self._automaton.classes if rest[0] >> c & 1]

@@ -116,29 +116,29 @@ def most_bytes(rules: Mapping[str, Node], start: str) -> int | None:
     names = list(rules)[::-1]  # mostly, rules come after the rules they use
     growing = names
     for _ in range(_ROUNDS):  # from below
-        growing = _update_growing(rules, names, found)
+        growing = _update_growing_rules(rules, names, found)
         if not growing:
             break
     while growing:  # including those that would converge later
         found |= dict.fromkeys(growing, math.inf)
-        growing = _update_growing(rules, names, found)
+        growing = _update_growing_rules(rules, names, found)
     return None if found[start] == math.inf else int(found[start])
 
 
-def _update_growing(
+def _update_growing_rules(
     rules: Mapping[str, Node], names: list[str], found: dict[str, float]
 ) -> list[str]:
     """Updates the maximum lengths and returns the names of the rules whose maximum increased."""
     grown = []
     for name in names:
-        most = fold_node(rules[name], lambda node, parts: _most_bytes(node, parts, found))
+        most = fold_node(rules[name], lambda node, parts: _max_node_bytes(node, parts, found))
         if most > found[name]:
             found[name] = most
             grown.append(name)
     return grown
 
 
-def _most_bytes(node: Node, parts: list[float], rules: Mapping[str, float]) -> float:
+def _max_node_bytes(node: Node, parts: list[float], rules: Mapping[str, float]) -> float:
     match node:
         case CharSet(ranges):
             return len(chr(ranges[-1][1]).encode()) if ranges else 0

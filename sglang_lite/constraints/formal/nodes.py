@@ -471,6 +471,8 @@ def substrings(language: Language) -> set[Substring]:
     return found
 
 
-def is_plain(node: Node) -> bool:
+def has_no_set_operations(node: Node) -> bool:
     """Returns True if a node contains no intersections or complements, which few engines support."""
-    return not isinstance(node, Intersection | Complement) and all(map(is_plain, children(node)))
+    return not isinstance(node, Intersection | Complement) and all(
+        map(has_no_set_operations, children(node))
+    )

@@ -49,7 +49,7 @@ def _least_length(automaton: Automaton, state: State) -> float:
     """Returns a lower bound for the remaining length."""
     if automaton.accepting(state):
         return 0
-    kind, *rest = automaton.term(state)
+    kind, *rest = automaton.term_of_state(state)
     match kind:
         case ".":
             return _least_length(automaton, rest[0]) + _least_length(automaton, rest[1])

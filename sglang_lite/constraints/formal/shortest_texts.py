@@ -10,7 +10,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
-from sglang_lite.constraints.formal.automaton import accepts, automaton
+from sglang_lite.constraints.formal.automaton import accepts, cached_automaton
 from sglang_lite.constraints.formal.charsets import Ranges
 from sglang_lite.constraints.formal.nodes import (
     Alternation,
@@ -59,7 +59,7 @@ class _Found(NamedTuple):
         """The text, or None if none was found or it has more than 100,000 characters."""
         return _join_text_parts(self.parts) if self.length <= _LONGEST else None
 
-    def facts_of_reference(self) -> _Found:
+    def as_single_reference(self) -> _Found:
         return _Found(self.length, 1, 1, self.parts)
 
 
@@ -106,8 +106,8 @@ class ShortestTexts:
         done = set[str]()
         nested = list[str]()
         for name in order:
-            own = _facts_of_node(rules[name], found, {})
-            found[name] = own.facts_of_reference()
+            own = _analyse_node(rules[name], found, {})
+            found[name] = own.as_single_reference()
             self.longest_forced = max(self.longest_forced, own.most_forced)
             if not used[name] <= done:
                 nested.append(name)
@@ -119,7 +119,7 @@ class ShortestTexts:
         changed = nested
         while changed:
             now = {
-                name: _facts_of_node(rules[name], found, {}).facts_of_reference()
+                name: _analyse_node(rules[name], found, {}).as_single_reference()
                 for name in changed
             }
             shorter = {name: new for name, new in now.items() if new.length < found[name].length}
@@ -127,7 +127,7 @@ class ShortestTexts:
             changed = list(dict.fromkeys(user for name in shorter for user in users[name]))
 
 
-def _facts_of_node(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found]) -> _Found:
+def _analyse_node(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found]) -> _Found:
     """Returns the facts about a node.
 
     Args:
@@ -142,19 +142,19 @@ def _facts_of_node(node: Node, rules: Mapping[str, _Found], known: dict[int, _Fo
     if isinstance(node, Ref):
         return rules.get(node.name, _NOT_FOUND)
     if rules and not node.refers:
-        return _facts_of_regular(node)
+        return _analyse_regular_node(node)
     found = known.get(id(node))
     if found is None:
-        found = known[id(node)] = _facts_from_parts(node, rules, known)
+        found = known[id(node)] = _analyse_by_parts(node, rules, known)
     return found
 
 
 @memoize  # the same strings and numbers occur in many places and schemas
-def _facts_of_regular(node: Node) -> _Found:
-    return _facts_from_parts(node, {}, {})
+def _analyse_regular_node(node: Node) -> _Found:
+    return _analyse_by_parts(node, {}, {})
 
 
-def _facts_of_concat(parts: list[_Found]) -> _Found:
+def _analyse_concat(parts: list[_Found]) -> _Found:
     length = 0.0
     forced = 0
     most_forced = 0
@@ -167,36 +167,34 @@ def _facts_of_concat(parts: list[_Found]) -> _Found:
     return _Found(length, forced, max(forced, most_forced), texts)
 
 
-def _facts_from_parts(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found]) -> _Found:
+def _analyse_by_parts(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found]) -> _Found:
     match node:
         case Concat(parts):
-            return _facts_of_concat([_facts_of_node(part, rules, known) for part in parts])
+            return _analyse_concat([_analyse_node(part, rules, known) for part in parts])
         case CharSet(ranges):
             single = int(len(ranges) == 1 and ranges[0][0] == ranges[0][1])
             return (
                 _Found(1, single, single, plainest_characters(ranges)[0]) if ranges else _NOT_FOUND
             )
         case Alternation(options):
-            return _facts_of_alternation(
-                [_facts_of_node(option, rules, known) for option in options]
-            )
+            return _analyse_alternation([_analyse_node(option, rules, known) for option in options])
         case Repeat(inner, least, _):
-            return _facts_of_repeat(_facts_of_node(inner, rules, known), least)
+            return _analyse_repeat(_analyse_node(inner, rules, known), least)
         case Intersection(parts):
-            return _facts_of_intersection(
+            return _analyse_intersection(
                 node,
                 {
-                    part: _facts_of_node(part, rules, known)
+                    part: _analyse_node(part, rules, known)
                     for part in parts
                     if not isinstance(part, Complement)
                 },
             )
         case Complement():
-            return _facts_of_text(_search_text(node), 0, 0)
+            return _analyse_text(_search_shortest_text(node), 0, 0)
     return _Found(0, 0, 0)  # of a substring
 
 
-def _facts_of_alternation(options: list[_Found]) -> _Found:
+def _analyse_alternation(options: list[_Found]) -> _Found:
     shortest = min(options, key=itemgetter(0))
     forced = min([each.forced for each in options])
     return _Found(
@@ -204,13 +202,13 @@ def _facts_of_alternation(options: list[_Found]) -> _Found:
     )
 
 
-def _facts_of_repeat(each: _Found, least: int) -> _Found:
+def _analyse_repeat(each: _Found, least: int) -> _Found:
     length = each.length * least if least else 0
     parts: _Parts = (each.parts,) * least if 0 < length <= _LONGEST else ""
     return _Found(length, each.forced * least, max(each.forced * least, each.most_forced), parts)
 
 
-def _facts_of_intersection(node: Intersection, found: Mapping[Node, _Found]) -> _Found:
+def _analyse_intersection(node: Intersection, found: Mapping[Node, _Found]) -> _Found:
     """Returns the facts about an intersection, given those about its parts that are not
     complements.
     """
@@ -225,23 +223,23 @@ def _facts_of_intersection(node: Intersection, found: Mapping[Node, _Found]) -> 
     if text is None:
         text = _try_copying_pieces(node)
     each = found.values()
-    return _facts_of_text(
-        _search_text(node) if text is None else text,
+    return _analyse_text(
+        _search_shortest_text(node) if text is None else text,
         max((one.forced for one in each), default=0),
         max((one.most_forced for one in each), default=0),
     )
 
 
-def _facts_of_text(text: str | None, forced: int, most_forced: int) -> _Found:
+def _analyse_text(text: str | None, forced: int, most_forced: int) -> _Found:
     return _Found(UNKNOWN if text is None else len(text), forced, most_forced, text or "")
 
 
-def _search_text(node: Intersection | Complement) -> str | None:
+def _search_shortest_text(node: Intersection | Complement) -> str | None:
     """Searches for the shortest text of an intersection or complement. Returns None if none is
     found within the work limit.
     """
     try:
-        at = automaton(node)
+        at = cached_automaton(node)
         path = search_shortest(at, at.start)
     except ConstraintError:  # too many states
         return None

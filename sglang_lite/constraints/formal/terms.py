@@ -70,7 +70,7 @@ class Terms:
             self._written = len(self._terms) - derived
             self._limit = self._written + self.most
 
-    def term(self, *term: Any, nullable: bool) -> State:  # an operator and its operands
+    def intern_term(self, *term: Any, nullable: bool) -> State:  # an operator and its operands
         state = self._ids.get(term)
         return self._add_term(term, nullable) if state is None else state
 
@@ -91,7 +91,7 @@ class Terms:
 
     def characters(self, mask: int) -> State:
         """Returns the state of the texts of one character whose class is in the mask."""
-        return self.term("set", mask, nullable=False) if mask else DEAD
+        return self.intern_term("set", mask, nullable=False) if mask else DEAD
 
     def concat(self, first: State, second: State) -> State:
         if DEAD in (first, second):
@@ -104,7 +104,7 @@ class Terms:
         # nested to the right, so that equal languages become equal terms more often
         if kind == ".":
             return self.concat(rest[0], self.concat(rest[1], second))
-        return self.term(
+        return self.intern_term(
             ".", first, second, nullable=self.nullable[first] and self.nullable[second]
         )
 
@@ -123,7 +123,7 @@ class Terms:
             flat.add(self.characters(mask))
         if len(flat) == 1:
             return flat.pop()
-        return self.term("|", *sorted(flat), nullable=any(self.nullable[s] for s in flat))
+        return self.intern_term("|", *sorted(flat), nullable=any(self.nullable[s] for s in flat))
 
     def intersect(self, states: Iterable[State]) -> State:
         flat: set[State] = set()
@@ -134,7 +134,7 @@ class Terms:
         flat.discard(self.every)
         if len(flat) < 2:
             return flat.pop() if flat else self.every
-        return self.term("&", *sorted(flat), nullable=all(self.nullable[s] for s in flat))
+        return self.intern_term("&", *sorted(flat), nullable=all(self.nullable[s] for s in flat))
 
     def complement(self, state: State) -> State:
         if state == DEAD:
@@ -142,7 +142,11 @@ class Terms:
         if state == self.every:
             return DEAD
         kind, *rest = self._terms[state]
-        return rest[0] if kind == "~" else self.term("~", state, nullable=not self.nullable[state])
+        return (
+            rest[0]
+            if kind == "~"
+            else self.intern_term("~", state, nullable=not self.nullable[state])
+        )
 
     def repeat(self, inner: State, least: int, most: int | None) -> State:
         if most == 0 or inner == DONE:
@@ -153,7 +157,7 @@ class Terms:
             return inner
         if self.nullable[inner]:
             least = 0
-        return self.term("{", inner, least, most, nullable=least == 0)
+        return self.intern_term("{", inner, least, most, nullable=least == 0)
 
 
 def automaton_too_large_error(what: str) -> ConstraintError:

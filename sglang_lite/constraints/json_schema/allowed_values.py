@@ -12,7 +12,7 @@ from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.formal.nodes import NOTHING, Alternation, Node, literal_texts
 from sglang_lite.constraints.json_schema.document import pointer_token
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, any_of
-from sglang_lite.constraints.json_schema.normal_form import document_of
+from sglang_lite.constraints.json_schema.normal_form import load_schema_document
 from sglang_lite.constraints.json_schema.numbers import is_finite, to_fraction
 from sglang_lite.constraints.json_schema.quotes import KEYWORD, QuoteLocation, locate_quote
 from sglang_lite.constraints.json_schema.reader import SchemaReader
@@ -41,19 +41,19 @@ class AllowedValues:
         if schema is None:
             return AllowedValues(None, True)
         try:
-            return AllowedValues(schema, ValidAt(document_of(schema).start))
+            return AllowedValues(schema, ValidAt(load_schema_document(schema).start))
         except ConstraintError:
             return AllowedValues(None, True)
 
     def member(self, name: str) -> AllowedValues:
-        shapes = [shape.list_finite_names() for shape in self._values.objects]
+        shapes = [shape.expand_finite_names() for shape in self._values.objects]
         members = (
             {each.name: each for each in shape.members}.get(name) or shape.member_for_unlisted(name)
             for shape in shapes
         )
         return AllowedValues(self.schema, any_of(*(each.formula for each in members)) or True)
 
-    def allowed_item(self, index: int) -> AllowedValues:
+    def narrow_to_item(self, index: int) -> AllowedValues:
         return AllowedValues(
             self.schema,
             any_of(*(shape.item_formula(index) for shape in self._values.arrays)) or True,
@@ -80,7 +80,7 @@ class AllowedValues:
     @property
     def choices(self) -> bool:
         """True if the strings are a finite list."""
-        return _as_list(self._values.strings) is not None
+        return _list_literals(self._values.strings) is not None
 
     @property
     def repeats(self) -> int | None:
@@ -96,7 +96,7 @@ class AllowedValues:
         or null; else None. A range of numbers does not count as a list.
         """
         values = self._values
-        strings = _as_list(self._values.strings)
+        strings = _list_literals(self._values.strings)
         single = [
             each.low for each in values.numbers if each.low is not None and each.low == each.high
         ]
@@ -106,13 +106,13 @@ class AllowedValues:
         return (*([None] * values.null), *sorted(values.booleans, reverse=True), *numbers, *strings)
 
     @property
-    def only_strings(self) -> bool:
+    def allows_only_strings(self) -> bool:
         found = self._values
         return self.strings and not (
             found.null or found.booleans or found.numbers or self.containers
         )
 
-    def empty_json(self) -> str:
+    def json_for_empty_text(self) -> str:
         """Returns the JSON text of the value that an empty text stands for."""
         if accepts(self._values.strings, ""):
             return '""'
@@ -160,10 +160,10 @@ class AllowedValues:
 
     @property
     def _values(self) -> ValueSet:
-        return ANY_VALUE if self.schema is None else _values(self.schema, self.formula)
+        return ANY_VALUE if self.schema is None else _read_allowed_values(self.schema, self.formula)
 
 
-def quotes_of(schema: JsonSchema, value: Json) -> list[dict[str, Json]]:
+def list_quotes(schema: JsonSchema, value: Json) -> list[dict[str, Json]]:
     """Returns the quotes in a valid value, in order, each as {"pointer", "source", "start", "end"}:
     the JSON Pointer of the string, the number of the document, and the quote's position there, from
     `start` to before `end`.
@@ -180,7 +180,8 @@ def quotes_of(schema: JsonSchema, value: Json) -> list[dict[str, Json]]:
                     found.append({"pointer": pointer, "source": source, "start": start, "end": end})
             case list():
                 below = [
-                    (f"{pointer}/{i}", allowed.allowed_item(i), item) for i, item in enumerate(each)
+                    (f"{pointer}/{i}", allowed.narrow_to_item(i), item)
+                    for i, item in enumerate(each)
                 ]
             case dict():
                 below = [
@@ -197,7 +198,7 @@ def may_have_lists(schema: JsonSchema) -> bool:
     start = AllowedValues.for_schema(schema)
     formulas = [start.formula]
     for formula in formulas:  # grows during the loop
-        values = ANY_VALUE if start.schema is None else _values(schema, formula)
+        values = ANY_VALUE if start.schema is None else _read_allowed_values(schema, formula)
         if any(shape.most != 0 for shape in values.arrays):
             return True
         members = (each.formula for shape in values.objects for each in shape.members)
@@ -206,13 +207,13 @@ def may_have_lists(schema: JsonSchema) -> bool:
     return False
 
 
-def _as_list(strings: Node) -> tuple[str, ...] | None:
+def _list_literals(strings: Node) -> tuple[str, ...] | None:
     """Returns the texts of a literal, or of an alternation of literals and such alternations.
     Returns None for any other node.
     """
     if not isinstance(strings, Alternation):
         return literal_texts(strings)
-    lists = [_as_list(option) for option in strings.options]
+    lists = [_list_literals(option) for option in strings.options]
     return (
         None
         if None in lists
@@ -221,10 +222,10 @@ def _as_list(strings: Node) -> tuple[str, ...] | None:
 
 
 @memoize
-def _values(schema: JsonSchema, formula: Formula) -> ValueSet:
+def _read_allowed_values(schema: JsonSchema, formula: Formula) -> ValueSet:
     try:
-        return SchemaReader(document_of(schema), assert_format=schema.format == "assert").values(
-            formula
-        )
+        return SchemaReader(
+            load_schema_document(schema), assert_format=schema.format == "assert"
+        ).values(formula)
     except (ConstraintError, RecursionError):
         return ANY_VALUE

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 
 from sglang_lite.constraints.formal.automaton import Automaton
-from sglang_lite.constraints.formal.copies import copy_positions
+from sglang_lite.constraints.formal.copies import find_source_positions
 from sglang_lite.constraints.formal.nodes import (
     ANY_TEXT,
     Alternation,
@@ -116,7 +116,7 @@ def _are_distinct_before_quotes(options: tuple[Node, ...], rules: Mapping[str, N
     seen = set(pairs)
     for pair in pairs:
         if len(seen) > _COMPARED or any(
-            automaton.accepting(each) or copy_positions(automaton, each) for each in pair
+            automaton.accepting(each) or find_source_positions(automaton, each) for each in pair
         ):
             return False
         for symbol in automaton.classes:

@@ -26,7 +26,7 @@ from sglang_lite.protocol import ConstraintError
 MAX_TOGETHER = 6  # maximum number of branches of an anyOf whose evaluated members are distinguished
 
 
-def _ref(
+def _apply_ref(
     context: Context,
     values: ValueSet,
     schema: Schema,
@@ -42,7 +42,7 @@ def _ref(
     )
 
 
-def _branches(
+def _evaluate_branches(
     context: Context, schema: Schema, location: SchemaLocation, keyword: str, track_evaluated: bool
 ) -> list[ValueSet]:
     return [
@@ -51,7 +51,7 @@ def _branches(
     ]
 
 
-def _all_of(
+def _apply_all_of(
     context: Context,
     values: ValueSet,
     schema: Schema,
@@ -61,12 +61,12 @@ def _all_of(
 ) -> ValueSet:
     return reduce(
         context.algebra.intersect_value_sets,
-        _branches(context, schema, location, keyword, track_evaluated),
+        _evaluate_branches(context, schema, location, keyword, track_evaluated),
         values,
     )
 
 
-def _any_of(
+def _apply_any_of(
     context: Context,
     values: ValueSet,
     schema: Schema,
@@ -74,7 +74,7 @@ def _any_of(
     keyword: str,
     track_evaluated: bool,
 ) -> ValueSet:
-    branches = _branches(context, schema, location, keyword, track_evaluated)
+    branches = _evaluate_branches(context, schema, location, keyword, track_evaluated)
     if not track_evaluated and all(
         shape.only_names_members for each in branches for shape in each.objects
     ):
@@ -98,7 +98,7 @@ def _any_of(
     return context.algebra.unite_value_sets(together)
 
 
-def _one_of(
+def _apply_one_of(
     context: Context,
     values: ValueSet,
     schema: Schema,
@@ -108,13 +108,13 @@ def _one_of(
 ) -> ValueSet:
     branches = [
         context.algebra.intersect_value_sets(values, each)
-        for each in _branches(context, schema, location, keyword, track_evaluated)
+        for each in _evaluate_branches(context, schema, location, keyword, track_evaluated)
     ]
     if (
         context.pointer_if_enforced(location, keyword) is None
     ):  # ignored: at least one branch must fit, and others may
         return context.algebra.unite_value_sets(branches)
-    plain = _branches(context, schema, location, keyword, False)
+    plain = _evaluate_branches(context, schema, location, keyword, False)
     alone = []
     for i, branch in enumerate(branches):
         for j, other in enumerate(plain):
@@ -124,7 +124,7 @@ def _one_of(
     return context.algebra.unite_value_sets(alone)
 
 
-def _not(
+def _apply_not(
     context: Context,
     values: ValueSet,
     schema: Schema,
@@ -137,7 +137,7 @@ def _not(
     )
 
 
-def _if(
+def _apply_if(
     context: Context,
     values: ValueSet,
     schema: Schema,
@@ -169,7 +169,7 @@ def _if(
     )
 
 
-def _dependent(
+def _apply_dependencies(
     context: Context,
     values: ValueSet,
     schema: Schema,
@@ -200,15 +200,15 @@ def _dependent(
 APPLICATORS: dict[
     str, Callable[[Context, ValueSet, Schema, SchemaLocation, str, bool], ValueSet]
 ] = {
-    "$ref": _ref,
-    "$dynamicRef": _ref,
-    "$recursiveRef": _ref,
-    "allOf": _all_of,
-    "anyOf": _any_of,
-    "dependentRequired": _dependent,
-    "dependentSchemas": _dependent,
-    "dependencies": _dependent,
-    "if": _if,
-    "not": _not,
-    "oneOf": _one_of,
+    "$ref": _apply_ref,
+    "$dynamicRef": _apply_ref,
+    "$recursiveRef": _apply_ref,
+    "allOf": _apply_all_of,
+    "anyOf": _apply_any_of,
+    "dependentRequired": _apply_dependencies,
+    "dependentSchemas": _apply_dependencies,
+    "dependencies": _apply_dependencies,
+    "if": _apply_if,
+    "not": _apply_not,
+    "oneOf": _apply_one_of,
 }

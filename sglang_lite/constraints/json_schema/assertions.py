@@ -26,7 +26,7 @@ _NO_ASSERTIONS = {  # keywords that obviously assert nothing
 }  # fmt: skip
 
 
-def foreign_names(schema: object) -> list[str]:
+def find_unknown_keywords(schema: object) -> list[str]:
     """Returns the names in a schema that no draft defines, if nothing in it asserts anything; else
     an empty list.
     """

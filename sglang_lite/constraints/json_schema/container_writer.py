@@ -41,17 +41,17 @@ class ContainerWriter(Protocol):
         """Returns the number that identifies a shape in the keys of its rules."""
         ...
 
-    def item_texts(self, formula: Formula) -> Node:
+    def write_item(self, formula: Formula) -> Node:
         """Returns the texts of an item."""
         ...
 
-    def unique_item(self, formula: Formula) -> Node:
+    def write_unique_item(self, formula: Formula) -> Node:
         """Returns the texts of an item that must differ from other items, with exactly one spelling
         for each number.
         """
         ...
 
-    def listed_texts(self, formula: Formula) -> Node:
+    def write_listed_values(self, formula: Formula) -> Node:
         """Returns a regular node of the texts of a formula's values, with exactly one spelling for
         each value.
 

@@ -161,14 +161,14 @@ class _Reader:
     def _class(self) -> None:
         self._skip_sign("^")
         while not self._skip_sign("]"):
-            low = self._member()
+            low = self._class_member()
             if self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at):
                 self._at += 1
-                high = self._member()
+                high = self._class_member()
                 if low is None or high is None or low > high:
                     self._fail()
 
-    def _member(self) -> int | None:
+    def _class_member(self) -> int | None:
         """Reads a member of a character class. Returns its code point, or None if it is a class
         itself.
         """

@@ -36,7 +36,7 @@ _FRACTION = r"(?:\.[0-9]+)?"
 _OFFSET = "[+-](?:[01][0-9]|2[0-3]):[0-5][0-9]"
 
 
-def _leap_seconds() -> str:
+def _build_leap_second_pattern() -> str:
     """Returns the pattern of the last second of a day in UTC, for zones whose offset is a multiple
     of 15 minutes, as all current ones are. For arbitrary offsets an automaton would have to
     remember 1,440 times of day.
@@ -51,7 +51,7 @@ def _leap_seconds() -> str:
     return "|".join(options)
 
 
-_TIME = f"(?:{CLOCK}{_FRACTION}(?:[Zz]|{_OFFSET})|{_leap_seconds()})"
+_TIME = f"(?:{CLOCK}{_FRACTION}(?:[Zz]|{_OFFSET})|{_build_leap_second_pattern()})"
 
 _DAYS = "[0-9]+D"
 _SECONDS = "[0-9]+S"
@@ -182,10 +182,12 @@ def format_language(name: str) -> Node:
         case "hostname":
             return intersection(parse(_FORMATS[name]), Repeat(ANY_CHAR, 1, 253))
         case "idn-hostname":
-            return idn.hostnames()
+            return idn.build_hostname_language()
         case "idn-email":
             local = intersection(parse(_IDN_LOCAL), parse(_SHORT_IDN_LOCAL))
-            return concat(local, parse("@"), alternation([idn.hostnames(), parse(_LITERAL)]))
+            return concat(
+                local, parse("@"), alternation([idn.build_hostname_language(), parse(_LITERAL)])
+            )
         case "regex":
             return ecma_regex.patterns()
     return parse(f"(?s){_FORMATS[name]}")
@@ -195,7 +197,7 @@ def is_valid(name: str, text: str) -> bool:
     """Returns True if a text is valid in an asserted format."""
     match name:
         case "hostname":
-            return accepts(format_language(name), text) or _has_a_labels(text)
+            return accepts(format_language(name), text) or _is_punycode_hostname(text)
         case "idn-hostname":
             return idn.is_hostname(text)
         case "idn-email":
@@ -216,16 +218,16 @@ def _count_utf8_bytes(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def _has_a_labels(text: str) -> bool:
+def _is_punycode_hostname(text: str) -> bool:
     """Returns True if a text is a host name with A-labels."""
     labels = text.split(".")
-    if not any(map(_is_a_label, labels)):
+    if not any(map(_is_punycode_label, labels)):
         return False
-    plain = ".".join("x" * len(label) if _is_a_label(label) else label for label in labels)
+    plain = ".".join("x" * len(label) if _is_punycode_label(label) else label for label in labels)
     return accepts(format_language("hostname"), plain) and all(
-        map(idn.is_hostname, filter(_is_a_label, labels))
+        map(idn.is_hostname, filter(_is_punycode_label, labels))
     )
 
 
-def _is_a_label(label: str) -> bool:
+def _is_punycode_label(label: str) -> bool:
     return label[:4].lower() == "xn--"

@@ -74,7 +74,7 @@ def not_(formula: Formula) -> Formula:
     return not formula
 
 
-def pointer_of(formula: Formula) -> str:
+def find_first_pointer(formula: Formula) -> str:
     """Returns the JSON Pointer of the first schema that a formula refers to, or "" if it refers to
     none.
     """

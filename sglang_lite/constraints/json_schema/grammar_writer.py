@@ -26,13 +26,13 @@ from sglang_lite.constraints.formal.nodes import (
     literal,
 )
 from sglang_lite.constraints.json_schema.document import SchemaLocation
-from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, pointer_of
+from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, find_first_pointer
 from sglang_lite.constraints.json_schema.mask_rules import MaskedShapes, RulePosition
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import Style
 from sglang_lite.constraints.json_schema.values import ANY_VALUE, ArrayShape, ObjectShape, ValueSet
-from sglang_lite.constraints.json_schema.write_arrays import array_text
-from sglang_lite.constraints.json_schema.write_objects import object_text
+from sglang_lite.constraints.json_schema.write_arrays import write_array
+from sglang_lite.constraints.json_schema.write_objects import write_object
 from sglang_lite.constraints.json_schema.write_scalars import scalar_texts
 from sglang_lite.constraints.json_schema.write_strings import quote_strings
 from sglang_lite.protocol import ConstraintError
@@ -136,11 +136,11 @@ class GrammarWriter:
             return prune_rules(language)
         except ConstraintError as error:
             self.contradicts = True
-            location = self._location_of_last(contradiction(language))
+            location = self._locate_last_rule(contradiction(language))
             hint = _contradiction_hint(self.reader.document.schema(location))
             raise ConstraintError(error.message, pointer=location.pointer, hint=hint) from None
 
-    def _location_of_last(self, names: Iterable[str]) -> SchemaLocation:
+    def _locate_last_rule(self, names: Iterable[str]) -> SchemaLocation:
         """Returns the schema location of the last of some rules that has one, or the root."""
         formulas = {name: key for (_, key), name in self._rules.names.items()}
         locations = [
@@ -165,10 +165,10 @@ class GrammarWriter:
         """Returns a reference to the rule of a formula's values."""
         return self.rule(formula, lambda: self._write_formula_body(formula))
 
-    def item_texts(self, formula: Formula) -> Node:
+    def write_item(self, formula: Formula) -> Node:
         return self.value(formula)
 
-    def unique_item(self, formula: Formula) -> Node:
+    def write_unique_item(self, formula: Formula) -> Node:
         if replace(self.reader.values(formula), inexact=False) != ANY_VALUE:
             plain = GrammarWriter(
                 self.reader,
@@ -180,7 +180,7 @@ class GrammarWriter:
             return plain.value(formula)
         return self.rule(("different", formula), lambda: self._write_values(ANY_VALUE, plain=True))
 
-    def listed_texts(self, formula: Formula) -> Node:
+    def write_listed_values(self, formula: Formula) -> Node:
         if self.any_order or self._style.gap != EMPTY:
             raise ConstraintError(
                 "json_schema: members in any order or free whitespace give one value several texts."
@@ -207,33 +207,35 @@ class GrammarWriter:
         return concat(*([literal("{")] if empty else []), self._style.gap, literal("}"))
 
     def _write_formula_body(self, formula: Formula) -> Node:
-        with errors_at_formula(formula):
+        with locate_errors_at_formula(formula):
             values = self.reader.values(formula)
-            if any(shape.list_finite_names().others_outside_members() for shape in values.objects):
-                self._rules.unlisted_names_at[pointer_of(formula)] = None
+            if any(
+                shape.expand_finite_names().others_outside_members() for shape in values.objects
+            ):
+                self._rules.unlisted_names_at[find_first_pointer(formula)] = None
             return self._write_values(values, plain=self.plain)
 
     def _write_values(self, values: ValueSet, *, plain: bool) -> Node:
-        return alternation([self._scalars(values, plain=plain), *self.containers(values)])
+        return alternation([self._write_scalars(values, plain=plain), *self.containers(values)])
 
-    def _scalars(self, values: ValueSet, *, plain: bool = False) -> Node:
+    def _write_scalars(self, values: ValueSet, *, plain: bool = False) -> Node:
         return scalar_texts(values, decimals=self._style.decimals, plain=plain)
 
-    def rule_positions(self, formula: Formula) -> tuple[RulePosition, ...]:
+    def find_rule_positions(self, formula: Formula) -> tuple[RulePosition, ...]:
         """Returns the positions in a formula's values where masks enforce rules. `language` must
         have been called before, because it collects these rules.
         """
         return (
             ()
             if self.masked_shapes is None
-            else self.masked_shapes.positions(self.reader, formula, self._scalars)
+            else self.masked_shapes.positions(self.reader, formula, self._write_scalars)
         )
 
     def containers(self, values: ValueSet) -> list[Node]:
         """Returns the texts of the arrays and objects in a set, one node for each shape."""
-        arrays = [array_text(self, shape) for shape in values.arrays]
+        arrays = [write_array(self, shape) for shape in values.arrays]
         alone = len(values.objects) == 1
-        return arrays + [object_text(self, shape, alone=alone) for shape in values.objects]
+        return arrays + [write_object(self, shape, alone=alone) for shape in values.objects]
 
 
 def _contradiction_hint(schema: Json) -> str:
@@ -264,7 +266,7 @@ _NOTES = {
 
 
 @contextmanager
-def errors_at_formula(formula: Formula) -> Iterator[None]:
+def locate_errors_at_formula(formula: Formula) -> Iterator[None]:
     """Adds the pointer of the formula's schema to errors raised inside, unless they already have
     one.
     """

@@ -78,7 +78,7 @@ def _ascii_label(label: str) -> str:
 
 
 @cache
-def hostnames() -> Node:
+def build_hostname_language() -> Node:
     """Returns the language of the host names that are generated."""
     small = (_SMALL, *LEFT_TO_RIGHT)
     plain = (

@@ -84,7 +84,7 @@ class Context(Protocol):
 
 
 @contextmanager
-def errors_at(location: SchemaLocation, keyword: str) -> Iterator[None]:
+def locate_errors_at_keyword(location: SchemaLocation, keyword: str) -> Iterator[None]:
     """Adds the pointer of a keyword to errors raised inside, unless they already have one."""
     try:
         yield
@@ -131,13 +131,13 @@ def _singleton_formula(value: Any) -> Formula:
     return Const(json.dumps(value, ensure_ascii=False))
 
 
-def _enum(
+def _read_enum(
     context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool
 ) -> ValueSet:
     return context.algebra.unite_value_sets(map(single_value_set, schema["enum"]))
 
 
-def _const(
+def _read_const(
     context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool
 ) -> ValueSet:
     return single_value_set(schema["const"])
@@ -152,7 +152,7 @@ def _type(
     return context.algebra.unite_value_sets(_TYPES[name] for name in names)
 
 
-def _number(
+def _read_number_keywords(
     context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool
 ) -> ValueSet:
     piece = numbers.EVERY
@@ -174,7 +174,7 @@ def _number(
         )
         piece = numbers.intersect_numbers(piece, (end,))
     if "multipleOf" in schema:
-        with errors_at(location, "multipleOf"):
+        with locate_errors_at_keyword(location, "multipleOf"):
             piece = numbers.intersect_numbers(
                 piece, (NumberRange(step=to_fraction(schema["multipleOf"])),)
             )
@@ -182,7 +182,7 @@ def _number(
     return replace(ANY_VALUE, numbers=piece)
 
 
-def _string(
+def _read_string_keywords(
     context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool
 ) -> ValueSet:
     strings: Node = ANY_TEXT
@@ -198,18 +198,18 @@ def _string(
     if most is not None and most < least:
         strings = NOTHING
     if "pattern" in schema:
-        with errors_at(location, "pattern"):
+        with locate_errors_at_keyword(location, "pattern"):
             strings = intersection_of_strings(strings, parse_schema_pattern(schema["pattern"]))
     if context.assert_format and schema.get("format") in formats.ASSERTED:
-        with errors_at(location, "format"):
+        with locate_errors_at_keyword(location, "format"):
             strings = intersection_of_strings(strings, formats.format_language(schema["format"]))
     return replace(ANY_VALUE, strings=strings)
 
 
-def _quote(
+def _read_quote_keyword(
     context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool
 ) -> ValueSet:
-    with errors_at(location, quotes.KEYWORD):
+    with locate_errors_at_keyword(location, quotes.KEYWORD):
         return replace(
             ANY_VALUE,
             strings=quotes.parse_quote(
@@ -218,7 +218,7 @@ def _quote(
         )
 
 
-def _array(
+def _read_array_keywords(
     context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool
 ) -> ValueSet:
     prefix = "prefixItems"
@@ -266,14 +266,14 @@ def _array(
     return replace(ANY_VALUE, arrays=(shape,))
 
 
-def _object(
+def _read_object_keywords(
     context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool
 ) -> ValueSet:
     properties = schema.get("properties", {})
     required = schema.get("required", ())
     # in draft 3, a boolean on the member
     required = dict.fromkeys(() if isinstance(required, bool) else required)
-    with errors_at(location, "patternProperties"):
+    with locate_errors_at_keyword(location, "patternProperties"):
         patterns = [
             (
                 parse_schema_pattern(pattern),
@@ -301,7 +301,7 @@ def _object(
         formulas += [formula for pattern, formula in patterns if accepts(pattern, name)]
         formula = all_of(*formulas) if formulas else additional
         members.append(Member(name, formula if accepts(names, name) else False, name in required))
-    with errors_at(location, "patternProperties"):
+    with locate_errors_at_keyword(location, "patternProperties"):
         others = tuple(_others(context, patterns, additional, names))
     evaluated_names = [*map(literal, properties), *(pattern for pattern, _ in patterns)]
     most = schema.get("maxProperties")
@@ -370,11 +370,11 @@ _LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multip
 
 READERS: dict[str, _KeywordReader] = {
     "type": _type,
-    "enum": _enum,
-    "const": _const,
-    **dict.fromkeys(_LIMITS, _number),
-    **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), _string),
-    quotes.KEYWORD: _quote,
-    **dict.fromkeys(_ITEMS, _array),
-    **dict.fromkeys(_MEMBERS, _object),
+    "enum": _read_enum,
+    "const": _read_const,
+    **dict.fromkeys(_LIMITS, _read_number_keywords),
+    **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), _read_string_keywords),
+    quotes.KEYWORD: _read_quote_keyword,
+    **dict.fromkeys(_ITEMS, _read_array_keywords),
+    **dict.fromkeys(_MEMBERS, _read_object_keywords),
 }

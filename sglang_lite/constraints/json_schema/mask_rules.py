@@ -15,7 +15,7 @@ from itertools import combinations, product, zip_longest
 
 from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.formal.nodes import ANY_TEXT, NOTHING, Node, alternation, literal
-from sglang_lite.constraints.json_schema.formulas import Formula, pointer_of
+from sglang_lite.constraints.json_schema.formulas import Formula, find_first_pointer
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.values import (
     ArrayShape,
@@ -170,7 +170,7 @@ class _Positions:
         self._queue: list[frozenset[Formula]] = []
 
     def all(self, start: Formula) -> list[RulePosition]:
-        self._number_of_position([start])
+        self._assign_position_index([start])
         found = []
         for formulas in self._queue:
             found.append(self._build_position(formulas))
@@ -180,7 +180,7 @@ class _Positions:
                 )
         return found
 
-    def _number_of_position(self, formulas: Iterable[Formula]) -> int | None:
+    def _assign_position_index(self, formulas: Iterable[Formula]) -> int | None:
         key = frozenset(each for each in formulas if each is not False)
         if not key or key == {True}:
             return None
@@ -193,28 +193,32 @@ class _Positions:
         values = [self._reader.values(formula) for formula in formulas]
         arrays = list(dict.fromkeys(shape for each in values for shape in each.arrays))
         listed = [
-            tuple(dict.fromkeys(shape.list_finite_names() for shape in each.objects))
+            tuple(dict.fromkeys(shape.expand_finite_names() for shape in each.objects))
             for each in values
         ]
         objects = list(dict.fromkeys(shape for shapes in listed for shape in shapes))
         found = RulePosition(
             self._find_item_rules(arrays),
             self._find_name_rules(
-                objects, several=len(set(listed) - {()}) > 1, at=next(map(pointer_of, formulas))
+                objects,
+                several=len(set(listed) - {()}) > 1,
+                at=next(map(find_first_pointer, formulas)),
             ),
         )
         if arrays:
             count = max(len(shape.prefix) for shape in arrays)
             prefix = tuple(
-                self._number_of_position(shape.item_formula(i) for shape in arrays)
+                self._assign_position_index(shape.item_formula(i) for shape in arrays)
                 for i in range(count)
             )
             found = replace(
-                found, prefix=prefix, rest=self._number_of_position(shape.rest for shape in arrays)
+                found,
+                prefix=prefix,
+                rest=self._assign_position_index(shape.rest for shape in arrays),
             )
         if objects:
             members = {
-                name: self._number_of_position(
+                name: self._assign_position_index(
                     formula for shape in objects for formula in shape.formulas(name)
                 )
                 for name in dict.fromkeys(
@@ -229,10 +233,12 @@ class _Positions:
             ]
             if len(objects) == 1:
                 by_names = [
-                    (names, self._number_of_position([formula])) for names, formula in others
+                    (names, self._assign_position_index([formula])) for names, formula in others
                 ]
             else:  # the languages of their names may overlap
-                by_names = [(ANY_TEXT, self._number_of_position(formula for _, formula in others))]
+                by_names = [
+                    (ANY_TEXT, self._assign_position_index(formula for _, formula in others))
+                ]
             found = replace(found, members=members, others=tuple(by_names))
         return found
 
@@ -318,7 +324,7 @@ class _Positions:
         values = {name: self._member_values(formulas) for name, formulas in distinguishing.items()}
         return tuple(
             replace(
-                name_rule_of(shape),
+                build_name_rule(shape),
                 most=shape.most,
                 values={name: each[i] for name, each in values.items()},
             )
@@ -364,7 +370,7 @@ class _Different(Exception):  # noqa: N818 # never leaves this module
     """Raised if kinds of objects can't be distinguished."""
 
 
-def name_rule_of(shape: ObjectShape) -> DistinctNames:
+def build_name_rule(shape: ObjectShape) -> DistinctNames:
     """Returns the complete rule for the names of a shape."""
     members = [member for member in shape.members if member.formula is not False]
     names = [literal(member.name) for member in members] + [

@@ -39,7 +39,7 @@ _POINT = literal(".")
 
 
 @lru_cache(maxsize=256)
-def multiples(step: Fraction, most: int | None) -> Node:
+def build_multiples_of_step(step: Fraction, most: int | None) -> Node:
     """Returns a node that matches exactly the multiples of a step among texts of numbers, with any
     zeros at the end of a fraction. Texts that are not numbers may also match.
 
@@ -59,7 +59,8 @@ def multiples(step: Fraction, most: int | None) -> Node:
             rest //= prime
     divisors = _prime_powers(rest)
     endless = (
-        max(divisors, default=1) <= MAX_DIVISOR and _size_of_endings(unit // rest) <= MAX_ENDINGS
+        max(divisors, default=1) <= MAX_DIVISOR
+        and _estimate_endings_size(unit // rest) <= MAX_ENDINGS
     )
     bounded = 0
     if most is not None and not endless:
@@ -112,7 +113,7 @@ def _prime_powers(number: int) -> list[int]:
 # -------------------------------------------------------------------------------------- last digits
 
 
-def _size_of_endings(number: int) -> int:
+def _estimate_endings_size(number: int) -> int:
     size = 1
     sizes = []
     while number > 1:

@@ -13,9 +13,9 @@ from sglang_lite.constraints.json_schema.mask_rules import MaskedShapes, RulePos
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import read_json_style
 from sglang_lite.constraints.json_schema.values import FEW, MAX_WORK, SOME
-from sglang_lite.constraints.json_schema.wellformed import check_text
+from sglang_lite.constraints.json_schema.wellformed import check_schema_text
 from sglang_lite.constraints.json_schema.write_tagged import TaggedWriter
-from sglang_lite.constraints.limits import within_limits
+from sglang_lite.constraints.limits import convert_limit_errors
 from sglang_lite.constraints.memo import memoize
 from sglang_lite.protocol import ConstraintError, JsonSchema, Tags
 
@@ -43,14 +43,14 @@ class NormalForm:
     mask_rules: tuple[RulePosition, ...] = ()
 
 
-def document_of(constraint: JsonSchema) -> Document:
+def load_schema_document(constraint: JsonSchema) -> Document:
     """Returns the document of a constraint's schema. It is shared and must not be changed.
 
     Raises:
         ConstraintError: the schema is not valid.
     """
-    with within_limits("json_schema"):
-        check_text(constraint.schema)
+    with convert_limit_errors("json_schema"):
+        check_schema_text(constraint.schema)
         return parse_schema_document(constraint.schema)
 
 
@@ -67,7 +67,7 @@ def normalise(constraint: JsonSchema) -> NormalForm:
     Raises:
         ConstraintError: see `normalise_embedded_schema`.
     """
-    return _normal_form(constraint, True)
+    return _build_normal_form(constraint, True)
 
 
 def normalise_embedded_schema(constraint: JsonSchema) -> NormalForm:
@@ -79,12 +79,12 @@ def normalise_embedded_schema(constraint: JsonSchema) -> NormalForm:
             that can't be enforced although the constraint does not allow best effort.
             `pointer` is the place of the fault.
     """
-    return _normal_form(constraint, False)
+    return _build_normal_form(constraint, False)
 
 
 @memoize
-def _normal_form(constraint: JsonSchema, with_masks: bool) -> NormalForm:
-    document = document_of(constraint)
+def _build_normal_form(constraint: JsonSchema, with_masks: bool) -> NormalForm:
+    document = load_schema_document(constraint)
     style = read_json_style(constraint)
     if document.draft == "draft-04":  # where 1.0 is not a whole number
         style = replace(style, decimals=False)
@@ -99,9 +99,9 @@ def _normal_form(constraint: JsonSchema, with_masks: bool) -> NormalForm:
         )
         writer = GrammarWriter(reader, style, masked_shapes=MaskedShapes() if with_masks else None)
         try:
-            with within_limits("json_schema"):
+            with convert_limit_errors("json_schema"):
                 language = writer.language(ValidAt(document.start))
-                positions = writer.rule_positions(ValidAt(document.start))
+                positions = writer.find_rule_positions(ValidAt(document.start))
             checked = tuple(unenforced.keywords.items())
             return NormalForm(language, checked, tuple(writer.unlisted_names_at), positions)
         except ConstraintError as error:
@@ -111,21 +111,21 @@ def _normal_form(constraint: JsonSchema, with_masks: bool) -> NormalForm:
 
 
 @memoize
-def tagged_language(schema: JsonSchema, tags: Tags) -> Language:
+def build_tagged_language(schema: JsonSchema, tags: Tags) -> Language:
     """Returns the language of a TaggedObject.
 
     Raises:
         ConstraintError: no value satisfies the schema, or it can't be enforced in this format
             and must not stay unchecked. `pointer` is the place of the fault.
     """
-    document = document_of(schema)
+    document = load_schema_document(schema)
     unenforced = _Unenforced(schema)
     while True:
         ignored = frozenset(unenforced.keywords)
         reader = SchemaReader(document, assert_format=schema.format == "assert", ignored=ignored)
         writer = TaggedWriter(reader, read_json_style(schema), tags)
         try:
-            with within_limits("json_schema"):
+            with convert_limit_errors("json_schema"):
                 return writer.language(ValidAt(document.start))
         except ConstraintError as error:
             if schema.enforce != "unchecked":  # the finished object is not checked

@@ -109,7 +109,7 @@ class Quote:
     min_words: int = 0
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check_quote_settings(self)
 
     @property
     def size(self) -> int:
@@ -301,7 +301,7 @@ def _mark_piece_borders(text: str, by: Literal["words", "chars"]) -> bytes:
     """Returns, for each index of a document and for its end, 1 if a piece begins or ends there,
     else 0.
     """
-    if by == "words" and all(map(_is_simple, set(text))):
+    if by == "words" and all(map(_has_simple_word_border, set(text))):
         return _mark_word_borders(text)
     cuts = bytearray(b"\1") * (len(text) + 1)
     if by == "words":
@@ -313,7 +313,7 @@ def _mark_piece_borders(text: str, by: Literal["words", "chars"]) -> bytes:
 
 def _mark_word_borders(text: str) -> bytes:
     """Does the same as `_mark_piece_borders` with "words" for a text of simple characters
-    (`_is_simple`). Takes a tenth of the time, because big integers represent all characters
+    (`_has_simple_word_border`). Takes a tenth of the time, because big integers represent all characters
     together.
     """
     data = _OTHER_LETTER.sub("a", text).encode("ascii", "replace")
@@ -323,7 +323,7 @@ def _mark_word_borders(text: str) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def _is_simple(char: str) -> bool:
+def _has_simple_word_border(char: str) -> bool:
     """Returns True if a character can only be in one piece with its neighbours as part of a line
     end, or because `re` considers them all letters.
     """
@@ -332,7 +332,7 @@ def _is_simple(char: str) -> bool:
     )
 
 
-def _check(quote: Quote) -> None:
+def _check_quote_settings(quote: Quote) -> None:
     if quote.by not in ("words", "chars"):
         raise ConstraintError(
             f'quote: `by` is {quote.by!r:.60}, which is neither "words" nor "chars".'

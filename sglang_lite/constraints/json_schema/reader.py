@@ -196,7 +196,7 @@ class SchemaReader:
             keyword for keyword in schema if keyword in APPLICATORS or keyword in keywords.READERS
         ]
         for keyword in sorted(known, key=lambda keyword: _ORDER.get(keyword, 0)):
-            with keywords.errors_at(location, keyword):
+            with keywords.locate_errors_at_keyword(location, keyword):
                 if keyword in APPLICATORS:
                     values = APPLICATORS[keyword](self, values, schema, location, keyword, inner)
                 elif (read := keywords.READERS[keyword]) not in done:

@@ -52,18 +52,20 @@ class RepeatRules:
         """
         allowed = AllowedValues.for_schema(self.schema)
         for step in path:
-            allowed = allowed.member(step) if isinstance(step, str) else allowed.allowed_item(step)
+            allowed = (
+                allowed.member(step) if isinstance(step, str) else allowed.narrow_to_item(step)
+            )
         own = allowed.repeats
         if (
             self.limit is None
             or item[:1] in _EXEMPT
-            or (item[:1] == b'"' and allowed.allowed_item(index).choices)
+            or (item[:1] == b'"' and allowed.narrow_to_item(index).choices)
         ):
             return own
         return self.limit if own is None else min(own, self.limit)
 
 
-def repeat_rules(constraint: Constraint | None, limit: int | None) -> RepeatRules | None:
+def build_repeat_rules(constraint: Constraint | None, limit: int | None) -> RepeatRules | None:
     """Returns the rules about equal items in the texts of a constraint, or None if there are none.
 
     Args:

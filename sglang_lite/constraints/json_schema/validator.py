@@ -48,12 +48,12 @@ def _validator(constraint: JsonSchema) -> tuple[Any, _ReferencePath]:
     schema = json.loads(constraint.schema)
     draft = validators.validator_for(schema, default=Draft202012Validator)
     keywords: dict[str, Any] = {
-        "pattern": _pattern,
-        "patternProperties": _pattern_properties,
-        "additionalProperties": _additional_properties,
-        "multipleOf": _multiple_of,
-        quotes.KEYWORD: _quote,
-        "format": _format if constraint.format == "assert" else _no_violations,
+        "pattern": _check_pattern,
+        "patternProperties": _check_pattern_properties,
+        "additionalProperties": _check_additional_properties,
+        "multipleOf": _check_multiple_of,
+        quotes.KEYWORD: _check_quote,
+        "format": _check_format if constraint.format == "assert" else _no_violations,
     }
     keywords |= {
         name: partial(_check_reference, name) for name in REFERENCES if name in draft.VALIDATORS
@@ -62,11 +62,11 @@ def _validator(constraint: JsonSchema) -> tuple[Any, _ReferencePath]:
     if draft in (Draft201909Validator, Draft202012Validator):
         keywords["dependencies"] = validators.validator_for(_OLDER).VALIDATORS["dependencies"]
         keywords |= {
-            "unevaluatedProperties": _unevaluated_properties,
-            "unevaluatedItems": _unevaluated_items,
+            "unevaluatedProperties": _check_unevaluated_properties,
+            "unevaluatedItems": _check_unevaluated_items,
         }
     if draft is Draft202012Validator:
-        keywords["items"] = _items
+        keywords["items"] = _check_items
     document = Document(schema)
     keywords |= dict.fromkeys(document.unknown & draft.VALIDATORS.keys(), _no_violations)
     for (
@@ -213,17 +213,17 @@ def _compile_finder(pattern: str) -> Callable[[str], object]:
             raise refusal from None
 
 
-def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
+def _check_pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
     if isinstance(value, str) and not _compile_finder(pattern)(value):
         yield _violation(f"{value!r} does not match {pattern!r}")
 
 
-def _format(validator: Any, name: str, value: Any, schema: Any) -> Iterator[Any]:
+def _check_format(validator: Any, name: str, value: Any, schema: Any) -> Iterator[Any]:
     if isinstance(value, str) and name in formats.ASSERTED and not formats.is_valid(name, value):
         yield _violation(f"{value!r} is not a {name!r}")
 
 
-def _quote(validator: Any, keyword: Any, value: Any, schema: Any) -> Iterator[Any]:
+def _check_quote(validator: Any, keyword: Any, value: Any, schema: Any) -> Iterator[Any]:
     if isinstance(value, str):
         path: _ReferencePath = validator.format_checker
         quote = quotes.parse_quote(keyword, path.document.value_at_pointer)
@@ -231,7 +231,7 @@ def _quote(validator: Any, keyword: Any, value: Any, schema: Any) -> Iterator[An
             yield _violation(f"{value!r:.200} is not {quote}")
 
 
-def _multiple_of(validator: Any, step: float, value: Any, schema: Any) -> Iterator[Any]:
+def _check_multiple_of(validator: Any, step: float, value: Any, schema: Any) -> Iterator[Any]:
     if (
         isinstance(value, int | float)
         and not isinstance(value, bool)
@@ -243,7 +243,7 @@ def _multiple_of(validator: Any, step: float, value: Any, schema: Any) -> Iterat
 # ------------------------------------------------------------------------------- objects and arrays
 
 
-def _pattern_properties(
+def _check_pattern_properties(
     validator: Any, patterns: Mapping[str, Any], value: Any, schema: Any
 ) -> Iterator[Any]:
     for pattern, below in patterns.items() if isinstance(value, dict) else ():
@@ -252,7 +252,9 @@ def _pattern_properties(
                 yield from validator.descend(each, below, path=name, schema_path=pattern)
 
 
-def _additional_properties(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]:
+def _check_additional_properties(
+    validator: Any, below: Any, value: Any, schema: Any
+) -> Iterator[Any]:
     finders = [_compile_finder(pattern) for pattern in schema.get("patternProperties", ())]
     for name, each in value.items() if isinstance(value, dict) else ():
         if name not in schema.get("properties", ()) and not any(find(name) for find in finders):
@@ -268,7 +270,7 @@ def _check_further_member(
         yield from validator.descend(value, below, path=name)
 
 
-def _items(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]:
+def _check_items(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]:
     """Checks `items` as in 2020-12, or as a list with `additionalItems` as in earlier drafts."""
     if not isinstance(value, list):
         return
@@ -281,7 +283,9 @@ def _items(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]
             yield from validator.descend(each, first[i], path=i, schema_path=i)
 
 
-def _unevaluated_properties(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]:
+def _check_unevaluated_properties(
+    validator: Any, below: Any, value: Any, schema: Any
+) -> Iterator[Any]:
     if isinstance(value, dict):
         evaluated = _evaluated_names_or_indexes(
             validator, value, schema, but="unevaluatedProperties"
@@ -290,7 +294,7 @@ def _unevaluated_properties(validator: Any, below: Any, value: Any, schema: Any)
             yield from _check_further_member(validator, below, name, value[name], "unevaluated")
 
 
-def _unevaluated_items(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]:
+def _check_unevaluated_items(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]:
     if isinstance(value, list):
         evaluated = _evaluated_names_or_indexes(validator, value, schema, but="unevaluatedItems")
         for i, each in enumerate(value):
@@ -317,7 +321,7 @@ def _evaluated_names_or_indexes(
     found = (
         _evaluated_member_names(keywords, value)
         if isinstance(value, dict)
-        else _indexes(validator, keywords, value)
+        else _evaluated_item_indexes(validator, keywords, value)
     )
     for keyword in keywords.keys() & set(REFERENCES):
         there, target = _follow_reference(validator, schema, keyword)
@@ -355,7 +359,9 @@ def _evaluated_member_names(keywords: Mapping[str, Any], value: dict[str, Any]) 
     }
 
 
-def _indexes(validator: Any, keywords: Mapping[str, Any], value: Any) -> set[str | int]:
+def _evaluated_item_indexes(
+    validator: Any, keywords: Mapping[str, Any], value: Any
+) -> set[str | int]:
     items = keywords.get("items")
     rest = "additionalItems" if isinstance(items, list) else "items"
     if not isinstance(value, list):

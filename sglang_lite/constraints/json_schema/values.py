@@ -88,7 +88,7 @@ class ObjectShape:
         )
         return Member(name, formula, False)
 
-    def list_finite_names(self) -> ObjectShape:
+    def expand_finite_names(self) -> ObjectShape:
         """Returns an equal shape in the form in which it is written: `others` with finitely many
         names become members, and the members of one choice are adjacent.
         """
@@ -108,7 +108,11 @@ class ObjectShape:
         others = tuple(each for each in self.others if each[0] not in moved)
         if not listed and not self.choices:
             return self
-        choice_of = {name: i for i, choice in enumerate(self.choices) for name in _names_of(choice)}
+        choice_of = {
+            name: i
+            for i, choice in enumerate(self.choices)
+            for name in _choice_member_names(choice)
+        }
         listed_names.update(member.name for member in members)
         members += [
             self.member_for_unlisted(name) for name in choice_of if name not in listed_names
@@ -145,7 +149,7 @@ class ObjectShape:
         """True if members are restricted only by name."""
         return replace(self, count_pointer=None) == ObjectShape(self.members)
 
-    def requires_too_many(self) -> bool:
+    def requires_too_many_members(self) -> bool:
         """Returns True if more members are required than are possible."""
         least = max(self.least, sum(member.required for member in self.members))
         possible = (
@@ -277,8 +281,8 @@ class Algebra:
             self._product(a.arrays, b.arrays, self._intersect_arrays),
             self._product(
                 # otherwise members would change their order
-                _as_choice(a.objects) if len(b.objects) > 1 else a.objects,
-                _as_choice(b.objects),
+                _merge_into_choice(a.objects) if len(b.objects) > 1 else a.objects,
+                _merge_into_choice(b.objects),
                 self._both_objects,
             ),
             a.inexact or b.inexact,
@@ -308,8 +312,12 @@ class Algebra:
             a.booleans - b.booleans,
             numbers.intersect_numbers(a.numbers, numbers.complement_numbers(b.numbers)),
             self.intersect_strings(a.strings, complement_strings(b.strings)),
-            self._subtract_shapes(a.arrays, b.arrays, self._intersect_arrays, _other_arrays),
-            self._subtract_shapes(a.objects, b.objects, self._both_objects, _other_objects),
+            self._subtract_shapes(
+                a.arrays, b.arrays, self._intersect_arrays, _complement_array_shape
+            ),
+            self._subtract_shapes(
+                a.objects, b.objects, self._both_objects, _complement_object_shape
+            ),
             a.inexact,
         )
 
@@ -351,7 +359,7 @@ class Algebra:
             if not all(any(map(self._possible, choice)) for choice in shape.choices):
                 return False
             required = [member.formula for member in shape.members if member.required]
-            return not shape.requires_too_many() and not any(map(self._empty, required))
+            return not shape.requires_too_many_members() and not any(map(self._empty, required))
         too_many = shape.most is not None and shape.least > shape.most
         return not too_many and not any(
             self._empty(shape.item_formula(i))
@@ -424,8 +432,10 @@ class Algebra:
         """
         groups: list[_Choice] = []
         for choice in choices:
-            names = _names_of(choice)
-            for other in [group for group in groups if names.keys() & _names_of(group).keys()]:
+            names = _choice_member_names(choice)
+            for other in [
+                group for group in groups if names.keys() & _choice_member_names(group).keys()
+            ]:
                 groups.remove(other)
                 choice = self._product(other, choice, self._both_objects)
             groups.append(choice)
@@ -482,8 +492,8 @@ class Algebra:
             alternation([a.evaluated, b.evaluated]),
             (a if a.least >= b.least else b).count_pointer,
         )
-        if shape.requires_too_many() or not all(
-            self._may_meet(shape, requirement) for requirement in shape.requirements
+        if shape.requires_too_many_members() or not all(
+            self._may_satisfy_requirement(shape, requirement) for requirement in shape.requirements
         ):
             return None
         if not a.choices and not b.choices:
@@ -494,7 +504,9 @@ class Algebra:
             {*_unaffected_choices(a, b), *_unaffected_choices(b, a)},
         )
 
-    def _may_meet(self, shape: ObjectShape, requirement: tuple[Node, Formula]) -> bool:
+    def _may_satisfy_requirement(
+        self, shape: ObjectShape, requirement: tuple[Node, Formula]
+    ) -> bool:
         names, formula = requirement
         if any(
             accepts(names, m.name) and not self._empty(all_of(m.formula, formula))
@@ -552,15 +564,17 @@ def _unaffected_choices(shape: ObjectShape, other: ObjectShape) -> list[_Choice]
     """Returns the choices of a shape about names that another shape does not restrict."""
     if not replace(other, choices=()).only_names_members:
         return []
-    names = {member.name for member in other.members}.union(*map(_names_of, other.choices))
-    return [choice for choice in shape.choices if names.isdisjoint(_names_of(choice))]
+    names = {member.name for member in other.members}.union(
+        *map(_choice_member_names, other.choices)
+    )
+    return [choice for choice in shape.choices if names.isdisjoint(_choice_member_names(choice))]
 
 
-def _names_of(choice: Iterable[ObjectShape]) -> dict[str, None]:
+def _choice_member_names(choice: Iterable[ObjectShape]) -> dict[str, None]:
     return {member.name: None for shape in choice for member in shape.members}
 
 
-def _as_choice(shapes: tuple[ObjectShape, ...]) -> tuple[ObjectShape, ...]:
+def _merge_into_choice(shapes: tuple[ObjectShape, ...]) -> tuple[ObjectShape, ...]:
     """Replaces several shapes that only restrict members by name with one shape that has a choice
     among them. Independent choices then need not be multiplied out.
     """
@@ -621,7 +635,7 @@ def _smaller_limit(a: int | None, b: int | None) -> int | None:
     return b if a is None else a if b is None else min(a, b)
 
 
-def _other_objects(shape: ObjectShape) -> Iterable[ObjectShape]:
+def _complement_object_shape(shape: ObjectShape) -> Iterable[ObjectShape]:
     """Yields shapes that together contain the objects outside a shape."""
     free = shape.unlisted_names_language
     for name, formula, required in shape.members:
@@ -649,7 +663,7 @@ def _other_objects(shape: ObjectShape) -> Iterable[ObjectShape]:
         )
 
 
-def _other_arrays(shape: ArrayShape) -> Iterable[ArrayShape]:
+def _complement_array_shape(shape: ArrayShape) -> Iterable[ArrayShape]:
     """Yields shapes that together contain the arrays outside a shape."""
     for i, formula in enumerate(shape.prefix):
         if formula is not True:

@@ -46,7 +46,7 @@ _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "
 
 
 @memoize
-def check_text(text: str) -> None:
+def check_schema_text(text: str) -> None:
     """Checks the JSON text of a schema.
 
     Raises:

@@ -29,7 +29,7 @@ from sglang_lite.constraints.json_schema.formulas import Formula, all_of
 from sglang_lite.constraints.json_schema.mask_rules import (
     UNIQUE_NAMES_ONLY,
     DistinctNames,
-    name_rule_of,
+    build_name_rule,
 )
 from sglang_lite.constraints.json_schema.requirements import (
     Met,
@@ -63,7 +63,7 @@ def leave_names_to_masks(
     assert writer.masked_shapes is not None
     rule = UNIQUE_NAMES_ONLY
     if in_any_order:
-        rule = name_rule_of(shape)
+        rule = build_name_rule(shape)
     elif any(map(_may_exhaust_names, others)):
         rule = _rule_for_names_only(shape)
     writer.masked_shapes.names[shape] = rule, None if in_any_order else shape.count_pointer
@@ -85,7 +85,7 @@ def leave_finite_names_to_masks(
 
 
 def _rule_for_names_only(shape: ObjectShape) -> DistinctNames:
-    return replace(name_rule_of(shape), required=frozenset(), least=0)
+    return replace(build_name_rule(shape), required=frozenset(), least=0)
 
 
 def _may_exhaust_names(other: _Other) -> bool:
@@ -229,7 +229,7 @@ class AnyOrder:
             named = [
                 self._write_listed_member(i, met, first=first)
                 for i in free
-                if self._may_meet(self._members[i].name, met)
+                if self._name_may_meet(self._members[i].name, met)
             ]
             others = (
                 self._writer.member(names, f, first=first)
@@ -239,7 +239,7 @@ class AnyOrder:
 
         return self._writer.rule((self._number, "any", met, first), body)
 
-    def _may_meet(self, name: str, requirements: Met) -> bool:
+    def _name_may_meet(self, name: str, requirements: Met) -> bool:
         return all(accepts(self._requirements[i][0], name) for i in requirements)
 
     def _unlisted_names_meeting(self, requirements: Met) -> list[_Other]:

@@ -45,7 +45,7 @@ _NOT_HERE = "json_schema: inside another constraint, uniqueItems can only be enf
 _ADVICE = "Leave uniqueItems out, list up to 8 items in an enum, or set enforce='best_effort'."
 
 
-def array_text(writer: ContainerWriter, shape: ArrayShape) -> Node:
+def write_array(writer: ContainerWriter, shape: ArrayShape) -> Node:
     """Returns the texts of the arrays of a shape.
 
     Raises:
@@ -55,17 +55,17 @@ def array_text(writer: ContainerWriter, shape: ArrayShape) -> Node:
         return NOTHING
     opening = EMPTY if writer.opening == EMPTY else writer.rule("[", lambda: writer.opening)
     if shape.unique_pointer is not None:
-        return concat(opening, _unique_items(writer, shape))
+        return concat(opening, _write_unique_items(writer, shape))
     if shape.set_pointer is not None:
         try:
-            return concat(opening, _unique_items(writer, shape))
+            return concat(opening, _write_unique_items(writer, shape))
         except ConstraintError:  # a set is an error only if it needs too many items
             if writer.plain or shape.least > MAX_DISTINCT:
                 raise
-    return concat(opening, _any_items(writer, shape))
+    return concat(opening, _write_any_items(writer, shape))
 
 
-def _any_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
+def _write_any_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
     """Returns the texts of items that need not differ, and the closing bracket."""
     if shape.contains:
         return _ArrayWriter(writer, shape, unique=False).position(
@@ -74,15 +74,15 @@ def _any_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
     return concat(_write_item_sequence(writer, shape), writer.closing)
 
 
-def _unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
+def _write_unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
     """Returns the texts of items that differ, ensured by the grammar or the masks, and the closing
     bracket.
 
     Raises:
         ConstraintError: the masks could not detect early enough that no unused value remains.
     """
-    if _always_differ(writer, shape):
-        return _any_items(writer, shape)
+    if _items_always_differ(writer, shape):
+        return _write_any_items(writer, shape)
     positions = [shape.item_formula(i) for i in range(len(shape.prefix))] + (
         [] if shape.rest is False else [shape.rest]
     )
@@ -90,7 +90,7 @@ def _unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
         return _ArrayWriter(writer, shape, unique=True).position(
             0, (0,) * len(shape.contains), frozenset()
         )
-    with _errors_at_unique(shape):
+    with _locate_errors_at_unique_items(shape):
         if writer.masked_shapes is None:
             raise ConstraintError(_NOT_HERE, hint=_ADVICE)
         if shape.contains:
@@ -102,14 +102,14 @@ def _unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
                 f"json_schema: more than {MAX_DISTINCT:,} different items are required.",
                 hint="Lower minItems, or the minimum length of the set.",
             )
-        texts = tuple(_item_texts(writer, formula) for formula in positions)
+        texts = tuple(_write_unique_item_values(writer, formula) for formula in positions)
         if not _has_enough_values(writer, shape, positions, texts):
             return NOTHING
         for node in texts:
             if node != NOTHING:
                 count_texts(node)  # raises if the language is too large for the masks to count
     writer.masked_shapes.items[shape] = DistinctItems(texts)
-    return concat(_write_item_sequence(writer, shape, writer.unique_item), writer.closing)
+    return concat(_write_item_sequence(writer, shape, writer.write_unique_item), writer.closing)
 
 
 def _has_enough_values(
@@ -163,7 +163,7 @@ def _has_endless_texts(names: Node) -> bool:
     return names == ANY_TEXT or count_texts(names).count is None
 
 
-def _item_texts(writer: ContainerWriter, formula: Formula) -> Node:
+def _write_unique_item_values(writer: ContainerWriter, formula: Formula) -> Node:
     """Returns the texts of items with one spelling for each value. Arrays or objects that can
     always continue differently are widened to any texts that begin with their opening bracket.
 
@@ -172,14 +172,14 @@ def _item_texts(writer: ContainerWriter, formula: Formula) -> Node:
     """
     values = writer.reader.values(formula)
     if _allows_any_value(values):
-        return _scalars(values)  # these never run out
+        return _write_unique_scalars(values)  # these never run out
     if _can_always_continue(writer, values):
         openings = [*(["["] if values.arrays else []), *(["{"] if values.objects else [])]
         return alternation(
-            [_scalars(values), *(concat(literal(each), ANY_TEXT) for each in openings)]
+            [_write_unique_scalars(values), *(concat(literal(each), ANY_TEXT) for each in openings)]
         )
     try:
-        return writer.listed_texts(formula)
+        return writer.write_listed_values(formula)
     except ConstraintError as error:
         # the reference has no target
         if error.pointer is not None and error.pointer.rpartition("/")[2] in REFERENCES:
@@ -193,7 +193,7 @@ def _item_texts(writer: ContainerWriter, formula: Formula) -> Node:
         ) from error
 
 
-def _scalars(values: ValueSet) -> Node:
+def _write_unique_scalars(values: ValueSet) -> Node:
     """Returns the texts of the scalars of a set, with one spelling for each value."""
     listed = literal_texts(values.strings)
     if len(listed or ()) + len(values.numbers) > MAX_DISTINCT:
@@ -205,7 +205,7 @@ def _scalars(values: ValueSet) -> Node:
 
 
 @contextmanager
-def _errors_at_unique(shape: ArrayShape) -> Iterator[None]:
+def _locate_errors_at_unique_items(shape: ArrayShape) -> Iterator[None]:
     """Adds the pointer of the keyword that forbids equal items to errors raised inside."""
     try:
         yield
@@ -224,7 +224,7 @@ def _write_item_sequence(
     most = shape.most
     first = shape.prefix
     comma = writer.comma
-    item_text = item_text or writer.item_texts
+    item_text = item_text or writer.write_item
 
     def more(count: int) -> Node:
         """Returns the texts of the items after the prefix, given that `count` items have been
@@ -252,7 +252,7 @@ def _write_item_sequence(
     return text
 
 
-def _always_differ(writer: ContainerWriter, shape: ArrayShape) -> bool:
+def _items_always_differ(writer: ContainerWriter, shape: ArrayShape) -> bool:
     """Returns True if any two items differ, whatever their values."""
     if shape.most is None and shape.rest is not False:
         return False
@@ -265,7 +265,7 @@ def _always_differ(writer: ContainerWriter, shape: ArrayShape) -> bool:
     )
 
 
-def _scalar_values(values: ValueSet) -> list[Formula] | None:
+def _list_scalar_formulas(values: ValueSet) -> list[Formula] | None:
     """Returns the values of a set, each as a formula, or None if they are not just a few scalars."""
     strings = literal_texts(values.strings)
     if (
@@ -297,7 +297,7 @@ def _list_unique_values(writer: ContainerWriter, shape: ArrayShape) -> list[Form
         return []
     found: dict[Formula, None] = {}
     for formula in (*shape.prefix, shape.rest):
-        values = _scalar_values(writer.reader.values(formula))
+        values = _list_scalar_formulas(writer.reader.values(formula))
         if values is None:
             return None
         found |= dict.fromkeys(values)
@@ -342,7 +342,7 @@ class _ArrayWriter:
                 for value in [None] if self._values is None else self._values:
                     if value is not None and value in used:
                         continue
-                    item = self._writer.item_texts(
+                    item = self._writer.write_item(
                         formula if value is None else all_of(formula, value)
                     )
                     following = self.position(after, now, used if value is None else used | {value})

@@ -22,7 +22,7 @@ from sglang_lite.constraints.formal.nodes import (
     optional,
     repeat,
 )
-from sglang_lite.constraints.json_schema.multiples import multiples
+from sglang_lite.constraints.json_schema.multiples import build_multiples_of_step
 from sglang_lite.constraints.json_schema.numbers import (
     EVERY,
     MAX_COUNTED,
@@ -75,7 +75,7 @@ def _has_only_integers(piece: NumberRange) -> bool:
     )
 
 
-def plain_texts(numbers: Numbers) -> Node:
+def write_plain_number_texts(numbers: Numbers) -> Node:
     """Returns the texts of a set of numbers, each spelled as by `decimal_text`."""
     if numbers == NONE:
         return NOTHING
@@ -106,9 +106,9 @@ def _write_number_piece(piece: NumberRange) -> Node:
     ends = [abs(end) for end in (piece.low, piece.high) if end is not None]
     digits = len(str(int(max(ends)))) if len(ends) == 2 else None
     if piece.step is not None and piece.step != 1:
-        node = intersection(node, multiples(piece.step, digits))
+        node = intersection(node, build_multiples_of_step(piece.step, digits))
     for each in piece.avoid:
-        node = intersection(node, Complement(multiples(each, digits)))
+        node = intersection(node, Complement(build_multiples_of_step(each, digits)))
     return node
 
 
@@ -147,25 +147,25 @@ def _write_nonnegative_range(
     """Returns the texts of the numbers from `low` (at least 0) to `high`."""
     if whole:
         least = math.floor(low) + 1 if low_open else math.ceil(low)
-        return _integers(
+        return _write_integers(
             least, None if high is None else math.ceil(high) - 1 if high_open else math.floor(high)
         )
     first, begin = _split_at_point(low)
-    after = _fraction_from(begin, is_open=low_open)
+    after = _fractions_at_least(begin, is_open=low_open)
     # If any fraction may follow, `first` counts as another whole part, so a long round number has
     # few options.
     from_first = [] if after == _FRACTION else [concat(literal(str(first)), after)]
     start = first + len(from_first)
     if high is None:
-        return alternation([*from_first, concat(_integers(start, None), _FRACTION)])
+        return alternation([*from_first, concat(_write_integers(start, None), _FRACTION)])
     last, end = _split_at_point(high)
-    until = _fraction_to(end, is_open=high_open)
+    until = _fractions_at_most(end, is_open=high_open)
     if first == last:
         return concat(literal(str(first)), intersection(after, until))
     return alternation(
         [
             *from_first,
-            concat(_integers(start, last - 1), _FRACTION),
+            concat(_write_integers(start, last - 1), _FRACTION),
             concat(literal(str(last)), until),
         ]
     )
@@ -177,7 +177,7 @@ def _split_at_point(value: Fraction) -> tuple[int, str]:
     return int(whole), digits
 
 
-def _fraction_from(digits: str, *, is_open: bool) -> Node:
+def _fractions_at_least(digits: str, *, is_open: bool) -> Node:
     """Returns the texts after a whole part whose fraction is at least 0.digits, or greater if
     `is_open`.
     """
@@ -193,7 +193,7 @@ def _fraction_from(digits: str, *, is_open: bool) -> Node:
     )
 
 
-def _fraction_to(digits: str, *, is_open: bool) -> Node:
+def _fractions_at_most(digits: str, *, is_open: bool) -> Node:
     """Returns the texts after a whole part whose fraction is at most 0.digits, or less if
     `is_open`. `digits` must not end in zero.
     """
@@ -212,7 +212,7 @@ def _fraction_to(digits: str, *, is_open: bool) -> Node:
     return alternation(options)
 
 
-def _integers(low: int, high: int | None) -> Node:
+def _write_integers(low: int, high: int | None) -> Node:
     """Returns the whole numbers from `low` (at least 0) to `high`."""
     if high is not None and low > high:
         return NOTHING

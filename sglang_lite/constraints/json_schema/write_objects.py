@@ -44,7 +44,7 @@ from sglang_lite.protocol import ConstraintError
 MAX_COUNTED = 300  # maximum number of named members if members are counted
 
 
-def object_text(writer: ContainerWriter, shape: ObjectShape, *, alone: bool = True) -> Node:
+def write_object(writer: ContainerWriter, shape: ObjectShape, *, alone: bool = True) -> Node:
     """Returns the texts of the objects of a shape.
 
     Args:
@@ -53,13 +53,13 @@ def object_text(writer: ContainerWriter, shape: ObjectShape, *, alone: bool = Tr
     Raises:
         ConstraintError: the shape has too many members to count or to write in any order.
     """
-    if shape.requires_too_many() or any(
+    if shape.requires_too_many_members() or any(
         member.required and member.formula is False for member in shape.members
     ):
         return NOTHING
     if writer.any_order and not shape.choices:
-        return AnyOrder(writer, shape.list_finite_names()).build_object_texts(alone=alone)
-    object_writer = _ObjectWriter(writer, shape.list_finite_names())
+        return AnyOrder(writer, shape.expand_finite_names()).build_object_texts(alone=alone)
+    object_writer = _ObjectWriter(writer, shape.expand_finite_names())
     by_position = object_writer.counts or shape.requirements or shape.choices
     return object_writer.write_by_position() if by_position else object_writer.write_by_halves()
 
@@ -147,10 +147,10 @@ class _ObjectWriter:
         if end - start == 1:
             return self._write_object_member(start, 0)
         return self._writer.rule(
-            (self._number, "first", start, end), lambda: self._first_half(start, end)
+            (self._number, "first", start, end), lambda: self._write_first_half(start, end)
         )
 
-    def _first_half(self, start: int, end: int) -> Node:
+    def _write_first_half(self, start: int, end: int) -> Node:
         middle = (start + end) // 2
         options = [
             concat(self._write_first_members(start, middle), self._write_more_members(middle, end))

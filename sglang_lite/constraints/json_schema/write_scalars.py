@@ -30,7 +30,7 @@ def _write_scalar_kinds(
     null: bool, truth: frozenset[bool], numbers: Numbers, strings: Node, decimals: bool, plain: bool
 ) -> Node:
     spelled = (
-        write_numbers.plain_texts(numbers)
+        write_numbers.write_plain_number_texts(numbers)
         if plain
         else write_numbers.texts(numbers, decimals=decimals)
     )

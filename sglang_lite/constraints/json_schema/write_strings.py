@@ -72,7 +72,7 @@ def between(before: Node, strings: Node, after: Node, written: Callable[[Node], 
 
     def write_whole(node: Node) -> Node:
         if node is ANY_TEXT and written is _escape_strings:
-            return _any_between(before, after)
+            return _surround_any_characters(before, after)
         inner = written(node)
         if isinstance(inner, LiteralText) and None not in edges:
             return LiteralText(f"{edges[0]}{inner.text}{edges[1]}")
@@ -90,7 +90,7 @@ def between(before: Node, strings: Node, after: Node, written: Callable[[Node], 
 
 
 @lru_cache(maxsize=64)  # one node for all schemas, so that facts about it are computed only once
-def _any_between(before: Node, after: Node) -> Node:
+def _surround_any_characters(before: Node, after: Node) -> Node:
     return concat(before, _ANY_CHARACTERS, after)
 
 

@@ -31,7 +31,10 @@ from sglang_lite.constraints.formal.nodes import (
 )
 from sglang_lite.constraints.json_schema import write_numbers
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt
-from sglang_lite.constraints.json_schema.grammar_writer import GrammarWriter, errors_at_formula
+from sglang_lite.constraints.json_schema.grammar_writer import (
+    GrammarWriter,
+    locate_errors_at_formula,
+)
 from sglang_lite.constraints.json_schema.mask_rules import MaskedShapes
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import Style
@@ -42,8 +45,8 @@ from sglang_lite.constraints.json_schema.values import (
     ValueSet,
     intersection_of_strings,
 )
-from sglang_lite.constraints.json_schema.write_arrays import array_text
-from sglang_lite.constraints.json_schema.write_objects import object_text
+from sglang_lite.constraints.json_schema.write_arrays import write_array
+from sglang_lite.constraints.json_schema.write_objects import write_object
 from sglang_lite.constraints.json_schema.write_scalars import booleans
 from sglang_lite.constraints.json_schema.write_strings import between
 from sglang_lite.constraints.syntax.regex import parse
@@ -107,17 +110,17 @@ class TaggedWriter:
     def number(self, shape: ArrayShape | ObjectShape) -> int:
         return self._json.number(shape)
 
-    def item_texts(self, formula: Formula) -> Node:
+    def write_item(self, formula: Formula) -> Node:
         assert self._tags.item is not None
         before, after = self._tags.item
         return self.rule(
             ("item", formula), lambda: self._write_tagged_value(before, EMPTY, after, formula)
         )
 
-    def unique_item(self, formula: Formula) -> Node:
+    def write_unique_item(self, formula: Formula) -> Node:
         raise AssertionError("no masks check what is between tags")
 
-    def listed_texts(self, formula: Formula) -> Node:
+    def write_listed_values(self, formula: Formula) -> Node:
         raise AssertionError("no masks check what is between tags")
 
     def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
@@ -134,7 +137,7 @@ class TaggedWriter:
 
     def _write_tagged_value(self, before: str, names: Node, after: str, formula: Formula) -> Node:
         """Returns the texts of a value with its tags, for one name or a language of names."""
-        with errors_at_formula(formula):
+        with locate_errors_at_formula(formula):
             name = literal_text(names)
             if (
                 names != EMPTY
@@ -233,7 +236,7 @@ class TaggedWriter:
             key = "arrays", formula
             options.append(
                 self.rule(
-                    key, lambda: alternation(array_text(self, shape) for shape in values.arrays)
+                    key, lambda: alternation(write_array(self, shape) for shape in values.arrays)
                 )
             )
         return alternation(options)
@@ -248,26 +251,26 @@ class TaggedWriter:
         """
 
         def body() -> Node:
-            with errors_at_formula(formula):
+            with locate_errors_at_formula(formula):
                 shapes = self.reader.values(formula).objects
                 if no_items and any(
                     member.name == "item"
                     for shape in shapes
-                    for member in shape.list_finite_names().members
+                    for member in shape.expand_finite_names().members
                 ):
                     raise ConstraintError(
                         "json_schema: an array and an object with a member 'item' can't be told apart.",
                         hint="Allow one of them, or rename the member.",
                     )
                 return alternation(
-                    object_text(self, self._described_members(shape)) for shape in shapes
+                    write_object(self, self._keep_described_members(shape)) for shape in shapes
                 )
 
         return self.rule(("objects", formula), body)
 
-    def _described_members(self, shape: ObjectShape) -> ObjectShape:
+    def _keep_described_members(self, shape: ObjectShape) -> ObjectShape:
         """Returns a shape without members that the schema does not describe."""
-        shape = shape.list_finite_names()
+        shape = shape.expand_finite_names()
         others = [
             (names, f)
             for all_names, f in shape.others

@@ -10,13 +10,13 @@ from typing import Any
 
 from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, all_of, not_
-from sglang_lite.constraints.json_schema.normal_form import document_of, normalise
+from sglang_lite.constraints.json_schema.normal_form import load_schema_document, normalise
 from sglang_lite.constraints.json_schema.numbers import is_finite, to_fraction
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import Style, read_json_style
 from sglang_lite.constraints.json_schema.values import FEW, ArrayShape, ObjectShape
 from sglang_lite.constraints.json_schema.write_numbers import decimal_text
-from sglang_lite.constraints.limits import within_limits
+from sglang_lite.constraints.limits import convert_limit_errors
 from sglang_lite.protocol import JsonSchema
 
 
@@ -27,13 +27,13 @@ def value_text(constraint: JsonSchema, value: object) -> str | None:
     Raises:
         ConstraintError: the schema is not valid or can't be enforced.
     """
-    document = document_of(constraint)
+    document = load_schema_document(constraint)
     checked = frozenset(pointer for pointer, _ in normalise(constraint).checked)
     reader = SchemaReader(
         document, assert_format=constraint.format == "assert", ignored=checked, multiplied=FEW
     )
-    with within_limits("the value"):
-        return _ValueWriter(reader, read_json_style(constraint)).spell_value(
+    with convert_limit_errors("the value"):
+        return _ValueWriter(reader, read_json_style(constraint)).write_formula_value(
             ValidAt(document.start), value
         )
 
@@ -44,7 +44,7 @@ class _ValueWriter:
         self._gap_text = style.gap_text
         self._comma, self._colon = style.separators
 
-    def spell_value(self, formula: Formula, value: Any) -> str | None:
+    def write_formula_value(self, formula: Formula, value: Any) -> str | None:
         values = self._reader.values(formula)
         match value:
             case None:
@@ -61,19 +61,26 @@ class _ValueWriter:
                 return _to_json(value) if accepts(values.strings, value) else None
             case list():
                 return next(
-                    (text for shape in values.arrays for text in self._spell_array(shape, value)),
+                    (
+                        text
+                        for shape in values.arrays
+                        for text in self._write_array_value(shape, value)
+                    ),
                     None,
                 )
         return next(
-            (text for shape in values.objects for text in self._spell_object(shape, value)), None
+            (text for shape in values.objects for text in self._write_object_value(shape, value)),
+            None,
         )
 
-    def _spell_array(self, shape: ArrayShape, items: list[Any]) -> Iterator[str]:
+    def _write_array_value(self, shape: ArrayShape, items: list[Any]) -> Iterator[str]:
         """Yields the text of an array, or nothing if the array is not of the shape."""
         if len(items) < shape.least or (shape.most is not None and len(items) > shape.most):
             return
         for formula, start, least, most in shape.contains:
-            count = sum(self.spell_value(formula, item) is not None for item in items[start:])
+            count = sum(
+                self.write_formula_value(formula, item) is not None for item in items[start:]
+            )
             if count < least or (most is not None and count > most):
                 return
         if shape.unique_pointer is not None and any(
@@ -81,7 +88,7 @@ class _ValueWriter:
         ):
             return
         formulas = self._item_formulas(shape, items)
-        texts = [self.spell_value(formula, item) for formula, item in zip(formulas, items)]
+        texts = [self.write_formula_value(formula, item) for formula, item in zip(formulas, items)]
         if None not in texts:
             yield f"[{self._gap_text}{self._comma.join(map(str, texts))}{self._gap_text}]"
 
@@ -95,27 +102,28 @@ class _ValueWriter:
             for which, (formula, start, least, most) in enumerate(shape.contains):
                 if i < start or (most is None and counts[which] >= least):
                     continue
-                if self.spell_value(formula, item) is not None:
+                if self.write_formula_value(formula, item) is not None:
                     counts[which] += 1
                     formulas.append(formula)
                 elif most is not None:
                     formulas.append(not_(formula))
             yield all_of(*formulas)
 
-    def _spell_object(self, shape: ObjectShape, members: dict[str, Any]) -> Iterator[str]:
+    def _write_object_value(self, shape: ObjectShape, members: dict[str, Any]) -> Iterator[str]:
         """Yields the text of an object, or nothing if the object is not of the shape."""
         if len(members) < shape.least or (shape.most is not None and len(members) > shape.most):
             return
         if any(member.required and member.name not in members for member in shape.members):
             return
         first = [
-            member.name for member in shape.list_finite_names().members if member.name in members
+            member.name for member in shape.expand_finite_names().members if member.name in members
         ]
         last: list[str] = []  # members that meet requirements are written last
         for names, formula in shape.requirements:
             fitting = (n for n in (*first, *members) if accepts(names, n))
             meeting = next(
-                (n for n in fitting if self.spell_value(formula, members[n]) is not None), None
+                (n for n in fitting if self.write_formula_value(formula, members[n]) is not None),
+                None,
             )
             if meeting is None:
                 return
@@ -123,11 +131,14 @@ class _ValueWriter:
         order = [*dict.fromkeys((*first, *(n for n in members if n not in last))), *last]
         listed = {member.name: member for member in shape.members}
         texts = [
-            self.spell_value((listed.get(n) or shape.member_for_unlisted(n)).formula, members[n])
+            self.write_formula_value(
+                (listed.get(n) or shape.member_for_unlisted(n)).formula, members[n]
+            )
             for n in order
         ]
         if None not in texts and all(
-            any(any(self._spell_object(s, members)) for s in choice) for choice in shape.choices
+            any(any(self._write_object_value(s, members)) for s in choice)
+            for choice in shape.choices
         ):
             pairs = (f"{_to_json(name)}{self._colon}{text}" for name, text in zip(order, texts))
             yield (

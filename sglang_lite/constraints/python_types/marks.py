@@ -72,7 +72,7 @@ def without_marks(schema: Json) -> SchemaOfType:
     return SchemaOfType(schema, tuple(not_expressed), tuple(sets))
 
 
-def with_shared_sources(schema: Json) -> Json:
+def share_quote_sources(schema: Json) -> Json:
     """Returns the schema with each quoted document stored only once, and quotes that refer to it."""
     numbers: dict[str, str] = {}
     queue = [schema]

@@ -38,7 +38,7 @@ def partial_reader(annotation: object) -> Callable[[str], UserValue]:
     adapter = TypeAdapter(_make_partial_type(annotation))
 
     def read(text: str) -> Any:
-        text = _without_open_number(text)
+        text = _drop_unfinished_number(text)
         # An incomplete string is included, unless only complete strings are valid (an enum, a
         # date).
         for strings in ("trailing-strings", True):
@@ -53,7 +53,7 @@ def partial_reader(annotation: object) -> Callable[[str], UserValue]:
     return read
 
 
-def _without_open_number(text: str) -> str:
+def _drop_unfinished_number(text: str) -> str:
     """Drops digits at the end that may be the beginning of a longer number, unless they are part of
     a string.
     """
@@ -98,11 +98,11 @@ class _Partial:
         if origin in (Union, types.UnionType):
             return Union[tuple(map(self._partial_of, arguments))]  # noqa: UP007 # members are in a tuple
         if origin is tuple and arguments and arguments[-1] is not ...:
-            return self._tuple(arguments, tuple)
+            return self._build_tuple_type(arguments, tuple)
         if isinstance(origin, type) and arguments and issubclass(origin, abc.Iterable):
             return self._partial_container(origin, arguments)
         return (
-            self._class(annotation)
+            self._convert_class(annotation)
             if isinstance(annotation, type) and origin is None
             else annotation
         )
@@ -114,7 +114,7 @@ class _Partial:
         lazy = origin in (abc.Iterable, abc.Iterator, abc.Generator)
         return list[inner[0]] if unhashable or lazy else origin[inner]  # type: ignore[valid-type] # built at run time
 
-    def _tuple(self, items: Sequence[Any], make: Callable[[Sequence[Any]], Any]) -> Any:
+    def _build_tuple_type(self, items: Sequence[Any], make: Callable[[Sequence[Any]], Any]) -> Any:
         """Returns the type of a tuple whose last items may be missing.
 
         Args:
@@ -131,7 +131,7 @@ class _Partial:
         kinds = [Union[self._partial_of(item), None] for item in items]  # noqa: UP007 # X | None fails for a ForwardRef
         return typing.Annotated[tuple[tuple(kinds)], WrapValidator(read_tuple)]  # type: ignore[misc] # built at run time
 
-    def _class(self, annotation: type) -> Any:
+    def _convert_class(self, annotation: type) -> Any:
         from pydantic import BaseModel
 
         if annotation in self._done:
@@ -147,17 +147,23 @@ class _Partial:
             or typing.is_typeddict(annotation)
         )
         if not known:
-            return self._named_tuple(annotation) if hasattr(annotation, "_fields") else annotation
+            return (
+                self._convert_named_tuple(annotation)
+                if hasattr(annotation, "_fields")
+                else annotation
+            )
         name = f"Partial{annotation.__name__}"
         while name in self._names.values():
             name += "_"
         self._names[annotation] = name
         self._done[annotation] = partial_type = (
-            self._model(annotation, name) if model else self._record(annotation, name, fields)
+            self._convert_model(annotation, name)
+            if model
+            else self._convert_record(annotation, name, fields)
         )
         return partial_type
 
-    def _model(self, annotation: Any, name: str) -> Any:
+    def _convert_model(self, annotation: Any, name: str) -> Any:
         from pydantic import ConfigDict, Field, RootModel, create_model
 
         if issubclass(annotation, RootModel):
@@ -179,7 +185,9 @@ class _Partial:
         self._models[name] = created
         return created
 
-    def _record(self, annotation: Any, name: str, class_fields: list[ClassField] | None) -> Any:
+    def _convert_record(
+        self, annotation: Any, name: str, class_fields: list[ClassField] | None
+    ) -> Any:
         from pydantic import ConfigDict, Field, create_model
 
         if class_fields is not None:
@@ -206,8 +214,10 @@ class _Partial:
         self._models[name] = created = create_model(name, **fields)
         return created
 
-    def _named_tuple(self, annotation: Any) -> Any:
+    def _convert_named_tuple(self, annotation: Any) -> Any:
         hints = typing.get_type_hints(annotation)
         kinds = [hints.get(name, Any) for name in annotation._fields]  # noqa: SLF001 # public API of NamedTuple
         missing = [None] * len(kinds)
-        return self._tuple(kinds, lambda values: annotation(*values, *missing[len(values) :]))
+        return self._build_tuple_type(
+            kinds, lambda values: annotation(*values, *missing[len(values) :])
+        )

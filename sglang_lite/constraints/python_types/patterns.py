@@ -38,7 +38,7 @@ _64 = "[A-Za-z0-9+/]"
 _64_URL = "[A-Za-z0-9_-]"
 
 
-def _base64(letter: str) -> str:
+def _base64_pattern(letter: str) -> str:
     """Returns the pattern of Base64 in which the last letter's unused bits are zero, as pydantic's
     reader requires.
     """
@@ -93,7 +93,7 @@ FORMATS = {
     "ipv4network": _V4_NETWORK, "ipv6network": _V6_NETWORK, "ipvanynetwork": f"(?:{_V4_NETWORK}|{_V6_NETWORK})",
     "ipv4interface": _V4_INTERFACE, "ipv6interface": _V6_INTERFACE,
     "ipvanyinterface": f"(?:{_V4_INTERFACE}|{_V6_INTERFACE})", "ipvanyaddress": f"(?:{IPV4}|{IPV6})",
-    "fraction": FRACTION, "base64": _base64(_64), "base64url": _base64(_64_URL),
+    "fraction": FRACTION, "base64": _base64_pattern(_64), "base64url": _base64_pattern(_64_URL),
     "email": _EMAIL, "name-email": f"(?:{_EMAIL}|[A-Za-z]+(?: [A-Za-z]+)* <{_EMAIL}>)",
 }  # fmt: skip
 
@@ -207,13 +207,15 @@ def bounded_moment_pattern(
         if digit.isdigit() and digit != ("9" if up else "0"):
             span = f"[{int(digit) + 1}-9]" if up else f"[0-{int(digit) - 1}]"
             options.append(seconds[:i] + span + _digits_pattern(seconds[i + 1 :]) + ".*")
-    fractions = (_fraction_from if up else _fraction_to)(fraction, is_open=is_open)
+    fractions = (_second_fractions_at_least if up else _second_fractions_at_most)(
+        fraction, is_open=is_open
+    )
     if fractions is not None:
         options.append(f"{seconds}{fractions}{ZONE}?")
     return f"^(?:{'|'.join(options)})$" if options else None
 
 
-def _fraction_from(digits: str, *, is_open: bool) -> str | None:
+def _second_fractions_at_least(digits: str, *, is_open: bool) -> str | None:
     """Returns the pattern of the fractions of a second that are at least 0.digits, or greater if
     `is_open`. Returns None if no fraction qualifies.
     """
@@ -227,7 +229,7 @@ def _fraction_from(digits: str, *, is_open: bool) -> str | None:
     return rf"\.(?:{'|'.join(options)})" if options else None
 
 
-def _fraction_to(digits: str, *, is_open: bool) -> str | None:
+def _second_fractions_at_most(digits: str, *, is_open: bool) -> str | None:
     """Returns the pattern of the fractions of a second that are at most 0.digits, or less if
     `is_open`. Returns None if no fraction qualifies.
     """

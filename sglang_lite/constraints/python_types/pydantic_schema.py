@@ -26,7 +26,7 @@ from sglang_lite.constraints.python_types.marks import (
     Json,
     SchemaOfType,
     add_mark,
-    with_shared_sources,
+    share_quote_sources,
     without_marks,
 )
 from sglang_lite.constraints.python_types.readable import ClassReader
@@ -78,7 +78,7 @@ def schema_of(adapter: TypeAdapter[UserValue], name: str) -> SchemaOfType:
             hint="Use a type that JSON has values of, or say what they look like with pydantic's WithJsonSchema.",
         ) from error
     found = without_marks(schema)
-    return replace(found, schema=with_shared_sources(found.schema))
+    return replace(found, schema=share_quote_sources(found.schema))
 
 
 def schemas_of(
@@ -118,7 +118,7 @@ class TypeSchema(GenerateJsonSchema):
         kind = schema["type"]
         if kind.startswith("function-"):
             function = schema["function"]["function"]
-            name = _name_of(function)
+            name = _function_name(function)
             owner = getattr(function, "__self__", None)
             if isinstance(owner, Quote):
                 pass  # the schema expresses it
@@ -128,7 +128,7 @@ class TypeSchema(GenerateJsonSchema):
                     if owner.checks
                     else found
                 )
-            elif _is_pydantic(function) and name in _SOUND:
+            elif _is_from_pydantic(function) and name in _SOUND:
                 found = _SOUND[name] or found
             else:
                 found = add_mark(found, f"by the function {name}")
@@ -267,7 +267,7 @@ class TypeSchema(GenerateJsonSchema):
             texts = [
                 each if isinstance(each, str) else json.dumps(each)
                 for each in values
-                if _is_name(each, resolved)
+                if _is_member_name(each, resolved)
             ]
             if texts == values and "enum" in resolved:
                 return keys
@@ -298,7 +298,7 @@ class TypeSchema(GenerateJsonSchema):
         options = {"anyOf": found["oneOf"]}  # the tag distinguishes them
         chosen = schema["discriminator"]
         return (
-            add_mark(options, f"by the function {_name_of(chosen)}")
+            add_mark(options, f"by the function {_function_name(chosen)}")
             if callable(chosen)
             else options
         )
@@ -340,7 +340,7 @@ class TypeSchema(GenerateJsonSchema):
         if schema.get("custom_init"):
             return add_mark(found, f"by {schema['cls'].__name__}.__init__")
         own = post_init is not None and not post_init.__module__.startswith("pydantic.")
-        return add_mark(found, f"by {_name_of(post_init)}") if own else found
+        return add_mark(found, f"by {_function_name(post_init)}") if own else found
 
     def dataclass_schema(self, schema: CoreNode) -> Json:
         found = _close_object(super().dataclass_schema(schema))
@@ -405,20 +405,20 @@ def _nested_schema(members: dict[Any, Any]) -> Json:
     return {**found, **({"required": required} if required else {}), "additionalProperties": False}
 
 
-def _is_pydantic(function: Any) -> bool:
+def _is_from_pydantic(function: Any) -> bool:
     function = function.func if isinstance(function, partial) else function
     return function in (Counter, OrderedDict) or str(
         getattr(function, "__module__", "")
     ).startswith("pydantic.")
 
 
-def _name_of(function: Any) -> str:
+def _function_name(function: Any) -> str:
     function = function.func if isinstance(function, partial) else function
     name: str = getattr(function, "__qualname__", None) or repr(function)
     return name.rpartition("<locals>.")[2]
 
 
-def _is_name(value: Any, resolved: Json) -> bool:
+def _is_member_name(value: Any, resolved: Json) -> bool:
     return isinstance(value, str) or ("const" not in resolved and resolved.get("type") == "integer")
 
 

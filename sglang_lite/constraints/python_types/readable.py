@@ -73,7 +73,7 @@ def class_fields(cls: object) -> list[ClassField] | None:
             known.
     """
     if not isinstance(cls, type) or not (
-        _is_record(cls) or (_is_dataclass(cls) and _has_foreign(cls, set()))
+        _is_attrs_or_struct(cls) or (_is_dataclass(cls) and _contains_unreadable_class(cls, set()))
     ):
         return None
     try:
@@ -89,7 +89,7 @@ def class_fields(cls: object) -> list[ClassField] | None:
     )
 
 
-def _is_record(cls: type) -> bool:
+def _is_attrs_or_struct(cls: type) -> bool:
     """Returns True for an attrs class or a Struct."""
     return hasattr(cls, "__attrs_attrs__") or issubclass(cls, msgspec.Struct)
 
@@ -101,7 +101,7 @@ def _is_dataclass(cls: type) -> bool:
     return dataclasses.is_dataclass(cls) and not hasattr(cls, "__pydantic_config__")
 
 
-def _has_foreign(annotation: Any, seen: set[type]) -> bool:
+def _contains_unreadable_class(annotation: Any, seen: set[type]) -> bool:
     """Returns True if an annotation contains a class that pydantic does not read.
 
     Args:
@@ -109,16 +109,16 @@ def _has_foreign(annotation: Any, seen: set[type]) -> bool:
     """
     if typing.is_typeddict(annotation):
         return sys.version_info < (3, 12)
-    if isinstance(annotation, type) and _is_record(annotation):
+    if isinstance(annotation, type) and _is_attrs_or_struct(annotation):
         return True
     if not isinstance(annotation, type) or not _is_dataclass(annotation) or annotation in seen:
-        return any(_has_foreign(each, seen) for each in get_args(annotation))
+        return any(_contains_unreadable_class(each, seen) for each in get_args(annotation))
     seen.add(annotation)
     try:
         hints = typing.get_type_hints(annotation, include_extras=True)
     except NameError:  # pydantic may know the name
         return False
-    return any(_has_foreign(hint, seen) for hint in hints.values())
+    return any(_contains_unreadable_class(hint, seen) for hint in hints.values())
 
 
 def _struct_fields(cls: type[msgspec.Struct], hints: dict[str, Any]) -> Iterator[ClassField]:
@@ -221,9 +221,13 @@ class _Readable:
             converted = tuple(map(self._convert_part, arguments))
             return annotation if converted == arguments else origin[converted]  # type: ignore[index] # a generic class
         fields_of_class = class_fields(annotation)
-        return annotation if fields_of_class is None else self._class(annotation, fields_of_class)
+        return (
+            annotation
+            if fields_of_class is None
+            else self._convert_foreign_class(annotation, fields_of_class)
+        )
 
-    def _class(self, cls: type, fields: list[ClassField]) -> Any:
+    def _convert_foreign_class(self, cls: type, fields: list[ClassField]) -> Any:
         from pydantic import AfterValidator, Field, create_model
 
         if cls not in self._kinds:

@@ -15,7 +15,7 @@ CoreNode: TypeAlias = Any  # one of about fifty TypedDicts of pydantic, distingu
 _NO_VALUE: Json = {"not": {}}
 
 
-def _decimal(schema: CoreNode) -> Json:
+def _decimal_schema(schema: CoreNode) -> Json:
     low, low_open = _tighter_bound(schema.get("ge"), schema.get("gt"), max)
     high, high_open = _tighter_bound(schema.get("le"), schema.get("lt"), min)
     options = []
@@ -65,16 +65,16 @@ def _to_int_or_float(value: Any) -> int | float:
     return int(value) if value == int(value) else float(value)
 
 
-def _complex(schema: CoreNode) -> Json:
+def _complex_schema(schema: CoreNode) -> Json:
     return {"type": "string", "pattern": f"^{patterns.COMPLEX}$"}
 
 
-def _uuid(schema: CoreNode) -> Json:
+def _uuid_schema(schema: CoreNode) -> Json:
     version = schema.get("version")
     return {"type": "string", "format": f"uuid{version}" if version else "uuid"}
 
 
-def _url(schema: CoreNode, *, hosts: bool) -> Json:
+def _url_schema(schema: CoreNode, *, hosts: bool) -> Json:
     found = [
         {"type": "string", "pattern": pattern}
         if longest is None
@@ -86,11 +86,11 @@ def _url(schema: CoreNode, *, hosts: bool) -> Json:
     return found[0] if len(found) == 1 else {"anyOf": found}
 
 
-def _json(schema: CoreNode) -> Json:
+def _json_string_schema(schema: CoreNode) -> Json:
     return add_mark({"type": "string"}, "that the string is JSON")
 
 
-def _date(schema: CoreNode) -> Json:
+def _date_schema(schema: CoreNode) -> Json:
     low = schema.get("ge")
     high = schema.get("le")
     today = datetime.date.today()
@@ -115,7 +115,7 @@ def _date(schema: CoreNode) -> Json:
     return add_mark(found, "that it is before or after the day of the check") if now else found
 
 
-def _datetime(schema: CoreNode) -> Json:
+def _datetime_schema(schema: CoreNode) -> Json:
     zone = schema.get("tz_constraint")
     aware_only = zone == "aware" or isinstance(zone, int)
     found: Json = {
@@ -129,7 +129,7 @@ def _datetime(schema: CoreNode) -> Json:
     return _limit_moments(found, schema, naive=zone == "naive")
 
 
-def _time(schema: CoreNode) -> Json:
+def _time_schema(schema: CoreNode) -> Json:
     zone = schema.get("tz_constraint")
     found: Json = {
         "type": "string",
@@ -169,7 +169,7 @@ def _limit_moments(found: Json, schema: CoreNode, *, naive: bool) -> Json:
     return add_required_patterns(found, more)
 
 
-def _timedelta(schema: CoreNode) -> Json:
+def _timedelta_schema(schema: CoreNode) -> Json:
     found: Json = {"type": "string", "pattern": f"^{patterns.DURATION}$"}
     bounded = any(schema.get(name) is not None for name in ("ge", "gt", "le", "lt"))
     return add_mark(found, "the limits of durations") if bounded else found
@@ -185,14 +185,14 @@ def add_required_patterns(found: Json, more: list[str]) -> Json:
 
 # Functions that convert a core schema to a JSON schema, by its type.
 SCALARS: Mapping[str, Callable[[CoreNode], Json]] = {
-    "decimal": _decimal,
-    "complex": _complex,
-    "uuid": _uuid,
-    "url": partial(_url, hosts=False),
-    "multi-host-url": partial(_url, hosts=True),
-    "json": _json,
-    "date": _date,
-    "datetime": _datetime,
-    "time": _time,
-    "timedelta": _timedelta,
+    "decimal": _decimal_schema,
+    "complex": _complex_schema,
+    "uuid": _uuid_schema,
+    "url": partial(_url_schema, hosts=False),
+    "multi-host-url": partial(_url_schema, hosts=True),
+    "json": _json_string_schema,
+    "date": _date_schema,
+    "datetime": _datetime_schema,
+    "time": _time_schema,
+    "timedelta": _timedelta_schema,
 }

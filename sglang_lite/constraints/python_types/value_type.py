@@ -141,7 +141,7 @@ def has_type(value: object, annotation: Any) -> bool:  # a type of any kind
     return True
 
 
-def number_text(number: Number) -> ValueType:
+def number_text_type(number: Number) -> ValueType:
     """Returns a ValueType whose values are texts of numbers that Python can convert, without
     thousands separators.
     """
@@ -206,7 +206,7 @@ def _make_type_adapter(annotation: Any) -> Any:
 
     if inspect.isroutine(annotation):
         raise ConstraintError(f"type: {annotation!r} is a function, not a type.")
-    if _is_record(annotation):
+    if _is_record_instance(annotation):
         name = type(annotation).__name__
         raise ConstraintError(
             f"type: {annotation!r:.60} is a value, not a type.",
@@ -227,7 +227,7 @@ def _make_type_adapter(annotation: Any) -> Any:
         raise ConstraintError(f"type: {annotation!r} needs a package: {error}.") from error
 
 
-def _is_record(value: object) -> bool:
+def _is_record_instance(value: object) -> bool:
     """Returns True for an instance of a dataclass, a pydantic model, an attrs class or a Struct."""
     marks = ("__dataclass_fields__", "__pydantic_fields__", "__attrs_attrs__", "__struct_fields__")
     return not isinstance(value, type) and any(hasattr(type(value), mark) for mark in marks)

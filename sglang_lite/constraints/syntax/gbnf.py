@@ -19,7 +19,7 @@ from sglang_lite.constraints.formal.nodes import (
     literal,
     repeat,
 )
-from sglang_lite.constraints.syntax.scanner import Scanner, check_references, special_token
+from sglang_lite.constraints.syntax.scanner import Scanner, check_references, read_special_token
 
 _BLANK = r"(?:[ \t\r\n]|#[^\n]*)*"
 _NAME = r"[a-zA-Z_][a-zA-Z0-9_-]*"
@@ -92,7 +92,7 @@ class _Parser:
             scanner.expect(r"\)", "a closing parenthesis")
             return node
         if scanner.peek("!?<"):
-            return special_token(scanner)
+            return read_special_token(scanner)
         if scanner.has_more and not scanner.peek(r"[|)]"):
             scanner.raise_grammar_error("a name, a literal, a character class or a group expected")
         return None

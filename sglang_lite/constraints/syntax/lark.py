@@ -44,7 +44,7 @@ from sglang_lite.constraints.formal.nodes import (
     substring,
 )
 from sglang_lite.constraints.syntax import regex
-from sglang_lite.constraints.syntax.scanner import Scanner, check_references, special_token
+from sglang_lite.constraints.syntax.scanner import Scanner, check_references, read_special_token
 from sglang_lite.protocol import ConstraintError, JsonSchema
 
 _BLANK = r"(?:[ \t\r\n]|(?://|#)[^\n]*)*"
@@ -151,7 +151,7 @@ class _Parser:
             scanner.raise_grammar_error(f"{name!r} is defined twice", start)
         body = self._alternation()
         if suffix is not None:
-            body = self._add_anonymous_terminal(_without_extensions(concat(body, suffix)))
+            body = self._add_anonymous_terminal(_exclude_extended_texts(concat(body, suffix)))
         if parameters is None:
             self._rules[name] = body
         else:
@@ -283,7 +283,7 @@ class _Parser:
                 else Ref(name[0])
             )
         if scanner.peek("<"):
-            return self._add_anonymous_terminal(special_token(scanner))
+            return self._add_anonymous_terminal(read_special_token(scanner))
         if match := scanner.match_token(_STRING):
             return self._add_anonymous_terminal(self._string(match, at))
         if match := scanner.match_token(_REGEX):
@@ -433,7 +433,7 @@ def _read_substring(scanner: Scanner, at: int) -> Node:
     return substring(pieces)
 
 
-def _without_extensions(node: Node) -> Node:
+def _exclude_extended_texts(node: Node) -> Node:
     """Returns the texts of a node, except those that extend another text of the node."""
     return Intersection((node, Complement(concat(node, Repeat(ANY_CHAR, 1, None)))))
 

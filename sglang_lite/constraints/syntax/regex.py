@@ -44,9 +44,9 @@ from sglang_lite.constraints.syntax.zero_width import (
     Behind,
     Lookahead,
     Tree,
-    assertions,
     boundary,
     has_assertion,
+    iterate_assertions,
     lookbehind,
 )
 from sglang_lite.protocol import ConstraintError
@@ -96,9 +96,13 @@ def parse_inside_grammar(pattern: str) -> Node:
     parser = _Parser(pattern, ecma=False)
     tree = parser.parse()
     node = _without_anchors(tree, EMPTY, EMPTY)
-    other = [each.at for each in assertions(tree) if isinstance(each, Behind) and not each.is_start]
+    other = [
+        each.at
+        for each in iterate_assertions(tree)
+        if isinstance(each, Behind) and not each.requires_text_start
+    ]
     if node is None or other:
-        at = min(other or [each.at for each in assertions(tree)])
+        at = min(other or [each.at for each in iterate_assertions(tree)])
         parser.cursor.raise_regex_error(
             "lookahead, lookbehind and word boundaries are not supported inside a grammar", at
         )
@@ -121,8 +125,10 @@ def parse_schema_pattern(pattern: str) -> Node:
     # $.
     anchored: list[tuple[Node, Node]] = [(EMPTY, EMPTY), (more, NOTHING)]
     free: list[tuple[Node, Node]] = [(ANY_TEXT, EMPTY)]
-    fronts = anchored if any(isinstance(each, Behind) for each in assertions(tree)) else free
-    backs = anchored if any(isinstance(each, Ahead) for each in assertions(tree)) else free
+    fronts = (
+        anchored if any(isinstance(each, Behind) for each in iterate_assertions(tree)) else free
+    )
+    backs = anchored if any(isinstance(each, Ahead) for each in iterate_assertions(tree)) else free
     options = []
     for before, caret in fronts:
         for after, dollar in backs:
@@ -152,7 +158,7 @@ def _without_anchors(
         case Behind():
             if caret == EMPTY:  # no character precedes
                 return None if not starts else EMPTY if tree.at_start else NOTHING
-            return NOTHING if starts and tree.is_start else None
+            return NOTHING if starts and tree.requires_text_start else None
         case Ahead(_, rest):
             if dollar == EMPTY:  # no character follows
                 return None if not ends else EMPTY if accepts(rest, "") else NOTHING
@@ -324,10 +330,10 @@ class _Parser:
         if char == "(":
             return self.group()
         if char == "[":
-            return CharSet(self.characters.char_class(self.flags))
+            return CharSet(self.characters.read_character_class(self.flags))
         if char == ".":
             cursor.at += 1
-            line = ECMA["."] if self.ecma else charsets.python_class(".")
+            line = ECMA["."] if self.ecma else charsets.python_class_characters(".")
             return CharSet(charsets.ALL if "s" in self.flags else line)
         if self.quantifier() is not None:
             cursor.raise_regex_error("nothing to repeat", start)
@@ -353,7 +359,11 @@ class _Parser:
                     at, optional(concat(CharSet(_LINE_FEED), ANY_TEXT if lines else EMPTY))
                 )
             case r"\b" | r"\B":
-                word = ECMA["w"] if self.ecma or "a" in self.flags else charsets.python_class(r"\w")
+                word = (
+                    ECMA["w"]
+                    if self.ecma or "a" in self.flags
+                    else charsets.python_class_characters(r"\w")
+                )
                 return boundary(at, word, negated=name == r"\B")
         return Ahead(at, EMPTY)
 

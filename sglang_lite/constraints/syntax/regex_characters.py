@@ -99,7 +99,9 @@ class CharacterReader:
         cursor.at += 1
         if char in "dDwWsS":
             if not self._ecma:
-                return charsets.python_class(f"(?a:\\{char})" if "a" in flags else f"\\{char}")
+                return charsets.python_class_characters(
+                    f"(?a:\\{char})" if "a" in flags else f"\\{char}"
+                )
             ranges = ECMA[char.lower()]
             return ranges if char.islower() else charsets.complement(ranges)
         if char in "pP":
@@ -112,7 +114,7 @@ class CharacterReader:
             ranges = charsets.unicode_category(match[2])
             return charsets.complement(ranges) if (char == "P") != bool(match[1]) else ranges
         if char in "xuU":
-            return self._code_point(char, start)
+            return self._read_code_point(char, start)
         if self._ecma and char == "c" and (letter := cursor.match("[A-Za-z]")):
             cursor.at = letter.end()
             return ((ord(letter[0]) % 32,) * 2,)
@@ -130,7 +132,7 @@ class CharacterReader:
                 )
             return ((int(octal[0], 8),) * 2,)
         if char == "N" and not self._ecma:
-            return self._named_character(start)
+            return self._read_named_character(start)
         if char.isalnum() and char.isascii():
             kind = f"\\{char}"
             backreference = char.isdigit() and not in_class
@@ -140,7 +142,7 @@ class CharacterReader:
             )
         return ((ord(char), ord(char)),)
 
-    def _named_character(self, start: int) -> Ranges:
+    def _read_named_character(self, start: int) -> Ranges:
         cursor = self._cursor
         name = cursor.match(_CHARACTER_NAME)
         try:
@@ -152,7 +154,7 @@ class CharacterReader:
         cursor.at = name.end()
         return ((ord(char), ord(char)),)
 
-    def _code_point(self, kind: str, start: int) -> Ranges:
+    def _read_code_point(self, kind: str, start: int) -> Ranges:
         cursor = self._cursor
         braces = cursor.match(r"\{([0-9a-fA-F]{1,6})\}") if self._ecma and kind == "u" else None
         width = {"x": 2, "u": 4, "U": 8}[kind]
@@ -170,7 +172,7 @@ class CharacterReader:
             cursor.raise_regex_error("a lone surrogate is no character", start)
         return ((code, code),)
 
-    def char_class(self, flags: frozenset[str]) -> Ranges:
+    def read_character_class(self, flags: frozenset[str]) -> Ranges:
         cursor = self._cursor
         start = cursor.at
         cursor.at += 1
@@ -179,11 +181,11 @@ class CharacterReader:
         first = not self._ecma  # in Python, a ] in first position is a character
         while first or not cursor.peek("]"):
             first = False
-            item = self._class_item(start, flags)
+            item = self._read_class_item(start, flags)
             if cursor.match("-[^]]"):
                 dash = cursor.at
                 cursor.at += 1
-                upper = self._class_item(start, flags)
+                upper = self._read_class_item(start, flags)
                 single = (
                     len(item) == len(upper) == 1
                     and item[0][0] == item[0][1]
@@ -209,7 +211,7 @@ class CharacterReader:
                 cursor.raise_regex_error(problem, start)
         return self._classes[key]
 
-    def _class_item(self, start: int, flags: Set[str]) -> Ranges:
+    def _read_class_item(self, start: int, flags: Set[str]) -> Ranges:
         cursor = self._cursor
         if cursor.ended:
             cursor.raise_regex_error("unterminated character set", start)

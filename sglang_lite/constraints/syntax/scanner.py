@@ -119,7 +119,7 @@ class Scanner:
         return least, most
 
 
-def special_token(scanner: Scanner) -> Node:
+def read_special_token(scanner: Scanner) -> Node:
     """Reads a special token that grammars may use as text, such as `<think>`, and returns its
     literal node.
 

@@ -50,7 +50,7 @@ class Behind:
     at_start: bool
 
     @property
-    def is_start(self) -> bool:
+    def requires_text_start(self) -> bool:
         return self.at_start and not self.before
 
 
@@ -129,16 +129,16 @@ def parts_of(tree: Tree) -> tuple[Tree, ...]:
     return ()
 
 
-def assertions(tree: Tree) -> Iterable[Behind | Ahead | Lookahead]:
+def iterate_assertions(tree: Tree) -> Iterable[Behind | Ahead | Lookahead]:
     """Yields the assertions of a tree in the pattern's order, including those in lookahead."""
     if isinstance(tree, Behind | Ahead | Lookahead):
         yield tree
     for part in parts_of(tree):
-        yield from assertions(part)
+        yield from iterate_assertions(part)
 
 
 def has_assertion(tree: Tree) -> bool:
-    return next(iter(assertions(tree)), None) is not None
+    return next(iter(iterate_assertions(tree)), None) is not None
 
 
 class _Context(NamedTuple):
@@ -172,14 +172,14 @@ class Assertions:
 
     def language(self, before: Node, tree: Tree, after: Node) -> Node:
         """Returns the texts that consist of a text of `before`, one of the tree and one of `after`."""
-        self._classes = _partition_by_sets(
-            each.before for each in assertions(tree) if isinstance(each, Behind)
+        self._classes = _partition_into_classes(
+            each.before for each in iterate_assertions(tree) if isinstance(each, Behind)
         )
         contexts = [_START, *(_Context(i, 0) for i in range(len(self._classes)))]
-        rest = self._following(tree, dict.fromkeys(contexts, after))
+        rest = self._prepend_tree(tree, dict.fromkeys(contexts, after))
         return _nonempty_intersection(self._prepend_part(before, rest)[_START], ANY_TEXT)
 
-    def _following(self, tree: Tree, rest: _Rest) -> _Rest:
+    def _prepend_tree(self, tree: Tree, rest: _Rest) -> _Rest:
         """Returns the texts of the tree, each continued by a text of `rest`."""
         match tree:
             case Behind():
@@ -193,7 +193,7 @@ class Assertions:
                     for context, text in rest.items()
                 }
             case Lookahead():
-                ahead = self._following(tree.tree, dict.fromkeys(rest, ANY_TEXT))
+                ahead = self._prepend_tree(tree.tree, dict.fromkeys(rest, ANY_TEXT))
                 return {
                     context: _nonempty_intersection(
                         text, complement(ahead[context]) if tree.negated else ahead[context]
@@ -204,10 +204,10 @@ class Assertions:
             return self._prepend_part(tree, rest)
         match tree:
             case Alternation(options):
-                return _unite_by_context(*(self._following(option, rest) for option in options))
+                return _unite_by_context(*(self._prepend_tree(option, rest) for option in options))
             case Concat(parts):
                 for part in reversed(parts):
-                    rest = self._following(part, rest)
+                    rest = self._prepend_tree(part, rest)
                 return rest
             case Repeat(inner, least, most):
                 return self._expand_repetition(inner, least, most, rest)
@@ -221,10 +221,10 @@ class Assertions:
     def _expand_repetition(self, inner: Node, least: int, most: int | None, rest: _Rest) -> _Rest:
         if max(least, most or 0) > MAX_UNROLLED:
             problem = f"assertions can't be repeated a given number of times above {MAX_UNROLLED}"
-            self._fail(problem, next(iter(assertions(inner))).at)
+            self._fail(problem, next(iter(iterate_assertions(inner))).at)
         found = self._loop(inner, rest) if most is None else rest
         for count in reversed(range(least if most is None else most)):
-            found = self._following(inner, found)
+            found = self._prepend_tree(inner, found)
             if count >= least:
                 found = _unite_by_context(rest, found)
         return found
@@ -239,7 +239,7 @@ class Assertions:
             _Context(i, 0): Ref(names[_Context(i, 0)]) for i in range(len(self._classes))
         }
         again |= {_Context(last, fresh + 1): NOTHING for last, fresh in rest}
-        found = self._following(inner, again)
+        found = self._prepend_tree(inner, again)
         rules = {
             names[context]: alternation([text, found[_Context(context.last, context.fresh + 1)]])
             for context, text in rest.items()
@@ -247,7 +247,9 @@ class Assertions:
         try:
             texts = solve_rules(rules)
         except ConstraintError as error:
-            self._fail(f"this can't be repeated: {error.message}", next(iter(assertions(inner))).at)
+            self._fail(
+                f"this can't be repeated: {error.message}", next(iter(iterate_assertions(inner))).at
+            )
         return {context: texts[name] for context, name in names.items()}
 
     def _prepend_part(self, part: Node, rest: _Rest) -> _Rest:
@@ -274,7 +276,7 @@ class Assertions:
         }
 
 
-def _partition_by_sets(sets: Iterable[Ranges]) -> list[Ranges]:
+def _partition_into_classes(sets: Iterable[Ranges]) -> list[Ranges]:
     """Partitions the characters into classes that no set distinguishes."""
     found = [charsets.ALL]
     for each in dict.fromkeys(sets):

@@ -52,7 +52,7 @@ from sglang_lite.engine.frames import (
     decode_commands,
     serializable_failure,
 )
-from sglang_lite.engine.meetings import join_meeting
+from sglang_lite.engine.meetings import join_rendezvous
 from sglang_lite.engine.switch_interval import SHORT_S
 from sglang_lite.protocol import (
     Delta,
@@ -143,7 +143,7 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
         outgoing.tree = core.scheduler.store.tree.changes
     handler.start_executing(core)
     threading.Thread(
-        target=watch_steps, args=(core.loop, start.config["stall_timeout_s"]), daemon=True
+        target=log_slow_steps, args=(core.loop, start.config["stall_timeout_s"]), daemon=True
     ).start()
     try:
         core.loop.run()
@@ -227,7 +227,7 @@ def _load_core(
                 progress,
                 compiler,
                 ranks,
-                None if met is None else join_meeting(met, config),
+                None if met is None else join_rendezvous(met, config),
             ),
         )
         return core, advice
@@ -241,7 +241,7 @@ def _load_core(
         gc.set_threshold(10_000)
 
 
-def _no_submission_waits() -> None:
+def _ignore_retry() -> None:
     """Does nothing. Serves as `retry` of a submission that is not waiting for room."""
 
 
@@ -265,7 +265,7 @@ class _Submission:
         self.request = request
         self.expected_ends = request.samples if isinstance(request, GenerateRequest) else 1
         self.ticket: Ticket | None = None
-        self.retry: Callable[[], object] = _no_submission_waits
+        self.retry: Callable[[], object] = _ignore_retry
         self.aborted = self.winds_down = False
 
     @property
@@ -314,7 +314,7 @@ class CommandHandler:
             except Exception as error:  # any error affects only the caller of the command
                 self._fail(number, error)
 
-    def write_files(self) -> None:
+    def flush_cache_files(self) -> None:
         """Flushes cache files that are still to be written. The handle kills this process if that
         takes long.
         """
@@ -428,7 +428,7 @@ class CommandHandler:
             return
         # The callback holds the submission: without a cycle both, and the request, are freed when
         # the last event comes.
-        submission.retry = _no_submission_waits
+        submission.retry = _ignore_retry
         if submission.aborted:
             ticket.abort()
         if submission.winds_down:
@@ -492,7 +492,7 @@ def _execute_and_exit(
     """Executes all commands and then ends this process, because nobody waits for results any more."""
     try:
         handler.execute_all(messages)
-        handler.write_files()
+        handler.flush_cache_files()
     finally:
         os._exit(0)
 
@@ -548,7 +548,7 @@ def _import_processor(processor: str, args: tuple[Any, ...]) -> LogitProcessor:
     return partial(value, *args) if args else value
 
 
-def watch_steps(loop: AnyLoop, timeout_s: float) -> None:
+def log_slow_steps(loop: AnyLoop, timeout_s: float) -> None:
     """Logs the stack of each step that takes longer than `timeout_s`. Never returns.
 
     Args:

@@ -48,7 +48,7 @@ def main(descriptor: int, rank: int, meeting: str) -> None:
     # each look is a sign of life
     end_with_parent(start.handle, partial(connection.send, encode_frame([])), BEAT_S)
     try:
-        _load_and_follow(connection, contents, start, rank, meeting)
+        _load_and_follow_rank_0(connection, contents, start, rank, meeting)
     except Exception as error:
         from sglang_lite.runtime.executor.memory_shortage import startup_error
 
@@ -60,7 +60,7 @@ def main(descriptor: int, rank: int, meeting: str) -> None:
     os._exit(0)
 
 
-def _load_and_follow(
+def _load_and_follow_rank_0(
     connection: Connection, contents: Iterator[memoryview], start: Start, rank: int, meeting: str
 ) -> None:
     from sglang_lite.runtime.config import EngineConfig

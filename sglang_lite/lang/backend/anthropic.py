@@ -34,7 +34,11 @@ from sglang_lite.lang.backend.http.rate_limit import RateLimit
 from sglang_lite.lang.backend.ladder.strategy import Policy, Strategy
 from sglang_lite.lang.backend.profiles.profile import Profile, resolve_profile
 from sglang_lite.lang.backend.remote.backend import RemoteBackend
-from sglang_lite.lang.backend.remote.connection import Connector, sdk_client, sdk_errors
+from sglang_lite.lang.backend.remote.connection import (
+    Connector,
+    sdk_client_factory,
+    sdk_error_getter,
+)
 from sglang_lite.lang.backend.rendering import without_stops_and_placeholders
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.results import data_url
@@ -100,11 +104,15 @@ class Anthropic(RemoteBackend):
         rate_limit: RateLimit | None = None,
         **kwargs: Foreign,
     ) -> None:
-        make = sdk_client("AsyncAnthropic", args, kwargs, client)
+        make = sdk_client_factory("AsyncAnthropic", args, kwargs, client)
         super().__init__(
             model_name,
             Connector(
-                "anthropic", "anthropic", make, sdk_errors("AnthropicError"), existing_client=client
+                "anthropic",
+                "anthropic",
+                make,
+                sdk_error_getter("AnthropicError"),
+                existing_client=client,
             ),
             resolve_profile(profile, "anthropic", model_name),
             policy,
@@ -219,15 +227,17 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
         {"max_tokens": "max_tokens", "stop": "stop_sequences", "thinking": "thinking"},
     )
     if "thinking" in own:
-        own["thinking"] = _thinking(own["thinking"], own.get("max_tokens", DEFAULT_MAX_TOKENS))
+        own["thinking"] = _thinking_field(
+            own["thinking"], own.get("max_tokens", DEFAULT_MAX_TOKENS)
+        )
     # The SDK has no keyword for parameters that only older models accept.
-    arguments |= own | ({"extra_body": extra} if extra else {}) | _shape_fields(request)
+    arguments |= own | ({"extra_body": extra} if extra else {}) | _answer_format_fields(request)
     return (
         with_cache_control(arguments, request.prompt) if request.target.cache_hints else arguments
     )
 
 
-def _thinking(budget: int, limit: int) -> dict[str, Any]:
+def _thinking_field(budget: int, limit: int) -> dict[str, Any]:
     """Returns the field that limits the tokens of the model's thinking.
 
     Raises:
@@ -248,7 +258,7 @@ def _thinking(budget: int, limit: int) -> dict[str, Any]:
     return {"type": "enabled", "budget_tokens": budget}
 
 
-def _shape_fields(request: ApiRequest) -> dict[str, Any]:
+def _answer_format_fields(request: ApiRequest) -> dict[str, Any]:
     """Returns the request fields that specify the form of the answer."""
     output: dict[str, Any] = (
         {} if request.target.effort is None else {"effort": request.target.effort}
@@ -288,7 +298,7 @@ def _messages(request: ApiRequest) -> list[dict[str, Any]]:
     """
     messages: list[dict[str, Any]] = []
     for message, stored, calls in iterate_turns(
-        request.prompt.messages, request.provider_items, _calls_of
+        request.prompt.messages, request.provider_items, _extract_tool_calls
     ):
         content: Any = (
             list(stored) if stored is not None else _content(message, request.target.model)
@@ -303,7 +313,7 @@ def _messages(request: ApiRequest) -> list[dict[str, Any]]:
     return messages
 
 
-def _calls_of(blocks: Sequence[Any]) -> list[Any]:
+def _extract_tool_calls(blocks: Sequence[Any]) -> list[Any]:
     return [block for block in blocks if block["type"] == "tool_use"]
 
 
@@ -423,7 +433,7 @@ def _parse_call_input(arguments: str) -> Any:
         return {}
 
 
-def _resume_arguments(arguments: dict[str, Any], reader: Any) -> dict[str, Any]:
+def _continuation_arguments(arguments: dict[str, Any], reader: Any) -> dict[str, Any]:
     """Builds the arguments of a request that makes the model continue: the previous ones, with its
     output so far as an assistant message.
     """
@@ -458,5 +468,5 @@ MESSAGES = Api(
     MessagesReader,
     # The SDK rejects requests that may take long unless they stream.
     always_streams=True,
-    resumed=_resume_arguments,
+    resumed=_continuation_arguments,
 )

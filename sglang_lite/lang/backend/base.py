@@ -55,7 +55,7 @@ _ABILITIES = {"answers_now": ("answer_now", "select_now"), "plays_programs": ("o
 asked_adapter: ContextVar[str | None] = ContextVar("sglang_lite_asked_adapter", default=None)
 
 
-def choose_adapter(lora_path: tuple[str, ...] | Unset) -> None:
+def set_selection_adapter(lora_path: tuple[str, ...] | Unset) -> None:
     """Sets the LoRA adapter that the next selections in this context use (`asked_adapter`)."""
     asked_adapter.set(adapter_of(lora_path))
 
@@ -269,7 +269,11 @@ class Backend:
             return
         if constraint is not None and type(constraint) not in can.constraints:
             raise unsupported_feature_error(
-                self, node, CONSTRAINT_NAMES[type(constraint)], _kinds(can.constraints), where
+                self,
+                node,
+                CONSTRAINT_NAMES[type(constraint)],
+                _supported_kinds_hint(can.constraints),
+                where,
             )
         if can.params is None:
             return
@@ -411,13 +415,13 @@ def unsupported_medium_error(
     )
 
 
-async def only_answer(events: AsyncIterable[Delta | Generation]) -> Generation:
+async def collect_single_answer(events: AsyncIterable[Delta | Generation]) -> Generation:
     """Returns the single sample of a generation, ignoring its deltas."""
     (answer,) = [event async for event in events if isinstance(event, Generation)]
     return answer
 
 
-def _kinds(kinds: frozenset[type]) -> str:
+def _supported_kinds_hint(kinds: frozenset[type]) -> str:
     if not kinds:
         return "Leave the constraint out, or use another backend for this node: gen(backend=…)."
     enforced = ", ".join(sorted(CONSTRAINT_NAMES[kind] for kind in kinds))

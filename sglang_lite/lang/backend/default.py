@@ -45,7 +45,7 @@ def as_backend(value: object) -> Backend:
     """
     backend = value if isinstance(value, Backend) else coerce_backend(value)
     kind: Any = type(backend)  # mypy takes no type for hashable
-    if not _may_have_hooks(kind):
+    if not _has_sglang_hooks(kind):
         return backend
     from sglang_lite.compat.sglang.hooks import adapt_hooks
 
@@ -53,7 +53,7 @@ def as_backend(value: object) -> Backend:
 
 
 @lru_cache(maxsize=1024)
-def _may_have_hooks(kind: type) -> bool:
+def _has_sglang_hooks(kind: type) -> bool:
     return any(hasattr(kind, hook) for hook in _HOOKS)
 
 

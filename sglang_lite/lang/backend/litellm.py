@@ -101,7 +101,7 @@ class LiteLLM(RemoteBackend):
         return LITELLM, Target(self.model_name, effort=strategy.effort)
 
 
-def _create(client: Any) -> Any:
+def _wrap_completion_call(client: Any) -> Any:
     async def create(**arguments: Any) -> Any:
         response = await client.completion(**arguments, **client.options)
         return aclosing(response) if arguments.get("stream") else response
@@ -119,4 +119,4 @@ async def _keep_open(client: Any) -> None:
     """Does nothing, because LiteLLM manages its connections itself."""
 
 
-LITELLM = Api(CHAT.arguments, _create, CHAT.streamed, CHAT.reader)
+LITELLM = Api(CHAT.arguments, _wrap_completion_call, CHAT.streamed, CHAT.reader)

@@ -24,7 +24,11 @@ from sglang_lite.lang.backend.profiles.profile import (
     profile_by_name,
 )
 from sglang_lite.lang.backend.remote.backend import RemoteBackend
-from sglang_lite.lang.backend.remote.connection import Connector, sdk_client, sdk_errors
+from sglang_lite.lang.backend.remote.connection import (
+    Connector,
+    sdk_client_factory,
+    sdk_error_getter,
+)
 from sglang_lite.lang.backend.remote.selecting import MIN_LOGPROB, validate_tokenizer
 from sglang_lite.lang.backend.rendering import without_stops_and_placeholders
 from sglang_lite.lang.backend.token_counts import TiktokenEncoding
@@ -129,7 +133,9 @@ class OpenAI(RemoteBackend):
         self.is_chat_model = is_chat_model
         template = chat_template or get_chat_template("default")
 
-        make = sdk_client("AsyncAzureOpenAI" if is_azure else "AsyncOpenAI", args, kwargs, client)
+        make = sdk_client_factory(
+            "AsyncAzureOpenAI" if is_azure else "AsyncOpenAI", args, kwargs, client
+        )
 
         def find() -> Profile:
             made = self._connection.latest_client
@@ -151,7 +157,9 @@ class OpenAI(RemoteBackend):
             self.strategies = frozenset() if tokenizer is None else frozenset({"logit_bias_steps"})
         super().__init__(
             model_name,
-            Connector("openai", "openai", make, sdk_errors("OpenAIError"), existing_client=client),
+            Connector(
+                "openai", "openai", make, sdk_error_getter("OpenAIError"), existing_client=client
+            ),
             find_with_api,
             policy,
             capabilities,

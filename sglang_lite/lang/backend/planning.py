@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from sglang_lite.lang.backend.base import Backend, only_answer
+from sglang_lite.lang.backend.base import Backend, collect_single_answer
 from sglang_lite.program.nodes import Expression
 from sglang_lite.protocol import (
     Constraint,
@@ -90,7 +90,7 @@ class RunFacts:
     shares: bool = True
 
     @classmethod
-    def at_run_start(
+    def for_new_run(
         cls, params: SamplingParams, drafts: ApiDrafts | None, *, shares: bool = True
     ) -> RunFacts:
         """Collects the facts of a run that begins now, with its program's drafts, if any."""
@@ -113,11 +113,13 @@ class NodeQuestion:
         """Requests the generation and yields its events."""
         return self.backend.agenerate(self.prompt, self.params, self.constraint, stream=self.stream)
 
-    async def ask_other_question(
+    async def request_single_sample(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None = None
     ) -> Generation:
         """Sends another question to the same backend and returns its single sample."""
-        return await only_answer(self.backend.agenerate(prompt, params, constraint, stream=False))
+        return await collect_single_answer(
+            self.backend.agenerate(prompt, params, constraint, stream=False)
+        )
 
     async def request_selection(self, choices: Sequence[str]) -> Selection:
         """Requests a selection."""
@@ -130,7 +132,7 @@ class AnswerSource(ABC):
     """
 
     @asynccontextmanager
-    async def around_attempts(self, text: str) -> AsyncIterator[None]:
+    async def guard_attempts(self, text: str) -> AsyncIterator[None]:
         """Opens a context in which all attempts at the node are made. Time spent entering it does
         not count toward the node's timeout.
 

@@ -120,7 +120,7 @@ def with_tools(
         shown = rerender_with_template(
             msgspec.structs.replace(prompt, messages=turns), template, template
         ).spans
-    before = Span(_text_before(prompt, template))
+    before = Span(_text_before_turns(prompt, template))
     spans = tuple(span for span in (before, *shown) if span.text)
     return msgspec.structs.replace(prompt, spans=spans, tools=None)
 
@@ -169,7 +169,7 @@ def _describe_tools(tools: PromptTools) -> str:
     return f'You can call these functions:\n{listed}\n{how} If none of them helps, write {{"answer": "TEXT"}}.'
 
 
-def _text_before(prompt: Prompt, template: TurnTemplate) -> str:
+def _text_before_turns(prompt: Prompt, template: TurnTemplate) -> str:
     """Returns the text before the first turn. Raises CapabilityError if there is also text between
     the turns.
     """

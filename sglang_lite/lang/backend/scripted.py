@@ -14,7 +14,7 @@ from typing import TypeAlias
 import msgspec
 
 from sglang_lite.constraints.matching import validate
-from sglang_lite.constraints.number_text import first_number
+from sglang_lite.constraints.number_text import extract_leading_number
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend
@@ -81,7 +81,7 @@ class Rules:
         if callable(self._answers):
             return self._answers(call)
         rules = list(self._answers.items()) if self._by_rule else [("", self._answers)]
-        found = [(_find_last(rule, text), i) for i, (rule, _) in enumerate(rules)]
+        found = [(_last_match_end(rule, text), i) for i, (rule, _) in enumerate(rules)]
         at, rule = max(found, key=lambda each: each[0], default=(-1, 0))
         if at < 0:
             return None
@@ -157,11 +157,11 @@ class ScriptedBackend(Backend):
     ) -> AsyncGenerator[Delta | Generation, None]:
         call = ScriptedRequest(prompt, params, constraint)
         late = winds_down_at.get()
-        await asyncio.sleep(_latency_until(late, self._latency_of_call(call)))
+        await asyncio.sleep(_limit_latency(late, self._latency_of_call(call)))
         if late is not None and constraint is None and time.monotonic() >= late:
             limit = 1 if isinstance(params.max_tokens, Unset) else min(params.max_tokens, 1)
             call = replace(call, params=msgspec.structs.replace(params, max_tokens=limit))
-        for generation in self._generations(call):
+        for generation in self._generate_samples(call):
             if stream:
                 for piece in _TOKEN.findall(generation.text):
                     yield Delta(piece, index=generation.index)
@@ -171,7 +171,7 @@ class ScriptedBackend(Backend):
         self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
     ) -> Selection:
         call = ScriptedRequest(prompt, SamplingParams(), choices=tuple(choices))
-        await asyncio.sleep(_latency_until(winds_down_at.get(), self._latency_of_call(call)))
+        await asyncio.sleep(_limit_latency(winds_down_at.get(), self._latency_of_call(call)))
         return self._answer_selection(call, unconditional)
 
     def answer_now(
@@ -180,7 +180,7 @@ class ScriptedBackend(Backend):
         return (
             None
             if self._latency
-            else self._generations(ScriptedRequest(prompt, params, constraint))
+            else self._generate_samples(ScriptedRequest(prompt, params, constraint))
         )
 
     def select_now(
@@ -198,7 +198,7 @@ class ScriptedBackend(Backend):
         self.calls.append(call)
         prompt = call.prompt.text
         choices = call.choices or ()
-        answer = self._answer(call, prompt)
+        answer = self._find_scripted_answer(call, prompt)
         scripted = [each for each in (answer, self._default) if each in choices]
         picked = scripted[0] if scripted else self._random.choice(choices)
         scores = []
@@ -209,7 +209,7 @@ class ScriptedBackend(Backend):
             alone = (None, *(-3.0 for _ in words[1:])) if unconditional else None
             ids = tuple(hash(word) % 50_000 for word in words)
             scores.append(ChoiceScore(choice, ids, (each,) * len(words), alone))
-        usage = Usage(prompt_tokens=_count(prompt))
+        usage = Usage(prompt_tokens=_count_words(prompt))
         self.token_usage.add_usage(usage)
         return Selection(tuple(scores), usage)
 
@@ -222,7 +222,7 @@ class ScriptedBackend(Backend):
     def _latency_of_call(self, call: ScriptedRequest) -> float:
         return self._latency(call) if callable(self._latency) else self._latency
 
-    def _generations(self, call: ScriptedRequest) -> list[Generation]:
+    def _generate_samples(self, call: ScriptedRequest) -> list[Generation]:
         values = given_values(call.params)
         for parameter in PARAMETERS:
             if parameter.name in values:
@@ -234,7 +234,7 @@ class ScriptedBackend(Backend):
         # joined anew on every access
         prompt = call.prompt.text
         params = call.params
-        text = self._answer(call, prompt)
+        text = self._find_scripted_answer(call, prompt)
         if text is None:
             text = self._default or ""
             if call.constraint is not None and not self._is_default_valid(call):
@@ -250,7 +250,7 @@ class ScriptedBackend(Backend):
             {pattern: compile_stop_pattern(pattern) for pattern in patterns},
         )
         text = stops.push(text) + (stops.flush() if stops.matched is None else "")
-        text = _number_in(call.constraint, text)
+        text = _leading_number_or_text(call.constraint, text)
         words = _TOKEN.findall(text)
         limit = math.inf if isinstance(params.max_tokens, Unset) else params.max_tokens
         cut = len(words) > limit
@@ -260,7 +260,7 @@ class ScriptedBackend(Backend):
             _check_answer(call.constraint, text, stopped=stops.matched is not None)
         if stops.matched is not None and params.include_stop is True and not cut:
             text += stops.matched_text
-        usage = Usage(prompt_tokens=_count(prompt), completion_tokens=_count(text))
+        usage = Usage(prompt_tokens=_count_words(prompt), completion_tokens=_count_words(text))
         self.token_usage.add_usage(usage)
         return Generation(
             text,
@@ -275,27 +275,29 @@ class ScriptedBackend(Backend):
             return False
         try:
             _check_answer(
-                call.constraint, _number_in(call.constraint, self._default), stopped=False
+                call.constraint,
+                _leading_number_or_text(call.constraint, self._default),
+                stopped=False,
             )
         except BackendError:
             return False
         return True
 
-    def _answer(self, call: ScriptedRequest, prompt: str) -> str | None:
+    def _find_scripted_answer(self, call: ScriptedRequest, prompt: str) -> str | None:
         answer: str | Exception | None = self._rules.find_answer(prompt, call)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
 
-def _latency_until(late: float | None, seconds: float) -> float:
+def _limit_latency(late: float | None, seconds: float) -> float:
     """Shortens the latency of a request so that it ends when the run starts to wind down, at `late`
     (`time.monotonic()`; None for never).
     """
     return seconds if late is None else min(seconds, max(late - time.monotonic(), 0.0))
 
 
-def _find_last(rule: str | re.Pattern[str], text: str) -> int:
+def _last_match_end(rule: str | re.Pattern[str], text: str) -> int:
     """Returns the end of the last occurrence of a rule in the text, or -1 if the rule does not
     occur.
     """
@@ -316,12 +318,12 @@ def _sample_text(constraint: Constraint, random: Random) -> str:
     return sample(constraint.part or constraint.whole, random)
 
 
-def _number_in(constraint: Constraint | None, text: str) -> str:
+def _leading_number_or_text(constraint: Constraint | None, text: str) -> str:
     """Returns the number at the beginning of a text, if the constraint is a number. Otherwise, and
     if there is none, returns the text.
     """
     number = constraint.part if isinstance(constraint, Continuation) else constraint
-    return (first_number(number, text) or text) if isinstance(number, Number) else text
+    return (extract_leading_number(number, text) or text) if isinstance(number, Number) else text
 
 
 def _check_answer(constraint: Constraint, text: str, *, stopped: bool) -> None:
@@ -350,5 +352,5 @@ def _check_continuation(constraint: Continuation, text: str, *, stopped: bool) -
         raise ValueValidationError(str(error), text=text) from error
 
 
-def _count(text: str) -> int:
+def _count_words(text: str) -> int:
     return len(text.split()) + text[-1:].isspace()  # the number of matches of _TOKEN, but faster

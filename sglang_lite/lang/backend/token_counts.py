@@ -71,7 +71,8 @@ def is_credible(
     """
     conversation = _message_texts(prompt) or [prompt.text]
     sent, answered = (
-        sum(_least_tokens(text, tokenizer) for text in each) for each in (conversation, texts)
+        sum(_minimum_token_count(text, tokenizer) for text in each)
+        for each in (conversation, texts)
     )
     return reported.prompt_tokens >= max(sent, 1) and reported.completion_tokens >= answered
 
@@ -82,7 +83,7 @@ def _message_texts(prompt: Prompt) -> list[str]:
     ]
 
 
-def _least_tokens(text: str, tokenizer: TiktokenEncoding | None) -> int:
+def _minimum_token_count(text: str, tokenizer: TiktokenEncoding | None) -> int:
     return len(text.split()) if tokenizer is None else _count_exactly(tokenizer, text.strip())
 
 
@@ -92,7 +93,7 @@ def _count_exactly(tokenizer: TiktokenEncoding, text: str) -> int:
     return len(encode(text))
 
 
-def missing_usage(reported: Usage, possible: Usage) -> Usage:
+def usage_difference(reported: Usage, possible: Usage) -> Usage:
     """Returns the part of a call's `possible` usage that exceeds the reported one."""
     return Usage(
         max(possible.prompt_tokens - reported.prompt_tokens, 0),

@@ -204,7 +204,11 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
     budget = parameters.pop("thinking", None)
     if "seed" in parameters:
         parameters["seed"] %= 2**31  # the API's seeds are signed 32-bit integers
-    config: dict[str, Any] = {**request.target.settings, **parameters, **_shape_fields(request)}
+    config: dict[str, Any] = {
+        **request.target.settings,
+        **parameters,
+        **_answer_format_fields(request),
+    }
     if system:
         config["system_instruction"] = "\n\n".join(_text(message) for message in system)
     if request.target.effort is not None:
@@ -215,7 +219,7 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
     return {"model": request.target.model, "contents": contents, "config": config}
 
 
-def _shape_fields(request: ApiRequest) -> dict[str, Any]:
+def _answer_format_fields(request: ApiRequest) -> dict[str, Any]:
     """Returns the configuration fields that specify the form of the answer."""
     match request.shape:
         case JsonFormat(schema, _):
@@ -251,7 +255,7 @@ def _convert_conversation(request: ApiRequest, start: int) -> list[dict[str, Any
     sent as the model's original parts.
     """
     contents: list[dict[str, Any]] = []
-    turns = iterate_turns(request.prompt.messages, request.provider_items, _calls_of)
+    turns = iterate_turns(request.prompt.messages, request.provider_items, _extract_tool_calls)
     for message, stored, calls in itertools.islice(turns, start, None):
         if message.role == "system":
             raise CapabilityError(
@@ -262,7 +266,7 @@ def _convert_conversation(request: ApiRequest, start: int) -> list[dict[str, Any
             parts = list(stored)
         elif calls:
             results = split_call_results([call.get("name", "") for call in calls], _text(message))
-            parts = [_result(call, result) for call, result in zip(calls, results)]
+            parts = [_function_response(call, result) for call, result in zip(calls, results)]
         else:
             parts = [_part(part, request.target.model) for part in message.content if part]
         contents.append(
@@ -271,11 +275,11 @@ def _convert_conversation(request: ApiRequest, start: int) -> list[dict[str, Any
     return contents
 
 
-def _calls_of(parts: Sequence[Any]) -> list[Any]:
+def _extract_tool_calls(parts: Sequence[Any]) -> list[Any]:
     return [part["function_call"] for part in parts if "function_call" in part]
 
 
-def _result(call: Mapping[str, Any], result: str) -> dict[str, Any]:
+def _function_response(call: Mapping[str, Any], result: str) -> dict[str, Any]:
     identity = {key: call[key] for key in ("id", "name") if call.get(key)}
     return {"function_response": {**identity, "response": {"output": result}}}
 
@@ -398,7 +402,7 @@ def _token_id(candidate: Any) -> int:
     return -1 if candidate.token_id is None else int(candidate.token_id)
 
 
-def _create(client: Any) -> Any:
+def _wrap_generate_content(client: Any) -> Any:
     async def create(*, stream: bool = False, **arguments: Any) -> Any:
         if stream:
             return aclosing(await client.aio.models.generate_content_stream(**arguments))
@@ -407,4 +411,6 @@ def _create(client: Any) -> Any:
     return create
 
 
-GENERATE_CONTENT = Api(request_arguments, _create, {"stream": True}, GenerateContentReader)
+GENERATE_CONTENT = Api(
+    request_arguments, _wrap_generate_content, {"stream": True}, GenerateContentReader
+)

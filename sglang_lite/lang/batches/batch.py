@@ -28,17 +28,17 @@ from typing import Any, Literal, Protocol, Required, TypeAlias, TypeVar, Unpack
 from sglang_lite.lang.argument_names import unknown_argument_error
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.batches.body_pool import AsyncBodyPool, BodyPool, Outcome, Pool, Report
-from sglang_lite.lang.batches.checkpoint import BatchFile, batch_parts
+from sglang_lite.lang.batches.checkpoint import BatchFile, compute_batch_digests
 from sglang_lite.lang.batches.line_codes import check_secret
 from sglang_lite.lang.body_run import BodyRun
-from sglang_lite.lang.checks import check_flags
+from sglang_lite.lang.checks import check_booleans
 from sglang_lite.lang.execution.branch import find_raise_location
 from sglang_lite.lang.execution.run import RunSettings
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.run_options import convert_to_settings, inherit_options, resolve_run_identity
 from sglang_lite.lang.sampling_keywords import with_sampling_signature
 from sglang_lite.lang.state import ProgramState, user_location
-from sglang_lite.lang.states_table import rows_table, states_table
+from sglang_lite.lang.states_table import build_results_table, states_table
 from sglang_lite.lang.tracebacks import warn_here
 from sglang_lite.notebook.markup import Markup
 from sglang_lite.notebook.output import progress_bar
@@ -214,13 +214,13 @@ def prepare_batch(
         if name not in BATCH_OPTIONS:
             raise unknown_argument_error(method, name, BATCH_OPTIONS)
     try:
-        return _checked_plan(program, batch_kwargs, inherit_options(given))
+        return _build_batch_plan(program, batch_kwargs, inherit_options(given))
     except ParameterError as error:
         error.where = error.where or user_location()
         raise
 
 
-def _checked_plan(
+def _build_batch_plan(
     program: BaseProgram, batch_kwargs: object, given: Mapping[str, UserValue]
 ) -> BatchPlan:
     options = {**(batch_keywords.__kwdefaults__ or {}), **given}
@@ -242,7 +242,7 @@ def _checked_plan(
         )
     if isinstance(batch_kwargs, str) or not isinstance(batch_kwargs, Iterable):
         raise ParameterError("batch_kwargs", f"{batch_kwargs!r:.60} is not a list of arguments.")
-    check_flags(
+    check_booleans(
         **{
             name: options[name]
             for name in ("skip_damaged", "progress_bar", "generator_style", "ordered")
@@ -258,18 +258,18 @@ def _checked_plan(
     items = [_bind_item(program, i, item) for i, item in enumerate(batch_kwargs)]
     if settings.seed is not None and settings.params.temperature != 0:
         _warn_of_equal_items(items, settings.seed)
-    window = min(_window_size(options["num_threads"]), max(len(items), 1))
+    window = min(_parse_num_threads(options["num_threads"]), max(len(items), 1))
     file = None
     if checkpoint is not None:
         if not isinstance(checkpoint, str | Path):
             raise ParameterError("checkpoint", f"{checkpoint!r:.60} is not a path.")
         identity = resolve_run_identity(options) if cluster is None else cluster.identity()
-        parts = batch_parts(program.func, settings, identity, version)
+        parts = compute_batch_digests(program.func, settings, identity, version)
         file = BatchFile(
             Path(checkpoint), program.name, parts, items, skip_damaged=skip_damaged, secret=secret
         )
     else:
-        _refuse_without_checkpoint(
+        _reject_checkpoint_options(
             version=version, skip_damaged=skip_damaged or None, secret=secret
         )
     saved_outcomes = dict(file.states) if file is not None else {}
@@ -326,7 +326,7 @@ def _are_equal(one: Item, other: Item) -> bool:
         return False
 
 
-def _refuse_without_checkpoint(**given: object) -> None:
+def _reject_checkpoint_options(**given: object) -> None:
     for name, value in given.items():
         if value is not None:
             raise ParameterError(
@@ -377,7 +377,7 @@ def _create_pool(plan: BatchPlan, report: Report) -> Pool:
     called with the index and outcome of each of them.
     """
     if plan.cluster is not None:
-        saved = _report_and_save(report, plan.file)
+        saved = _wrap_with_saving(report, plan.file)
         return plan.cluster.pool(plan.program, plan, saved, until_released=plan.iterates)
     if plan.program.is_async:
         return _create_body_pool(AsyncBodyPool, plan, report)
@@ -389,11 +389,11 @@ def _create_body_pool(kind: type[_BodyPool], plan: BatchPlan, report: Report) ->
         call: BodyRun = plan.program.prepare_run(*item, plan.options, plan.settings)
         return call
 
-    saved = _report_and_save(report, plan.file)
+    saved = _wrap_with_saving(report, plan.file)
     return kind(prepare, plan.pending, plan.window, saved, until_released=plan.iterates)
 
 
-def _report_and_save(report: Report, file: BatchFile | None) -> Report:
+def _wrap_with_saving(report: Report, file: BatchFile | None) -> Report:
     """Wraps the `report` callback so that successful outcomes are also stored in the checkpoint
     file. If storing one fails, the failure becomes that item's outcome.
     """
@@ -448,7 +448,7 @@ def iterate_outcomes(plan: BatchPlan) -> Generator[tuple[int, Outcome], None, No
             for index, outcome in order.pop_ready_outcomes():
                 yield index, outcome
                 if plan.iterates and index not in plan.saved_outcomes:
-                    workers.release_room()
+                    workers.release_run_slot()
             if order.awaited:
                 order.add_outcome(*finished.get())
     finally:
@@ -480,7 +480,7 @@ async def aiterate_outcomes(plan: BatchPlan) -> AsyncGenerator[tuple[int, Outcom
             for index, outcome in order.pop_ready_outcomes():
                 yield index, outcome
                 if plan.iterates and index not in plan.saved_outcomes:
-                    workers.release_room()
+                    workers.release_run_slot()
             if order.awaited:
                 reported = await finished.get()
                 if reported is None:
@@ -579,13 +579,13 @@ class ProgressBar:
         self._bar.update()
 
     def _render_rows(self) -> Markup:
-        return rows_table(dict(self._last), of_runs=True)
+        return build_results_table(dict(self._last), of_runs=True)
 
     def close(self) -> None:
         self._bar.close()
 
 
-def _window_size(num_threads: str | int) -> int:
+def _parse_num_threads(num_threads: str | int) -> int:
     if num_threads == "auto":
         return min(max(96, (os.cpu_count() or 1) * 16), 256)
     if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:

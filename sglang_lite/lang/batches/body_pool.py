@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 from sglang_lite.lang.body_run import BodyRun
 from sglang_lite.lang.concurrency.loop import executor
-from sglang_lite.lang.concurrency.variables import fresh_error, of_thread
+from sglang_lite.lang.concurrency.variables import copy_as_sgl_error, of_thread
 from sglang_lite.lang.execution.reading import call_when_done, record_wait_for_all
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.lang.tracebacks import trim
@@ -33,7 +33,7 @@ class Pool(Protocol):
 
     def stop(self) -> None: ...
 
-    def release_room(self) -> None: ...
+    def release_run_slot(self) -> None: ...
 
 
 _STALL = 0.002  # seconds without a taken item after which the pool grows
@@ -52,7 +52,7 @@ class BodyPool:
         jobs: items with their indices.
         window: maximum number of runs under way.
         report: called with the index and outcome of each item, on any thread.
-        until_released: whether a run counts as under way until `release_room` is called, not only
+        until_released: whether a run counts as under way until `release_run_slot` is called, not only
             until it has finished.
     """
 
@@ -84,7 +84,7 @@ class BodyPool:
     def start(self) -> None:
         with self._bell:
             self._add_thread()
-            self._start_watch()
+            self._start_growth_timer()
 
     def stop(self) -> None:
         """Takes no more items, and stops the runs under way."""
@@ -95,12 +95,12 @@ class BodyPool:
         for state in states:
             state.branch.stop(_batch_stopped_error())
 
-    def start_waiting(self) -> None:
+    def add_waiting_thread(self) -> None:
         with self._bell:
             self._waiting += 1
             self._ensure_thread()
 
-    def stop_waiting(self) -> None:
+    def remove_waiting_thread(self) -> None:
         with self._bell:
             self._waiting -= 1
 
@@ -110,7 +110,7 @@ class BodyPool:
         """
         if self._over or not self._room:
             return
-        self._start_watch()
+        self._start_growth_timer()
         if self._idle:
             self._bell.notify()
         elif self._waiting == self._threads:
@@ -121,11 +121,11 @@ class BodyPool:
             self._threads += 1
             threading.Thread(target=self._run_items, name="sglang_lite-body", daemon=True).start()
 
-    def _start_watch(self) -> None:
+    def _start_growth_timer(self) -> None:
         """Starts the timer that grows the pool, if it is not running. Called with the lock held."""
         if not self._has_watch:
             self._has_watch = True
-            executor().post(self._schedule_watch, self._items_taken)
+            executor().post(self._schedule_growth_check, self._items_taken)
 
     def _grow_if_stalled(self, items_taken: int) -> None:
         """Grows the pool if no item has been taken since the count `items_taken`, and restarts the
@@ -139,9 +139,9 @@ class BodyPool:
                 for _ in range(max(self._threads, 1)):
                     self._add_thread()
             items_taken = self._items_taken
-        self._schedule_watch(items_taken)
+        self._schedule_growth_check(items_taken)
 
-    def _schedule_watch(self, items_taken: int) -> None:
+    def _schedule_growth_check(self, items_taken: int) -> None:
         executor().loop.call_later(_STALL, self._grow_if_stalled, items_taken)
 
     def _run_items(self) -> None:
@@ -190,9 +190,9 @@ class BodyPool:
             self._states.pop(index, None)
         self._report(index, outcome)
         if not self._until_released:
-            self.release_room()
+            self.release_run_slot()
 
-    def release_room(self) -> None:
+    def release_run_slot(self) -> None:
         """Stops counting one run as under way, so that the next one may start."""
         with self._bell:
             self._room += 1
@@ -241,7 +241,7 @@ class AsyncBodyPool:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._running.cancel)
 
-    def release_room(self) -> None:
+    def release_run_slot(self) -> None:
         if self._loop is not None and self._room is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._room.release)
@@ -286,7 +286,7 @@ def _batch_stopped_error() -> RequestAbortedError:
 
 def _error_outcome(error: BaseException) -> Exception:
     if not isinstance(error, Exception):
-        return fresh_error(error, None)
+        return copy_as_sgl_error(error, None)
     trim(error)
     return error
 

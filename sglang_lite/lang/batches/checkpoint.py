@@ -40,7 +40,7 @@ _EARLIER = b'{"sglang_lite_batch":'  # beginning of one in the format of earlier
 _PYTHON = sys.implementation.cache_tag or sys.version
 
 
-def batch_parts(
+def compute_batch_digests(
     function: object, settings: RunSettings, identity: object, version: str | int | None
 ) -> dict[str, str]:
     """Returns digests of everything except the items that the results of a batch depend on. The
@@ -84,7 +84,7 @@ class BatchFile:
     Args:
         path: path of the file.
         program: name of the program.
-        parts: result of `batch_parts`.
+        parts: result of `compute_batch_digests`.
         items: arguments of the batch's items, in the order of the indices in the file; items may
             have been added at the end.
         skip_damaged: whether to skip lines that can't be read, instead of refusing the file.
@@ -133,7 +133,7 @@ class BatchFile:
             self._lock_and_read()
         except BaseException:
             self.close()
-            files.remove_empty(path)
+            files.remove_if_empty(path)
             raise
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class BatchFile:
             raise self._checkpoint_error(
                 1, f"the file is not a batch checkpoint, but begins with a {type(head).__name__}."
             )
-        self._check_code(head, line)
+        self._check_head_code(head, line)
         if head.program != self._program:
             problem = (
                 f"the checkpoint is of the program {head.program!r}, but this is {self._program!r}."
@@ -199,7 +199,7 @@ class BatchFile:
         if changes := _describe_changes(dict(head.parts), self._parts):
             raise self._checkpoint_error(1, f"since it was made, this has changed: {changes}.")
 
-    def _check_code(self, head: CheckpointHead, line: bytes) -> None:
+    def _check_head_code(self, head: CheckpointHead, line: bytes) -> None:
         if head.secret != self._has_secret:
             under = "a secret" if head.secret else "no secret"
             hint = (
@@ -217,7 +217,7 @@ class BatchFile:
             raise self._checkpoint_error(1, what)
         self._has_codes = bool(head.code)
 
-    def _has_valid_code(self, row: CheckpointRow, line: bytes) -> bool:
+    def _has_valid_line_code(self, row: CheckpointRow, line: bytes) -> bool:
         """Returns True if a row's code is right, or if it has none and the file is of an earlier
         version, without codes.
         """
@@ -231,7 +231,7 @@ class BatchFile:
             row = wire.decode(line)
         except WireError:
             row = None
-        changed = isinstance(row, CheckpointRow) and not self._has_valid_code(row, line)
+        changed = isinstance(row, CheckpointRow) and not self._has_valid_line_code(row, line)
         if changed or not isinstance(row, CheckpointRow):
             last = last and not changed
             if not (last or self._skip_damaged):

@@ -43,11 +43,11 @@ class LineCodes:
         """Returns a record as a line with its code."""
         content = wire.encode(record)
         code = self._compute_code(content, record)
-        return content[:-2] + _line_end(code)
+        return content[:-2] + _encode_code_suffix(code)
 
     def matches_code(self, line: bytes, record: CheckpointHead | CheckpointRow) -> bool:
         """Returns True if a line has the code of its content."""
-        end = _line_end(record.code)
+        end = _encode_code_suffix(record.code)
         content = line.removesuffix(end) + b"}}"
         return line.endswith(end) and hmac.compare_digest(
             record.code, self._compute_code(content, record)
@@ -59,6 +59,6 @@ class LineCodes:
         return blake2b(self._first + content, digest_size=_SIZE, key=self._key).hexdigest()
 
 
-def _line_end(code: str) -> bytes:
+def _encode_code_suffix(code: str) -> bytes:
     """Returns the text that ends a line: the field with its code, and the closing brackets."""
     return f',"code":"{code}"}}}}'.encode()

@@ -99,10 +99,10 @@ def executor_loop() -> asyncio.AbstractEventLoop | None:
 
 def running_mailbox() -> Mailbox:
     """Returns a mailbox of the event loop that runs in this thread."""
-    return executor() if on_executor() else Mailbox(asyncio.get_running_loop())
+    return executor() if is_on_executor_thread() else Mailbox(asyncio.get_running_loop())
 
 
-def on_executor() -> bool:
+def is_on_executor_thread() -> bool:
     """Returns True on the executor loop's thread, which must not block on work that it executes
     itself.
     """

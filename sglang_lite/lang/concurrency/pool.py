@@ -10,7 +10,7 @@ from contextvars import copy_context
 from typing import Any
 
 from sglang_lite.lang.concurrency.loop import Mailbox, fork_count
-from sglang_lite.lang.concurrency.variables import fresh_error
+from sglang_lite.lang.concurrency.variables import copy_as_sgl_error
 from sglang_lite.protocol.anything import UserValue
 
 
@@ -120,7 +120,7 @@ async def run_on_other_thread(
         except BaseException as error:
             passes = isinstance(error, Exception) and not isinstance(error, StopIteration)
             result = None
-            failure = error if passes else fresh_error(error, None)
+            failure = error if passes else copy_as_sgl_error(error, None)
         mailbox.post(settle, result, failure)
 
     submit(run)

@@ -12,14 +12,14 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from sglang_lite.lang.concurrency.loop import fork_count, on_executor
+from sglang_lite.lang.concurrency.loop import fork_count, is_on_executor_thread
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.process.service_threads import this_thread
 from sglang_lite.protocol import Location, ProgramError, RequestTimeoutError, SglError
 from sglang_lite.protocol.anything import Json, UserValue
 
 
-def fresh_error(error: BaseException, where: Location | None) -> SglError:
+def copy_as_sgl_error(error: BaseException, where: Location | None) -> SglError:
     """Creates a new exception to raise for `error`, located at the given line of the user's
     program.
 
@@ -44,9 +44,9 @@ class WaitObserver(Protocol):
     meantime.
     """
 
-    def start_waiting(self) -> None: ...
+    def add_waiting_thread(self) -> None: ...
 
-    def stop_waiting(self) -> None: ...
+    def remove_waiting_thread(self) -> None: ...
 
 
 class _PoolOfThread(threading.local):
@@ -175,7 +175,7 @@ class Variable:
     def result(self) -> UserValue:
         """Returns the value of a settled variable, or raises the error with which it failed."""
         if self._error is not None:
-            raise fresh_error(self._error, self.where)
+            raise copy_as_sgl_error(self._error, self.where)
         return self._value
 
     def error_or_none(self) -> BaseException | None:
@@ -196,10 +196,10 @@ class Variable:
             settled.acquire()
             self.when_done(settled.release)
             if of_thread.pool is not None:
-                of_thread.pool.start_waiting()
+                of_thread.pool.add_waiting_thread()
             settled_in_time = settled.acquire(timeout=-1 if timeout is None else timeout)
             if of_thread.pool is not None:
-                of_thread.pool.stop_waiting()
+                of_thread.pool.remove_waiting_thread()
             if not settled_in_time:
                 raise RequestTimeoutError(f"no value within {timeout:g} s.", where=self.where)
         if self.awaited is not None:
@@ -230,7 +230,7 @@ def _check_can_wait(made: int, where: Location | None = None) -> None:
             hint="Wait on another thread.",
             where=where,
         )
-    if on_executor():
+    if is_on_executor_thread():
         raise ProgramError(
             "waiting here would stop what it waits for: this coroutine or rule runs where programs are executed.",
             hint="Use `await program.arun(…)` or `await s.get(…)`, or a plain function as check.",
@@ -394,4 +394,4 @@ class TextLog:
         if self.awaited is not None:
             self.awaited.note(failed=self._error is not None)
         if self._error is not None:
-            raise fresh_error(self._error, self._where)
+            raise copy_as_sgl_error(self._error, self._where)

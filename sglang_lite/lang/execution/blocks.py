@@ -9,7 +9,7 @@ import msgspec
 
 from sglang_lite.errors import with_article
 from sglang_lite.lang.backend.base import Backend, unsupported_feature_error
-from sglang_lite.lang.concurrency.variables import fresh_error
+from sglang_lite.lang.concurrency.variables import copy_as_sgl_error
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.program.nodes import GrammarBegin, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import Constraint, Continuation, Location, ProgramError
@@ -73,7 +73,7 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
                 yield from self.end_turn("system", run, where)
             prefix, suffix = template.get_prefix_and_suffix(role, self._messages())
         except Exception as error:  # templates are the user's code
-            raise fresh_error(error, where) from error
+            raise copy_as_sgl_error(error, where) from error
         self.role = role
         self.suffixes = (*self.suffixes, suffix)
         yield Text(prefix, where=where)
@@ -110,7 +110,7 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
         try:
             return str(run.template.get_prefix_and_suffix(role, self._messages())[1])
         except Exception as error:  # templates are the user's code
-            raise fresh_error(error, where) from error
+            raise copy_as_sgl_error(error, where) from error
 
     def begin_grammar(self, node: GrammarBegin, backend: Backend, where: Location | None) -> None:
         from sglang_lite.constraints.byte_matcher import ByteMatcher

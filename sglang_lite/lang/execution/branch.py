@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sglang_lite.constraints.answer_limit import answer_limit
+from sglang_lite.constraints.answer_limit import estimate_max_answer_tokens
 from sglang_lite.constraints.number_text import TERMINATORS
 from sglang_lite.lang.backend.base import Backend, check_adapter, unsupported_medium_error
 from sglang_lite.lang.backend.capabilities import EVERYTHING, Demands
 from sglang_lite.lang.backend.planning import Planner
-from sglang_lite.lang.concurrency.variables import TextLog, Variable, fresh_error
+from sglang_lite.lang.concurrency.variables import TextLog, Variable, copy_as_sgl_error
 from sglang_lite.lang.execution.blocks import OpenBlocks
 from sglang_lite.lang.execution.names import NamesAtMark
 from sglang_lite.lang.execution.operations import (
@@ -152,7 +152,7 @@ class Branch:
         """
         later = not self.run.body_open
         if self.names.gone is not None or later:
-            self.player.before_adding(where)
+            self.player.prepare_for_addition(where)
         try:
             if isinstance(expr, str) and "<coroutine object " in expr:
                 check_awaited("+=", expr, where)
@@ -165,17 +165,17 @@ class Branch:
                 raise not_addable("+=", expr, where)
             elif self.planner is not None:
                 for expression in self.planner.plan(list(expr.walk()), self.blocks.role, where):
-                    self.submit_one(expression, where)
+                    self.submit_elementary(expression, where)
             elif isinstance(expr, Expressions):
                 for expression in expr.expr_list:
-                    self.submit_one(expression, where)
+                    self.submit_elementary(expression, where)
             else:
-                self.submit_one(expr, where)
+                self.submit_elementary(expr, where)
         finally:
             if later and self.player.pushed is not None:
                 close_when_done(self.player, self.player.pushed.program)
 
-    def submit_one(self, expression: Expression, where: Location | None) -> None:
+    def submit_elementary(self, expression: Expression, where: Location | None) -> None:
         """Queues the operations of one elementary expression, such as a text, a generation or the
         beginning of a turn.
         """
@@ -233,10 +233,10 @@ class Branch:
             case GrammarEnd():
                 pass
             case SglImage():
-                self._put_medium(expression, choose_error_location(where, expression.made))
+                self._append_media(expression, choose_error_location(where, expression.made))
             case SglSeparateReasoning():
                 for each in expression.with_reasoning_option().walk():
-                    self.submit_one(each, where)
+                    self.submit_elementary(each, where)
             case SglCall():
                 expression.play_on(self.run.new_state(self))
             case _:
@@ -258,7 +258,7 @@ class Branch:
             self.blocks.matcher.push(text)
         special = special and self.blocks.role is None
         if special and ids is None and self.run.spelled is not None:
-            for piece, names_tokens in self.run.spelled.split_plain(text):
+            for piece, names_tokens in self.run.spelled.split_at_plain_tokens(text):
                 self.player.play_or_queue(Text(piece, special=names_tokens, where=where))
         else:
             self.player.play_or_queue(Text(text, ids, special, where=where))
@@ -319,8 +319,8 @@ class Branch:
             in_body=self.run.body_open,
         )
 
-    def _put_medium(self, expression: SglImage, where: Location | None) -> None:
-        from sglang_lite.lang.media import fetch_medium, frames_of
+    def _append_media(self, expression: SglImage, where: Location | None) -> None:
+        from sglang_lite.lang.media import extract_frames, fetch_medium
 
         kind = expression.kind
         can = self.backend.capabilities
@@ -332,7 +332,9 @@ class Branch:
             raise unsupported_medium_error(self.backend, kind, kind, where)
         if medium.address and not (kind == "image" and can.fetches_images):
             medium = fetch_medium(medium, where)
-        for each in frames_of(medium, where) if kind == "video" and not can.videos else (medium,):
+        for each in (
+            extract_frames(medium, where) if kind == "video" and not can.videos else (medium,)
+        ):
             self.player.play_or_queue(ImagePart(each, _media_token(self.run, kind), where=where))
         self.notify_listener("fill_image")
 
@@ -355,7 +357,7 @@ class Branch:
 
     def fork(self, size: int = 1, where: Location | None = None) -> list[Branch]:
         """Creates `size` branches that continue independently from here."""
-        self.player.before_adding(where)
+        self.player.prepare_for_addition(where)
         node = self.next_node_path()
         planners = [None] * size if self.planner is None else self.planner.fork(size)
         children = [
@@ -427,7 +429,7 @@ class Branch:
 
     def mark(self, where: Location | None) -> BranchSnapshot:
         """Sets a mark and returns a snapshot for `roll_back`."""
-        self.player.before_adding(where)
+        self.player.prepare_for_addition(where)
         mark = BranchMark(
             children=len(self.player.children), cancelled=self.player.waits.cancelled is not None
         )
@@ -439,7 +441,9 @@ class Branch:
         _check_rollback(self.player, where)
         _end_branches(self.player.children[to.mark.children :], where)
         self.player.roll_back_to(to.mark)
-        self.names.go_back(to.names, max((self.player.waits.claims or {}).values(), default=0))
+        self.names.remove_declarations_after(
+            to.names, max((self.player.waits.claims or {}).values(), default=0)
+        )
         self.blocks = to.blocks.copy()
         self.player.later = None  # it contains text that the rollback removes
 
@@ -469,7 +473,7 @@ class Branch:
         for player in self.player.tree():
             player.names.cut = True
         streams = self.run.settings.stream
-        ended = fresh_error(error, find_raise_location(error))
+        ended = copy_as_sgl_error(error, find_raise_location(error))
         if streams and not isinstance(error, RequestTimeoutError | BudgetError):
             cancel_tree(self.player, ended, reported=False, ends=True)
         else:  # what has come is in the error's state
@@ -521,7 +525,7 @@ def _check_rollback(player: Player, where: Location | None) -> None:
     over = player.stopped is not None or (deadline is not None and time.monotonic() >= deadline)
     # else a body that retries until it succeeds would never end
     if over and player.failure is not None:
-        raise fresh_error(player.failure, where)
+        raise copy_as_sgl_error(player.failure, where)
 
 
 def _end_branches(players: Sequence[Player], where: Location | None) -> None:
@@ -627,7 +631,7 @@ def _make_gen_node(
     if own.options.repair:
         blocks.refuse_in_grammar("repair can't be part of a grammar.", "Leave it out.", where)
         check_repair(own, backend, run.settings.retries, blocks.role, params, where)
-    judged = shows_tools or _requires_verdict(own, run)
+    judged = shows_tools or _requires_caller_decision(own, run)
     return Gen(own.node.name, params, constraint, judged, later, own.node.timeout, where=where)
 
 
@@ -661,11 +665,11 @@ def _merge_params(node: Gen, run: Run, stops: tuple[str, ...], path: str) -> Sam
 
 def _with_answer_limit(params: SamplingParams, constraint: Constraint | None) -> SamplingParams:
     """Limits max_tokens to the number of tokens that the constraint's values need, if it is known."""
-    limit = None if constraint is None else answer_limit(constraint)
+    limit = None if constraint is None else estimate_max_answer_tokens(constraint)
     return params if limit is None else msgspec.structs.replace(params, max_tokens=limit)
 
 
-def _requires_verdict(own: SglGen, run: Run) -> bool:
+def _requires_caller_decision(own: SglGen, run: Run) -> bool:
     """Returns True if code in this process decides on a generation's result: retries, a check, a
     backend of its own, or an earlier run that may have the answer.
     """

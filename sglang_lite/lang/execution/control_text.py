@@ -46,7 +46,7 @@ class SpelledTokens:
         else:
             self._values.append((name, value))
 
-    def split_plain(self, text: str) -> list[tuple[str, bool]]:
+    def split_at_plain_tokens(self, text: str) -> list[tuple[str, bool]]:
         """Splits a text written outside turns into pieces, each with False if control tokens in it
         are plain text, else True. Warns once if an argument's value spells a token that is not
         plain text.
@@ -59,7 +59,7 @@ class SpelledTokens:
                 start = found.end()
             elif (
                 not self._warned
-                and (name := self.find_spelling_argument(found[0], text)) is not None
+                and (name := self.find_argument_with_token(found[0], text)) is not None
             ):
                 self._warned = True
                 warn_here(
@@ -70,7 +70,7 @@ class SpelledTokens:
         pieces.append((text[start:], True))
         return [piece for piece in pieces if piece[0]]
 
-    def find_spelling_argument(self, token: str, text: str) -> str | None:
+    def find_argument_with_token(self, token: str, text: str) -> str | None:
         """Returns the name of an argument whose value spells the token and occurs in the text, or
         None.
         """
@@ -78,16 +78,16 @@ class SpelledTokens:
             (name for name, value in self._values if token in value and value.strip() in text), None
         )
 
-    def find_spellings(self, text: str) -> Iterator[tuple[str, str]]:
+    def find_tokens_from_arguments(self, text: str) -> Iterator[tuple[str, str]]:
         """Yields each control token that an argument's value spells in a text, with the argument's
         name.
         """
         for token in dict.fromkeys(self._pattern.findall(text)):
-            if (name := self.find_spelling_argument(token, text)) is not None:
+            if (name := self.find_argument_with_token(token, text)) is not None:
                 yield token, name
 
 
-def collect_spelled_tokens(
+def collect_argument_control_tokens(
     earlier: SpelledTokens | None,
     known: Sequence[str] | None,
     program: BaseProgram,
@@ -100,8 +100,8 @@ def collect_spelled_tokens(
         earlier: those of the run so far, if its body calls this program.
         known: control tokens of the model; None for those that most models have.
     """
-    for name, value in _walk_texts([*zip(program.arg_names, args), *kwargs.items()]):
-        pattern = USUAL if known is None else _pattern_of(tuple(known))
+    for name, value in _walk_argument_texts([*zip(program.arg_names, args), *kwargs.items()]):
+        pattern = USUAL if known is None else _compile_token_pattern(tuple(known))
         if pattern.search(value):
             earlier = earlier or SpelledTokens(pattern)
             earlier.add_argument_value(name, value, plain=program.untrusted_arguments)
@@ -109,12 +109,12 @@ def collect_spelled_tokens(
 
 
 @lru_cache(maxsize=32)
-def _pattern_of(tokens: Collection[str]) -> re.Pattern[str]:
+def _compile_token_pattern(tokens: Collection[str]) -> re.Pattern[str]:
     longest_first = sorted(filter(None, tokens), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
-def _walk_texts(named: Sequence[tuple[str, UserValue]]) -> Iterator[tuple[str, str]]:
+def _walk_argument_texts(named: Sequence[tuple[str, UserValue]]) -> Iterator[tuple[str, str]]:
     """Yields the texts in arguments that might spell a control token, with the arguments' names."""
     left: list[tuple[str, UserValue, int]] = [(name, value, _DEPTH) for name, value in named]
     while left:

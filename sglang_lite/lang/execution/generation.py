@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_lite.constraints.json_schema.allowed_values import quotes_of
+from sglang_lite.constraints.json_schema.allowed_values import list_quotes
 from sglang_lite.constraints.json_schema.quotes import KEYWORD
 from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base import Backend, name_of
@@ -28,14 +28,14 @@ from sglang_lite.lang.execution.budget import max_generation_usage
 from sglang_lite.lang.execution.operations import GenOp, asked
 from sglang_lite.lang.execution.retries import (
     check_value,
+    next_prompt_shows_answer,
     repair_prompt,
     run_attempts,
-    shows_last_answer,
     time_limit,
 )
 from sglang_lite.lang.execution.transcript import Reasoned
 from sglang_lite.lang.execution.truncation import (
-    is_constrained_answer_cut,
+    is_constrained_answer_truncated,
     truncation_error,
     truncation_policy,
     truncation_warning,
@@ -115,22 +115,22 @@ async def play_generation(player: BasePlayer, op: GenOp) -> None:
     if op.expression.source is None:
         await _generate_answer(player, op)
     else:
-        async with op.expression.source.around_attempts(player.transcript.collect_text()):
+        async with op.expression.source.guard_attempts(player.transcript.collect_text()):
             await _generate_answer(player, op)
 
 
 async def _generate_answer(player: BasePlayer, op: GenOp) -> None:
     if player.pushed is not None:
-        player.pushed.record_judged_start(op, player.transcript.pieces)
-    if player.run.kept is not None and player.run.kept.supplies_answer(op):
-        await _use_given_value(player, op, player.run.kept.value or "")
+        player.pushed.record_pieces_at_start(op, player.transcript.pieces)
+    if player.run.kept is not None and player.run.kept.caller_supplies_answer(op):
+        await _use_supplied_text(player, op, player.run.kept.value or "")
     elif op.expression.options is NO_OPTIONS and player.run.plain:
         finish_generation(player, op, await _call_backend(player, op, 0, live=True))
     else:
         await _call_with_retries(player, op)
 
 
-async def _use_given_value(player: BasePlayer, op: GenOp, text: str) -> None:
+async def _use_supplied_text(player: BasePlayer, op: GenOp, text: str) -> None:
     """Executes a generation with the text that the caller of `rerun` supplies.
 
     Raises:
@@ -180,7 +180,7 @@ async def _call_with_retries(player: BasePlayer, op: GenOp) -> None:
         _record_failure(player, op, answers, error)
         return (
             greedy
-            and not shows_last_answer(op)
+            and not next_prompt_shows_answer(op)
             and (bool(answers) or isinstance(error, ValueValidationError))
         )
 
@@ -204,7 +204,7 @@ async def _call_within_budget(
     backend = _backend_for_op(player, op)
     prompt = _build_prompt(player, op, attempt)
     most = partial(max_generation_usage, backend, prompt, op.node.params)
-    with player.run.within_budget(backend, most) as account:
+    with player.run.reserve_in_budgets(backend, most) as account:
         answers = await _call_backend(player, op, attempt, live=live)
         assert account is not None  # this run has a budget
         return account.record_answers(answers, prompt, [answer.text for answer in answers])
@@ -250,10 +250,10 @@ def _open_answer_events(
     if attempt and not isinstance(params.seed, Unset):  # the same seed would give the same answer
         params = msgspec.structs.replace(params, seed=seed_for_attempt(params.seed, attempt))
     if player.run.kept is not None:
-        kept = player.run.kept.kept_generations(op, player.transcript)
+        kept = player.run.kept.reuse_generations(op, player.transcript)
         if kept:
-            return _replay_kept(kept)
-    repairs = bool(attempt) and shows_last_answer(op)
+            return _iterate_async(kept)
+    repairs = bool(attempt) and next_prompt_shows_answer(op)
     if op.pushed_node is not None and not op.has_own_prompt and not repairs:
         pushed, place = op.pushed_node
         if attempt or player.run.kept is not None:  # else it was asked for when it was pushed down
@@ -285,12 +285,12 @@ def _build_prompt(player: BasePlayer, op: GenOp, attempt: int = 0) -> Prompt:
     if own is not None and (op.shows_tools or not own.capabilities.continues):
         template = own.get_chat_template()
         prompt = rerender_with_template(prompt, template, player.run.template)
-    if attempt and shows_last_answer(op):
+    if attempt and next_prompt_shows_answer(op):
         prompt = repair_prompt(prompt, op, template or player.run.template)
     return prompt
 
 
-async def _replay_kept(generations: Sequence[Generation]) -> AsyncGenerator[Generation, None]:
+async def _iterate_async(generations: Sequence[Generation]) -> AsyncGenerator[Generation, None]:
     for each in generations:
         yield each
 
@@ -356,7 +356,7 @@ def _parse_or_validate(
         ]
     if own.node.constraint is not None:
         for generation, text in zip(generations, texts):
-            if is_constrained_answer_cut(op, generation):
+            if is_constrained_answer_truncated(op, generation):
                 if truncation_policy(player.run, op, generation) == "raise":
                     raise truncation_error(player.run, op, generation, text)
             elif generation.finish_reason == "stop":
@@ -394,7 +394,7 @@ def _parse_typed_value(player: BasePlayer, op: GenOp, text: str, generation: Gen
     """
     value_type = op.expression.value_type
     assert value_type is not None, "as `_values` has found"
-    if not is_constrained_answer_cut(op, generation):
+    if not is_constrained_answer_truncated(op, generation):
         return value_type.parse(text)
     if op.expression.tools is not None and (answer := _free_text_answer(op, text)) is not None:
         return answer
@@ -453,7 +453,9 @@ def _accept_answer(
         raise ProgramError(f"the backend returned {len(generations)} of {samples} samples.")
     constraint = op.expression.node.constraint
     if constraint is not None:
-        generations = [_with_cut_warning(player, op, generation) for generation in generations]
+        generations = [
+            _add_truncation_warning(player, op, generation) for generation in generations
+        ]
     if isinstance(constraint, JsonSchema) and KEYWORD in constraint.schema:
         generations = _add_quote_positions(op, constraint, generations)
     if _of_logprobs(op.node.params) != _NO_LOGPROBS and (
@@ -497,7 +499,7 @@ def _add_quote_positions(
     for generation in generations:
         text = _split_reasoning(op, generation)[1] if reasons else generation.text
         with suppress(ValueError, RecursionError):  # max_tokens may have cut the text of a schema
-            quotes = quotes_of(constraint, json.loads(text))
+            quotes = list_quotes(constraint, json.loads(text))
             generation = msgspec.structs.replace(
                 generation, meta={**generation.meta, "quotes": quotes}
             )
@@ -518,10 +520,10 @@ def _unused_logprob_params(params: SamplingParams) -> list[str]:
     ]
 
 
-def _with_cut_warning(player: BasePlayer, op: GenOp, generation: Generation) -> Generation:
+def _add_truncation_warning(player: BasePlayer, op: GenOp, generation: Generation) -> Generation:
     """Adds a warning to a generation that was cut and is kept with a warning."""
     if (
-        not is_constrained_answer_cut(op, generation)
+        not is_constrained_answer_truncated(op, generation)
         or truncation_policy(player.run, op, generation) != "warn"
     ):
         return generation

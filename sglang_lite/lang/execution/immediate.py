@@ -57,7 +57,7 @@ def _play_event(player: BasePlayer, op: EventOp) -> bool:
 
 def play_join(player: BasePlayer, op: JoinOp) -> bool:
     if player.pushed is not None:
-        player.pushed.record_judged_start(op, player.transcript.pieces)
+        player.pushed.record_pieces_at_start(op, player.transcript.pieces)
     if not all(variable.done for variable in op.added):
         return False
     for pieces in [variable.result() for variable in op.added]:  # nothing if a branch has failed
@@ -78,7 +78,7 @@ def _play_mark(player: BasePlayer, op: MarkOp) -> bool:
     return True
 
 
-def _play_on_transcript(
+def _transcript_change_handler(
     change: Callable[[Transcript, Any], None],
 ) -> Callable[[BasePlayer, Any], bool]:
     def immediate(player: BasePlayer, node: Any) -> bool:
@@ -93,12 +93,12 @@ def _play_on_transcript(
 IMMEDIATE: dict[type, Callable[[BasePlayer, Any], bool]] = {
     GenOp: generation.generate_immediately,
     SelectOp: selection.select_immediately,
-    ImagePart: _play_on_transcript(Transcript.append_image),
-    TurnBegin: _play_on_transcript(Transcript.begin_turn),
-    TurnEnd: _play_on_transcript(Transcript.end_turn),
+    ImagePart: _transcript_change_handler(Transcript.append_image),
+    TurnBegin: _transcript_change_handler(Transcript.begin_turn),
+    TurnEnd: _transcript_change_handler(Transcript.end_turn),
     ScopeOp: _play_scope,
-    GrammarBegin: _play_on_transcript(Transcript.begin_grammar),
-    GrammarEnd: _play_on_transcript(Transcript.end_grammar),
+    GrammarBegin: _transcript_change_handler(Transcript.begin_grammar),
+    GrammarEnd: _transcript_change_handler(Transcript.end_grammar),
     ForkOp: _play_fork,
     JoinOp: play_join,
     ReadOp: _play_read,

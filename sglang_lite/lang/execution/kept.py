@@ -121,7 +121,7 @@ class Kept:
         self._given: Iterator[str] | None = None  # choices that the value consists of
         self.taken = Variable()
 
-    def supplies_answer(self, op: AnswerOp) -> bool:
+    def caller_supplies_answer(self, op: AnswerOp) -> bool:
         """Returns True if the caller supplies the answer of this node."""
         if self.value is None or op.variable.node != self.node:
             return False
@@ -132,7 +132,7 @@ class Kept:
         error = variable.error_or_none()
         self.taken.set(True, error if isinstance(error, ParameterError) else None)
 
-    def kept_generations(self, op: GenOp, transcript: Transcript) -> list[Generation]:
+    def reuse_generations(self, op: GenOp, transcript: Transcript) -> list[Generation]:
         """Returns the samples that a generation keeps, or an empty list if it has to ask. Kept
         answers cost nothing.
 
@@ -157,7 +157,7 @@ class Kept:
         Raises:
             ParameterError: the caller's value is not one of the choices.
         """
-        if self.supplies_answer(op):
+        if self.caller_supplies_answer(op):
             return self._next_supplied_choice(op, choices)
         saved = next(self._remaining_answers(op, transcript), None)
         return (

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from sglang_lite.lang.concurrency.variables import Variable, fresh_error
+from sglang_lite.lang.concurrency.variables import Variable, copy_as_sgl_error
 from sglang_lite.protocol import Location, SglError
 
 # Declarations of a branch, as a chain that branches share: (declarations before, name, variable),
@@ -67,7 +67,7 @@ class Names:
         """
         with self._lock:
             if self.gone is not None:
-                raise fresh_error(self.gone, variable.where)
+                raise copy_as_sgl_error(self.gone, variable.where)
             self.variables[name] = variable
             self.history = (self.history, name, variable)
             promise = self._promises.pop(name, None) if self._promises else None
@@ -118,7 +118,7 @@ class Names:
     def raise_if_removed(self, where: Location | None) -> None:
         """Raises an error if a rollback removed the branch's fork."""
         if self.gone is not None:
-            raise fresh_error(self.gone, where)
+            raise copy_as_sgl_error(self.gone, where)
 
     @property
     def awaited(self) -> bool:
@@ -173,7 +173,7 @@ class Names:
     def snapshot_names(self) -> NamesAtMark:
         return NamesAtMark(dict(self.variables), self.history, dict(self.scopes))
 
-    def go_back(self, to: NamesAtMark, joined: int) -> None:
+    def remove_declarations_after(self, to: NamesAtMark, joined: int) -> None:
         """Removes the declarations made after a mark.
 
         Args:

@@ -23,8 +23,13 @@ from difflib import get_close_matches
 from functools import partial
 from typing import NoReturn, TypeAlias, TypeGuard
 
-from sglang_lite.lang.concurrency.loop import executor, on_executor
-from sglang_lite.lang.concurrency.variables import TextLog, Variable, fresh_error, when_all_done
+from sglang_lite.lang.concurrency.loop import executor, is_on_executor_thread
+from sglang_lite.lang.concurrency.variables import (
+    TextLog,
+    Variable,
+    copy_as_sgl_error,
+    when_all_done,
+)
 from sglang_lite.lang.execution import generation, selection
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.immediate import IMMEDIATE, play_async, play_join
@@ -149,14 +154,14 @@ class Player(BasePlayer):
         """Fails an operation that was added after the branch's cancellation, and fails the branch."""
         if not self.waits.refuses:
             self.waits.refuses = True
-            self._fail_when_played_out(cancelled.error)
+            self._fail_after_queued_ops(cancelled.error)
         if self.pushed is not None and type(op) is JoinOp:
             self.pushed.put_late_join(op)
         if isinstance(op, ScopeOp):  # which may have failed at its beginning
             op.variable.replace_with_error(cancelled.error)
         _fail_op(op, cancelled.error)
 
-    def _fail_when_played_out(self, error: SglError) -> None:
+    def _fail_after_queued_ops(self, error: SglError) -> None:
         """Fails the branch with a cancellation's error, after everything queued has been executed."""
         ended = Variable()
         ended.when_done(partial(self._replace_failure, error))
@@ -172,9 +177,9 @@ class Player(BasePlayer):
                 and self.waits.cancelled.error is error
                 and self._failure is not None
             ):
-                self._failure = fresh_error(error, None)
+                self._failure = copy_as_sgl_error(error, None)
 
-    def before_adding(self, where: Location | None) -> None:
+    def prepare_for_addition(self, where: Location | None) -> None:
         """Checks that something may be added. After the end of the body, starts logging the text
         for streams.
         """
@@ -229,7 +234,7 @@ class Player(BasePlayer):
             )
             self._taken_back = running or self._taken_back
             back = MarkOp(mark, back=True)
-            revives = self.waits.go_back(mark)
+            revives = self.waits.roll_back_waits(mark)
             if mark.position is not None and revives:
                 self._failure = None
             self._queue = found.kept
@@ -281,7 +286,7 @@ class Player(BasePlayer):
         self.read_when_played(partial(_raise_for_reader, error))
         return [*ends, *(partial(_fail_op, op, error) for op in found.removed)]
 
-    def _note_awaited(self, op: Op, waiting: _Task | _Awaited) -> bool:
+    def _record_wait_target(self, op: Op, waiting: _Task | _Awaited) -> bool:
         """Records what an operation waits for, before its result can arrive. Returns False if the
         operation has been stopped or rolled back meanwhile.
         """
@@ -349,7 +354,7 @@ class Player(BasePlayer):
                     whole = True
                     self._failure = None
         if later:
-            self._fail_when_played_out(error)
+            self._fail_after_queued_ops(error)
         elif whole:
             _abort(self, error)
         for op in removed:
@@ -368,13 +373,15 @@ class Player(BasePlayer):
     def _dispatch(self, op: Op) -> None:
         _record_wait_start(op)
         if _resumes_on_answer(op, self):
-            if self._note_awaited(op, op) and _has_arrived_or_notify(op, partial(self._resume, op)):
+            if self._record_wait_target(op, op) and _has_arrived_or_notify(
+                op, partial(self._resume, op)
+            ):
                 self._resume(op)
         elif self.backend.answer_pool is not None and _goes_to_pool(op, self):
             self.backend.answer_pool.submit(
                 partial(self.run.context.copy().run, self._play_on_pool, op)
             )
-        elif on_executor():
+        elif is_on_executor_thread():
             self._start_task(op)
         else:
             executor().post(self._start_task, op)
@@ -419,7 +426,7 @@ class Player(BasePlayer):
         task = asyncio.get_running_loop().create_task(
             self._play_in_task(op), context=self.run.context.copy()
         )
-        if not self._note_awaited(op, task):
+        if not self._record_wait_target(op, task):
             task.cancel()
 
     def _resume(self, op: _Awaited) -> None:
@@ -499,7 +506,7 @@ class Player(BasePlayer):
                 return None
             at = self._current
             self._current = None
-            failure = self._failure or fresh_error(error, _location_of_op(op))
+            failure = self._failure or copy_as_sgl_error(error, _location_of_op(op))
             if (
                 failure.origin is not None
                 and failure.origin.node is None
@@ -566,7 +573,7 @@ def unknown_variable_error(player: Player, name: str, where: Location | None = N
     """
     if player.failure is not None and (player.stopped is not None or player.names.cut):
         player.failure_reported = True
-        return fresh_error(player.failure, where)
+        return copy_as_sgl_error(player.failure, where)
     hint = "A generation counts once it is added, `s += gen(…)`, and a branch's once `join()` has joined the fork."
     misspelled = bool(get_close_matches(name, player.names.variables, 1))
     return UnknownVariableError(

@@ -43,7 +43,7 @@ from sglang_lite.lang.execution.operations import (
     ScopeOp,
     SelectOp,
 )
-from sglang_lite.lang.execution.transcript import Piece, spans_of
+from sglang_lite.lang.execution.transcript import Piece, pieces_to_spans
 from sglang_lite.program.nodes import (
     Gen,
     Join,
@@ -446,7 +446,7 @@ class PushedBranch:
         """
         pushed = PushedBranch(PushedProgram(self.program.run))
         pushed.push_op(MarkOp(BranchMark(), back=False), ())
-        for span in spans_of(pieces):
+        for span in pieces_to_spans(pieces):
             pushed.push_op(Text(span.text, span.ids, span.special), ())
         return pushed
 
@@ -475,7 +475,7 @@ class PushedBranch:
         self.count += 1
         return self.count - 1
 
-    def _put_for_verdict(self, op: Op, node: Node) -> _Judged:
+    def _put_judged_node(self, op: Op, node: Node) -> _Judged:
         self.events.judged.add(self.count)
         judged = self.judged[id(op)] = _Judged(op, self._append_node(node))
         return judged
@@ -493,7 +493,7 @@ class PushedBranch:
                     child.pushed = PushedBranch(self.program, (*self.path, place, i), self)
             case JoinOp():
                 if not self._put_join(op) and op.node.mode == "concate_and_append":
-                    self._put_for_verdict(op, Pause())
+                    self._put_judged_node(op, Pause())
             case MarkOp() if op.back:
                 branch, place = op.mark.pushed or (None, 0)
                 self.events.rollbacks.append(
@@ -501,7 +501,7 @@ class PushedBranch:
                 )
                 # the mark is in an earlier program; the verdict carries the text before it
                 if branch is not self:
-                    self._put_for_verdict(op, Pause()).known = 0
+                    self._put_judged_node(op, Pause()).known = 0
                 return self.program.opened
             case MarkOp():
                 op.mark.pushed = self, self._append_node(Mark())
@@ -520,7 +520,7 @@ class PushedBranch:
         asks = True
         if op.node.judged:  # choices that an open grammar allows are known when it is played
             asks = isinstance(op, GenOp) and not op.has_own_prompt and self.program.run.kept is None
-            place = self._put_for_verdict(op, op.node if asks else Pause()).place
+            place = self._put_judged_node(op, op.node if asks else Pause()).place
         else:
             place = self._append_node(op.node)
         op.pushed_node = self, place
@@ -551,7 +551,7 @@ class PushedBranch:
 
     # ------------------------------------------------------- the playing side, on the executor loop
 
-    def record_judged_start(self, op: Op, pieces: Sequence[Piece]) -> None:
+    def record_pieces_at_start(self, op: Op, pieces: Sequence[Piece]) -> None:
         """Records how many pieces of text the branch has when it begins to execute a judged
         operation.
         """
@@ -585,7 +585,7 @@ class PushedBranch:
         self, op: Op, pieces: Sequence[Piece], again: Gen | Select | None = None
     ) -> None:
         judged = self.judged[id(op)]
-        verdict = Verdict(tuple(spans_of(pieces[judged.known :])), again)
+        verdict = Verdict(tuple(pieces_to_spans(pieces[judged.known :])), again)
         self.program.outbox.append((self, (judged.place, verdict)))
         judged.known = len(pieces)
 

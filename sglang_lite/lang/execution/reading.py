@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from sglang_lite.constraints.python_types.value_type import has_type
-from sglang_lite.lang.backend.base import Backend, choose_adapter
+from sglang_lite.lang.backend.base import Backend, set_selection_adapter
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable, when_all_done
 from sglang_lite.lang.confidence import measure_confidence
@@ -83,13 +83,15 @@ def find_variable(
     """
     name = variable_name_of(variable, where)
     while (found := player.names.variables.get(name)) is None:
-        promise = _promise_name(player, name, where)
+        promise = _promise_named_variable(player, name, where)
         check_may_block(player.run, f"await s.get({name!r})", where)
         promise.wait()
     return found
 
 
-def find_first(player: Player, variable: VariableName, where: Location | None = None) -> Variable:
+def find_first_declaration(
+    player: Player, variable: VariableName, where: Location | None = None
+) -> Variable:
     """Returns the first variable declared under a name, even if the name was declared again. Waits
     like `find_variable`.
     """
@@ -97,10 +99,10 @@ def find_first(player: Player, variable: VariableName, where: Location | None = 
     return player.names.first_variable(variable_name_of(variable, where)) or found
 
 
-async def afind_first(
+async def afind_first_declaration(
     player: Player, variable: VariableName, where: Location | None = None
 ) -> Variable:
-    """Returns the same as `find_first`, as a coroutine."""
+    """Returns the same as `find_first_declaration`, as a coroutine."""
     found = await afind_variable(player, variable, where)
     return player.names.first_variable(variable_name_of(variable, where)) or found
 
@@ -111,7 +113,7 @@ async def afind_variable(
     """Returns the same as `find_variable`, as a coroutine."""
     name = variable_name_of(variable, where)
     while (found := player.names.variables.get(name)) is None:
-        await _promise_name(player, name, where).wait_async()
+        await _promise_named_variable(player, name, where).wait_async()
     return found
 
 
@@ -152,7 +154,7 @@ def _expected_type(node: SglGen | SglSelect) -> object:
     return list[kind] if not isinstance(samples, Unset) and samples > 1 else kind
 
 
-def _promise_name(player: Player, name: str, where: Location | None) -> Variable:
+def _promise_named_variable(player: Player, name: str, where: Location | None) -> Variable:
     return player.names.promise(
         name, Variable(where, player.run.made), partial(_undeclared_name_error, player, name, where)
     )
@@ -240,8 +242,8 @@ async def _score_texts(
     """Computes the scores of texts with an adapter, within the run's budgets, and adds their usage
     to the run's.
     """
-    choose_adapter(adapter)
-    with run.within_budget(
+    set_selection_adapter(adapter)
+    with run.reserve_in_budgets(
         backend, partial(max_selection_usage, backend, prompt, texts)
     ) as account:
         selection = await backend.aselect(prompt, texts, unconditional=False)
@@ -258,7 +260,7 @@ def read_nothing(player: Player) -> None:
     """Does nothing. Stands in for a read when the caller only waits."""
 
 
-def whole_text(player: Player) -> str:
+def transcript_text(player: Player) -> str:
     return player.transcript.collect_text()
 
 

@@ -218,7 +218,7 @@ def check_repair(
         )
 
 
-def answer_to_show(refused: FailedAttempt) -> str | None:
+def failed_answer_text(refused: FailedAttempt) -> str | None:
     """Returns the answer of a failed attempt, or None if it had no answer."""
     if refused.answers:
         return refused.answers[0].text
@@ -229,11 +229,13 @@ def answer_to_show(refused: FailedAttempt) -> str | None:
     )
 
 
-def shows_last_answer(op: GenOp) -> bool:
+def next_prompt_shows_answer(op: GenOp) -> bool:
     """Returns True if the next attempt's prompt contains the last attempt's answer."""
     repair = op.expression.options.repair
     return (
-        repair and bool(op.failed_attempts) and answer_to_show(op.failed_attempts[-1]) is not None
+        repair
+        and bool(op.failed_attempts)
+        and failed_answer_text(op.failed_attempts[-1]) is not None
     )
 
 
@@ -249,7 +251,7 @@ def repair_prompt(prompt: Prompt, op: GenOp, template: TurnTemplate | None) -> P
             "the model has no chat template, so no answer can be shown.", hint="Leave repair out."
         )
     refused = op.failed_attempts[-1]
-    answer = answer_to_show(refused) or ""
+    answer = failed_answer_text(refused) or ""
     error = refused.error
     wrong = error.message if isinstance(error, SglError) else f"{error}" or type(error).__name__
     begun = prompt.partial.strip()

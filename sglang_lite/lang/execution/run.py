@@ -299,13 +299,13 @@ class Run:
         """True once generations end where a limit may cut them."""
         return self.winds_down_at is not None and time.monotonic() >= self.winds_down_at
 
-    def plan_calls(self, backend: Backend) -> Planner | None:
+    def planner_for_backend(self, backend: Backend) -> Planner | None:
         """Returns the planner of the main branch's calls to a backend, or None if every node is a
         call of its own.
         """
         drafts = None if self.called is None else self.called.program.api_drafts
         shares = self.settings.seed is None and not self.budgets
-        return backend.planner(RunFacts.at_run_start(self.settings.params, drafts, shares=shares))
+        return backend.planner(RunFacts.for_new_run(self.settings.params, drafts, shares=shares))
 
     @property
     def template(self) -> TurnTemplate:
@@ -320,7 +320,7 @@ class Run:
         return self._template
 
     @contextlib.contextmanager
-    def within_budget(
+    def reserve_in_budgets(
         self, backend: Backend, max_usage: Callable[[], Usage]
     ) -> Iterator[NodeAccount | None]:
         """Reserves a call in all budgets; the call is made in the `with` block. Yields its account,

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_lite.lang.backend.base import choose_adapter
+from sglang_lite.lang.backend.base import set_selection_adapter
 from sglang_lite.lang.backend.planning import NodeQuestion, scores_needed
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.budget import max_selection_usage
@@ -32,7 +32,7 @@ def select_immediately(player: BasePlayer, op: SelectOp) -> bool:
         return False
     unconditional = op.expression.choices_method.requires_unconditional_logprobs
     scores_needed.set(not can_skip_scores(op.expression))
-    choose_adapter(op.node.lora_path)
+    set_selection_adapter(op.node.lora_path)
     token = asked.set((player, op))
     try:
         prompt = player.transcript.prompt()
@@ -58,14 +58,14 @@ def finish_selection(player: BasePlayer, op: SelectOp, selection: Selection) -> 
 async def play_selection(player: BasePlayer, op: SelectOp) -> None:
     """Executes a selection of one choice, or of several with `select(multi=True)`."""
     if player.pushed is not None:
-        player.pushed.record_judged_start(op, player.transcript.pieces)
+        player.pushed.record_pieces_at_start(op, player.transcript.pieces)
     if op.expression.multi:
         await _select_several(player, op)
     else:
         _accept_pick(
             player,
             op,
-            await _keep_or_score(player, op, _allowed_choices(player, op.node), op.node.seed),
+            await _reuse_or_score(player, op, _allowed_choices(player, op.node), op.node.seed),
         )
 
 
@@ -92,7 +92,7 @@ def _allowed_choices(player: BasePlayer, node: Select) -> Sequence[str]:
     return node.choices if walk is None else walk.filter(node.choices)
 
 
-async def _keep_or_score(
+async def _reuse_or_score(
     player: BasePlayer, op: SelectOp, texts: Sequence[str], seed: int | Unset
 ) -> Selection:
     """Returns a selection with its decision. It is kept from an earlier run if possible; otherwise
@@ -139,12 +139,12 @@ async def _score_by_backend(
     """Asks the backend for scores within the budgets."""
     asked.set((player, op))
     scores_needed.set(not can_skip_scores(op.expression))
-    choose_adapter(op.node.lora_path)
+    set_selection_adapter(op.node.lora_path)
     unconditional = op.expression.choices_method.requires_unconditional_logprobs
     prompt = player.transcript.prompt()
     run = player.run
     backend = player.backend
-    with run.within_budget(
+    with run.reserve_in_budgets(
         backend, partial(max_selection_usage, backend, prompt, texts)
     ) as account:
         try:
@@ -168,7 +168,7 @@ async def _select_several(player: BasePlayer, op: SelectOp) -> None:
     while remaining:
         before = MULTI_SEPARATOR if chosen else ""
         texts = [before + choice for choice in remaining] + ([MULTI_END] if chosen else [])
-        selection = await _keep_or_score(
+        selection = await _reuse_or_score(
             player, op, texts, seed_for_attempt(op.node.seed, len(chosen))
         )
         if not player.is_current(op):  # as in _accept

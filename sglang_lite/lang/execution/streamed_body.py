@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sglang_lite.lang.concurrency.variables import fresh_error
+from sglang_lite.lang.concurrency.variables import copy_as_sgl_error
 from sglang_lite.lang.execution.reading import check_may_block
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.tracebacks import user_location
@@ -71,4 +71,4 @@ class StreamedBody:
 
     def _raise_if_cancelled_early(self) -> None:
         if self.cancelled is not None:
-            raise fresh_error(self.cancelled, user_location())
+            raise copy_as_sgl_error(self.cancelled, user_location())

@@ -244,7 +244,11 @@ class Transcript:
             same_model: whether the token ids are those of the backend's model. If not, they are
                 left out.
         """
-        spans = self._spans(same_model) if self.mixed else (Span("".join(map(str, self.pieces))),)
+        spans = (
+            self._prompt_spans(same_model)
+            if self.mixed
+            else (Span("".join(map(str, self.pieces))),)
+        )
         if self.turn is None and not self.messages:
             return Prompt(spans, images=self.images if self.has_images else ())
         role, start = self.turn or (None, len(self.pieces))
@@ -272,8 +276,8 @@ class Transcript:
         before = [count for _, count in sorted(found, reverse=True)]
         return tuple(dict.fromkeys(count for count in (*reversed(self.forks), *before) if count))
 
-    def _spans(self, same_model: bool) -> tuple[Span, ...]:
-        self._span_cache += spans_of(self.pieces[self._cached_pieces :])
+    def _prompt_spans(self, same_model: bool) -> tuple[Span, ...]:
+        self._span_cache += pieces_to_spans(self.pieces[self._cached_pieces :])
         self._cached_pieces = len(self.pieces)
         if same_model:
             return tuple(self._span_cache)
@@ -296,7 +300,7 @@ def text_without_images(pieces: Sequence[Piece]) -> str:
     )
 
 
-def spans_of(pieces: Sequence[Piece]) -> Iterator[Span]:
+def pieces_to_spans(pieces: Sequence[Piece]) -> Iterator[Span]:
     """Yields the text of pieces as spans of a prompt, without images."""
     for piece in pieces:
         if isinstance(piece, str):

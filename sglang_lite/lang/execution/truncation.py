@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sglang_lite.constraints.answer_limit import answer_limit
-from sglang_lite.constraints.unfinished_json import unfinished_json
+from sglang_lite.constraints.answer_limit import estimate_max_answer_tokens
+from sglang_lite.constraints.unfinished_json import create_unfinished_json
 from sglang_lite.lang.execution.operations import GenOp
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.protocol import (
@@ -24,7 +24,7 @@ _WHOLE = ("",)  # JSON Pointers of an answer that is not a value
 _SHOWN_POINTERS = 4  # in a message
 
 
-def is_constrained_answer_cut(op: GenOp, generation: Generation) -> bool:
+def is_constrained_answer_truncated(op: GenOp, generation: Generation) -> bool:
     """Returns True if a limit cut an answer that has a constraint."""
     return (
         generation.finish_reason == "length"
@@ -37,7 +37,7 @@ def _only_scores_prompt(params: SamplingParams) -> bool:
     return params.max_tokens == 0
 
 
-def is_wound_down(run: Run, op: GenOp, generation: Generation) -> bool:
+def is_truncated_by_wind_down(run: Run, op: GenOp, generation: Generation) -> bool:
     """Returns True if an answer that has just arrived was cut because its run winds down, and not
     by the generation's own limit.
     """
@@ -54,7 +54,7 @@ def truncation_policy(run: Run, op: GenOp, generation: Generation) -> str:
     """
     own = op.expression
     of_run = run.settings.shortened
-    if of_run is None and is_wound_down(run, op, generation):
+    if of_run is None and is_truncated_by_wind_down(run, op, generation):
         of_run = "warn"
     if own.options.shortened is not None:
         return own.options.shortened
@@ -63,7 +63,7 @@ def truncation_policy(run: Run, op: GenOp, generation: Generation) -> str:
     return "raise" if own.is_typed or own.tools is not None else "warn"
 
 
-def missing_pointers(generation: Generation) -> tuple[str, ...]:
+def missing_json_pointers(generation: Generation) -> tuple[str, ...]:
     """Returns JSON Pointers to what is missing in an answer that was cut; "" is the whole value."""
     return generation.shortened or _WHOLE
 
@@ -80,9 +80,9 @@ def truncation_error(
         text: the answer without reasoning.
         problem: why it is not a value, if it isn't.
     """
-    winds_down = is_wound_down(run, op, generation)
+    winds_down = is_truncated_by_wind_down(run, op, generation)
     count = generation.usage.completion_tokens
-    pointers = missing_pointers(generation)
+    pointers = missing_json_pointers(generation)
     fewest = generation.meta.get("fewest_tokens")
     if isinstance(fewest, int) and not winds_down:
         return ParameterError(
@@ -117,9 +117,9 @@ def truncation_warning(run: Run, op: GenOp, generation: Generation) -> str:
         else "max_tokens"
     )
     count = generation.usage.completion_tokens
-    pointers = missing_pointers(generation)
+    pointers = missing_json_pointers(generation)
     fewest = generation.meta.get("fewest_tokens")
-    if is_wound_down(run, op, generation):
+    if is_truncated_by_wind_down(run, op, generation):
         which = "the timeout of the run"
     elif isinstance(fewest, int):
         return f"{which} cut {op.node.name!r} after {count} tokens: the shortest text of its constraint has {fewest}"
@@ -147,7 +147,7 @@ def _sufficient_limit(op: GenOp, generation: Generation) -> int:
     """
     twice = 2 * max(generation.usage.completion_tokens, 32)
     constraint = op.node.constraint
-    suffices = None if constraint is None else answer_limit(constraint)
+    suffices = None if constraint is None else estimate_max_answer_tokens(constraint)
     return max(suffices or 0, twice)
 
 
@@ -166,7 +166,7 @@ def _partial_value(op: GenOp, text: str, pointers: tuple[str, ...]) -> Any:
 
 
 def _partial_data(constraint: Constraint, text: str) -> Any:
-    reader = unfinished_json(constraint)
+    reader = create_unfinished_json(constraint)
     if reader is None:
         return None
     reader.push(text)

@@ -84,7 +84,7 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
         elif isinstance(op, MarkOp) and not op.back:
             op.mark.waits = self.last
 
-    def go_back(self, mark: BranchMark) -> bool:
+    def roll_back_waits(self, mark: BranchMark) -> bool:
         """Records that a rollback removed the nodes after a mark. Undoes a cancellation made after
         the mark if everything before the mark was waited for. Returns False if the branch stays
         cancelled.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from sglang_lite.notebook.markup import Markup, element, escape_content, fragment, shorten_text
+from sglang_lite.notebook.markup import Markup, element, escape_content, notebook_html, shorten_text
 from sglang_lite.page.data import run_totals
 from sglang_lite.page.render import ORIGINS, read_resource
 from sglang_lite.protocol import Generation, Selection, TokenScores, TraceNode
@@ -40,7 +40,7 @@ def render_extract(trace: Trace) -> Markup:
     ]
     more = len(trace.nodes) - len(nodes)
     note = f"{more:,} more nodes: state.trace() has them." if more else ""
-    return fragment(
+    return notebook_html(
         element("style", Markup(read_resource("origins.css"))),
         element(
             "p", ", ".join(f"{name} {value}" for name, value in run_totals(trace.head, trace.nodes))
@@ -145,7 +145,10 @@ def _token_probabilities(answer: Generation | Selection, text: str) -> Iterable[
     if not isinstance(answer, Generation) or not text.startswith(answer.text):
         return ()
     if answer.scores is not None:
-        return ((end, f"probability {share:.1%}") for end, share in _allowed_shares(answer.scores))
+        return (
+            (end, f"probability {share:.1%}")
+            for end, share in _constrained_probabilities(answer.scores)
+        )
     texts = [each.text or "" for each in answer.output_logprobs]
     if not "".join(texts).startswith(answer.text):
         return ()
@@ -153,7 +156,7 @@ def _token_probabilities(answer: Generation | Selection, text: str) -> Iterable[
     return zip(accumulate(map(len, texts)), probable)
 
 
-def _allowed_shares(scores: TokenScores) -> Iterator[tuple[int, float]]:
+def _constrained_probabilities(scores: TokenScores) -> Iterator[tuple[int, float]]:
     for end, logprob, allowed in zip(scores.ends, scores.logprobs, scores.allowed):
         if logprob is not None and allowed is not None:
             yield end, math.exp(min(logprob - allowed, 0.0))

@@ -91,7 +91,7 @@ def append(
         raise file_error(path, "written", error, parameter) from error
 
 
-def remove_empty(path: AnyPath) -> None:
+def remove_if_empty(path: AnyPath) -> None:
     """Removes a file in which nothing was written."""
     with contextlib.suppress(OSError):
         if Path(path).stat().st_size == 0:
@@ -103,7 +103,7 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def prefix_path(path: AnyPath) -> str:
+def kv_file_path(path: AnyPath) -> str:
     """Returns the path of the file beside a saved state that stores the computed keys and values of
     the state's text.
     """

@@ -27,7 +27,7 @@ from sglang_lite.lang.execution.operations import (
 from sglang_lite.lang.execution.run import BoundCall
 from sglang_lite.lang.execution.transcript import text_without_images
 from sglang_lite.lang.expressions import MULTI_SEPARATOR
-from sglang_lite.lang.media import thumbnail, without_bytes
+from sglang_lite.lang.media import redact_media, thumbnail
 from sglang_lite.lang.runs.trace import Trace
 from sglang_lite.notebook.markup import shorten_text
 from sglang_lite.program.nodes import (
@@ -218,7 +218,7 @@ class _Reader:
             case Text():
                 self._text.unknown.append(self._add_entry("text", op.where, text=op.text))
             case ImagePart():
-                url = without_bytes(op.image).url
+                url = redact_media(op.image).url
                 entry = self._add_entry(
                     "image", op.where, images=(op.image,), text=op.text, image=url
                 )
@@ -270,7 +270,7 @@ class _Reader:
         return entry
 
     def _read_generation(self, op: GenOp) -> None:
-        found = _results(op)
+        found = _list_op_results(op)
         text = ""
         forced = tuple[tuple[int, int], ...]()
         if found:
@@ -283,7 +283,7 @@ class _Reader:
         entry.backend = op.expression.options.backend or self._backend
 
     def _read_selection(self, op: SelectOp) -> None:
-        found = _results(op)
+        found = _list_op_results(op)
         text = ""
         if found:
             self._set_cache_status(found[0])
@@ -381,7 +381,7 @@ def _has_own_backend(op: AnswerOp) -> bool:
     return isinstance(op, GenOp) and op.expression.options.backend is not None
 
 
-def _results(op: AnswerOp) -> tuple[Any, ...]:
+def _list_op_results(op: AnswerOp) -> tuple[Any, ...]:
     """Returns the samples of a generation or the steps of a selection; none if it has failed."""
     record = op.variable.record
     return () if record is None else tuple(record) if isinstance(record, list) else (record,)

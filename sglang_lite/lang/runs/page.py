@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang_lite.lang.runs import files
-from sglang_lite.notebook.markup import Markup, element, fragment
+from sglang_lite.notebook.markup import Markup, element, notebook_html
 from sglang_lite.notebook.output import Output, in_kernel
 from sglang_lite.page.data import format_run_title, run_data
 from sglang_lite.page.render import render_page
@@ -28,7 +28,7 @@ def show_page(trace: Trace, path: str | os.PathLike[str] | None) -> Path:
         files.write(file, as_html(trace).encode())
     except ParameterError:
         if path is None:
-            files.remove_empty(file)
+            files.remove_if_empty(file)
         raise
     if in_kernel():
         Output().show_html(page_in_frame(trace))
@@ -45,7 +45,7 @@ def _temporary_file() -> Path:
 
 def page_in_frame(trace: Trace) -> Markup:
     """Returns the page in a sandboxed iframe, for notebooks. It can't access the notebook."""
-    return fragment(
+    return notebook_html(
         element(
             "iframe", srcdoc=as_html(trace), sandbox="allow-scripts", width="100%", height="600"
         )

@@ -26,7 +26,7 @@ from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.lang.chat_template import ChatTemplate, ChatTemplateStyle
 from sglang_lite.lang.execution.operations import current_node
-from sglang_lite.lang.media import without_bytes
+from sglang_lite.lang.media import redact_media
 from sglang_lite.lang.runs import files
 from sglang_lite.protocol import (
     BackendError,
@@ -116,7 +116,7 @@ class Recording(DelegatingBackend):
             name_of(backend),
             backend.get_model_name(),
             backend.enforces,
-            _recorded_template(backend.get_chat_template()),
+            _template_for_recording(backend.get_chat_template()),
             backend.tool_family(),
             time.time(),
             tuple(sorted(kind.__name__ for kind in backend.capabilities.constraints)),
@@ -125,7 +125,7 @@ class Recording(DelegatingBackend):
         try:
             self._write(head)
         except ParameterError:
-            files.remove_empty(path)
+            files.remove_if_empty(path)
             raise
 
     def planner(self, run: RunFacts) -> Planner | None:
@@ -176,7 +176,7 @@ class Recording(DelegatingBackend):
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        request = RecordedRequest(recorded_prompt(prompt), params, constraint)
+        request = RecordedRequest(prompt_for_recording(prompt), params, constraint)
         with self._record_call(request, stream=stream) as record:
             async for event in self.backend.agenerate(prompt, params, constraint, stream=stream):
                 record(event)
@@ -285,7 +285,7 @@ def record(path: files.AnyPath, backend: BackendLike | None = None) -> Recording
     return Recording(path, backend_for(backend))
 
 
-def recorded_prompt(prompt: Prompt) -> Prompt:
+def prompt_for_recording(prompt: Prompt) -> Prompt:
     """Returns a prompt in the form that is recorded: text without token ids, and digests in place
     of images.
     """
@@ -301,14 +301,13 @@ def recorded_prompt(prompt: Prompt) -> Prompt:
             Message(
                 each.role,
                 tuple(
-                    without_bytes(part) if isinstance(part, Media) else part
-                    for part in each.content
+                    redact_media(part) if isinstance(part, Media) else part for part in each.content
                 ),
             )
             for each in messages
         )
     return Prompt(
-        spans, messages, prompt.role, prompt.partial, tuple(map(without_bytes, prompt.images))
+        spans, messages, prompt.role, prompt.partial, tuple(map(redact_media, prompt.images))
     )
 
 
@@ -326,7 +325,7 @@ def selection_request(
     adapter = asked_adapter.get()
     params = SamplingParams() if adapter is None else SamplingParams(lora_path=(adapter,))
     return RecordedRequest(
-        recorded_prompt(prompt), params, choices=tuple(choices), unconditional=unconditional
+        prompt_for_recording(prompt), params, choices=tuple(choices), unconditional=unconditional
     )
 
 
@@ -335,7 +334,7 @@ def request_key(request: RecordedRequest) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode(request)).digest()
 
 
-def _recorded_template(template: TurnTemplate | None) -> RecordedTemplate | None:
+def _template_for_recording(template: TurnTemplate | None) -> RecordedTemplate | None:
     if isinstance(template, JinjaTemplate):
         return RecordedTemplate(
             template.name, template.source, tuple(template.special_tokens.items())

@@ -22,11 +22,11 @@ from sglang_lite.lang.execution.operations import NodeIdentity, current_node
 from sglang_lite.lang.runs import files
 from sglang_lite.lang.runs.recording import (
     digest_line,
-    recorded_prompt,
+    prompt_for_recording,
     request_key,
     selection_request,
 )
-from sglang_lite.program.prefixes import common_length
+from sglang_lite.program.prefixes import common_prefix_length
 from sglang_lite.protocol import (
     CapabilityError,
     Constraint,
@@ -153,7 +153,7 @@ class Replay(Backend):
     ) -> Sequence[Generation] | None:
         if self._timing:
             return None
-        call = self._take_call(RecordedRequest(recorded_prompt(prompt), params, constraint))
+        call = self._take_call(RecordedRequest(prompt_for_recording(prompt), params, constraint))
         _raise_error(call)
         found = [each.event for each in call.events if isinstance(each.event, Generation)]
         return sorted(found, key=lambda each: each.index)
@@ -170,7 +170,7 @@ class Replay(Backend):
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        call = self._take_call(RecordedRequest(recorded_prompt(prompt), params, constraint))
+        call = self._take_call(RecordedRequest(prompt_for_recording(prompt), params, constraint))
         now = 0.0
         for each in call.events:
             now = await self._sleep_until(now, each.at)
@@ -233,7 +233,9 @@ class Replay(Backend):
                 f"{self._name}: {what} makes a request, but the recording has none.",
                 hint="Record it again.",
             )
-        pointer, before, now = next(differences(request_data(other.request), request_data(request)))
+        pointer, before, now = next(
+            differences(request_to_data(other.request), request_to_data(request))
+        )
         return CapabilityError(
             f"{self._name}: the request of {what} was not recorded. The nearest is call {other.number}; first "
             f"difference at {pointer}: {before} was recorded, {now} is requested.",
@@ -255,7 +257,7 @@ class Replay(Backend):
         text = request.prompt.text
         return max(
             same or self._calls,
-            key=lambda call: common_length(call.request.prompt.text, text),
+            key=lambda call: common_prefix_length(call.request.prompt.text, text),
             default=None,
         )
 
@@ -276,7 +278,7 @@ def _node_identity(call: RecordedCall) -> NodeIdentity:
     return NodeIdentity(call.program, call.place, call.name)
 
 
-def request_data(request: RecordedRequest) -> dict[str, Json]:
+def request_to_data(request: RecordedRequest) -> dict[str, Json]:
     """Converts a request to plain data, and adds the prompt's whole text to it."""
     data: dict[str, Any] = msgspec.to_builtins(request)
     data["prompt"] = {"text": request.prompt.text, **data["prompt"]}
@@ -294,7 +296,7 @@ def differences(before: Json, now: Json, pointer: str = "") -> Iterator[tuple[st
         for i, (one, other) in enumerate(zip(before, now)):
             yield from differences(one, other, f"{pointer}/{i}")
     elif isinstance(before, str) and isinstance(now, str) and before != now:
-        start = max(common_length(before, now) - _SHOWN, 0)
+        start = max(common_prefix_length(before, now) - _SHOWN, 0)
         shown = slice(start, start + 2 * _SHOWN)
         dots = "…" * bool(start)
         yield pointer, f"{dots}{before[shown]!r}", f"{dots}{now[shown]!r}"

@@ -129,7 +129,7 @@ def _node_paths(branch: Branch) -> set[str]:
     return {variable.node for _, variable in branch.names.all_declarations()}
 
 
-def _generation_of_reasoning(name: str) -> str:
+def _generation_name_from_reasoning(name: str) -> str:
     """Returns the name of the generation whose reasoning is in the variable `name`, or "" if `name`
     is not the name of a reasoning variable.
     """
@@ -149,9 +149,9 @@ def _unknown_node_error(
     if any(op.node.name == at for op in _answers_added_after_body(branch)):
         why = ": it was added after the end of the body"
         hint = "Add it to the state of the rerun, or continue from a node: state.fork_at(…)."
-    elif _generation_of_reasoning(at) in nodes:
-        why = f": it is the reasoning of {_generation_of_reasoning(at)!r}"
-        hint = f"Give at={_generation_of_reasoning(at)!r}."
+    elif _generation_name_from_reasoning(at) in nodes:
+        why = f": it is the reasoning of {_generation_name_from_reasoning(at)!r}"
+        hint = f"Give at={_generation_name_from_reasoning(at)!r}."
     elif at in branch.names.variables:
         why = ": the body has set it to a value, or to the text of a scope"
         hint = "Change the node that the value comes from."

@@ -257,7 +257,7 @@ def restore_branch(
     player.pushed = run.new_pushed_branch()
     if player.pushed is not None:  # what is added later needs a program that begins with the text
         player.pushed.program.close()
-    branch = Branch(player, saved.branch, saved.nodes, run.plan_calls(backend))
+    branch = Branch(player, saved.branch, saved.nodes, run.planner_for_backend(backend))
     same = has_same_tokens(saved, backend)
     pieces = [_restore_piece(piece, same_tokens=same) for piece in saved.pieces]
     branch.restore_text(pieces, saved.messages, saved.turn, saved.suffixes)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sglang_lite import wire
 from sglang_lite.lang.runs import files
-from sglang_lite.lang.runs.trajectory import Trajectory, trajectory_of
+from sglang_lite.lang.runs.trajectory import Trajectory, build_trajectory
 from sglang_lite.page.data import sum_node_usage
 from sglang_lite.protocol import ParameterError, TraceHead, TraceNode, Usage
 
@@ -69,7 +69,7 @@ class Trace:
             ProgramError: no generation was answered, or one lacks its prompt's token ids because
                 the run did not set `return_prompt_token_ids=True`.
         """
-        return trajectory_of(self.nodes)
+        return build_trajectory(self.nodes)
 
     def save(self, path: files.AnyPath, beside: Trace | None = None) -> None:
         """Writes the trace: as JSON lines, or as an HTML page if `path` ends in `.html` or `.htm`.

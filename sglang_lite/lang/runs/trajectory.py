@@ -132,7 +132,7 @@ class _Sequence:
         )
 
 
-def trajectory_of(nodes: Iterable[TraceNode]) -> Trajectory:
+def build_trajectory(nodes: Iterable[TraceNode]) -> Trajectory:
     """Builds the trajectory of a run: the token sequences that the model read and sampled in its
     generations.
 

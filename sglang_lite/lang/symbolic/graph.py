@@ -21,7 +21,7 @@ from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.symbolic.graph_checks import Finding, check_graph
 from sglang_lite.lang.symbolic.recorder import TracedWay, is_tracing_limit
 from sglang_lite.lang.symbolic.symbols import Symbol
-from sglang_lite.notebook.markup import Markup, fragment, shorten_text
+from sglang_lite.notebook.markup import Markup, notebook_html, shorten_text
 from sglang_lite.program import drawing
 from sglang_lite.program.graph import Change, GraphRecord, Problem, Way
 from sglang_lite.program.nodes import Path, Text
@@ -50,7 +50,7 @@ class Graph(GraphRecord, frozen=True):
         return f"Graph({shorten_text(drawing.title(self), 280)})"
 
     def _repr_html_(self) -> str:
-        return fragment(self.svg())
+        return notebook_html(self.svg())
 
     def svg(self) -> Markup:
         """Returns a drawing as SVG, with a column for each branch and for each traced path after a

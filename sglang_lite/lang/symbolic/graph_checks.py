@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.matching import may_contain
 from sglang_lite.lang.backend.base import (
     Backend,
@@ -15,7 +15,7 @@ from sglang_lite.lang.backend.base import (
 )
 from sglang_lite.lang.backend.capabilities import Demands
 from sglang_lite.lang.expressions import number_as_regex
-from sglang_lite.lang.symbolic.hidden_fields import hidden_fields
+from sglang_lite.lang.symbolic.hidden_fields import find_hidden_fields
 from sglang_lite.program.drawing import label
 from sglang_lite.program.graph import GraphNode, GraphRecord, Picture, Way
 from sglang_lite.program.nodes import (
@@ -28,7 +28,7 @@ from sglang_lite.program.nodes import (
     Select,
     Text,
 )
-from sglang_lite.program.prefixes import common_length
+from sglang_lite.program.prefixes import common_prefix_length
 from sglang_lite.protocol import (
     CapabilityError,
     Choices,
@@ -75,7 +75,7 @@ def check_graph(graph: GraphRecord, backend: Backend | None) -> tuple[Finding, .
         *_find_unread_variables(graph),
         *_find_unreachable_lines(graph),
         *_find_impossible_stops(graph),
-        *_find_refusals(graph, backend),
+        *_find_unsupported_nodes(graph, backend),
         *_find_hidden_tools(graph),
         *_find_hidden_fields(graph, backend),
         *_find_changing_texts(graph),
@@ -202,14 +202,14 @@ def _find_impossible_stops(graph: GraphRecord) -> Iterator[Finding]:
                 )
 
 
-def _find_refusals(graph: GraphRecord, backend: Backend | None) -> Iterator[Finding]:
+def _find_unsupported_nodes(graph: GraphRecord, backend: Backend | None) -> Iterator[Finding]:
     for node in graph.nodes:
         try:
             if backend is not None:
                 _check_support(backend, node)
             constraint = getattr(node.node, "constraint", None)
             if constraint is not None and (backend is None or backend.enforces) and not node.uses:
-                language_of(constraint)
+                language_for_constraint(constraint)
         except (CapabilityError, ConstraintError) as error:
             yield Finding("refused", error.message, node.where, error.hint)
 
@@ -261,7 +261,7 @@ def _find_hidden_fields(graph: GraphRecord, backend: Backend | None) -> Iterator
     # an API receives the schema and shows it to its model
     if backend is not None and not backend.enforces:
         return
-    for hidden in hidden_fields(graph):
+    for hidden in find_hidden_fields(graph):
         node = hidden.node
         names = ", ".join(hidden.fields[:_MAX_FIELDS])
         more = ", …" if len(hidden.fields) > _MAX_FIELDS else ""
@@ -286,6 +286,6 @@ def _find_changing_texts(graph: GraphRecord) -> Iterator[Finding]:
 
 def _difference_excerpts(first: str, second: str) -> tuple[str, str]:
     """Returns excerpts of two texts, starting shortly before their first difference."""
-    same = common_length(first, second)
+    same = common_prefix_length(first, second)
     start = max(same - 20, 0)
     return first[start : same + 40], second[start : same + 40]

@@ -60,7 +60,7 @@ class _Prompt:
         )
 
 
-def hidden_fields(graph: GraphRecord) -> Iterator[HiddenFields]:
+def find_hidden_fields(graph: GraphRecord) -> Iterator[HiddenFields]:
     """Yields the generations with a schema, on any traced path, whose fields are mentioned nowhere
     before them, neither in the program's text nor in an earlier answer. Skips prompts with a turn
     that begins with a value, and generations with tools.

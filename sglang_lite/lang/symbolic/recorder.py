@@ -213,7 +213,7 @@ class TracedWay:
         self._sources[id(node)] = i
         return SglVariable(name, node, choices)
 
-    def note_read(self, value: UserValue) -> None:
+    def record_variable_read(self, value: UserValue) -> None:
         """Records that the body has read a variable."""
         for each in value if isinstance(value, list) else (value,):
             if (
@@ -241,7 +241,7 @@ class TracedWay:
             if mark in self.marks
         )
 
-    def expand_marks(self, text: str) -> str:
+    def expand_symbol_marks(self, text: str) -> str:
         """Replaces the marks of symbols in a text by their expressions in braces."""
         return MARK.sub(
             lambda mark: f"{{{self.build_symbol_use(self.marks[mark[0]], '').expression}}}", text
@@ -316,11 +316,13 @@ class Recorder(Player):
             case GenOp() | SelectOp():
                 self._record_answer(op)
             case ScopeOp(ScopeBegin() as node):
-                name = way.expand_marks(node.name)
-                self._record_node(_replace(node, name=name), node)
+                name = way.expand_symbol_marks(node.name)
+                self._record_node(_replace_struct_fields(node, name=name), node)
                 self.scopes += (name,)
             case ScopeOp(node):
-                i = self._record_node(_replace(node, name=way.expand_marks(node.name)), node)
+                i = self._record_node(
+                    _replace_struct_fields(node, name=way.expand_symbol_marks(node.name)), node
+                )
                 self.scopes = self.scopes[:-1]
                 self.symbols[node.name] = way.register_symbol(node.name, node, i)
                 op.variable.set(self.symbols[node.name])
@@ -343,11 +345,13 @@ class Recorder(Player):
                 mark.position = self.transcript.position()
                 self._marks.append((mark, self.scopes))
             case TurnBegin():
-                turn = _replace(op, role=way.expand_marks(op.role))
+                turn = _replace_struct_fields(op, role=way.expand_symbol_marks(op.role))
                 self._record_node(turn, op)
                 self.transcript.begin_turn(turn)
             case TurnEnd():
-                self._record_node(_replace(op, role=way.expand_marks(op.role)), op)
+                self._record_node(
+                    _replace_struct_fields(op, role=way.expand_symbol_marks(op.role)), op
+                )
                 self.transcript.end_turn(op)
             case _:
                 self._record_node(
@@ -385,7 +389,7 @@ class Recorder(Player):
             if part in self.way.marks:
                 self.add_value(self.way.marks[part], node.where)
             elif part:
-                text = node if part == node.text else _replace(node, text=part)
+                text = node if part == node.text else _replace_struct_fields(node, text=part)
                 self._record_node(text, text)
                 self.transcript.append_text(text)
 
@@ -398,7 +402,10 @@ class Recorder(Player):
         )
         tools = tuple(own.tools.tools) if isinstance(own, SglGen) and own.tools is not None else ()
         i = self._record_node(
-            _replace(record, name=node.name and way.expand_marks(node.name)), node, uses, tools
+            _replace_struct_fields(record, name=node.name and way.expand_symbol_marks(node.name)),
+            node,
+            uses,
+            tools,
         )
         if isinstance(self.backend, TracedBackend):
             way.graph.answers.setdefault(i, TracedAnswer(own, self.transcript.prompt()))
@@ -423,19 +430,23 @@ class Recorder(Player):
             value = getattr(params, name)
             if value is not UNSET and (found := self.way.symbol_uses_in(value, name)):
                 uses += found
-                params = _replace(params, **{name: UNSET})
-        return _replace(op.node, params=params, constraint=constraint), uses
+                params = _replace_struct_fields(params, **{name: UNSET})
+        return _replace_struct_fields(op.node, params=params, constraint=constraint), uses
 
     def _select_with_uses(self, node: Select) -> tuple[Select, tuple[Use, ...]]:
         given: Any = node.choices
         uses = (
             () if node.lora_path is UNSET else self.way.symbol_uses_in(node.lora_path, "lora_path")
         )
-        node = _replace(node, seed=UNSET, lora_path=UNSET if uses else node.lora_path)
+        node = _replace_struct_fields(node, seed=UNSET, lora_path=UNSET if uses else node.lora_path)
         if isinstance(given, Symbol):
-            return _replace(node, choices=()), uses + self.way.symbol_uses_in(given, "choices")
+            return _replace_struct_fields(node, choices=()), uses + self.way.symbol_uses_in(
+                given, "choices"
+            )
         uses += tuple(use for choice in given for use in self.way.symbol_uses_in(choice, "choices"))
-        return _replace(node, choices=tuple(map(self.way.expand_marks, given))), uses
+        return _replace_struct_fields(
+            node, choices=tuple(map(self.way.expand_symbol_marks, given))
+        ), uses
 
 
 class TracedBranch(Branch):
@@ -450,16 +461,16 @@ class TracedBranch(Branch):
     def _fork_player(self) -> Recorder:
         return Recorder(self.run, self.player.way)
 
-    def submit_one(self, expression: Expression, where: Location | None) -> None:
+    def submit_elementary(self, expression: Expression, where: Location | None) -> None:
         if isinstance(expression, Symbol):
             self.player.add_value(expression, where)
         elif isinstance(expression, SglImage):
             self.player.add_image(expression, where)
         else:
-            super().submit_one(expression, where)
+            super().submit_elementary(expression, where)
         if isinstance(expression, GrammarBegin):
             self.blocks.matcher = None  # text with symbols can't be checked
 
 
-def _replace(record: Any, **changes: Any) -> Any:
+def _replace_struct_fields(record: Any, **changes: Any) -> Any:
     return msgspec.structs.replace(record, **changes)

@@ -146,7 +146,7 @@ class Symbol(Expression, Deferred):
         """Answers a yes-or-no question. For the value of a selection, the answer follows from the
         choice; for other values, both answers are explored.
         """
-        way = _exploring_path()
+        way = _current_explored_path()
         if way is None:
             self.__refuse__(what)
         choice = self._decide_choice(way)
@@ -164,7 +164,7 @@ class Symbol(Expression, Deferred):
             return True
         if isinstance(other, Symbol):
             return self.__refuse__("compare it")
-        way = _exploring_path()
+        way = _current_explored_path()
         key = self._identity_key()
         if way is not None and key in way.equal_values:
             return bool(way.equal_values[key] == other)
@@ -195,7 +195,7 @@ class Symbol(Expression, Deferred):
         )
 
     def __hash__(self) -> int:
-        way = _exploring_path()
+        way = _current_explored_path()
         choice = None if way is None else self._decide_choice(way)
         return self.__refuse__("look it up", _UnhashableError) if choice is None else hash(choice)
 
@@ -206,7 +206,7 @@ class Symbol(Expression, Deferred):
         return super().__radd__(_check_summand(self, other))
 
 
-def _exploring_path() -> TracedWay | None:
+def _current_explored_path() -> TracedWay | None:
     way = traced_way.get()
     return None if way is None or way.forced is None else way
 

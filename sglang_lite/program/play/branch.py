@@ -99,7 +99,7 @@ class BranchText(ABC, Generic[PieceT]):
         """Returns a mark of this place, for `go_back`."""
 
     @abstractmethod
-    def go_back(self, mark: Any) -> None:  # what the driver's `mark` returns
+    def restore_position(self, mark: Any) -> None:  # what the driver's `mark` returns
         """Goes back to a mark, which can be used again later."""
 
 
@@ -442,7 +442,7 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         if mark is None:
             raise ProgramError("a rollback names a mark that its branch does not have.")
         assert self.text is not None
-        self.text.go_back(self.marks[mark])
+        self.text.restore_position(self.marks[mark])
         self.marks = {place: each for place, each in self.marks.items() if place <= mark}
         self.lengths = {place: length for place, length in self.lengths.items() if place <= mark}
 

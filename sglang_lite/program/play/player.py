@@ -78,7 +78,7 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
         self._closed = False
         self._stray: SglError | None = None  # error of nodes for a branch that was not forked
 
-    def take_effects(self) -> list[Effect[TextT, QueuedT]]:
+    def pop_effects(self) -> list[Effect[TextT, QueuedT]]:
         """Returns the effects since the last call, in order, and clears them."""
         effects = self._branches.effects
         self._branches.effects = []
@@ -106,7 +106,7 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
                 "nodes were added to a branch that was not forked.",
                 hint="Add the fork first. A path names it by its place among the branch's nodes.",
             )
-            branch = self._branches.add_lost(path, self._stray)
+            branch = self._branches.add_failed_branch(path, self._stray)
         if refusal is not None and branch.error is None and branch.refused is None:
             branch.refused = refusal
             self._branches.effects.append(Failed((*path, branch.count), None, refusal))
@@ -195,12 +195,12 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
                 None,
             )
             if place is not None:
-                self._branches.lose_forks(
+                self._branches.end_removed_forks(
                     branch, branch.remove_queued_from(place), error, quiet=True
                 )
             if branch.ask is not None or branch.queue:
                 return
-        self._branches.apply_refusal(branch)
+        self._branches.give_up_if_refused(branch)
         self._play_ready_branches()
 
     def close(self) -> None:
@@ -261,7 +261,7 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
         for child, nodes, failure, quiet in forked:
             self._queue_nodes(child, 0, nodes, told=False)
             if failure is not None:
-                self._branches.lose_branch(child, failure, quiet=quiet)
+                self._branches.end_branch_and_forks(child, failure, quiet=quiet)
         self._branches.ready.append(branch)
 
     # -------------------------------------------------------------------------------------- playing
@@ -325,7 +325,7 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
                 self._branches.fail_branch_at(branch, error, place, getattr(node, "name", None))
                 return
             self._branches.ready += branch.record_played_node(place)
-        self._branches.apply_refusal(branch)
+        self._branches.give_up_if_refused(branch)
         self._branches.effects.append(Idle(branch))
 
     def _apply_verdicts(self, branch: ProgramBranch[TextT, QueuedT], place: int) -> None:
@@ -370,10 +370,10 @@ class Branches(Generic[TextT, QueuedT]):
         self.ready: deque[ProgramBranch[TextT, QueuedT]] = deque()
         self.effects: list[Effect[TextT, QueuedT]] = []
 
-    def add_lost(self, path: Path, error: SglError) -> ProgramBranch[TextT, QueuedT]:
+    def add_failed_branch(self, path: Path, error: SglError) -> ProgramBranch[TextT, QueuedT]:
         """Adds a branch that was never forked, and marks it as failed with an error."""
         branch = self.by_path[path] = ProgramBranch(path, self.totals)
-        self.lose_branch(branch, error)
+        self.end_branch_and_forks(branch, error)
         return branch
 
     def announce_fork(
@@ -431,10 +431,10 @@ class Branches(Generic[TextT, QueuedT]):
         end, gone = branch.undo_forks(mark, at)
         error = RequestAbortedError("a rollback removed the fork of this branch.")
         for child in gone:
-            self.lose_branch(child, error, quiet=True, below=branch)
+            self.end_branch_and_forks(child, error, quiet=True, below=branch)
         waits = end > mark + 1 or mark not in branch.marks
         removed = branch.remove_queued_from(end) if waits else self.stop(branch)
-        self.lose_forks(branch, removed, error, quiet=True)
+        self.end_removed_forks(branch, removed, error, quiet=True)
         branch.rollbacks[at] = mark
         branch.refused = None
         branch.quiet = False
@@ -475,10 +475,10 @@ class Branches(Generic[TextT, QueuedT]):
         """
         branch.paused = None
         self.give_up_ask(branch)
-        self.lose_forks(branch, branch.drop_queued_before(back), error, quiet=True)
+        self.end_removed_forks(branch, branch.drop_queued_before(back), error, quiet=True)
         self.ready += [*branch.fail_claims(error, back), branch]
 
-    def lose_branch(
+    def end_branch_and_forks(
         self,
         branch: ProgramBranch[TextT, QueuedT],
         error: SglError,
@@ -506,9 +506,9 @@ class Branches(Generic[TextT, QueuedT]):
             branch.quiet = quiet
             branch.untold = quiet
             for child in branch.children:
-                self.lose_branch(child, error, quiet=quiet, below=below)
+                self.end_branch_and_forks(child, error, quiet=quiet, below=below)
 
-    def lose_forks(
+    def end_removed_forks(
         self,
         branch: ProgramBranch[TextT, QueuedT],
         removed: Sequence[tuple[int, QueuedT]],
@@ -519,9 +519,11 @@ class Branches(Generic[TextT, QueuedT]):
         """Ends the branches of the forks among removed nodes, since these forks will not be played."""
         for place, entry in removed:
             for i in range(len(entry.branches)):
-                self.lose_branch(self.by_path[(*branch.path, place, i)], error, quiet=quiet)
+                self.end_branch_and_forks(
+                    self.by_path[(*branch.path, place, i)], error, quiet=quiet
+                )
 
-    def apply_refusal(self, branch: ProgramBranch[TextT, QueuedT]) -> None:
+    def give_up_if_refused(self, branch: ProgramBranch[TextT, QueuedT]) -> None:
         if branch.refused is not None:
             self.give_up_branch(branch, branch.refused, quiet=branch.quiet)
 
@@ -529,12 +531,12 @@ class Branches(Generic[TextT, QueuedT]):
         self, branch: ProgramBranch[TextT, QueuedT], error: SglError, *, quiet: bool = False
     ) -> None:
         """Ends a branch with an error, together with the branches of forks that it has not played
-        yet. `quiet` means the same as in `lose_branch`.
+        yet. `quiet` means the same as in `end_branch_and_forks`.
         """
         branch.error = error
         removed = self.stop(branch)
         self.ready += branch.fail_claims(error)
-        self.lose_forks(branch, removed, error, quiet=quiet)
+        self.end_removed_forks(branch, removed, error, quiet=quiet)
 
     def stop(self, branch: ProgramBranch[TextT, QueuedT]) -> list[tuple[int, QueuedT]]:
         """Discards the open question and the queue of a branch. Returns what was queued."""

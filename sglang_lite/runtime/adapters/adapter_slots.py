@@ -98,7 +98,7 @@ class AdapterSlots(Resource):
         begins = request.space.start
         return begins if start < begins < end else end
 
-    def values_of(self, batch: Batch) -> Ints:
+    def column_values(self, batch: Batch) -> Ints:
         """Returns the adapter slot that computes each row, int32 [R]; -1 for none."""
         values: Ints = np.where(
             batch.starts < self._from[batch.slots], -1, self._of_slot[batch.slots]
@@ -110,12 +110,12 @@ class AdapterSlots(Resource):
         `done`.
         """
         self.pool.remove_when_unused(adapters, done)
-        self.record_end()
+        self.release_unused()
 
-    def record_end(self) -> None:
+    def release_unused(self) -> None:
         """Frees the slots of unloaded adapters that no request uses any more."""
         if self.pool.has_pending_removals:
-            self.pool.free_unused({each.generation for each in _adapters_of(self._queues)})
+            self.pool.free_unused_slots({each.generation for each in _adapters_of(self._queues)})
 
     def close(self) -> None:
         """Notifies those who wait until an adapter is unloaded."""

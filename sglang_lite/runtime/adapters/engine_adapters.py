@@ -24,7 +24,7 @@ from sglang_lite.runtime.models.lora.loaded import LoadedAdapters
 from sglang_lite.runtime.models.lora.paths import LoraPath, read_lora_path
 from sglang_lite.runtime.models.lora.pool import AdapterPool, PoolSize
 from sglang_lite.runtime.models.memory_check import free_bytes
-from sglang_lite.runtime.models.resolve import adapter_base
+from sglang_lite.runtime.models.resolve import find_base_model
 from sglang_lite.runtime.models.spec import ModelSpec
 
 _HOST_SHARE = 0.5  # share of the host's free memory that adapters may use
@@ -53,7 +53,7 @@ class EngineAdapters:
         name = self.of_model if name is None else name
         return None if name is None else self.loaded.adapter_for(name)
 
-    def at_hand(self, name: str | None) -> bool:
+    def is_adapter_in_memory(self, name: str | None) -> bool:
         """Returns whether `adapter_for` would read no file, so that the loop's thread may call it."""
         name = self.of_model if name is None else name
         return name is None or self.loaded.is_in_memory(name)
@@ -97,7 +97,7 @@ class EngineAdapters:
         """
         assert isinstance(self.memory, CpuAdapters)
         self.pool.clear_all_slots()
-        self.memory.forget()
+        self.memory.free_step_copies()
         self.loaded.drop_all()
 
     def restore_pinned(self) -> None:
@@ -186,7 +186,7 @@ def make_encoder_adapters(config: EngineConfig, loaded: LoadedEncoder) -> Engine
 
 def _uses_adapters(config: EngineConfig) -> bool:
     """Returns whether requests may name adapters."""
-    return config.enable_lora or adapter_base(config.model) is not None
+    return config.enable_lora or find_base_model(config.model) is not None
 
 
 def _load_adapters(
@@ -201,7 +201,7 @@ def _load_adapters(
     """
     own = (
         None
-        if adapter_base(config.model) is None
+        if find_base_model(config.model) is None
         else LoraPath(Path(config.model).name, config.model, pinned=True)
     )
     given = [*map(read_lora_path, config.lora_paths), *([] if own is None else [own])]
@@ -209,7 +209,12 @@ def _load_adapters(
     size = PoolSize.for_adapters(config.max_loras_per_batch, max_rank)
     memory = make_memory(size)
     reader = AdapterReader(
-        spec, name, dtype, max_rank, memory.allocate_room, config.lora_target_modules or ()
+        spec,
+        name,
+        dtype,
+        max_rank,
+        memory.allocate_adapter_buffer,
+        config.lora_target_modules or (),
     )
     adapters = EngineAdapters(
         LoadedAdapters(

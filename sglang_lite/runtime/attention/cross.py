@@ -85,7 +85,7 @@ class CrossAttention:
         )
 
 
-def text_plans(
+def plan_text_attention(
     plan: AttentionPlan, text: torch.Tensor, prefix: SoundPrefix
 ) -> tuple[AttentionPlan, AttentionPlan]:
     """Returns two plans for the text tokens of a CPU step: one in which they attend to text, and

@@ -19,9 +19,13 @@ from sglang_lite.runtime.kernels.decode_attention import decode_attention, split
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.few_queries import columns
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch_config import Kernel, attention_launch
+from sglang_lite.runtime.kernels.launch_config import Kernel, choose_attention_launch
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
-from sglang_lite.runtime.kernels.prefix_attention import MAX_GROUP, block_queries, prefix_attention
+from sglang_lite.runtime.kernels.prefix_attention import (
+    MAX_GROUP,
+    prefix_attention,
+    queries_per_program,
+)
 from sglang_lite.runtime.kernels.rope_attention import rope_attention
 
 _MIN_TOKENS = 64  # minimum number of tokens in a decoding program's share
@@ -49,7 +53,7 @@ class TritonAttention:
             return f"{group} query heads per KV head are above the limit of {MAX_GROUP}"
         if requirements.compute not in _TYPES:
             return f"computing in {requirements.compute} is not supported"
-        return _why_no_room(requirements)
+        return _unsupported_kernel_reason(requirements)
 
     def __init__(self, requirements: AttentionRequirements) -> None:
         self._requirements = requirements
@@ -82,7 +86,7 @@ class TritonAttention:
         rows = plan.decoding
         device = self._requirements.device
         requirements = self._requirements
-        launch = attention_launch(
+        launch = choose_attention_launch(
             properties_of(device),
             "decode",
             dim=requirements.head_dim,
@@ -133,7 +137,7 @@ class TritonAttention:
         )
 
 
-def _why_no_room(requirements: AttentionRequirements) -> str | None:
+def _unsupported_kernel_reason(requirements: AttentionRequirements) -> str | None:
     """Returns the reason why one of the kernels can't run on the GPU, or None if all can."""
     properties = properties_of(requirements.device)
     item = requirements.compute.itemsize
@@ -141,10 +145,10 @@ def _why_no_room(requirements: AttentionRequirements) -> str | None:
     kernels: dict[Kernel, int] = {
         "decode": columns(group),
         "prefill": 16,
-        "prefix": block_queries(group, item),
+        "prefix": queries_per_program(group, item),
     }
     for kernel, queries in kernels.items():
-        if not attention_launch(
+        if not choose_attention_launch(
             properties,
             kernel,
             dim=requirements.head_dim,

@@ -48,7 +48,7 @@ class AdaptersPart(EnginePart):
     def join_builder(self, builder: RequestBuilder) -> None:
         """Gives the builder the adapters by name."""
         builder.adapters = self.adapters.adapter_for
-        builder.adapter_at_hand = self.adapters.at_hand
+        builder.adapter_at_hand = self.adapters.is_adapter_in_memory
 
     def answers(self, inbox: Inbox, run: Run) -> CallTable:
         """Answers the calls that load, unload and list adapters."""

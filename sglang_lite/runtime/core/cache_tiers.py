@@ -24,7 +24,7 @@ from sglang_lite.runtime.kv_cache.page_sums import compile_sum_pages
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.tiers import Tiers
 from sglang_lite.runtime.loading.load_model import LoadedModel
-from sglang_lite.runtime.models.memory_check import check_room
+from sglang_lite.runtime.models.memory_check import check_free_memory
 from sglang_lite.runtime.models.model import Model
 
 # version of the layout of pages and files; engines with another version use other names
@@ -61,7 +61,7 @@ def make_tiers(
         1,
     )
     hint = "Lower hicache_size or hicache_ratio."
-    check_room(
+    check_free_memory(
         {f"{slots:,} pages of the host's cache": slots * size},
         torch.device("cpu"),
         loaded.name,
@@ -78,7 +78,7 @@ def make_tiers(
             executor,
             writer,
         )
-    host = HostTier(runner.page_memory(slots))
+    host = HostTier(runner.allocate_page_memory(slots))
     return Tiers(
         store,
         host,

@@ -13,7 +13,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor import kv_pool_size
 from sglang_lite.runtime.host import openmp
 from sglang_lite.runtime.loading.load_model import LoadedModel, longest_context
-from sglang_lite.runtime.models.memory_check import check_room
+from sglang_lite.runtime.models.memory_check import check_free_memory
 from sglang_lite.runtime.models.model import is_fused
 
 logger = logging.getLogger("sglang_lite")
@@ -29,7 +29,7 @@ def compute_capacity(config: EngineConfig, loaded: LoadedModel) -> Capacity:
         SglError: another rank has failed.
     """
     context_length = longest_context(config, loaded.context_length)
-    _warn_if_short(config)
+    _warn_about_short_limits(config)
     device = loaded.model.device
     if device.type == "cuda":
         torch.cuda.set_device(device)  # for this thread, which launches the kernels
@@ -40,7 +40,7 @@ def compute_capacity(config: EngineConfig, loaded: LoadedModel) -> Capacity:
         least = loaded.media.block + sizes.max_running
         sizes = replace(sizes, step_tokens=max(sizes.step_tokens, least))
     pool = config.max_total_tokens or max(context_length, sizes.max_running * 512)
-    window = _longest_own_window(config, loaded)
+    window = _find_longest_window(config, loaded)
     if device.type == "cuda" and config.max_total_tokens is None:
         assert is_fused(loaded.model), "models on a GPU are made of kernels"
         pool = kv_pool_size.pool_tokens(
@@ -65,7 +65,9 @@ def compute_capacity(config: EngineConfig, loaded: LoadedModel) -> Capacity:
         parts[f"{sizes.max_running:,} requests"] = sizes.max_running * (
             8 * longest + 2 * loaded.vocab_size
         )
-    check_room(parts, device, loaded.name, "Lower max_total_tokens, context_length or max_running.")
+    check_free_memory(
+        parts, device, loaded.name, "Lower max_total_tokens, context_length or max_running."
+    )
     return Capacity(sizes, context_length, pages, longest, window_pages)
 
 
@@ -74,7 +76,7 @@ def _processes_per_gpu(config: EngineConfig) -> int:
     return 1 if config.gpu_id_step else config.dp_size * config.parallel.ranks // config.nnodes
 
 
-def _longest_own_window(config: EngineConfig, loaded: LoadedModel) -> int | None:
+def _find_longest_window(config: EngineConfig, loaded: LoadedModel) -> int | None:
     """Returns the longest window of the layers whose pages are in a separate pool; None if there
     are none.
     """
@@ -93,7 +95,7 @@ def _longest_own_window(config: EngineConfig, loaded: LoadedModel) -> int | None
     return loaded.model.window
 
 
-def _warn_if_short(config: EngineConfig) -> None:
+def _warn_about_short_limits(config: EngineConfig) -> None:
     """Logs a warning if the config leaves less room than an answer of the default length needs."""
     answer = named("sampling_params")["max_tokens"].default
     for name, tokens in (

@@ -10,7 +10,7 @@ from functools import partial
 
 import msgspec
 
-from sglang_lite.program.prefixes import common_length
+from sglang_lite.program.prefixes import common_prefix_length
 from sglang_lite.protocol import (
     UNSET,
     ChoiceScore,
@@ -36,7 +36,7 @@ _SCORE = SamplingParams(max_tokens=0, return_logprob=True)
 _PROMPT = -1  # row of the prompt-only request
 
 
-def _ignore(outcome: Selection | SglError) -> None:
+def _ignore_late_outcome(outcome: Selection | SglError) -> None:
     """Ignores an outcome after the first."""
 
 
@@ -245,7 +245,7 @@ class ChoiceScoring:
             )
         tail = log.encode(log.open) if log.open or not log.fixed else array("i")
         together = [log.encode([*log.open, choice]) for choice in choices]
-        start = min(common_length(tail, ids) for ids in together)
+        start = min(common_prefix_length(tail, ids) for ids in together)
         start = len(log.fixed) + min(start, *(len(ids) - 1 for ids in together))
         if start < 0:
             unknown = next(choice.text for choice, ids in zip(choices, together) if not ids)
@@ -287,7 +287,7 @@ class ChoiceScoring:
         # collector runs.
         self._prompt = None
         self._requests = []
-        self._sink = _ignore
+        self._sink = _ignore_late_outcome
         sink(outcome)
 
     def _build_selection(self) -> Selection:
@@ -327,8 +327,12 @@ class ChoiceScoring:
                 queue_s=min(result.usage.queue_s for result in results),
                 first_token_s=max(result.usage.total_s for result in results),
                 total_s=max(result.usage.total_s for result in results),
-                image_tokens=sum(images.count_before(length) for images, length, _ in media),
-                cached_image_tokens=sum(images.count_before(found) for images, _, found in media),
+                image_tokens=sum(
+                    images.count_image_tokens_before(length) for images, length, _ in media
+                ),
+                cached_image_tokens=sum(
+                    images.count_image_tokens_before(found) for images, _, found in media
+                ),
             ),
             meta=self._cache_miss_meta(),
         )

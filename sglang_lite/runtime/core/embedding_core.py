@@ -101,9 +101,9 @@ class EmbeddingLoop(ReadingLoop):
         ]
         # Texts of similar length share a step.
         texts.sort(key=lambda text: len(text.ids))
-        self.inbox.post(partial(self._receive, texts))
+        self.inbox.post(partial(self._queue_texts, texts))
 
-    def _receive(self, texts: list[_Text]) -> None:
+    def _queue_texts(self, texts: list[_Text]) -> None:
         self.requests += 1
         self._waiting.extend(texts)
 
@@ -113,12 +113,12 @@ class EmbeddingLoop(ReadingLoop):
         """
         assert self._adapters is not None, "who unloads has them"
         self._adapters.pool.remove_when_unused(adapters, done)
-        self._settle_unloads()
+        self._free_unloaded_adapters()
 
-    def _settle_unloads(self) -> None:
+    def _free_unloaded_adapters(self) -> None:
         if self._adapters is not None and self._adapters.pool.has_pending_removals:
             spaces = (text.space for text in self._waiting)
-            self._adapters.pool.free_unused(
+            self._adapters.pool.free_unused_slots(
                 {each.adapter.generation for each in spaces if each.adapter is not None}
             )
 
@@ -129,7 +129,7 @@ class EmbeddingLoop(ReadingLoop):
             self._adapters.pool.close()
 
     def _step(self) -> None:
-        self._settle_unloads()
+        self._free_unloaded_adapters()
         texts = self._take_step_texts()
         if not texts:
             return
@@ -249,7 +249,9 @@ class EmbeddingCore(ReadingCore):
         self.open_requests.acquire()
         found: Future[Vectors] = Future()
         found.add_done_callback(lambda _: self.open_requests.release())
-        if self.adapters is None or all(map(self.adapters.at_hand, {*request.adapters, None})):
+        if self.adapters is None or all(
+            map(self.adapters.is_adapter_in_memory, {*request.adapters, None})
+        ):
             self._submit(request, found)
         else:
             self._calls.submit(self._submit, request, found)

@@ -80,7 +80,7 @@ class Encoding:
         )
 
     @property
-    def holds_steps(self) -> bool:
+    def blocks_steps(self) -> bool:
         """Whether features that running requests need are missing."""
         return bool(self._lost)
 
@@ -88,7 +88,7 @@ class Encoding:
         """Returns counts for `Engine.stats`."""
         return {"images_encoded": self.runs, "images_stored": self.store.images}
 
-    def concerns(self, request: Request) -> bool:
+    def requires_preparation(self, request: Request) -> bool:
         """Returns whether a request has images."""
         return request.media is not None
 
@@ -109,7 +109,7 @@ class Encoding:
         request.change_state(State.PREPARING)
         self._waiting.append(request)
 
-    def claim_ready(self, request: Request) -> bool:
+    def claim_if_ready(self, request: Request) -> bool:
         """Claims the features of a request that starts without waiting. Returns False if some are
         missing.
         """
@@ -131,7 +131,7 @@ class Encoding:
         Args:
             fail: function that ends a request whose image can't be encoded.
         """
-        while self._waiting and self._claim(self._waiting[0]):
+        while self._waiting and self._reserve_and_decode(self._waiting[0]):
             self._waiting.popleft()
         for request in [each for each in self._claimed if each.ended]:
             del self._claimed[request]
@@ -155,7 +155,7 @@ class Encoding:
                 self._pixels.pop(key).cancel()
         return complete
 
-    def renew(self) -> None:
+    def redo_preparation(self) -> None:
         """Queues features that requests need to be encoded again, after their memory was released
         or the encoder's weights changed.
         """
@@ -168,7 +168,7 @@ class Encoding:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._closed()
 
-    def _claim(self, request: Request) -> bool:
+    def _reserve_and_decode(self, request: Request) -> bool:
         """Reserves the rows of a request and starts decoding its images. Returns False if it has to
         wait.
         """

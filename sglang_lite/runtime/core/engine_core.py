@@ -204,7 +204,7 @@ class EngineCore:
                 loaded.compiling,
                 self.compiler.is_busy,
                 drafting,
-                _only(each.device_memory for each in parts),
+                _single_non_none(each.device_memory for each in parts),
                 loaded.ranks,
             )
             if config.enable_hierarchical_cache:
@@ -218,12 +218,12 @@ class EngineCore:
                     store.windows,
                     _make_step_file(self.runner, self.capacity),
                     columns=[each.column for each in parts if each.column is not None],
-                    replacer=_only(each.replacer for each in parts),
+                    replacer=_single_non_none(each.replacer for each in parts),
                 ),
                 loaded.eos_ids,
                 loaded.vocab_size,
                 MaskFiller(threads),
-                preparation=_only(each.preparation for each in parts),
+                preparation=_single_non_none(each.preparation for each in parts),
                 overlap=config.overlap,
                 jump=config.jump_forward == "safe",
                 stream_interval_s=config.stream_interval_s,
@@ -260,7 +260,7 @@ class EngineCore:
             config,
             self._calls,
             parts,
-            self._note_weights,
+            self._adopt_weights_config,
         )
         self._context = EngineContext(
             self.loop,
@@ -268,12 +268,14 @@ class EngineCore:
             self.open_requests,
             self.compiler,
             encoder,
-            ConstantTexts(partial(self.builder.start_log("").encode_after, first=False), encoder),
+            ConstantTexts(
+                partial(self.builder.start_token_log("").encode_after, first=False), encoder
+            ),
             self.tokenizer,
             EngineSessions(self.loop.inbox, self.scheduler.pauses),
             step_cost=_STEP_COST if loaded.model.device.type == "cpu" else math.inf,
         )
-        self._answers = self._make_answers()
+        self._answers = self._merge_call_tables()
         self.gate = self.loop.inbox.gate
         self.call_soon = self.loop.inbox.post_lock_free
 
@@ -324,7 +326,7 @@ class EngineCore:
     def _submit_selection(
         self, request: SelectRequest, sink: Callable[[Selection | SglError], None]
     ) -> Ticket:
-        log = self.builder.start_log(request.prompt)
+        log = self.builder.start_token_log(request.prompt)
         scoring = ChoiceScoring(self._context, self.open_requests.track(sink))
         self.open_requests.count("requests_submitted")
         try:
@@ -336,7 +338,7 @@ class EngineCore:
 
     def _submit_program(self, request: ProgramRequest, sink: ProgramSink) -> Ticket:
         check_priority(request.priority, self.config.policy)
-        log = self.builder.start_log(request.prompt)
+        log = self.builder.start_token_log(request.prompt)
         program = EngineProgram(
             self._context,
             log,
@@ -370,7 +372,7 @@ class EngineCore:
         self.open_requests.count("programs_opened")
         return EngineProgram(
             self._context,
-            self.builder.start_log(""),
+            self.builder.start_token_log(""),
             self.loop.flushes.wrap_sink_with_flush(sink, flush),
             stream=request.stream,
             namespace=request.namespace,
@@ -400,7 +402,7 @@ class EngineCore:
             raise not_an_encoder_error(self.model_name)
         return answer(call)
 
-    def _note_weights(self, config: EngineConfig, path: Path | None) -> None:
+    def _adopt_weights_config(self, config: EngineConfig, path: Path | None) -> None:
         """Adopts the config of new weights. From now on, pages in the lower cache tiers get names
         that belong to these weights.
         """
@@ -500,7 +502,7 @@ class EngineCore:
             lambda: self.scheduler.end_pauses_and_flush() * self.scheduler.store.page_size
         )
 
-    def _make_answers(self) -> CallTable:
+    def _merge_call_tables(self) -> CallTable:
         """Returns the functions that answer calls, those of the engine's parts included."""
         answers: dict[type[EngineCall[Any]], Callable[[Any], Future[Any]]] = {
             CompileGrammar: lambda call: self.compiler.compile_in_background(call.constraint),
@@ -535,7 +537,7 @@ class EngineCore:
             self.thread.join()
 
 
-def _only(found: Iterable[T | None]) -> T | None:
+def _single_non_none(found: Iterable[T | None]) -> T | None:
     """Returns the only one that is not None, if any."""
     made = [each for each in found if each is not None]
     assert len(made) <= 1, made
@@ -617,7 +619,7 @@ def _fail_on_error(
         failure = error if isinstance(error, SglError) else kind(f"{problem}: {error!r}")
         error.__traceback__ = None  # its frames hold the error: a cycle with the requests
         for request in requests:
-            loop.fail_prepared(
+            loop.fail_during_preparation(
                 request, copy(failure)
             )  # copied, as programs add a source location to it
 
@@ -647,7 +649,7 @@ def _compile_and_start(
         try:
             matcher = request.make_free_matcher()
         except ParameterError as error:  # reported as an event, like other errors of preparation
-            context.loop.fail_prepared(request, error)
+            context.loop.fail_during_preparation(request, error)
         else:
             _start_request(context, request, matcher)
 
@@ -662,7 +664,7 @@ def _start_request(
     try:
         context.encoder.submit(_resume_request, context.loop, request, matcher)
     except RuntimeError:  # the executor has been shut down
-        context.loop.fail_prepared(request, EngineClosedError("the engine is closed."))
+        context.loop.fail_during_preparation(request, EngineClosedError("the engine is closed."))
 
 
 def _resume_request(loop: StepLoop, request: Request, matcher: RequestMatcher | None) -> None:

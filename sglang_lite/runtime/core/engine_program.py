@@ -80,7 +80,7 @@ class ProgramPauses:
         self._program = ScheduledProgram(priority)
         self._branches: dict[Path, ScheduledBranch] = {}
 
-    def start_node(self, ask: EngineAsk) -> ScheduledBranch:
+    def branch_for_starting_node(self, ask: EngineAsk) -> ScheduledBranch:
         """Returns the branch of a node that is starting. Ends the pauses of idle branches forked
         from it, because most of them are not continued once their parent goes on.
         """
@@ -166,7 +166,7 @@ class ProgramRoom:
             self._asks.append(ask)
         return self._acquired
 
-    def retry_room(self) -> Sequence[EngineAsk]:
+    def retry_acquire(self) -> Sequence[EngineAsk]:
         """Tries again to count the program as an open request, after a notice that there is room.
         Returns the nodes that can start now. If no node waits any more, gives the room up, because
         the next caller is only notified then.
@@ -198,11 +198,11 @@ class ProgramRoom:
             self._open_requests.give_up_place(self._came)
         self.stop_counting_program()
         # breaks reference cycles, so that no garbage collection is needed
-        self._came = _ignore_room
+        self._came = _ignore_admission
         self._asks = []
 
 
-def _ignore_room() -> None:
+def _ignore_admission() -> None:
     """Does nothing when room is available for a program that has ended."""
 
 
@@ -250,7 +250,7 @@ class EngineProgram:
         self._performing = False
         self._jobs: dict[EngineAsk, GenerationJob | SelectionJob] = {}
         self._pauses = ProgramPauses(context.loop.scheduler.pauses, priority, namespace)
-        came = partial(context.loop.inbox.post_if_open, self._try_room)
+        came = partial(context.loop.inbox.post_if_open, self._start_nodes_if_admitted)
         self._room = ProgramRoom(context.open_requests, came, acquired=has_room)
 
     # ----------------------------------------------------------------------------------- any thread
@@ -389,13 +389,13 @@ class EngineProgram:
         self._jobs.pop(ask, None)
         log = ask.branch.text.log if in_slot and ask.branch.text is not None else None
         self._player.accept_answer(ask, spans)
-        return self._perform(log)
+        return self._perform_effects(log)
 
     def fail_node(self, ask: EngineAsk, error: SglError) -> None:
         """Ends a node with an error, and aborts its requests."""
         self._player.accept_failure(ask, error)
         self._abort_job(ask)
-        self._perform()
+        self._perform_effects()
 
     def post(self, call: Callable[[], object]) -> None:
         """Runs a call on the loop's thread. Can be called on any thread."""
@@ -442,15 +442,15 @@ class EngineProgram:
         branch = player.add_branch_nodes(path, rest, refusal)
         if branch is not None and branch.ask in self._jobs:
             self._jobs[branch.ask].prepare_next_generation()
-        self._perform()
+        self._perform_effects()
 
     def _apply_input(self, call: Callable[[], object]) -> None:
         call()
-        self._perform()
+        self._perform_effects()
 
     # ------------------------------------------------------------------------ effects of the player
 
-    def _perform(self, log: TokenLog | None = None) -> Request | None:
+    def _perform_effects(self, log: TokenLog | None = None) -> Request | None:
         """Carries out the player's effects: starts nodes, aborts jobs, reports failures and updates
         pauses. Returns the request that continues in a slot, if any.
 
@@ -463,7 +463,7 @@ class EngineProgram:
         following: Request | None = None
         self._performing = True
         try:
-            while effects := self._player.take_effects():
+            while effects := self._player.pop_effects():
                 for effect in effects:
                     match effect:
                         case Ask() if effect.is_current:
@@ -485,7 +485,7 @@ class EngineProgram:
         return following
 
     def _start_node(self, ask: EngineAsk, log: TokenLog | None = None) -> Request | None:
-        """Starts a node; returns the request that continues in a slot, like `_perform`."""
+        """Starts a node; returns the request that continues in a slot, like `_perform_effects`."""
         node = ask.node
         text = ask.branch.text
         assert text is not None
@@ -499,7 +499,7 @@ class EngineProgram:
             return None
         if text.grammar is not None:
             text.grammar.asked = True
-        branch = self._pauses.start_node(ask)
+        branch = self._pauses.branch_for_starting_node(ask)
         request = None
         begun = ask.entry.begun
         ask.entry.begun = None
@@ -521,13 +521,13 @@ class EngineProgram:
         if job is not None:
             job.abort()
 
-    def _try_room(self) -> None:
+    def _start_nodes_if_admitted(self) -> None:
         """Starts the nodes that wait for room, if the program can now be counted as an open
         request.
         """
-        for ask in self._room.retry_room():
+        for ask in self._room.retry_acquire():
             self._start_node(ask)
-        self._perform()
+        self._perform_effects()
 
     def _end_program(self, error: SglError | None) -> None:
         text = self._player.main.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.runtime.models.decoder import Decoder
-from sglang_lite.runtime.models.expert_moves import expert_counts
+from sglang_lite.runtime.models.expert_moves import read_expert_counts
 from sglang_lite.runtime.models.model import Model
 
 _WRAP = 1 << 32  # where counts wrap to 0
@@ -29,7 +29,7 @@ class ExpertRecord:
             CapabilityError: the model has no experts, or they are not counted.
             ParameterError: nothing has been started.
         """
-        now = expert_counts(model.layers) if isinstance(model, Decoder) else []
+        now = read_expert_counts(model.layers) if isinstance(model, Decoder) else []
         if not any(now):
             raise CapabilityError(
                 "the model has no experts, so none are recorded.", hint="Leave it out."

@@ -63,7 +63,7 @@ class Gate:
                 self.reason, hint="Make a new one: sgl.Engine(…)." if self.reason == CLOSED else ""
             )
 
-    def check_wait(self, name: str) -> None:
+    def check_blocking_call(self, name: str) -> None:
         """Checks that a blocking call may wait for the engine.
 
         Args:

@@ -23,7 +23,7 @@ from sglang_lite.runtime.core.prepared_node import (
     EngineAsk,
     EngineBranch,
     PreparedNode,
-    prepare_following,
+    prepare_generation_after,
 )
 from sglang_lite.runtime.core.token_text import OpenGrammar, TokenText
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -77,7 +77,9 @@ class GenerationJob:
         self._begins_next = False  # True once that request has begun
         # text before it, if its request is built without a prompt
         self._between: Ints = np.empty(0, dtype=np.int32)
-        self._catch_up: Callable[[], None] = _nothing  # reports the end of the previous request
+        self._catch_up: Callable[[], None] = (
+            _skip_catch_up  # reports the end of the previous request
+        )
 
     @property
     def _is_current(self) -> bool:
@@ -114,7 +116,7 @@ class GenerationJob:
             in_slot
             and ready
             and quick
-            and self._program.context.builder.has_adapter_at_hand(entry.params)
+            and self._program.context.builder.has_adapter_in_memory(entry.params)
         ):
             try:
                 self._build_requests(log, entry.params)
@@ -147,7 +149,7 @@ class GenerationJob:
     def prepare_next_generation(self) -> None:
         """Starts preparing the next generation, which may then continue in this one's slot."""
         if self._following is None and self._ask is not None:
-            self._following = prepare_following(self._ask, self._program.context)
+            self._following = prepare_generation_after(self._ask, self._program.context)
         if self._following is not None and self._ahead is None and self._requests:
             self._program.context.loop.postponed.postpone_call(self._build_next_request)
 
@@ -193,7 +195,7 @@ class GenerationJob:
         if params.thinking is not None:  # its matcher needs the prompt
             return False
         assert isinstance(node, Gen)
-        if not program.context.builder.has_adapter_at_hand(params):
+        if not program.context.builder.has_adapter_in_memory(params):
             return False
         try:
             request = program.context.builder.build_ahead(
@@ -212,10 +214,10 @@ class GenerationJob:
         self._between = np.array(ids.result(), dtype=np.int32)
         return True
 
-    def begin_next(
+    def begin_next_request(
         self, tokens: Ints, finish: Finish, postpone: Callable[[], Callable[[], None]]
     ) -> Request | None:
-        """Begins the next request, like `Follower.begin_next`."""
+        """Begins the next request, like `Follower.begin_next_request`."""
         self._catch_up()
         following = self._following
         text = self._branch.text
@@ -240,7 +242,7 @@ class GenerationJob:
         Args:
             tokens: tokens before the text between the generations.
             media: images among them.
-            postpone: as in `Follower.begin_next`.
+            postpone: as in `Follower.begin_next_request`.
         """
         request = self._requests[0]
         entry = self._entry
@@ -265,17 +267,17 @@ class GenerationJob:
         if self._ask is None or not self._ask.is_current:
             return None
         following = self._program.finish_node(
-            self._ask, self._appended, in_slot=not self._begins_next
+            self._ask, self._appended_spans, in_slot=not self._begins_next
         )
         if self._ahead is not None:
-            self._ahead.finish_catch_up()
+            self._ahead.mark_previous_reported()
         return following
 
-    def finish_catch_up(self) -> None:
+    def mark_previous_reported(self) -> None:
         """Marks the end of the previous request as reported. If the program has not asked for this
         job's node by then, drops the job and aborts its request.
         """
-        self._catch_up = _nothing
+        self._catch_up = _skip_catch_up
         if self._ask is None:
             self._entry.begun = None
             self.abort()
@@ -408,7 +410,7 @@ class GenerationJob:
                     self._program.context.loop.abort(request)
         self._requests = []  # as at the end
         if self._ahead is not None:
-            self._ahead.finish_catch_up()
+            self._ahead.mark_previous_reported()
 
     def _on_event(self, index: int, event: Event) -> None:
         self._catch_up()
@@ -428,10 +430,10 @@ class GenerationJob:
                 return
             self._requests = []  # breaks the reference cycle, which avoids garbage collection
             if count > 1:
-                self._program.finish_node(ask, self._appended)
+                self._program.finish_node(ask, self._appended_spans)
 
     @property
-    def _appended(self) -> Sequence[Span] | None:
+    def _appended_spans(self) -> Sequence[Span] | None:
         """Text that the first sample adds; None if the answer is judged."""
         node = self._entry.node
         return None if isinstance(node, Gen) and node.judged else self._generations[0].spans
@@ -460,12 +462,12 @@ def count_kept_tokens(
     kept = len(tokens) - (finish.matched is not None)  # without a stop token
     return (
         kept
-        if kept > request.prompt_len and tokenizer.ends_character(int(tokens[kept - 1]))
+        if kept > request.prompt_len and tokenizer.ends_with_whole_character(int(tokens[kept - 1]))
         else None
     )
 
 
-def _nothing() -> None:
+def _skip_catch_up() -> None:
     """Does nothing: there is no previous request whose end has to be reported."""
 
 

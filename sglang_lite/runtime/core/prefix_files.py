@@ -80,7 +80,7 @@ class PrefixFiles:
         self, tokens: Ints, namespace: str, path: str, secret: str | None
     ) -> int:
         """Writes the cached part of a prefix; see `Engine.export_prefix`."""
-        with self._hold_pinned(partial(self._copy_and_pin, tokens, namespace)) as pinned:
+        with self._hold_pinned_slots(partial(self._copy_and_pin, tokens, namespace)) as pinned:
             if not len(pinned.slots):
                 raise ParameterError(
                     "prompt", "the cache has no page of it.", hint="Generate from it first."
@@ -112,7 +112,7 @@ class PrefixFiles:
                 tokens = self._read_tokens(file, path)
                 names = self._page_names_of(tokens, namespace)
                 with (
-                    self._hold_pinned(partial(self._reserve_slots, file.pages)) as pinned,
+                    self._hold_pinned_slots(partial(self._reserve_slots, file.pages)) as pinned,
                     ThreadPoolExecutor(THREADS) as threads,
                 ):
                     slots = pinned.slots
@@ -160,7 +160,7 @@ class PrefixFiles:
         return np.frombuffer(header.tokens, dtype=np.int32)
 
     @contextmanager
-    def _hold_pinned(self, pin: Callable[[], _Pinned]) -> Iterator[_Pinned]:
+    def _hold_pinned_slots(self, pin: Callable[[], _Pinned]) -> Iterator[_Pinned]:
         """Pins slots of the host, and waits for the copies launched before. On exit, unpins the
         slots that have not been adopted.
         """
@@ -182,13 +182,15 @@ class PrefixFiles:
         match = self._store.tree.match_prefix(tokens, namespace)
         names = self._page_names_of(tokens, namespace)
         host.save_pages(names[: len(match.pages)], match.pages)
-        slots = host.use_slots(list(takewhile(host.__contains__, names)))
+        slots = host.touch_pages(list(takewhile(host.__contains__, names)))
         host.pin_slots(slots)
         return _Pinned(self._tiers.names.key, slots, host.memory.launched)
 
     def _reserve_slots(self, pages: int) -> _Pinned:
         return _Pinned(
-            self._tiers.names.key, self._host.reserve_pinned(pages), self._host.memory.launched
+            self._tiers.names.key,
+            self._host.reserve_pinned_slots(pages),
+            self._host.memory.launched,
         )
 
     def _adopt_slots(self, names: list[bytes], pinned: _Pinned) -> None:
@@ -198,7 +200,7 @@ class PrefixFiles:
             )
         slots = pinned.slots[: len(names)]
         pinned.slots = pinned.slots[len(names) :]
-        self._host.name_reserved(names, slots)
+        self._host.name_reserved_slots(names, slots)
 
     def _fetch_to_device(self, tokens: Ints, namespace: str) -> None:
         """Starts copying the host's pages of a prefix to the device's free pages."""

@@ -28,11 +28,11 @@ class Preparation(Protocol):
         ...
 
     @property
-    def holds_steps(self) -> bool:
+    def blocks_steps(self) -> bool:
         """Whether no step may run, because something that running requests need was lost."""
         ...
 
-    def concerns(self, request: Request) -> bool:
+    def requires_preparation(self, request: Request) -> bool:
         """Returns whether a request has to be prepared."""
         ...
 
@@ -40,7 +40,7 @@ class Preparation(Protocol):
         """Queues a request that has to be prepared. Raises SglError if there is no room for it."""
         ...
 
-    def claim_ready(self, request: Request) -> bool:
+    def claim_if_ready(self, request: Request) -> bool:
         """Prepares a request that would start at once. Returns False if it has to wait."""
         ...
 
@@ -52,7 +52,7 @@ class Preparation(Protocol):
         """
         ...
 
-    def renew(self) -> None:
+    def redo_preparation(self) -> None:
         """Starts to prepare running requests again, because results were lost or the weights have
         changed.
         """

@@ -122,12 +122,12 @@ def check_params(entries: Sequence[PreparedNode]) -> None:
             check_params(nodes)
 
 
-def prepare_following(ask: EngineAsk, context: EngineContext) -> PreparedNode | None:
+def prepare_generation_after(ask: EngineAsk, context: EngineContext) -> PreparedNode | None:
     """Starts preparing the generation after a running node, so it can continue in its slot
     immediately. Returns that generation, or None if there is none or a node before it has to be
     waited for.
     """
-    found = _next_generation(ask)
+    found = _find_next_generation(ask)
     if found is None:
         return None
     entry, spans = found
@@ -141,7 +141,7 @@ def prepare_following(ask: EngineAsk, context: EngineContext) -> PreparedNode | 
     return entry
 
 
-def _next_generation(ask: EngineAsk) -> tuple[PreparedNode, list[Span]] | None:
+def _find_next_generation(ask: EngineAsk) -> tuple[PreparedNode, list[Span]] | None:
     """Returns the generation that follows a running node, and the text between them. Returns None
     if there is none or a node before it has to be waited for. The text is empty if it can't be
     predicted.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_lite.constraints.json_schema.repeats import repeat_rules
+from sglang_lite.constraints.json_schema.repeats import build_repeat_rules
 from sglang_lite.errors import short_repr
 from sglang_lite.program.nodes import Fork, Gen, Node, Select
 from sglang_lite.protocol import Media, ParameterError, Prompt, RecordName, SamplingParams, Span
@@ -37,7 +37,7 @@ from sglang_lite.runtime.structured_output.thinking import ThoughtFormat, Though
 from sglang_lite.runtime.tokens.image_span import MediaItem
 from sglang_lite.runtime.tokens.token_log import TokenLog
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
-from sglang_lite.runtime.tokens.virtual_ids import real_ids, virtual_positions
+from sglang_lite.runtime.tokens.virtual_ids import find_virtual_ids, without_virtual_ids
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.core.submission import GenerateRequest
@@ -116,7 +116,7 @@ class RequestBuilder:
         """
         ids: Sequence[int]
         if isinstance(prompt, str | Prompt):
-            log = self.start_log(prompt)
+            log = self.start_token_log(prompt)
             if log.media:
                 raise ParameterError(
                     "prompt", "has images, which only generations, selections and programs read."
@@ -131,14 +131,14 @@ class RequestBuilder:
         _check_not_empty(ids)
         return ids
 
-    def prompt_with_images(
+    def prompt_ids_and_media(
         self, request: GenerateRequest
     ) -> tuple[Sequence[int], tuple[MediaItem, ...]]:
         """Returns the token ids of a request's prompt, and the images that its virtual ids stand
-        for. Raises ParameterError like `start_log`.
+        for. Raises ParameterError like `start_token_log`.
         """
         if isinstance(request.prompt, Prompt) and request.prompt.images:
-            log = self.start_log(request.prompt)
+            log = self.start_token_log(request.prompt)
             return log.ids(), log.media
         return self.prompt_ids(request.prompt), request.media
 
@@ -153,10 +153,10 @@ class RequestBuilder:
         Raises:
             ParameterError: it could not run; see `validate_request`.
         """
-        ids, media = self.prompt_with_images(request)
+        ids, media = self.prompt_ids_and_media(request)
         params = self.resolve_with_defaults(request.params)
-        repeat_rules(request.constraint, params.repeats)  # rejects bad rules now
-        complete = self.has_adapter_at_hand(params)
+        build_repeat_rules(request.constraint, params.repeats)  # rejects bad rules now
+        complete = self.has_adapter_in_memory(params)
         requests = self.build_requests(
             ids,
             params,
@@ -185,16 +185,16 @@ class RequestBuilder:
         Raises ParameterError if it can't.
         """
         (ids, media), params = (
-            self.prompt_with_images(request),
+            self.prompt_ids_and_media(request),
             self.resolve_with_defaults(request.params),
         )
-        repeat_rules(request.constraint, params.repeats)
+        build_repeat_rules(request.constraint, params.repeats)
         self.check_output_ids(
             request.output_ids, len(self.check_prompt_tokens(ids, params, media)), params
         )
         return replace(request, prompt=ids, media=media)
 
-    def start_log(self, prompt: Prompt | str) -> TokenLog:
+    def start_token_log(self, prompt: Prompt | str) -> TokenLog:
         """Creates the token log of a prompt, to which more can be appended.
 
         Raises:
@@ -256,7 +256,7 @@ class RequestBuilder:
         scored = score_from if score_from is not None else start if start >= 0 else None
         if (
             scored is not None
-            and (virtual_positions(tokens, self._vocab_size) >= max(scored, 1)).any()
+            and (find_virtual_ids(tokens, self._vocab_size) >= max(scored, 1)).any()
         ):
             raise ParameterError(
                 "logprob_start_len",
@@ -293,7 +293,7 @@ class RequestBuilder:
             stream=stream,
         )
 
-    def has_adapter_at_hand(self, params: ResolvedParams) -> bool:
+    def has_adapter_in_memory(self, params: ResolvedParams) -> bool:
         """Returns whether requests with these parameters can be built without reading an adapter."""
         return self.adapter_at_hand is None or self.adapter_at_hand(_adapter_name(params))
 
@@ -363,11 +363,11 @@ class RequestBuilder:
         invalid.
         """
         resolved = resolve_params(params, self._vocab_size)
-        if self.adapters is not None and self.has_adapter_at_hand(resolved):
+        if self.adapters is not None and self.has_adapter_in_memory(resolved):
             self.find_params_adapter(resolved)  # raises now if it is missing
         if resolved.has_thought_limit:
             self._thoughts(resolved.reasoning_format)  # raises now if the template has no thoughts
-        for name in resolved.recorded:
+        for name in resolved.recorded_fields:
             if name not in self._recorded:
                 hint = f"Start it with enable_return_{name}=True."
                 raise ParameterError(f"return_{name}", "this engine records none.", hint=hint)
@@ -416,12 +416,12 @@ class RequestBuilder:
         _check_not_empty(ids)
         if media:  # virtual ids come only from the images
             tokens = np.array(ids, dtype=np.int32)
-            if real := real_ids(tokens, self._vocab_size).tolist():
-                self._as_tokens("input_ids", real)
+            if real := without_virtual_ids(tokens, self._vocab_size).tolist():
+                self._validate_token_ids("input_ids", real)
         else:
-            tokens = self._as_tokens("input_ids", ids)
+            tokens = self._validate_token_ids("input_ids", ids)
         if self.media is not None:
-            self.media.check_beginning(tokens, media)
+            self.media.check_sound_comes_first(tokens, media)
         room = self._longest - len(ids)
         if room < (1 if params.max_tokens else 0):
             raise ParameterError(
@@ -466,9 +466,9 @@ class RequestBuilder:
                 "output_ids",
                 f"{len(output_ids):,} ids; the output has at most {room:,} (max_tokens).",
             )
-        return self._as_tokens("output_ids", output_ids)
+        return self._validate_token_ids("output_ids", output_ids)
 
-    def _as_tokens(self, name: str, ids: Sequence[int]) -> Ints:
+    def _validate_token_ids(self, name: str, ids: Sequence[int]) -> Ints:
         tokens = _to_integer_array(ids)
         vocab_size = self._vocab_size
         # negative ones are large

@@ -12,7 +12,7 @@ from sglang_lite.program.choosing import METHODS, decide_choice
 from sglang_lite.program.nodes import Select
 from sglang_lite.protocol import Generation, Selection, SglError, Span
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
-from sglang_lite.runtime.core.prepared_node import EngineAsk, PreparedNode, prepare_following
+from sglang_lite.runtime.core.prepared_node import EngineAsk, PreparedNode, prepare_generation_after
 from sglang_lite.runtime.core.submission import no_choices_error
 from sglang_lite.runtime.core.token_text import OpenGrammar
 from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
@@ -41,7 +41,7 @@ class SelectionJob:
     def prepare_next_generation(self) -> None:
         """Starts preparing the next generation."""
         if self._following is None:
-            self._following = prepare_following(self._ask, self._program.context)
+            self._following = prepare_generation_after(self._ask, self._program.context)
 
     # signature of GenerationJob; choices have their own slots
     def start(self, *, in_slot: bool = False) -> None:
@@ -78,7 +78,7 @@ class SelectionJob:
             )
         except SglError as error:
             return partial(self._finish_selection, error)
-        return _nothing
+        return _skip_continuation
 
     def unfinished_results(self) -> list[Generation]:
         """Returns one result without text that reports the scoring's usage, or none if the scoring
@@ -114,5 +114,5 @@ class SelectionJob:
             self._program.finish_node(ask, spans)
 
 
-def _nothing() -> None:
+def _skip_continuation() -> None:
     """Does nothing: once the requests are submitted, nothing is left to do on the loop's thread."""

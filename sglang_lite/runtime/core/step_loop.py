@@ -192,7 +192,7 @@ class StepLoop:
 
         self.inbox.post_if_open(mark_winding_down)
 
-    def fail_prepared(self, request: Request, error: SglError) -> None:
+    def fail_during_preparation(self, request: Request, error: SglError) -> None:
         """Ends a request whose preparation has failed."""
         try:
             self.inbox.post(lambda: self._fail_now(request, error))
@@ -265,7 +265,7 @@ class StepLoop:
     @property
     def _may_step_when_idle(self) -> bool:
         """Whether running a step may have an effect even if the loop is not busy."""
-        return self.preparation is not None or self.scheduler.unsettled
+        return self.preparation is not None or self.scheduler.has_unapplied_changes
 
     @property
     def _has_unread_step(self) -> bool:
@@ -280,7 +280,7 @@ class StepLoop:
     @property
     def _is_planning_held(self) -> bool:
         """Whether no step may be planned now."""
-        return bool(self.holds) or (self.preparation is not None and self.preparation.holds_steps)
+        return bool(self.holds) or (self.preparation is not None and self.preparation.blocks_steps)
 
     def receive_request(self, request: Request) -> None:
         """Starts a request like `submit`, but on the loop's own thread."""
@@ -292,7 +292,7 @@ class StepLoop:
             if (refusal := next(filter(None, self.holds.values()), None)) is not None:
                 raise copy(refusal)
             self._reader.prepare(request)
-            if self.preparation is not None and self.preparation.concerns(request):
+            if self.preparation is not None and self.preparation.requires_preparation(request):
                 self.preparation.queue_request(request)
                 return
         except SglError as error:
@@ -333,7 +333,7 @@ class StepLoop:
         step is planned until then.
         """
         if self.preparation is not None:
-            self.preparation.renew()
+            self.preparation.redo_preparation()
 
     def _plan_batch(self) -> Batch | None:
         self._planned = time.perf_counter()
@@ -354,10 +354,10 @@ class StepLoop:
             if self.scheduler.drafts is not None:
                 self.scheduler.drafts.record_outcomes()
         elif self._shared is not None and self._must_join_step:
-            self._shared.join_without_rows()
+            self._shared.join_step_without_rows()
         self._read_step_in_flight()
         if self._launched and (batch is None or len(self._launched) == self._launched.maxlen):
-            step = self._draw_next()
+            step = self._launch_next_draws()
             self.scheduler.record_duration(step.batch, time.perf_counter() - began)
             if not self._overlap or step.batch.drafts or self.scheduler.must_read_before_planning:
                 self.settle_launched_steps()
@@ -366,7 +366,7 @@ class StepLoop:
         """Draws and reads the tokens of all launched steps."""
         self._read_step_in_flight()
         while self._launched:
-            self._draw_next()
+            self._launch_next_draws()
             self._read_step_in_flight()
 
     def _recover_from_shortage(self, shortage: str) -> None:
@@ -379,8 +379,8 @@ class StepLoop:
         except Exception as error:  # as in `step`
             if not memory_shortage.is_out_of_memory(error):
                 raise
-        memory_shortage.release_cached()
-        self._writer.invalidate()
+        memory_shortage.release_cached_memory()
+        self._writer.forget_written_state()
         # its launched work runs before any later step
         self.scheduler.store.complete_steps(self.scheduler.store.step)
         if not self.scheduler.isolated:
@@ -413,7 +413,7 @@ class StepLoop:
         if before is not None:
             self._settle_step(before)
 
-    def _draw_next(self) -> _Launched:
+    def _launch_next_draws(self) -> _Launched:
         """Launches the draws of the oldest step that has none yet, and returns the step."""
         step = self._launched.popleft()
         with self.span("masks"):
@@ -421,7 +421,7 @@ class StepLoop:
         batch = step.batch
         table = self.scheduler.store.table
         pending = self.runner.sample(step.forward, build_draws(batch, masked, table, self._eos_ids))
-        self.scheduler.count_draws(batch.slots[masked.rows[masked.offsets == 0]])
+        self.scheduler.add_pending_tokens(batch.slots[masked.rows[masked.offsets == 0]])
         self._in_flight = _InFlight(step, masked, pending)
         return step
 
@@ -475,7 +475,7 @@ class StepLoop:
     def _abort_now(self, request: Request) -> None:
         if request.ended:
             return
-        self._ends.read_records(request)
+        self._ends.store_recorded_values(request)
         self.scheduler.retire_request(request, State.ABORTED)
         error = RequestAbortedError("the request was aborted.")
         error.partial = request.build_generation(Finish("abort", None))
@@ -535,7 +535,7 @@ class RequestEnds:
         """Ends a request with its result, or starts the next request of its program in its slot."""
         if self._scheduler.drafts is not None:
             self._scheduler.drafts.learn_from_request(request)
-        self.read_records(request)
+        self.store_recorded_values(request)
         if request.follow is None:
             self._scheduler.retire_request(request, State.FINISHED)
             request.output.send(request.build_generation(finish))
@@ -544,15 +544,15 @@ class RequestEnds:
         slot = request.slot
         request.tokens = table.tokens[slot, : table.known[slot]].copy()
         report = partial(self._send_and_continue, request, finish)
-        begun = request.follow.begin_next(
+        begun = request.follow.begin_next_request(
             request.tokens, finish, partial(self._loop.postponed.postpone_call, report)
         )
         if begun is not None:
-            self._claim_ready(begun)
+            self._claim_if_prepared(begun)
             self._scheduler.continue_in_slot(request, begun, appended=True)
             return
         following = report()
-        if following is None or not self._claim_ready(following):
+        if following is None or not self._claim_if_prepared(following):
             self._scheduler.retire_request(request, State.FINISHED)
             if following is not None:
                 self._loop.receive_request(following)
@@ -565,21 +565,21 @@ class RequestEnds:
         else:
             self._scheduler.continue_in_slot(request, following)
 
-    def read_records(self, request: Request) -> None:
+    def store_recorded_values(self, request: Request) -> None:
         """Reads the recorded values of a request's tokens before its pages are released."""
-        names = request.params.recorded
+        names = request.params.recorded_fields
         if names and request.handle is not None:
             table = self._scheduler.store.table
             slot = request.slot
             count = min(int(table.computed[slot]), int(table.known[slot]) - 1)
-            request.output.recorded = self._loop.runner.read_recorded(
+            request.output.recorded = self._loop.runner.read_recorded_values(
                 table.slots_of_positions(slot, 0, count), names
             )
 
-    def _claim_ready(self, request: Request) -> bool:
+    def _claim_if_prepared(self, request: Request) -> bool:
         """Prepares a request that continues in a slot. Returns False if it has to wait."""
         preparation = self._loop.preparation
-        return preparation is None or preparation.claim_ready(request)
+        return preparation is None or preparation.claim_if_ready(request)
 
     def _send_and_continue(self, request: Request, finish: Finish) -> Request | None:
         """Sends the result of a request, and continues its program. Returns the request that
@@ -608,7 +608,7 @@ class Postponed:
         """Queues a call. Returns a function that runs it immediately if it has not run yet."""
         number = next(self._numbers)
         self._calls[number] = call
-        return partial(self._run_numbered, number)
+        return partial(self._run_numbered_call, number)
 
     def run(self, goes_on: Callable[[], bool]) -> None:
         """Runs a fixed share of the queued calls, in order, and more as long as `goes_on` returns
@@ -617,12 +617,12 @@ class Postponed:
         due = -(-len(self._calls) // _SHARE)
         while self._calls and (due > 0 or goes_on()):
             due -= 1
-            self._run_numbered(next(iter(self._calls)))
+            self._run_numbered_call(next(iter(self._calls)))
 
     def run_all(self) -> None:
         """Runs all calls, including those added meanwhile."""
         while self._calls:
-            self._run_numbered(next(iter(self._calls)))
+            self._run_numbered_call(next(iter(self._calls)))
 
     def close(self) -> None:
         """Runs all calls as the loop ends, and logs their exceptions."""
@@ -632,7 +632,7 @@ class Postponed:
             except Exception:  # may have ended the loop; the other callers must still be notified
                 logger.exception("what a step has led to could not be told")
 
-    def _run_numbered(self, number: int) -> None:
+    def _run_numbered_call(self, number: int) -> None:
         call = self._calls.pop(number, None)
         if call is not None:
             call()

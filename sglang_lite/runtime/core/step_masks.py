@@ -60,7 +60,7 @@ class _SharedMasks:
         # place by id of a mask; kept here, so the id stays valid
         self._known: dict[int, tuple[int, Mask]] = {}
 
-    def share_mask(self, row: int, mask: Mask) -> None:
+    def set_row_mask(self, row: int, mask: Mask) -> None:
         """Sets the mask of a row. A mask that another row already has is not stored again."""
         place, _ = self._known.setdefault(id(mask), (len(self._known), mask))
         if place == self._count:
@@ -164,7 +164,7 @@ class StepMasks:
         shared = _SharedMasks(self._words, len(matchers))
         late = self._filler.fill(
             matchers,
-            shared.share_mask,
+            shared.set_row_mask,
             patience=patience,
             has_unmasked_rows=own < len(batch.slots),  # a chunk of a prompt is computed as well
             has_other_work=self._has_other_work,

@@ -52,11 +52,11 @@ class GenerateRequest:
         """Raises ParameterError if the constraint, priority or namespace has the wrong type."""
         if not isinstance(self.constraint, _CONSTRAINTS_OR_NONE):
             raise ParameterError("constraint", f"{short_repr(self.constraint)} is no constraint.")
-        check_kind("priority", self.priority, int)
-        check_kind("namespace", self.namespace, str)
-        check_kind("timeout", self.timeout, int, float, type(None))
-        check_kind("routed_dp_rank", self.routed_dp_rank, int, type(None))
-        check_kind("winds_down", self.winds_down, bool)
+        check_field_type("priority", self.priority, int)
+        check_field_type("namespace", self.namespace, str)
+        check_field_type("timeout", self.timeout, int, float, type(None))
+        check_field_type("routed_dp_rank", self.routed_dp_rank, int, type(None))
+        check_field_type("winds_down", self.winds_down, bool)
 
     @property
     def samples(self) -> int:
@@ -74,9 +74,9 @@ class SelectRequest(msgspec.Struct, frozen=True, array_like=True, tag="select"):
 
     def check_fields(self) -> None:
         """Raises ParameterError if no choices are given, or a field has the wrong type."""
-        check_kind("prompt", self.prompt, str, Prompt)
-        check_kind("namespace", self.namespace, str)
-        check_kind("choices", self.choices, list, tuple)
+        check_field_type("prompt", self.prompt, str, Prompt)
+        check_field_type("namespace", self.namespace, str)
+        check_field_type("choices", self.choices, list, tuple)
         if not isinstance(self.lora_path, str | None):
             raise ParameterError(
                 "lora_path",
@@ -84,7 +84,7 @@ class SelectRequest(msgspec.Struct, frozen=True, array_like=True, tag="select"):
                 hint="Give one name.",
             )
         for choice in self.choices:
-            check_kind("choices", choice, str)
+            check_field_type("choices", choice, str)
         if not self.choices:
             raise no_choices_error()
 
@@ -105,10 +105,10 @@ class ProgramRequest(msgspec.Struct, frozen=True, array_like=True, tag="play"):
             ParameterError: a field has the wrong type.
             OverloadedError: the program has too many nodes.
         """
-        check_kind("prompt", self.prompt, str, Prompt)
-        check_kind("namespace", self.namespace, str)
-        check_kind("program", self.program, Program)
-        check_kind("program", self.program.nodes, list, tuple)
+        check_field_type("prompt", self.prompt, str, Prompt)
+        check_field_type("namespace", self.namespace, str)
+        check_field_type("program", self.program, Program)
+        check_field_type("program", self.program.nodes, list, tuple)
         check_nodes(self.program.nodes)
         check_without_pauses(self.program.nodes)
         if count_nodes(self.program.nodes) > MAX_QUEUED:
@@ -129,7 +129,7 @@ class OpenRequest(msgspec.Struct, frozen=True, array_like=True, tag="open"):
         """Raises ParameterError if a field has the wrong type, or the engine's policy has no
         priorities.
         """
-        check_kind("namespace", self.namespace, str)
+        check_field_type("namespace", self.namespace, str)
         check_priority(self.priority, policy)
 
 
@@ -137,9 +137,9 @@ def check_nodes(nodes: Sequence[Node], path: Path = ()) -> None:
     """Raises ParameterError if an item is not a node, or the path of their branch is not a tuple of
     integers. The contents of nodes are checked when they are created.
     """
-    check_kind("path", path, tuple)
+    check_field_type("path", path, tuple)
     for index in path:
-        check_kind("path", index, int)
+        check_field_type("path", index, int)
     for node in nodes:
         if not isinstance(node, BaseNode):
             raise ParameterError("nodes", f"{short_repr(node)} is no node of a program.")
@@ -176,11 +176,11 @@ def count_nodes(nodes: Iterable[Node]) -> int:
 def check_verdict(path: Path, place: int, verdict: Verdict) -> None:
     """Raises ParameterError if an argument has the wrong type."""
     check_nodes((), path)
-    check_kind("place", place, int)
-    check_kind("verdict", verdict, Verdict)
+    check_field_type("place", place, int)
+    check_field_type("verdict", verdict, Verdict)
 
 
-def check_kind(name: str, value: object, *kinds: type) -> None:
+def check_field_type(name: str, value: object, *kinds: type) -> None:
     """Raises ParameterError if a value has none of the given types."""
     if not isinstance(value, kinds):
         raise ParameterError(
@@ -198,8 +198,8 @@ def check_prefix_file(namespace: object, secret: object, *, trusted: bool = True
             "whoever writes a file of a prefix decides what the model takes for its own computation.",
             hint="Set trust_cache=True for a file that you know, or write and read it under a secret.",
         )
-    check_kind("namespace", namespace, str)
-    check_kind("secret", secret, str, type(None))
+    check_field_type("namespace", namespace, str)
+    check_field_type("secret", secret, str, type(None))
     if isinstance(secret, str) and len(secret) < MIN_SECRET:
         raise ParameterError(
             "secret", f"it has {len(secret)} characters.", hint=f"Draw {MIN_SECRET} or more."
@@ -221,7 +221,7 @@ def check_priority(priority: object, policy: str) -> None:
     """Raises ParameterError if a program's priority is not an integer, or is not 0 under a policy
     that ignores priorities.
     """
-    check_kind("priority", priority, int)
+    check_field_type("priority", priority, int)
     if priority and policy != "priority":
         told = f"the engine's policy is {policy!r}, which knows no priorities."
         raise ParameterError("priority", told, hint='Make the engine with policy="priority".')

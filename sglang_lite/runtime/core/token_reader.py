@@ -98,7 +98,7 @@ class TokenReader:
         )
         which = (live[drawn.rows] & (drawn.offsets == 0)).nonzero()[0]
         if verification is not None:
-            which = verification.skip_confirmed(which, drawn.rows)
+            which = verification.record_confirmed_drafts(which, drawn.rows)
         while len(which):
             yield from self._read_one_draw(batch, drawn.rows, which, sampled)
             which = _NO_DRAWS if verification is None else verification.next_draws()
@@ -119,7 +119,7 @@ class TokenReader:
         tokens = np.array(sampled.tokens, dtype=np.int32)[which]
         self._scheduler.record_tokens(slots, tokens)
         full = table.known[slots] >= table.limit[slots]
-        selected = self._watch.select_rows(slots, tokens, full)
+        selected = self._watch.select_rows_to_inspect(slots, tokens, full)
         for row, i, kind, token, at_end in zip(
             rows[which[selected]].tolist(),
             which[selected].tolist(),
@@ -138,7 +138,7 @@ class TokenReader:
                 if finish is None and not at_end and request.times.deadline is not None:
                     at_end = self._must_cut_now(request, request.times.deadline)
                 if finish is None and not at_end and request.times.winds_down:
-                    at_end = self._would_be_value_if_cut(request)
+                    at_end = self._can_close_output_now(request)
                 if (
                     finish is None
                     and not at_end
@@ -173,15 +173,15 @@ class TokenReader:
         """
         if request.output.cut is None or self._clock.steps_until(deadline) > _SPARE_STEPS:
             return False
-        return self._would_be_value_if_cut(request)
+        return self._can_close_output_now(request)
 
-    def _would_be_value_if_cut(self, request: Request) -> bool:
+    def _can_close_output_now(self, request: Request) -> bool:
         """Returns whether a request's output could be closed into a complete value if it were cut
         now.
         """
         table = self._scheduler.store.table
         slot = request.slot
-        return request.output.would_close_if_cut(
+        return request.output.would_close_if_truncated(
             table.tokens[slot, request.prompt_len : table.known[slot]].tolist()
         )
 
@@ -233,12 +233,12 @@ class Verification:
         self._last = {row: 0 for row in batch.drafts if live[row] and (row, 0) in self._draws}
         self._drafted = {row: batch.drafts[row].tokens.tolist() for row in self._last}
         for row in self._last:
-            self._drafts.count_check(batch.requests[row], batch.drafts[row])
+            self._drafts.record_draft_check(batch.requests[row], batch.drafts[row])
         self._limits: dict[int, int] = dict(
             zip(self._last, self._table.limit[batch.slots[[*self._last]]].tolist())
         )
 
-    def skip_confirmed(
+    def record_confirmed_drafts(
         self, which: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Records confirmed drafts as a whole, in rows whose tokens need no individual inspection
@@ -273,7 +273,7 @@ class Verification:
                 draw = behind
                 came = place
                 count = count + 1
-            if count and self._drafts.accept_skipped(request, draft, count):
+            if count and self._drafts.accept_skipped_draws(request, draft, count):
                 found[at] = draw
                 self._last[row] = came
         return found

@@ -136,7 +136,7 @@ class TokenText(BranchText[Span]):
     def mark(self) -> tuple[TokenText, int]:
         return self.fork(), len(self.added)
 
-    def go_back(self, mark: tuple[TokenText, int]) -> None:
+    def restore_position(self, mark: tuple[TokenText, int]) -> None:
         text = mark[0].fork()
         added = mark[1]
         self.log = text.log

@@ -47,10 +47,12 @@ class TokenWatch:
     def watch_request(self, request: Request) -> None:
         """Stores the stop tokens of a request that has just been given a slot."""
         if self._table.watched[request.slot] == STOPS:
-            stop_tokens = request.output.stop_tokens()
+            stop_tokens = request.output.build_stop_string_mask()
             self._stop_tokens[request.slot, : len(stop_tokens)] = stop_tokens
 
-    def select_rows(self, slots: Ints, tokens: Ints, full: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def select_rows_to_inspect(
+        self, slots: Ints, tokens: Ints, full: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
         """Returns the indices of the rows whose token the host must inspect.
 
         Args:

@@ -133,7 +133,7 @@ class TowerLoop(ReadingLoop):
             size = sum(each.nbytes for each in pixels.values())
             with self._room:
                 self._decoded += size
-            self.inbox.post(partial(self._receive, _Waiting(asked, item, pixels, size)))
+            self.inbox.post(partial(self._queue_medium, _Waiting(asked, item, pixels, size)))
         except SglError as error:
             fail_future(asked.answer, error)
         except Exception as error:  # transformers' code can raise anything
@@ -141,7 +141,7 @@ class TowerLoop(ReadingLoop):
                 asked.answer, BackendError(f"the {medium.kind} can't be prepared: {error!r}")
             )
 
-    def _receive(self, waiting: _Waiting) -> None:
+    def _queue_medium(self, waiting: _Waiting) -> None:
         self._waiting.append(waiting)
 
     def _add_kept_features(self, asked: _Asked, item: MediaItem) -> bool:

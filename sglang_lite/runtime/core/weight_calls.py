@@ -40,14 +40,18 @@ from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.core.weight_update import INCOMPLETE, WeightUpdates
 from sglang_lite.runtime.executor import memory_shortage
 from sglang_lite.runtime.loading.load_model import LoadedModel
-from sglang_lite.runtime.loading.replacement import check_forms, checkpoint_opener, tensors_opener
+from sglang_lite.runtime.loading.replacement import (
+    check_replacement_tensors,
+    checkpoint_opener,
+    tensors_opener,
+)
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.weight_memory import DroppedTensors, storage_bytes
 from sglang_lite.runtime.models.weight_parts import drop_parts
-from sglang_lite.runtime.models.weights.given import tensors_by_name, unpack_bucket
-from sglang_lite.runtime.models.weights.groups import UpdateGroups, tensor_forms
-from sglang_lite.runtime.models.weights.handles import read_bucket
+from sglang_lite.runtime.models.weights.given import unpack_flattened_bucket, validate_named_tensors
+from sglang_lite.runtime.models.weights.groups import UpdateGroups, build_tensor_forms
+from sglang_lite.runtime.models.weights.handles import read_flattened_bucket
 from sglang_lite.runtime.requests.output_builder import LoadedWeights
 
 ASLEEP = "asleep"  # why the loop holds
@@ -339,8 +343,8 @@ class WeightCalls:
         )
 
     def _open_tensors(self, call: OpenTensors) -> str:
-        tensors = tensors_by_name(
-            unpack_bucket(read_bucket(call.bucket, self._updates.model.device))
+        tensors = validate_named_tensors(
+            unpack_flattened_bucket(read_flattened_bucket(call.bucket, self._updates.model.device))
         )
         return self._update_tensors(WriteTensors(tensors, call.last, call.version))
 
@@ -350,10 +354,10 @@ class WeightCalls:
 
     def _receive_and_write(self, call: ReceiveWeights) -> str:
         """Receives tensors on this thread, while requests continue, and writes them on the loop's."""
-        forms = tensor_forms(call.names, call.dtypes, call.shapes)
+        forms = build_tensor_forms(call.names, call.dtypes, call.shapes)
         without = {each.name: each.empty for each in forms}
         self._loop.inbox.call_and_wait(
-            lambda: check_forms(without, self._updates.model, self._path)
+            lambda: check_replacement_tensors(without, self._updates.model, self._path)
         )
         begun = INCOMPLETE in self._loop.holds
         received = self.groups.receive(call.group, forms, flattened=call.flattened, begun=begun)

@@ -147,7 +147,7 @@ class WeightUpdates:
         known = scheduler.store.table.known
         for request in scheduler.queues:
             count = len(request.tokens) if request.handle is None else int(known[request.slot])
-            request.output.drawn_by.record_replacement(count - request.prompt_len)
+            request.output.drawn_by.record_weight_replacement(count - request.prompt_len)
         loop.holds.setdefault(INCOMPLETE, None)
 
     def _retire_cached_pages(self) -> None:
@@ -244,7 +244,7 @@ class WeightUpdates:
         """Returns the names, dtypes and shapes of all tensors, and the number of updates so far.
         Raises ModelError if one can't be read back.
         """
-        parts = WeightParts(self._whole)
+        parts = WeightParts(self._complete_model)
         values = ((name, parts.read_held_tensor(name)) for name in parts.names())
         return [
             TensorForm(name, each.dtype, tuple(each.shape)) for name, each in values
@@ -255,14 +255,14 @@ class WeightUpdates:
         """Returns the bytes of tensors, concatenated on the model's device, and the number of
         updates so far.
         """
-        parts = WeightParts(self._whole)
+        parts = WeightParts(self._complete_model)
         found = [
             parts.read_held_tensor(name).contiguous().view(-1).view(torch.uint8) for name in names
         ]
         return torch.cat(found), self._count
 
     @property
-    def _whole(self) -> Decoder:
+    def _complete_model(self) -> Decoder:
         """The running model. Raises ModelError like `model`, or if an update is incomplete."""
         if INCOMPLETE in self._loop.holds:
             raise ModelError("the weights are incomplete.", hint="Send the rest of the update.")

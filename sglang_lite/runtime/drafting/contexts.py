@@ -62,7 +62,7 @@ class ContextTable:
     def __len__(self) -> int:
         return len(self._newer) + len(self._older)
 
-    def likely_next(self, kind: int, context: Sequence[int]) -> tuple[int, int]:
+    def likely_next_token(self, kind: int, context: Sequence[int]) -> tuple[int, int]:
         """Returns the token most likely to follow `context`, and its weight, which is 0 if none is
         known.
         """
@@ -92,7 +92,7 @@ class ContextDrafter:
         return True
 
     def make_guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
-        return partial(self._best_guess, self._kind_of(request), chance)
+        return partial(self._best_guess, self._hash_request_kind(request), chance)
 
     def _best_guess(
         self, kind: int, chance: Chance, text: Sequence[int], state: Hashable
@@ -103,7 +103,7 @@ class ContextDrafter:
         for i, length in enumerate(self._lengths):
             if length > len(text):
                 continue
-            token, weight = self._table.likely_next(kind, text[-length:])
+            token, weight = self._table.likely_next_token(kind, text[-length:])
             evidence = i * _WEIGHTS + weight
             if weight and chance(evidence) > likeliest:
                 best = Guess(token, evidence)
@@ -111,16 +111,16 @@ class ContextDrafter:
         return best
 
     def learn_tokens(self, request: Request, text: Sequence[int], start: int) -> None:
-        self._table.record_text(self._kind_of(request), text, start)
+        self._table.record_text(self._hash_request_kind(request), text, start)
 
-    def _kind_of(self, request: Request) -> int:
+    def _hash_request_kind(self, request: Request) -> int:
         kinds = request.output.draft.kinds
         if self.name not in kinds:
             kinds[self.name] = hash((request.space.namespace, self._kind(request)))
         return kinds[self.name]
 
 
-def make_again_drafter(config: EngineConfig) -> ContextDrafter:
+def make_same_prompt_drafter(config: EngineConfig) -> ContextDrafter:
     """Creates the drafter "again", which remembers answers to the same prompt: those of repeated
     requests, retries and other samples.
     """

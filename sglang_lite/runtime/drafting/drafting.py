@@ -60,7 +60,7 @@ class _AskedRow(NamedTuple):
     candidates: Iterator[DraftedGuess]
     guesses: list[DraftedGuess]
 
-    def draft_of_guesses(self, count: int) -> Draft:
+    def draft_first_guesses(self, count: int) -> Draft:
         """Builds the draft of the first `count` guesses."""
         return self.writer.build_draft(tuple(self.guesses)).cut_to_guesses(count)
 
@@ -116,7 +116,7 @@ class Drafting:
         # tokens, and the index of the first new one
         self._unlearned: list[tuple[Request, list[int], int]] = []
         self._chances = {
-            drafter.name: partial(self.share_of_right_guesses, drafter.name) for drafter in drafters
+            drafter.name: partial(self.hit_rate_of_evidence, drafter.name) for drafter in drafters
         }
 
     def may_draft(self, request: Request) -> bool:
@@ -141,7 +141,7 @@ class Drafting:
             tokens: number of tokens of the step without drafts.
             budget: maximum number of drafted tokens.
         """
-        likeliest = self.largest_right_share()
+        likeliest = self.highest_hit_rate()
         bounds = [
             min(likeliest * _hit_ratio_to_expected(row.request.output.draft), 1.0) for row in rows
         ]
@@ -188,7 +188,9 @@ class Drafting:
             left_out = row.guesses[counts[i]] if counts[i] < len(row.guesses) else unwritten.get(i)
             if left_out is not None:
                 self._decay_evidence(left_out)
-        return {rows[i].request.id: asked[i].draft_of_guesses(count) for i, count in counts.items()}
+        return {
+            rows[i].request.id: asked[i].draft_first_guesses(count) for i, count in counts.items()
+        }
 
     def _request_guesses(self, row: OpenRow) -> _AskedRow:
         params = row.request.params
@@ -242,13 +244,13 @@ class Drafting:
         record.right = record.right * _KEPT_UNTRIED
         record.tried = record.tried * _KEPT_UNTRIED
 
-    def share_of_right_guesses(self, drafter: str, evidence: int) -> float:
+    def hit_rate_of_evidence(self, drafter: str, evidence: int) -> float:
         """Returns the share of a drafter's earlier guesses with this evidence that were right."""
-        return _smoothed_share(self._records[drafter, evidence])
+        return _smoothed_hit_rate(self._records[drafter, evidence])
 
-    def largest_right_share(self) -> float:
+    def highest_hit_rate(self) -> float:
         """Returns the largest share of right guesses among all kinds of evidence."""
-        return max((_UNKNOWN, *map(_smoothed_share, self._records.values())))
+        return max((_UNKNOWN, *map(_smoothed_hit_rate, self._records.values())))
 
     def record_outcome(
         self, draft: Draft, matched: int, came: int, progress: DraftProgress
@@ -281,7 +283,7 @@ class Drafting:
 
     def observe_tokens(self, request: Request, known: Ints) -> None:
         """Queues the tokens of a request that drafters have not seen, which they learn at the next
-        `learn_observed`.
+        `learn_queued_tokens`.
 
         Args:
             request: the request.
@@ -293,14 +295,14 @@ class Drafting:
             first = max(start - TAIL, 0)
             self._unlearned.append((request, known[first:].tolist(), start - first))
 
-    def learn_observed(self) -> None:
+    def learn_queued_tokens(self) -> None:
         """Lets drafters learn the queued tokens."""
         for request, text, start in self._unlearned:
             for drafter in self._drafters:
                 try:
                     drafter.learn_tokens(request, text, start)
                 except Exception:  # requests continue without it
-                    self._turn_off(drafter)
+                    self._disable_drafter(drafter)
         self._unlearned = []
 
     def _make_guessers(self, request: Request, known: Ints) -> list[tuple[Drafter, Guesser]]:
@@ -312,7 +314,7 @@ class Drafting:
                         (drafter, drafter.make_guesser(request, known, self._chances[drafter.name]))
                     )
             except Exception:
-                self._turn_off(drafter)
+                self._disable_drafter(drafter)
         return found
 
     def _ranked_guesses(
@@ -326,30 +328,30 @@ class Drafting:
             try:
                 guess = guesser(text, state)
             except Exception:
-                self._turn_off(drafter)
+                self._disable_drafter(drafter)
                 continue
             if guess is not None:
                 found.append(
-                    (self.share_of_right_guesses(drafter.name, guess.evidence), drafter.name, guess)
+                    (self.hit_rate_of_evidence(drafter.name, guess.evidence), drafter.name, guess)
                 )
         if len(found) > 1:
             found.sort(key=itemgetter(0), reverse=True)
         return found
 
-    def _turn_off(self, drafter: Drafter) -> None:
+    def _disable_drafter(self, drafter: Drafter) -> None:
         """Logs the exception that a drafter has raised, and stops using the drafter."""
         logger.exception("the drafter %r failed, and is off from now on", drafter.name)
         self._drafters = [other for other in self._drafters if other is not drafter]
 
 
-def _smoothed_share(record: _Record) -> float:
+def _smoothed_hit_rate(record: _Record) -> float:
     """Returns the smoothed share of right guesses, an estimate of the chance that the next one is
     right.
     """
     return (record.right + 1) / (record.tried + 2)
 
 
-_UNKNOWN = _smoothed_share(_Record())
+_UNKNOWN = _smoothed_hit_rate(_Record())
 
 
 def _hit_ratio_to_expected(progress: DraftProgress) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.drafting.contexts import make_again_drafter, make_node_drafter
+from sglang_lite.runtime.drafting.contexts import make_node_drafter, make_same_prompt_drafter
 from sglang_lite.runtime.drafting.drafting import Drafting
 from sglang_lite.runtime.drafting.grammar import GrammarDrafter
 from sglang_lite.runtime.drafting.guess import Drafter
@@ -13,7 +13,7 @@ from sglang_lite.runtime.drafting.prompt import PromptDrafter
 from sglang_lite.runtime.drafting.states import StateDrafter
 
 DRAFTERS: dict[str, Callable[[EngineConfig], Drafter]] = {
-    "again": make_again_drafter,
+    "again": make_same_prompt_drafter,
     "node": make_node_drafter,
     "state": StateDrafter,
     "prompt": PromptDrafter,

@@ -36,7 +36,7 @@ class StateDrafter:
         return partial(self._guess_in_state, request.space.namespace)
 
     def _guess_in_state(self, namespace: str, text: Sequence[int], state: Hashable) -> Guess | None:
-        token, weight = self._table.likely_next(hash((namespace, state)), ())
+        token, weight = self._table.likely_next_token(hash((namespace, state)), ())
         return Guess(token, weight) if weight else None
 
     def learn_tokens(self, request: Request, text: Sequence[int], start: int) -> None:

@@ -15,10 +15,10 @@ from sglang_lite.runtime.embedding.encoder import Encoder
 from sglang_lite.runtime.embedding.spec import EncoderSpec, encoder_spec
 from sglang_lite.runtime.embedding.tokenizer import encoder_tokenizer
 from sglang_lite.runtime.host import onednn
-from sglang_lite.runtime.models.memory_check import check_room, weight_bytes
+from sglang_lite.runtime.models.memory_check import check_free_memory, weight_bytes
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.dummy import DummySource
-from sglang_lite.runtime.models.weights.folder import open_folder
+from sglang_lite.runtime.models.weights.folder import open_weight_folder
 from sglang_lite.runtime.models.weights.load_format import open_weights
 from sglang_lite.runtime.models.weights.quantised_formats import read_quantisation
 from sglang_lite.runtime.models.weights.source import WeightSource
@@ -91,9 +91,13 @@ def load_encoder(
             )
         onednn.limit_primitive_caches()
         hint = "Take a smaller model or dtype."
-        check_room({"weights": weight_bytes(spec.layers, dtype.itemsize)}, device, str(path), hint)
+        check_free_memory(
+            {"weights": weight_bytes(spec.layers, dtype.itemsize)}, device, str(path), hint
+        )
     with torch.inference_mode():
-        model = Encoder(spec, *_sources(config, path, spec, device), dtype, device, progress)
+        model = Encoder(
+            spec, *_open_weight_sources(config, path, spec, device), dtype, device, progress
+        )
     return LoadedEncoder(config.model, model, tokenizer)
 
 
@@ -121,7 +125,7 @@ def encoder_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     return _DTYPES.get(config.dtype, torch.bfloat16 if device.type == "cuda" else torch.float32)
 
 
-def _sources(
+def _open_weight_sources(
     config: EngineConfig, path: Path, spec: EncoderSpec, device: torch.device
 ) -> tuple[WeightSource, list[WeightSource]]:
     """Returns where the weights come from: one source for the model, and one for each dense layer."""
@@ -132,4 +136,4 @@ def _sources(
         path, config.model, config.load_format, declared.matrices, threads=config.load_threads
     )
     declared.check_checkpoint(source)
-    return source, [open_folder(layer.folder) for layer in spec.dense]
+    return source, [open_weight_folder(layer.folder) for layer in spec.dense]

@@ -45,7 +45,7 @@ class EncodeRequest(EngineCall["NDArray[np.float32]"], frozen=True, eq=False, ta
             at += length
 
 
-def encode_request(
+def build_encode_request(
     texts: Sequence[EncoderInput],
     tokenizer: Tokenizer,
     spec: EncoderSpec,

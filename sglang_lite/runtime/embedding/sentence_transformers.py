@@ -82,7 +82,7 @@ class Prompts:
     default: str
 
 
-def has_modules(path: Path) -> bool:
+def is_sentence_transformers_folder(path: Path) -> bool:
     """Returns True if the folder has a `modules.json`, which sentence-transformers writes."""
     return (path / "modules.json").exists()
 
@@ -98,7 +98,7 @@ def read_modules(path: Path, hidden_size: int) -> Modules:
     Raises:
         ModelError: a module or pooling is not supported, or sizes don't match.
     """
-    if not has_modules(path):
+    if not is_sentence_transformers_folder(path):
         return Modules()
     file = path / "modules.json"
     modules = read_any_json(file)
@@ -159,7 +159,7 @@ def _read_dense(folder: Path, inputs: int) -> DenseLayer:
     return DenseLayer(folder, inputs, config["out_features"], config.get("bias", True), activation)
 
 
-def read_limit(path: Path) -> int | None:
+def read_max_tokens(path: Path) -> int | None:
     """Returns the maximum number of tokens in a text, or None if the folder does not define it."""
     file = path / "sentence_bert_config.json"
     if not file.exists():

@@ -13,8 +13,8 @@ from sglang_lite.runtime.embedding.sentence_transformers import (
     DenseLayer,
     Pooling,
     Prompts,
-    has_modules,
-    read_limit,
+    is_sentence_transformers_folder,
+    read_max_tokens,
     read_modules,
     read_prompts,
 )
@@ -168,7 +168,7 @@ def is_encoder(path: Path) -> bool:
         return False
     config = read_config(path)
     name = _architecture(config)
-    reads = has_modules(path) or is_bidirectional(config)
+    reads = is_sentence_transformers_folder(path) or is_bidirectional(config)
     return name in ENCODERS or name in _DECODERS or (name in ARCHITECTURES and reads)
 
 
@@ -210,7 +210,7 @@ def encoder_spec(path: Path) -> EncoderSpec:
     return EncoderSpec(
         architecture=architecture,
         layers=layers,
-        limit=min(limit, read_limit(path) or limit),
+        limit=min(limit, read_max_tokens(path) or limit),
         pooling=modules.pooling or pooling,
         dense=modules.dense,
         normalise=modules.normalise,

@@ -20,7 +20,7 @@ from sglang_lite.runtime.executor.model_runner import ModelRunner
 from sglang_lite.runtime.executor.ranks import CpuLeadRunner, GpuLeadRunner, RankLinks, start_ranks
 from sglang_lite.runtime.executor.step_record import SlotPages
 from sglang_lite.runtime.models.decoder import Decoder
-from sglang_lite.runtime.models.layer_watch import folder_of_process
+from sglang_lite.runtime.models.layer_watch import create_dump_folder
 from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
 from sglang_lite.runtime.models.model import Model, is_fused
 
@@ -125,7 +125,7 @@ def _start_tensor_dump(model: Model, config: EngineConfig) -> None:
     """Starts writing the outputs of a model's layers to files, if the config asks for it."""
     if config.debug_tensor_dump_output_folder is not None:
         assert isinstance(model, Decoder), "others are refused"
-        model.watch.folder = folder_of_process(
+        model.watch.folder = create_dump_folder(
             config.debug_tensor_dump_output_folder, model.ranks.parallel
         )
 

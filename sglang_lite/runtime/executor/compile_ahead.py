@@ -42,8 +42,8 @@ from sglang_lite.runtime.kernels.kv_cache import KVScales
 from sglang_lite.runtime.kernels.two_shot import PartPeers
 from sglang_lite.runtime.kernels.variants import (
     KernelVariant,
-    collecting_variants,
-    compile_driver,
+    compile_driver_bindings,
+    intercept_launches,
     waiting_for_variants,
 )
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
@@ -52,7 +52,7 @@ from sglang_lite.runtime.models.lora.config import largest_rank
 from sglang_lite.runtime.models.lora.paths import read_lora_path
 from sglang_lite.runtime.models.lora.pool import PoolSize
 from sglang_lite.runtime.models.precision import Precision
-from sglang_lite.runtime.models.resolve import adapter_base
+from sglang_lite.runtime.models.resolve import find_base_model
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.blocks import Format
 from sglang_lite.runtime.models.weights.dummy import DummySource
@@ -131,13 +131,13 @@ def collect_variants(
     pages = -(-runner.longest // runner.page_size)
     unsupported = contextlib.suppress(NotImplementedError, ParameterError)
     with (
-        collecting_variants(properties, on_variant),
+        intercept_launches(properties, on_variant),
         torch.inference_mode(),
         _ShapeOnlyProducts(),
         unsupported,
     ):
         row_bytes = spec.hidden_size * runner.precision.compute.itemsize
-        ranks = _stand_in_collectives(runner.parallel, row_bytes, nowhere)
+        ranks = _make_fake_collectives(runner.parallel, row_bytes, nowhere)
         source = DummySource(nowhere, Matrices(format=runner.stored))
         model = GpuDecoder(spec, source, runner.precision, nowhere, runner.longest, ranks=ranks)
         if runner.precision.cache.itemsize == 1:
@@ -161,7 +161,9 @@ def collect_variants(
         made.warm_up()
 
 
-def _stand_in_collectives(parallel: Parallel, row_bytes: int, nowhere: torch.device) -> Collectives:
+def _make_fake_collectives(
+    parallel: Parallel, row_bytes: int, nowhere: torch.device
+) -> Collectives:
     """Returns collectives whose tensors have no memory. They show which kernels are needed, but
     can't launch them.
     """
@@ -171,7 +173,7 @@ def _stand_in_collectives(parallel: Parallel, row_bytes: int, nowhere: torch.dev
         rank_memory_shape(parallel.ranks, row_bytes), dtype=torch.int64, device=nowhere
     )
     in_stage = (
-        None if parallel.pp == 1 else _stand_in_collectives(parallel.in_stage, row_bytes, nowhere)
+        None if parallel.pp == 1 else _make_fake_collectives(parallel.in_stage, row_bytes, nowhere)
     )
     place = parallel.rank, (0,) * parallel.ranks
     return GpuRanks(
@@ -289,7 +291,7 @@ def start_compiling(
     """
     sizes = config.resolve_sizes(gpu=True, longest=longest)
     adapters = None
-    own = [] if adapter_base(config.model) is None else [config.model]
+    own = [] if find_base_model(config.model) is None else [config.model]
     if config.enable_lora or own:
         folders = [*own, *(read_lora_path(each).path for each in config.lora_paths)]
         adapters = PoolSize.for_adapters(
@@ -332,7 +334,7 @@ def main(descriptor: int) -> None:
         descriptor: file descriptor of the process's end of the socket.
     """
     line = socket.socket(fileno=descriptor)
-    _run_in_fork(compile_driver)  # first, as the engine's process needs it first
+    _run_in_fork(compile_driver_bindings)  # first, as the engine's process needs it first
     triton_key()  # computed once for all forks, as it reads Triton's sources
     for name in _IMPORTED_LATE:
         with contextlib.suppress(ImportError):  # older versions of Triton lack some of them

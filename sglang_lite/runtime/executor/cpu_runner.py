@@ -92,7 +92,7 @@ class CpuRunner:
     def model(self) -> Model:
         return self._model
 
-    def read_recorded(
+    def read_recorded_values(
         self, token_slots: Ints, names: Iterable[RecordName]
     ) -> dict[str, TokenArray]:
         """Returns the experts or hidden states that the cache has recorded for the tokens in
@@ -100,7 +100,7 @@ class CpuRunner:
         """
         return read_records(self._cache, token_slots, names)
 
-    def page_memory(self, slots: int) -> CpuPageMemory:
+    def allocate_page_memory(self, slots: int) -> CpuPageMemory:
         """Allocates host memory for copies of `slots` pages of the KV cache."""
         return CpuPageMemory(self._cache.planes, self._pages.page_size, slots)
 
@@ -125,7 +125,7 @@ class CpuRunner:
         if self._adapters is not None:
             changes = record.changes_of(COLUMN)
             self._adapters.change(changes.slots, changes.values)
-        with torch.inference_mode(), self._thread_team(record):
+        with torch.inference_mode(), self._limit_step_threads(record):
             self._copy_token_slots(record)
             inputs = build_cpu_inputs(
                 record, self._pages, self._last_tokens, self._adapters, one_by_one=self._one_by_one
@@ -161,7 +161,7 @@ class CpuRunner:
         record = forward.record
         slots = record.slots[rows]
         positions = record.ends[rows] if behind is None else record.ends[rows] - behind
-        with torch.inference_mode(), self._thread_team(record):
+        with torch.inference_mode(), self._limit_step_threads(record):
             sampled = sample(
                 self.logits(forward, rows, behind),
                 self._sampling,
@@ -193,7 +193,7 @@ class CpuRunner:
         """
         return replace(record, ids=fill_in_drawn_ids(record, self._last_tokens))
 
-    def _thread_team(self, record: StepRecord) -> AbstractContextManager[None]:
+    def _limit_step_threads(self, record: StepRecord) -> AbstractContextManager[None]:
         """Returns a context that sets how many threads compute a step."""
         leaves_one = (
             self._cores_contended is not None and record.streams > 0 and self._cores_contended()

@@ -125,7 +125,7 @@ class CudaGraphs:
                 found[tokens] = began.elapsed_time(ended) / 1000 / _MEASURED
         return found
 
-    def run_idle(self, compute: Compute, size: int) -> None:
+    def run_padding_graph(self, compute: Compute, size: int) -> None:
         """Launches a graph of `size` padding tokens. `compute` is the same as for
         `find_or_capture`.
         """
@@ -357,7 +357,7 @@ class CapturedGraph:
         host[2, :real] = inputs.positions
         host[3, :count] = inputs.last
         if self.plan.rotary is not None:
-            host[4:, :real] = inputs.three_positions
+            host[4:, :real] = inputs.mrope_positions
         if shared is not None and changed:
             parts = shared.lengths, shared.chunks, shared.order, shared.items.reshape(-1)
             for i, array in enumerate(parts, arrays):

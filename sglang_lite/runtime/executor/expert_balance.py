@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.models.decoder import Decoder
-from sglang_lite.runtime.models.expert_moves import expert_counts
+from sglang_lite.runtime.models.expert_moves import read_expert_counts
 from sglang_lite.runtime.models.spec import ExpertsSpec
 from sglang_lite.runtime.parallel.placement import balance_experts, rows_of_heaviest_group
 
@@ -37,7 +37,7 @@ class ExpertBalance:
         self._parallel = model.ranks.parallel
         algorithm = config.eplb_algorithm
         self._nodes = 1 if algorithm == "deepseek" else self._parallel.nodes
-        self._before = expert_counts(model.layers)
+        self._before = read_expert_counts(model.layers)
         self._thread = ThreadPoolExecutor(1, "sglang_lite-balance")
         self._found: Future[list[_Move]] | None = None
         self._pending: deque[_Move] = deque()
@@ -54,7 +54,7 @@ class ExpertBalance:
             self._found = None
         elif self._found is None and not self._pending and self._steps % self._every == 0:
             assert self._model.expert_moves is not None, "it was loaded for them"
-            counts = expert_counts(self._model.layers)
+            counts = read_expert_counts(self._model.layers)
             loads = [
                 [(a - b) % (1 << 32) for a, b in zip(*both)]
                 for both in zip(counts, self._before, strict=True)

@@ -69,7 +69,7 @@ class GpuAdapters:
             of_slot, self._pages, self._ranks, _view_matrices(self._memory, self._shapes)
         )
 
-    def allocate_room(self, rank: int) -> AdapterRoom:
+    def allocate_adapter_buffer(self, rank: int) -> AdapterRoom:
         """Allocates pinned pages for reading in an adapter of the given rank, and returns them with
         views of its matrices. Can be called on any thread.
         """
@@ -84,7 +84,7 @@ class GpuAdapters:
         Args:
             slot: the number, which no running request uses.
             pages: pages for the adapter, which no running request uses either.
-            adapter: adapter that was read into memory from `allocate_room`.
+            adapter: adapter that was read into memory from `allocate_adapter_buffer`.
         """
         assert adapter.pages is not None, "not in pages"
         table = torch.tensor(

@@ -17,7 +17,7 @@ from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adju
 from sglang_lite.runtime.executor.sampler import (
     Masks,
     Sampled,
-    draw_logprobs,
+    compute_draw_logprobs,
     log_softmax,
     token_logprob,
 )
@@ -160,7 +160,7 @@ class GpuDraws:
             return
 
         def draw_rows(masked: bool) -> torch.Tensor:
-            masks = self._masks.for_rows(rows) if masked else None
+            masks = self._masks.view_for_rows(rows) if masked else None
             if parts is not None and not self._alike:
                 at = plan.slots[:rows], plan.positions[:rows]
                 self._draw_parts(parts, graph.logits, *at, self._tokens[:rows], masks, softcap)
@@ -259,12 +259,12 @@ class GpuDraws:
         device_masks = None
         if masks is not None:
             self._masks.send(masks, len(slots))
-            device_masks = self._masks.for_rows(len(slots))
+            device_masks = self._masks.view_for_rows(len(slots))
         if not self._original_logprobs:
             for i in reported:
                 if masks is not None and device_masks is not None and masks.rows[i] >= 0:
                     _mask_out(logits[i], device_masks.words[masks.rows[i]].to(logits.device))
-                logprobs[i] = draw_logprobs(logits[i], adjustments[i].params)
+                logprobs[i] = compute_draw_logprobs(logits[i], adjustments[i].params)
         if parts is not None:
             self._draw_parts(parts, logits, where[0], where[1], tokens, device_masks, softcap)
         else:
@@ -340,7 +340,7 @@ class GpuDraws:
         """
         rows = len(tokens)
         scores = self._staging.host_buffer(2 * rows).view(torch.float32).view(2, rows)
-        device_masks = None if masks is None else self._masks.for_rows(rows)
+        device_masks = None if masks is None else self._masks.view_for_rows(rows)
         token_scores(logits, tokens, scores, masks=device_masks, softcap=softcap)
         return scores
 
@@ -430,7 +430,7 @@ class DeviceMasks:
         self.words: Ints = self._host.numpy()
         self._which: Ints = self._host_rows.numpy()
 
-    def for_rows(self, rows: int) -> TokenMasks:
+    def view_for_rows(self, rows: int) -> TokenMasks:
         """Returns all masks, for a step of `rows` rows: in host memory for few rows, else on the
         device.
         """

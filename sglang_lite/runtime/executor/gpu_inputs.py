@@ -39,7 +39,7 @@ class GpuInputs:
     longest_uncached: int = 0
 
     @property
-    def three_positions(self) -> Ints:
+    def mrope_positions(self) -> Ints:
         """Time, row and column of each token for the rotary embedding, int32 [3, T]. All three are
         the token's position if the step sets none.
         """
@@ -50,11 +50,11 @@ class GpuInputs:
         )
 
     def arrays(self, threefold: bool) -> tuple[Ints, ...]:
-        """Returns ids, slots, positions and flattened blocks, followed by `three_positions` if
+        """Returns ids, slots, positions and flattened blocks, followed by `mrope_positions` if
         `threefold`.
         """
         whole = self.ids, self.slots, self.positions, self.blocks.reshape(-1)
-        return (*whole, *self.three_positions) if threefold else whole
+        return (*whole, *self.mrope_positions) if threefold else whole
 
 
 def build_gpu_inputs(
@@ -92,7 +92,7 @@ def build_gpu_inputs(
     )
     decoded = (few and len(record.ids) <= max_decoded_tokens) or (
         len(record.ids) <= (2 * max_decoded_tokens if few else max_tokens)
-        and _token_reads(record, queries_per_read) <= max_token_reads
+        and _count_token_reads(record, queries_per_read) <= max_token_reads
     )
     if decoded and not record.limits.size:  # decoded tokens can't see later ones
         return GpuInputs(*tokens, _NO_BLOCKS, BLOCK_SIZES[0], last, len(record.ids))
@@ -113,7 +113,7 @@ def build_gpu_inputs(
     )
 
 
-def _token_reads(record: StepRecord, queries_per_read: int) -> int:
+def _count_token_reads(record: StepRecord, queries_per_read: int) -> int:
     """Returns how many token reads it takes to decode rows with several tokens. Each new token
     reads its row's new tokens up to itself, and all tokens before the new ones. A row with more
     than MAX_DECODED_ROW_TOKENS new tokens reads the latter only once per `queries_per_read` of

@@ -61,7 +61,7 @@ from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.lora_own import is_own_lora_faster
 from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kernels.page_table import update_pages
-from sglang_lite.runtime.kernels.prefix_attention import block_queries, hopper_prefix_module
+from sglang_lite.runtime.kernels.prefix_attention import hopper_prefix_module, queries_per_program
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.lora.pool import COLUMN
 from sglang_lite.runtime.models.model import DeviceModel
@@ -171,7 +171,7 @@ class GpuRunner:
             adapters,
             None if adapters is None else adapters.build_lora_step(self._slots.adapters),
         )
-        self._own = _mark_own_matrices(self._lora, adapters)
+        self._own = _per_row_lora_step(self._lora, adapters)
         # first token slots of the dummy pages
         self._dummy_tokens = pages * page_size, window_pages * page_size
         self._events = MaskEvents(device)
@@ -212,15 +212,16 @@ class GpuRunner:
         self.prompts = PrefillGraphs(
             max_captured, self._slots, self._staging, page_size, self.graphs.capture_function
         )
-        model.steps.set_replay(
-            partial(self.graphs.run_idle, self._compute), min(self.graphs.sizes, default=0)
+        model.steps.set_graph_replay(
+            partial(self.graphs.run_padding_graph, self._compute_hidden_or_logits),
+            min(self.graphs.sizes, default=0),
         )
 
     @property
     def model(self) -> DeviceModel:
         return self._model
 
-    def read_recorded(
+    def read_recorded_values(
         self, token_slots: Ints, names: Iterable[RecordName]
     ) -> dict[str, TokenArray]:
         """Waits for all launched forwards, and returns the experts or hidden states that the cache
@@ -228,7 +229,7 @@ class GpuRunner:
         """
         return read_records(self._cache, token_slots, names)
 
-    def page_memory(self, slots: int) -> GpuPageMemory:
+    def allocate_page_memory(self, slots: int) -> GpuPageMemory:
         """Allocates host memory for copies of `slots` pages of the KV cache.
 
         Raises:
@@ -251,7 +252,9 @@ class GpuRunner:
         them.
         """
         self.graphs.capture_all(
-            self._compute, self._sharing, (None, *filter(None, (self._lora, self._own)))
+            self._compute_hidden_or_logits,
+            self._sharing,
+            (None, *filter(None, (self._lora, self._own))),
         )
 
     def close(self) -> None:
@@ -314,7 +317,7 @@ class GpuRunner:
                 if size > self._max_decoded_tokens:  # because another replica has this many
                     shared = None
                 graph = self.graphs.find_or_capture(
-                    self._compute, inputs, size, shared is not None, decoded
+                    self._compute_hidden_or_logits, inputs, size, shared is not None, decoded
                 )
                 logits, last = graph.run(inputs, shared, rows)
                 if self._staged:
@@ -331,13 +334,15 @@ class GpuRunner:
                     self._events.record_after_forward(record),
                 )
             if self._staged:
-                plan = replace(self._plan(inputs, shared), rows=rows)
+                plan = replace(self._send_and_plan_step(inputs, shared), rows=rows)
                 return self._build_stage_forward(record, self._run_model(plan), inputs.last, plan)
             prefilled = self.prompts.run(self._run_model, inputs, lora) if shared is None else None
             hidden, last = prefilled or (
                 self._run_model(
                     replace(
-                        self._plan(inputs, shared), lora=lora, features=record.has_ready_embeddings
+                        self._send_and_plan_step(inputs, shared),
+                        lora=lora,
+                        features=record.has_ready_embeddings,
                     )
                 ),
                 inputs.last,
@@ -440,10 +445,10 @@ class GpuRunner:
             self._cache.record_hidden(plan.token_slots, hidden)
         return hidden
 
-    def _compute(
+    def _compute_hidden_or_logits(
         self, plan: DevicePlan, last: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
-        self._model.steps.set_rows_of_all(len(plan.ids))
+        self._model.steps.set_all_row_counts(len(plan.ids))
         hidden = self._run_model(plan)
         return (
             hidden
@@ -494,17 +499,19 @@ class GpuRunner:
         masks = Masks(self._draws.allocate_masks(1, -(-self._model.vocab_size // 32)), slots)
         masks.words.fill(-1)  # masks that allow every token
         for start in (0, count - 1):
-            forward = self.forward(_one_row(slots, start, count))
+            forward = self.forward(_one_row_record(slots, start, count))
             self.sample(forward, Draws(row)).wait_for_tokens()
             self.sample(
                 forward, Draws(row, adjustments, masks, np.ones(1, dtype=bool))
             ).wait_for_tokens()
-        prompt = _one_row(slots, 0, count)
+        prompt = _one_row_record(slots, 0, count)
         inputs = build_gpu_inputs(
             prompt, self._max_decoded_tokens, max_token_reads=0, queries_per_read=1
         )
         with self._model.steps.enter_step(count):
-            rows = [TokensToScore(1, tokens, self._run_model(self._plan(inputs, None)))]
+            rows = [
+                TokensToScore(1, tokens, self._run_model(self._send_and_plan_step(inputs, None)))
+            ]
         score_rows(self._model, rows, 2, (0,), self._staging.fetch)[0].wait_for_logprobs()
 
     @torch.inference_mode()
@@ -562,12 +569,14 @@ class GpuRunner:
             logits = self._model.raw_logits(hidden[:rows])
         self._draws.warm_up(logits[:1], slots[:1], plan.positions[:1], self._model.logit_softcap)
 
-    def _plan(self, inputs: GpuInputs, shared: SharedPrefixArrays | None) -> DevicePlan:
+    def _send_and_plan_step(
+        self, inputs: GpuInputs, shared: SharedPrefixArrays | None
+    ) -> DevicePlan:
         count = inputs.decoding
         ids, slots, positions, blocks, *rotary = self._staging.send_all(
             *inputs.arrays(self._slots.axes is not None)
         )
-        sent = None if shared is None else _send_shared(self._staging, shared, count)
+        sent = None if shared is None else _send_shared_prefixes(self._staging, shared, count)
         plan = self._slots.plan(
             ids,
             slots,
@@ -590,7 +599,9 @@ def allocate_rows(model: DeviceModel, count: int) -> torch.Tensor:
     )
 
 
-def _send_shared(staging: Staging, shared: SharedPrefixArrays, rows: int) -> SharedPrefixes:
+def _send_shared_prefixes(
+    staging: Staging, shared: SharedPrefixArrays, rows: int
+) -> SharedPrefixes:
     padded = np.zeros((3, rows), dtype=np.int32)
     for row, array in zip(padded, (shared.lengths, shared.chunks, shared.order)):
         row[: len(array)] = array
@@ -644,7 +655,7 @@ def _make_prefix_groups(
     heads = model.attentions[0]
     precision = model.precision
     group = heads.heads // heads.kv_heads
-    queries = block_queries(group, precision.compute.itemsize)
+    queries = queries_per_program(group, precision.compute.itemsize)
     if isinstance(heads, LatentSpec):
         return PrefixGroups(slot_pages, target_chunks, queries // group, LATENT_SAVING_FACTOR)
     if precision.batch_invariant:
@@ -664,7 +675,7 @@ def _make_prefix_groups(
     )
 
 
-def _one_row(slots: Ints, start: int, end: int) -> StepRecord:
+def _one_row_record(slots: Ints, start: int, end: int) -> StepRecord:
     """Returns a step of one row: tokens `start` to `end` of one slot, with id 0."""
     single = int(end - start == 1)
     nothing = np.zeros(0, dtype=np.int32)
@@ -693,7 +704,7 @@ def _powers_of_two_up_to(limit: int) -> list[int]:
     return [*(1 << i for i in range((limit - 1).bit_length())), limit]
 
 
-def _mark_own_matrices(step: LoraStep | None, adapters: GpuAdapters | None) -> LoraStep | None:
+def _per_row_lora_step(step: LoraStep | None, adapters: GpuAdapters | None) -> LoraStep | None:
     """Returns the LoRA step marked for kernels that read each token's own matrices, which are
     faster if most rows have different adapters. Returns None if there can never be enough adapters
     for that.

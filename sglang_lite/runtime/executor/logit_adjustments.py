@@ -16,7 +16,7 @@ import torch
 from sglang_lite.protocol import ProgramError, SglError
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor, ResolvedParams
-from sglang_lite.runtime.tokens.virtual_ids import real_ids
+from sglang_lite.runtime.tokens.virtual_ids import without_virtual_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _divide_repeated(logits: torch.Tensor, rows: Sequence[tuple[int, DrawAdjustm
     """
     if not rows:
         return
-    tokens = [real_ids(row.tokens, logits.shape[1]) for _, row in rows]
+    tokens = [without_virtual_ids(row.tokens, logits.shape[1]) for _, row in rows]
     at = _flat_positions(logits, [(i, each) for (i, _), each in zip(rows, tokens)])
     factor = _repeat_per_token(
         [row.params.repetition_penalty for _, row in rows], tokens, at

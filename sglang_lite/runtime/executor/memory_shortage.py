@@ -47,7 +47,7 @@ def request_error(shortage: str, pieces: int) -> OverloadedError:
     )
 
 
-def release_cached() -> None:
+def release_cached_memory() -> None:
     """Returns GPU memory that torch caches for later allocations to the driver."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

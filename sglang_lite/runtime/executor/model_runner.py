@@ -70,7 +70,7 @@ class ModelRunner(Protocol):
         """Launches draws from the logits of a forward."""
         ...
 
-    def read_recorded(
+    def read_recorded_values(
         self, token_slots: Ints, names: Iterable[RecordName]
     ) -> dict[str, TokenArray]:
         """Waits for the forwards so far, and returns what the cache has recorded for the tokens in
@@ -78,7 +78,7 @@ class ModelRunner(Protocol):
         """
         ...
 
-    def page_memory(self, slots: int) -> PageMemory:
+    def allocate_page_memory(self, slots: int) -> PageMemory:
         """Allocates host memory for copies of `slots` pages of the KV cache."""
         ...
 

@@ -124,7 +124,7 @@ class GpuPageMemory:
 
     def count_completed(self) -> int:
         """Launches the gathered copies, and returns the number of copies that have completed."""
-        self._launch_gathered()
+        self._launch_gathered_copies()
         while self._running and self._running[0][1].query():
             self._completed, ended, began, pages = self._running.popleft()
             if pages:
@@ -140,22 +140,22 @@ class GpuPageMemory:
 
     def copy_to_device(self, slots: Ints, pages: Ints) -> None:
         """Starts copying slots of this memory, int32 [N], to pages."""
-        self._launch_gathered()
+        self._launch_gathered_copies()
         self.launched += 1
-        self._launch(pages, slots, to_host=False)
+        self._launch_copy(pages, slots, to_host=False)
 
     def close(self) -> None:
         """Unpins the memory once all copies have finished. No copy may be requested afterwards."""
         if self._stream is not None:
             self._unpin()
 
-    def _launch_gathered(self) -> None:
+    def _launch_gathered_copies(self) -> None:
         if self._gathered:
             slots, pages = np.array(list(self._gathered.items()), dtype=np.int32).T
             self._gathered.clear()
-            self._launch(pages, slots, to_host=True)
+            self._launch_copy(pages, slots, to_host=True)
 
-    def _launch(self, pages: Ints, slots: Ints, *, to_host: bool) -> None:
+    def _launch_copy(self, pages: Ints, slots: Ints, *, to_host: bool) -> None:
         """Launches a copy between pages and slots. Its number is that of the most recent request."""
         count = len(pages)
         both = np.zeros((2, -(-count // _ALIGNED) * _ALIGNED), dtype=np.int32)

@@ -108,7 +108,7 @@ class PrefillGraphs:
         host = np.zeros(len(graph.static), dtype=np.int32)
         tokens, blocks = _split_inputs(host, sum(size), self._rows)
         tokens[1] = self._slots.dummy
-        threefold = () if self._slots.axes is None else inputs.three_positions
+        threefold = () if self._slots.axes is None else inputs.mrope_positions
         for to, of in zip(tokens, (inputs.ids, inputs.slots, inputs.positions, *threefold)):
             to[:decoding] = of[:decoding]
             to[size[0] : size[0] + prefilled] = of[decoding:]

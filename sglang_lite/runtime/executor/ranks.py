@@ -187,15 +187,15 @@ class LeadRunner(Generic[_Runner]):
             self.compute_with_ranks(MoveExperts(*move), partial(move_experts, self.model, *move))
         return self.compute_with_ranks(Forward(record), partial(compute, record))
 
-    def read_recorded(
+    def read_recorded_values(
         self, token_slots: Ints, names: Iterable[RecordName]
     ) -> dict[str, TokenArray]:
         """Returns what rank 0 has recorded. All ranks choose the same experts and have complete
         hidden states, so the others need not be asked.
         """
-        return self._runner.read_recorded(token_slots, names)
+        return self._runner.read_recorded_values(token_slots, names)
 
-    def page_memory(self, slots: int) -> NoReturn:
+    def allocate_page_memory(self, slots: int) -> NoReturn:
         raise AssertionError("pages of several ranks have no copies in the host's memory")
 
     def drop_graphs(self) -> None:

@@ -17,7 +17,7 @@ from sglang_lite.protocol import ModelError, SglError, TokenLogprob
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adjust_logits
 from sglang_lite.runtime.executor.step_record import SAMPLING
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.requests.random_uniforms import uniforms
+from sglang_lite.runtime.requests.random_uniforms import draw_uniforms
 from sglang_lite.runtime.requests.request import not_finite_error
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 
@@ -170,7 +170,9 @@ def sample(
             others = ~masks.allowed_tokens(i, logits.shape[1])
             forbidden[i] = np.count_nonzero(others)
             logits[i].masked_fill_(torch.from_numpy(others), float("-inf"))
-    logprobs = logprobs or {i: draw_logprobs(logits[i], adjustments[i].params) for i in reported}
+    logprobs = logprobs or {
+        i: compute_draw_logprobs(logits[i], adjustments[i].params) for i in reported
+    }
     picked = logits.argmax(-1)
     highest = logits.gather(1, picked.unsqueeze(1)).squeeze(1)  # NaN if the row contains one
     for i in (~highest.isfinite()).nonzero()[:, 0].tolist():
@@ -184,7 +186,9 @@ def sample(
     drawn = table.mask_of_sampled_slots(slots)
     if drawn.any():
         rows = torch.from_numpy(drawn)
-        picked[rows] = _draw(logits[rows], table, slots[drawn], positions[drawn], forbidden[drawn])
+        picked[rows] = _draw_tokens(
+            logits[rows], table, slots[drawn], positions[drawn], forbidden[drawn]
+        )
     tokens: list[int] = picked.tolist()
     return Sampled(
         tokens,
@@ -251,7 +255,7 @@ def _changes_logits(adjustments: DrawAdjustments | None) -> bool:
     )
 
 
-def draw_logprobs(logits: torch.Tensor, params: ResolvedParams) -> torch.Tensor:
+def compute_draw_logprobs(logits: torch.Tensor, params: ResolvedParams) -> torch.Tensor:
     """Returns the log-probabilities [V] of a draw before top-k, top-p and min-p.
 
     As in SGLang, greedy rows have temperature 1, and an excluded token has the lowest finite number
@@ -293,7 +297,7 @@ def token_logprob(logprobs: torch.Tensor, token: int, params: ResolvedParams) ->
     return TokenLogprob(float(logprobs[token]), token, top=top, ids=chosen)
 
 
-def _draw(
+def _draw_tokens(
     logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: Ints, forbidden: Ints
 ) -> torch.Tensor:
     """Draws tokens by inverse-transform sampling with one uniform number for each row.
@@ -306,7 +310,9 @@ def _draw(
     for i in table.has_filter(slots).nonzero()[0].tolist():
         _filter_probabilities(probs[i].numpy(), rows[i])
     mass = probs.double().cumsum(-1)
-    target = torch.from_numpy(uniforms(rows["seed"].copy(), positions, forbidden)) * mass[:, -1]
+    target = (
+        torch.from_numpy(draw_uniforms(rows["seed"].copy(), positions, forbidden)) * mass[:, -1]
+    )
     picked = torch.searchsorted(mass, target.unsqueeze(1), right=True).clamp_(
         max=probs.shape[1] - 1
     )

@@ -103,7 +103,7 @@ class RecordColumn(Protocol):
 
     name: str
 
-    def values_of(self, batch: Batch) -> Ints:
+    def column_values(self, batch: Batch) -> Ints:
         """Returns the value of each row, int32 [R], from 0 on; -1 for none."""
         ...
 
@@ -278,7 +278,7 @@ class StepWriter:
             (column, np.full(len(table.pages), -1, dtype=np.int32)) for column in columns
         ]
 
-    def invalidate(self) -> None:
+    def forget_written_state(self) -> None:
         """Makes the next records repeat all pages and columns, because the last one was not
         completely executed.
         """
@@ -333,8 +333,8 @@ class StepWriter:
             started=np.array([each.slot for each in started], dtype=np.int32)
             if started
             else _NOTHING,
-            sampling=_sampling(started) if started else _NO_SAMPLING,
-            scores=tuple(self._scores(batch)) if batch.decoding < len(slots) else (),
+            sampling=_build_sampling_rows(started) if started else _NO_SAMPLING,
+            scores=tuple(self._iterate_prompt_scores(batch)) if batch.decoding < len(slots) else (),
             streams=batch.streams,
             watched=bool((table.watched[slots] >= _TEXT).any()),
             window_indices=window_indices,
@@ -351,7 +351,7 @@ class StepWriter:
             append_step(self._file, record)
         return record
 
-    def _scores(self, batch: Batch) -> Iterator[PromptScores]:
+    def _iterate_prompt_scores(self, batch: Batch) -> Iterator[PromptScores]:
         """Yields the prompt tokens to score whose logits this step computes. Decoding rows have
         none.
         """
@@ -393,7 +393,7 @@ def _find_column_changes(column: RecordColumn, written: Ints, batch: Batch) -> C
         batch: rows of the step.
     """
     written[[each.slot for each in batch.started]] = _UNKNOWN
-    values = column.values_of(batch)
+    values = column.column_values(batch)
     changed = values != written[batch.slots]
     written[batch.slots] = values
     distinct = len({*values.tolist()} - {-1})
@@ -402,7 +402,7 @@ def _find_column_changes(column: RecordColumn, written: Ints, batch: Batch) -> C
     return ColumnChanges(batch.slots[changed], values[changed], distinct)
 
 
-def _sampling(requests: Sequence[Request]) -> NDArray[np.void]:
+def _build_sampling_rows(requests: Sequence[Request]) -> NDArray[np.void]:
     return np.array([sampling_row(each.params, each.seed) for each in requests], dtype=SAMPLING)
 
 

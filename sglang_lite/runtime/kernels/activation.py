@@ -10,7 +10,7 @@ from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
 from sglang_lite.runtime.kernels.eight_bits import store_eight
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 
 @triton.jit
@@ -99,7 +99,7 @@ def apply_gated_eight(
     gate_up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype
 ) -> EightBitRows:
     """Returns act(gate) * up of gate_up [T, 2 I] in an 8-bit type. A program computes a whole row."""
-    return _launch_eight(gate_up, gate_up.shape[1] // 2, activation, scales, kind)
+    return _launch_eight_bit(gate_up, gate_up.shape[1] // 2, activation, scales, kind)
 
 
 def apply_ungated(up: torch.Tensor, activation: str, scales: Scales | None = None) -> torch.Tensor:
@@ -117,13 +117,13 @@ def apply_ungated_eight(
     up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype
 ) -> EightBitRows:
     """Returns act(up) of up [T, I] in an 8-bit type. A program computes a whole row."""
-    return _launch_eight(up, up.shape[1], activation, scales, kind)
+    return _launch_eight_bit(up, up.shape[1], activation, scales, kind)
 
 
 def _launch(x: torch.Tensor, size: int, activation: str, scales: Scales | None) -> torch.Tensor:
     rows = len(x)
     out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
-    block = min(1024, power_of_2(size))
+    block = min(1024, round_up_to_power_of_2(size))
     _activate[(rows, cdiv(size, block))](
         x,
         scales and scales.rows,
@@ -142,11 +142,11 @@ def _launch(x: torch.Tensor, size: int, activation: str, scales: Scales | None) 
     return out
 
 
-def _launch_eight(
+def _launch_eight_bit(
     x: torch.Tensor, size: int, activation: str, scales: Scales | None, kind: torch.dtype
 ) -> EightBitRows:
     eight = EightBitRows.allocate_eight_bit(x, size, kind)
-    block = power_of_2(size)
+    block = round_up_to_power_of_2(size)
     _activate[(len(x), 1)](
         x,
         scales and scales.rows,

@@ -24,7 +24,7 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 CHANNELS = 256  # programs in one exchange
 _CHUNK = 256  # fewest words of a program
@@ -76,21 +76,21 @@ class Peers:
         """Largest size of one exchange, in bytes."""
         return 4 * self.words * CHANNELS
 
-    def takes_rows(self, rows: int, row_bytes: int) -> bool:
+    def can_exchange_rows(self, rows: int, row_bytes: int) -> bool:
         """Returns whether rows of this number and size can be exchanged, one program for each row."""
         return rows <= CHANNELS and row_bytes <= 4 * self.words and row_bytes % 4 == 0
 
 
 def rank_memory_shape(ranks: int, row_bytes: int) -> tuple[int, int, int, int]:
     """Returns the shape of the memory that a rank needs to exchange rows of `row_bytes` bytes."""
-    return 2, ranks, CHANNELS, max(_CHUNK, power_of_2(cdiv(row_bytes, 4)))
+    return 2, ranks, CHANNELS, max(_CHUNK, round_up_to_power_of_2(cdiv(row_bytes, 4)))
 
 
 def words_per_program(words: int) -> int:
     """Returns the number of words per program of `sum_ranks` and `gather_ranks`. It is small, since
     each program waits only for its own words.
     """
-    return power_of_2(max(_CHUNK, cdiv(words, CHANNELS)))
+    return round_up_to_power_of_2(max(_CHUNK, cdiv(words, CHANNELS)))
 
 
 @triton.jit
@@ -303,7 +303,7 @@ def sum_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
         peers.words,
         RANKS=peers.count,
         BLOCK=chunk * per_word,
-        num_warps=exchange_warps(chunk),
+        num_warps=warps_per_exchange(chunk),
         **pdl_options(x.device),
     )
     return out
@@ -325,7 +325,7 @@ def gather_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
         peers.words,
         RANKS=peers.count,
         BLOCK=chunk,
-        num_warps=exchange_warps(chunk),
+        num_warps=warps_per_exchange(chunk),
         **pdl_options(x.device),
     )
     return out.view(x.dtype).view(peers.count, *x.shape)
@@ -355,12 +355,12 @@ def reduce_scatter(x: torch.Tensor, peers: Peers) -> torch.Tensor:
         RANKS=peers.count,
         WORDS=chunk,
         NUMBERS=chunk * per_word,
-        num_warps=exchange_warps(chunk),
+        num_warps=warps_per_exchange(chunk),
         **pdl_options(x.device),
     )
     return out
 
 
-def exchange_warps(words: int) -> int:
+def warps_per_exchange(words: int) -> int:
     """Returns the number of warps of a program that exchanges this many words."""
     return min(max(words // _WORDS_PER_WARP, 1), 16)

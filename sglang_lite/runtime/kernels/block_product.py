@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from sglang_lite.runtime.kernels.huge_pages import empty_bytes
+from sglang_lite.runtime.kernels.huge_pages import allocate_huge_page_tensor
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 _POINTER = ctypes.c_void_p
@@ -70,7 +70,7 @@ class PackedBlocks:
     def allocate_packed(cls, kind: str, outputs: int, inputs: int) -> PackedBlocks:
         """Returns a matrix with uninitialised blocks, for the caller to write."""
         size = outputs * inputs // BLOCK * KIND_BYTES[kind]
-        return cls(kind, empty_bytes(size), outputs, inputs)
+        return cls(kind, allocate_huge_page_tensor(size), outputs, inputs)
 
 
 def pack_blocks(
@@ -130,8 +130,8 @@ class BlockProduct:
         self._inputs = packed.inputs
         self.matrices = {
             dtype: Matrix(
-                _function(library, f"round_{name}"),
-                _function(library, f"multiply_{packed.kind}_{name}"),
+                _function_address(library, f"round_{name}"),
+                _function_address(library, f"multiply_{packed.kind}_{name}"),
                 packed.data.data_ptr(),
                 _address_or_none(bias),
                 packed.outputs,
@@ -183,7 +183,7 @@ def decode_blocks(
     )
 
 
-def _function(library: ctypes.CDLL, name: str) -> int | None:
+def _function_address(library: ctypes.CDLL, name: str) -> int | None:
     return ctypes.cast(library[name], _POINTER).value
 
 

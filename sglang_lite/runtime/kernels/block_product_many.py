@@ -22,7 +22,7 @@ _INT = ctypes.c_int
 _LONG = ctypes.c_int64
 
 
-def has_products(library: ctypes.CDLL) -> bool:
+def supports_avx512_bf16(library: ctypes.CDLL) -> bool:
     """Returns whether the library was compiled for a processor with AVX512_BF16."""
     return hasattr(library, "product_4")
 
@@ -40,7 +40,7 @@ class ManyRowsProduct:
     """Multiplies many rows by a quantised matrix [N, K].
 
     Args:
-        library: compiled `block_product_many.cpp`, for which `has_products` returns True.
+        library: compiled `block_product_many.cpp`, for which `supports_avx512_bf16` returns True.
         packed: the matrix.
         bias: bfloat16 [N], or None.
     """

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.sizes import power_of_2
+from sglang_lite.runtime.kernels.sizes import round_up_to_power_of_2
 
 # Enough bytes in flight for a bus of 64 GB/s. Stores don't wait for it, so they need fewer
 # multiprocessors.
@@ -110,7 +110,7 @@ class BlockCopy:
                 first,
                 HEADS=heads,
                 CHUNK=size,
-                BLOCK=power_of_2(size),
+                BLOCK=round_up_to_power_of_2(size),
                 TO_HOST=to_host,
                 num_warps=4,
             )

@@ -41,7 +41,7 @@ def prepare_cache() -> Path:
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except OSError as error:
-        own = _users_folder()
+        own = _fallback_folder()
         logger.warning(
             "kernels can't be kept in %s (%s): what is not there is compiled into %s. Set TRITON_CACHE_DIR to a folder "
             "that can be written.",
@@ -51,12 +51,12 @@ def prepare_cache() -> Path:
         )
         for entry in _find_damaged(own):
             entry.unlink() if entry.is_symlink() else shutil.rmtree(entry)
-        _link_kernels(set(_entries(folder)) - set(damaged), own)
+        _link_kernels(set(_list_kernel_folders(folder)) - set(damaged), own)
         os.environ["TRITON_CACHE_DIR"] = os.fspath(own)
         return own
 
 
-def _users_folder() -> Path:
+def _fallback_folder() -> Path:
     """Returns a folder that only this user can read and write. Its name is the same at each start,
     so nothing accumulates if engine processes are killed. If another user has taken that name,
     creates a new folder.
@@ -82,13 +82,13 @@ def _link_kernels(entries: set[Path], own: Path) -> None:
 
 def _find_damaged(folder: Path) -> list[Path]:
     """Returns the damaged kernels in a folder, and logs a warning if there are any."""
-    damaged = [entry for entry in _entries(folder) if _is_damaged(entry)]
+    damaged = [entry for entry in _list_kernel_folders(folder) if _is_damaged(entry)]
     if damaged:
         logger.warning("%d damaged kernels in %s are compiled anew.", len(damaged), folder)
     return damaged
 
 
-def _entries(folder: Path) -> list[Path]:
+def _list_kernel_folders(folder: Path) -> list[Path]:
     """Returns the subfolders of a cache, one for each kernel."""
     try:
         return [Path(entry) for entry in os.scandir(folder) if entry.is_dir()]

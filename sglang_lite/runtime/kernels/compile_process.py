@@ -92,7 +92,7 @@ class CompileProcess:
         self._process.wait()
 
 
-def start_early(model: str, device: str, processes: int | None) -> CompileProcess | None:
+def start_compiler_early(model: str, device: str, processes: int | None) -> CompileProcess | None:
     """Starts a compile process early if it is likely to have work: an NVIDIA driver is present, and
     the cache has no kernels of the model. Returns None if not, or if the process can't be started.
 

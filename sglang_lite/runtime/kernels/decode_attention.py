@@ -23,10 +23,14 @@ from sglang_lite.runtime.kernels.attention_metadata import (
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.few_queries import attend_few, clamped_page_of, columns
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch_config import Launch, attention_launch, padded_head_size
+from sglang_lite.runtime.kernels.launch_config import (
+    Launch,
+    choose_attention_launch,
+    padded_head_size,
+)
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 _ITEMS = 16  # items that one program of _split writes
 # Tokens of an item; more are worth another program even if it has to wait, as that balances ragged
@@ -127,7 +131,7 @@ def split_work(
         LONG=_LONG,
         ROUND_UP=round_up,
         SHARED=shared is not None,
-        BLOCK=max(_WARP, power_of_2(rows)),
+        BLOCK=max(_WARP, round_up_to_power_of_2(rows)),
         ITEMS=_ITEMS,
         num_warps=4,
     )
@@ -329,7 +333,7 @@ def merge_kernel_options(launch: Launch, group: int, dim: int) -> dict[str, int]
         group: query heads per KV head.
         dim: elements of a head.
     """
-    heads: int = power_of_2(group)
+    heads: int = round_up_to_power_of_2(group)
     # Adding up parts across many warps takes longer.
     max_parts = 1 if launch.exclusive else 1024 * launch.warps // (heads * padded_head_size(dim))
     return {"GROUP": heads, "PARTS": max(max_parts, 1)}
@@ -494,7 +498,7 @@ def decode_attention(
     values = cache.v[layer]
     kv_heads = len(keys)
     group = heads // kv_heads
-    launch = attention_launch(
+    launch = choose_attention_launch(
         properties_of(q.device),
         "decode",
         dim=dim,

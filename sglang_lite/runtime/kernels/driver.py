@@ -18,7 +18,7 @@ def call_driver(name: str, *args: Any) -> None:  # ctypes values
         torch.OutOfMemoryError: the GPU has too little memory.
         RuntimeError: the function fails.
     """
-    error = getattr(_driver(), name)(*args)
+    error = getattr(_load_driver_library(), name)(*args)
     if error == _OUT_OF_MEMORY:
         raise torch.OutOfMemoryError(f"CUDA out of memory: {name}")
     if error:
@@ -37,5 +37,5 @@ def bus_address(index: int) -> str:
 
 
 @cache
-def _driver() -> ctypes.CDLL:
+def _load_driver_library() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")

@@ -9,7 +9,7 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.eight_bit_rows import FLOAT8, LARGEST, EightBitRows
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import power_of_2
+from sglang_lite.runtime.kernels.sizes import round_up_to_power_of_2
 
 _FLOATS: tl.constexpr = tl.constexpr(LARGEST[FLOAT8])
 _INTEGERS: tl.constexpr = tl.constexpr(LARGEST[torch.int8])
@@ -41,7 +41,7 @@ def store_eight(value, row, at, size, out, scales):
 def quantise_rows(x: torch.Tensor, kind: torch.dtype) -> EightBitRows:
     """Returns x [M, K] quantised to an 8-bit type. Moves 1.5 M K elements."""
     eight = EightBitRows.allocate_eight_bit(x, x.shape[1], kind)
-    block = power_of_2(x.shape[1])
+    block = round_up_to_power_of_2(x.shape[1])
     _quantise[(len(x),)](
         x,
         eight.values,

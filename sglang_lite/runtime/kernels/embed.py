@@ -11,7 +11,7 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import first_kernel_options, pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 
 @cached_launch
@@ -57,7 +57,7 @@ def embed(
     """
     size = table.shape[1]
     out = torch.empty((len(plan.ids), size), dtype=table.dtype, device=table.device)
-    block = min(1024, power_of_2(size))
+    block = min(1024, round_up_to_power_of_2(size))
     rows = table if features is None else features
     _embed[(len(out), cdiv(size, block))](
         plan.ids,
@@ -97,7 +97,7 @@ def add_features(plan: DevicePlan, features: torch.Tensor, plane: int, out: torc
     out [T, H] of images' tokens. Moves at most 3 T H elements.
     """
     size = out.shape[1]
-    block = min(1024, power_of_2(size))
+    block = min(1024, round_up_to_power_of_2(size))
     _add_features[(len(out), cdiv(size, block))](
         plan.ids,
         features[:, plane * size :],

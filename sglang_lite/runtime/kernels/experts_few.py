@@ -21,7 +21,7 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.activation import gated_pair
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 SCALED_BLOCK = 128  # rows and columns of 8-bit weights that share a scale
 
@@ -304,7 +304,7 @@ def _gate_up_launch(weight: torch.Tensor) -> tuple[int, int, int]:
     Qwen3-30B-A3B and Qwen3-235B-A22B, each also sharded over two and four ranks, and of
     Mixtral-8x7B.
     """
-    columns = power_of_2(weight.shape[2])
+    columns = round_up_to_power_of_2(weight.shape[2])
     if weight.element_size() == 1:
         return 4, min(512, columns), 2
     return (4, min(1024, columns), 2) if columns <= 2048 else (2, 2048, 4)
@@ -312,7 +312,7 @@ def _gate_up_launch(weight: torch.Tensor) -> tuple[int, int, int]:
 
 def _down_launch(weight: torch.Tensor) -> tuple[int, int, int]:
     """Returns the same launch parameters as `_gate_up_launch`, for `_down`."""
-    columns = min(1024, power_of_2(weight.shape[2]))
+    columns = min(1024, round_up_to_power_of_2(weight.shape[2]))
     if weight.element_size() == 1:
         return (4, columns, 2) if columns == 1024 else (2, columns, 1)
     return 4, columns, max(columns // 256, 1)

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 _CHUNK = 4096  # pairs that a program processes together
 
@@ -122,8 +122,8 @@ def experts_order(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
     """
     blocks = ExpertBlocks.allocate_expert_blocks(ids, experts, size)
     count = ids.numel()
-    bins = power_of_2(experts + 1)
-    chunk = min(_CHUNK, max(128, power_of_2(count)))
+    bins = round_up_to_power_of_2(experts + 1)
+    chunk = min(_CHUNK, max(128, round_up_to_power_of_2(count)))
     warps = min(max(chunk // 256, 1), 8)
     chunks = cdiv(count, chunk)
     counts = torch.empty((chunks, bins), dtype=torch.int32, device=ids.device)

@@ -23,7 +23,7 @@ from sglang_lite.runtime.kernels.packed_products import count_column_blocks, wei
 from sglang_lite.runtime.kernels.packed_row import count_word_quads, row_inputs, row_sums
 from sglang_lite.runtime.kernels.packed_weight import SLICES, PackedWeight
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 
 @cached_launch
@@ -201,7 +201,7 @@ def packed_gate_up_few(
         TOP=ids.shape[1],
         K=weight.inputs,
         N=outputs,
-        **_constants(weight),
+        **_matrix_constants(weight),
         BIAS=bias is not None,
         ACTIVATION=activation,
         BLOCK_N=rows,
@@ -242,7 +242,7 @@ def packed_down_few(
         count_word_quads(weight),
     )
     out = hidden.new_empty((tokens, outputs))
-    tops = power_of_2(top)
+    tops = round_up_to_power_of_2(top)
     rows, warps = _down_launch(tops * quads)
     _down[(tokens, cdiv(outputs, rows))](
         hidden,
@@ -257,7 +257,7 @@ def packed_down_few(
         TOP=top,
         K=weight.inputs,
         N=outputs,
-        **_constants(weight),
+        **_matrix_constants(weight),
         BIAS=bias is not None,
         BASE=base is not None,
         BLOCK_N=rows,
@@ -277,7 +277,7 @@ def _down_launch(quads: int) -> tuple[int, int]:
     return (2, max(1, quads // 256)) if quads <= 512 else (4, min(16, quads // 64))
 
 
-def _constants(weight: PackedWeight) -> dict[str, object]:
+def _matrix_constants(weight: PackedWeight) -> dict[str, object]:
     """Returns the kernel constants that depend only on the matrix."""
     assert weight.table is None
     return {

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import power_of_2
+from sglang_lite.runtime.kernels.sizes import round_up_to_power_of_2
 
 LOWEST = tl.constexpr(-0x80000000)  # lower than any result of `_ordered`
 
@@ -171,7 +171,7 @@ def experts_route(
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=logits.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=logits.device)
     size = experts // groups
-    block = power_of_2(groups) * power_of_2(size)
+    block = round_up_to_power_of_2(groups) * round_up_to_power_of_2(size)
     _route[(tokens,)](
         logits,
         correction,
@@ -191,9 +191,9 @@ def experts_route(
         KEPT=kept_groups,
         GROUP_TOP=group_top,
         SIZE=size,
-        BLOCK_G=power_of_2(groups),
-        BLOCK_S=power_of_2(size),
-        BLOCK_K=power_of_2(top_k),
+        BLOCK_G=round_up_to_power_of_2(groups),
+        BLOCK_S=round_up_to_power_of_2(size),
+        BLOCK_K=round_up_to_power_of_2(top_k),
         num_warps=min(max(block // 256, 1), 8),
         **pdl_options(logits.device),
     )

@@ -29,7 +29,7 @@ from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
 from sglang_lite.runtime.kernels.launch_config import tile_stages
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 from sglang_lite.runtime.kernels.tile_order import tile_of_program
 
 
@@ -338,7 +338,7 @@ def experts_sum(y: torch.Tensor) -> torch.Tensor:
     """
     top, tokens, outputs = y.shape
     out = torch.empty((tokens, outputs), dtype=y.dtype, device=y.device)
-    block = min(1024, power_of_2(outputs))
+    block = min(1024, round_up_to_power_of_2(outputs))
     _sum[(tokens, cdiv(outputs, block))](
         y, out, tokens, outputs, TOP=top, BLOCK=block, num_warps=4, **pdl_options(y.device)
     )

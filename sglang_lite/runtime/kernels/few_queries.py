@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.sizes import power_of_2
+from sglang_lite.runtime.kernels.sizes import round_up_to_power_of_2
 
 _MIN_COLUMNS = 8
 
@@ -20,7 +20,7 @@ def columns(group: int) -> int:
     """Returns the number of columns that a program needs for `group` queries: a power of two of at
     least 8.
     """
-    return max(_MIN_COLUMNS, power_of_2(group))
+    return max(_MIN_COLUMNS, round_up_to_power_of_2(group))
 
 
 @triton.jit

@@ -16,7 +16,7 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.activation import apply_activation
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 MAX_ROWS = 32  # above this, `tiled` or cuBLAS is faster
 SPLIT_OUTPUTS = 4096  # most outputs of a matrix whose products are split along K
@@ -281,7 +281,7 @@ def _gemv_launch(
         without_norm: whether the row is multiplied without a norm.
         gated: whether the matrix is a gated pair.
     """
-    whole = power_of_2(inputs)
+    whole = round_up_to_power_of_2(inputs)
     if outputs * inputs <= SMALL:
         # With a fused norm, 8 bits count as 16: larger matrices were not measured.
         early = outputs * inputs * (element_size if without_norm else 2) <= _TINY
@@ -319,7 +319,7 @@ def _small_matrix_launch(
     """Returns the outputs, inputs and warps of a program for a small matrix. A whole row is
     prefetched if it fits.
     """
-    whole = max(1024, power_of_2(inputs))
+    whole = max(1024, round_up_to_power_of_2(inputs))
     if element_size == 1 and without_norm and 4096 <= whole <= 8192:
         return 16384 // whole, whole, 4
     if inputs >= 4096 and outputs <= 4096:

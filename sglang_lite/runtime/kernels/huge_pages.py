@@ -17,7 +17,7 @@ import torch
 _HUGE = 2 << 20
 
 
-def empty_bytes(size: int) -> torch.Tensor:
+def allocate_huge_page_tensor(size: int) -> torch.Tensor:
     """Returns an uninitialised uint8 [size] tensor, in as many huge pages as it fills completely.
 
     The rest is in ordinary pages, so that the tensor takes no more memory than its size.

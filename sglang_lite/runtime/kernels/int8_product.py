@@ -21,7 +21,7 @@ from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows
 from sglang_lite.runtime.kernels.launch_config import tile_stages
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 from sglang_lite.runtime.kernels.tile_order import tile_of_program
 
 MAX_SPLIT_ROWS = 64  # maximum number of rows of a product whose sums are split
@@ -166,7 +166,7 @@ def _int8_tile_shape(
     multiprocessor. Many rows get the smallest tile with which every program has one. Without TMA,
     tiles are small, because registers also hold the operands.
     """
-    few = min(MAX_SPLIT_ROWS, max(16, power_of_2(rows)))
+    few = min(MAX_SPLIT_ROWS, max(16, round_up_to_power_of_2(rows)))
     programs = cdiv(outputs, 64)
     if not properties.has_tma:
         return few, 64, 64, 4

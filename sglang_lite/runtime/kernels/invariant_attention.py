@@ -32,7 +32,7 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch_config import padded_head_size
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 _TOKENS = 64  # tokens of a step of the running softmax, on which the bits depend
 _PIECE: tl.constexpr = tl.constexpr(512)  # tokens of each of the first 16 pieces
@@ -481,7 +481,7 @@ def plan_pieces(plan: DevicePlan, work: InvariantWork) -> None:
         rows,
         items,
         SHARED=plan.shared is not None,
-        BLOCK=max(32, power_of_2(rows)),
+        BLOCK=max(32, round_up_to_power_of_2(rows)),
         ITEMS=_ITEMS,
         num_warps=4,
     )

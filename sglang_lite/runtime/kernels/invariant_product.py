@@ -21,7 +21,7 @@ from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.launch_config import tile_stages
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 from sglang_lite.runtime.kernels.tile_order import tile_of_program
 
 _BLOCK_K = 128  # inputs of a step of the sum
@@ -212,7 +212,7 @@ def _invariant_tile_shape(rows: int, *, split: bool) -> tuple[int, int, int, int
     them affects the bits of the result.
     """
     if rows <= 64:
-        return max(16, power_of_2(rows)), _OUTPUTS, _BLOCK_K, 4
+        return max(16, round_up_to_power_of_2(rows)), _OUTPUTS, _BLOCK_K, 4
     if rows <= 128 or split:
-        return power_of_2(min(rows, _MAX_SPLIT_ROWS)), _OUTPUTS, 64, 4
+        return round_up_to_power_of_2(min(rows, _MAX_SPLIT_ROWS)), _OUTPUTS, 64, 4
     return 128, 128, 64, 8

@@ -149,7 +149,7 @@ def scale_by_kv_head(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return (x * scales.repeat_interleave(x.shape[1] // len(scales)).unsqueeze(1)).to(x.dtype)
 
 
-def latent_scales(scales: torch.Tensor, rank: int, rope_dim: int) -> torch.Tensor:
+def expand_latent_scales(scales: torch.Tensor, rank: int, rope_dim: int) -> torch.Tensor:
     """Returns the scale [rank + rope_dim] of each element of a latent and its `rope_dim` rotary
     elements, from the two of `KVScales.k`.
     """
@@ -160,7 +160,7 @@ def apply_latent_scales(x: torch.Tensor, scales: torch.Tensor, rank: int) -> tor
     """Multiplies x […, rank + rotary size] by the scales of latents, the two of `KVScales.k`, in
     the data type of x.
     """
-    return (x * latent_scales(scales, rank, x.shape[-1] - rank)).to(x.dtype)
+    return (x * expand_latent_scales(scales, rank, x.shape[-1] - rank)).to(x.dtype)
 
 
 def gather_slots(cache: torch.Tensor, at: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.sizes import power_of_2
+from sglang_lite.runtime.kernels.sizes import round_up_to_power_of_2
 
 
 @cached_launch
@@ -58,6 +58,6 @@ class KVCopy:
                 target,
                 slots * dim,
                 DIM=dim,
-                BLOCK_D=power_of_2(dim),
+                BLOCK_D=round_up_to_power_of_2(dim),
                 num_warps=1,
             )

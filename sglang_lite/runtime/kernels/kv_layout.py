@@ -33,7 +33,7 @@ class KVLayout:
         return max((window for window in self.windows if window is not None), default=None)
 
     @property
-    def window_numbers(self) -> int:
+    def window_elements_per_token(self) -> int:
         """Number of elements that a token takes in the layers that have a window."""
         windowed = tuple(
             planes for planes, window in zip(self.layers, self.windows) if window is not None

@@ -9,7 +9,7 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import power_of_2
+from sglang_lite.runtime.kernels.sizes import round_up_to_power_of_2
 
 
 @cached_launch
@@ -64,8 +64,8 @@ def kv_store(
         cache.k[layer].stride(0),
         HEADS=heads,
         DIM=dim,
-        BLOCK_H=power_of_2(heads),
-        BLOCK_D=power_of_2(dim),
+        BLOCK_H=round_up_to_power_of_2(heads),
+        BLOCK_D=round_up_to_power_of_2(dim),
         num_warps=2,
         **pdl_options(k.device),
     )

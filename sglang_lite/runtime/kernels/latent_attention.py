@@ -580,7 +580,7 @@ def latent_decode(
     if hopper is not None:
         hopper.latent_decode_hopper(q, cache, layer, plan, work, out, rank=rank, scale=scale)
         return
-    launch = _launch(q, heads_per_program(heads))
+    launch = _launch_parameters(q, heads_per_program(heads))
     partials = work.partials
     shared = plan.shared
     block = launch.queries
@@ -640,7 +640,7 @@ def latent_prefix(
         return
     shared = plan.shared
     partials = work.partials
-    launch = _launch(q, PAIRS_PER_PROGRAM)
+    launch = _launch_parameters(q, PAIRS_PER_PROGRAM)
     assert shared is not None
     assert plan.decoding * shared.max_chunks * heads * rank <= partials.prefix_acc.numel()
     _prefix[(cdiv(PAIRS_PER_PROGRAM, launch.queries), len(shared.items))](
@@ -685,7 +685,7 @@ def latent_prefill(
     if hopper is not None:
         hopper.latent_prefill_hopper(q, cache, layer, plan, out, rank=rank, scale=scale)
         return
-    launch = _launch(q, PAIRS_PER_PROGRAM)
+    launch = _launch_parameters(q, PAIRS_PER_PROGRAM)
     parts = cdiv(plan.block_size * heads, launch.queries)
     _prefill[(len(plan.blocks) * parts,)](
         q,
@@ -712,7 +712,7 @@ def _blocks(rank: int, rope_dim: int) -> dict[str, int]:
     return {"BLOCK_R": padded_head_size(rank), "BLOCK_T": padded_head_size(rope_dim)}
 
 
-def _launch(q: torch.Tensor, queries: int) -> Launch:
+def _launch_parameters(q: torch.Tensor, queries: int) -> Launch:
     launch = latent_launch(
         properties_of(q.device), size=q.shape[2], item=q.element_size(), queries=queries
     )

@@ -17,7 +17,7 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 _BLOCK_H = 16  # heads of a program
 
@@ -144,8 +144,8 @@ def latent_store(
         PAGE=plan.page_size,
         SCALED=cache.scales is not None,
         BLOCK_H=_BLOCK_H,
-        BLOCK_R=power_of_2(rank),
-        BLOCK_T=power_of_2(rope_dim),
+        BLOCK_R=round_up_to_power_of_2(rank),
+        BLOCK_T=round_up_to_power_of_2(rope_dim),
         num_warps=4,
         **pdl_options(product.device),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 Kernel = Literal["decode", "prefill", "prefix"]
 
@@ -44,7 +44,7 @@ class Launch:
 
 
 @functools.cache
-def attention_launch(
+def choose_attention_launch(
     properties: DeviceProperties,
     kernel: Kernel,
     *,
@@ -131,7 +131,7 @@ def latent_launch(
 
 def padded_head_size(dim: int) -> int:
     """Returns the size to which kernels pad a head of `dim` elements."""
-    power: int = power_of_2(dim)
+    power: int = round_up_to_power_of_2(dim)
     return max(_MIN_TILE, power)
 
 
@@ -234,7 +234,7 @@ class ProductTile:
 
 
 @functools.cache
-def product_tile(
+def choose_product_tile(
     properties: DeviceProperties,
     rows: int,
     shape: tuple[int, int],
@@ -254,7 +254,7 @@ def product_tile(
         gated: whether a program multiplies both matrices of a gated pair.
         beside: whether adapters' matmuls are added, whose tiles take part of the same memory.
     """
-    outputs = product_outputs(shape[0] * shape[1])
+    outputs = outputs_per_program(shape[0] * shape[1])
     matrices, max_stages = (2, 4) if gated else (1, 6)
     stages = tile_stages(properties, rows, matrices * outputs, 128, 2, max_stages - beside)
     whole = ProductTile(outputs, 128, stages)
@@ -267,7 +267,7 @@ def product_tile(
     return ProductTile(outputs, 64, min(stages, max_stages)) if stages >= _MIN_STAGES else whole
 
 
-def product_outputs(elements: int) -> int:
+def outputs_per_program(elements: int) -> int:
     """Returns how many outputs each program of `kernels.tiled` computes, for a weight of this many
     elements.
     """

@@ -27,7 +27,7 @@ from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.lora_few import outputs_of
 from sglang_lite.runtime.kernels.lora_weights import RANKS, LoraStep, LoraWeights
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 _FEW = 256  # most tokens in blocks of the smaller size
 # tokens of a block
@@ -126,7 +126,7 @@ def lora_rows(step: LoraStep, slots: torch.Tensor) -> LoraRows:
         ADAPTERS=adapters,
         PAGES=longest,
         BLOCK=256,
-        PAGES_BLOCK=power_of_2(longest),
+        PAGES_BLOCK=round_up_to_power_of_2(longest),
         num_warps=1,
         **pdl_options(slots.device),
     )
@@ -504,7 +504,7 @@ def _shrink_rows(
     """
     parts, inputs, (blocks, pages) = len(weights.outputs), x.shape[1], rows.pages.shape
     few = rows.blocks.size == _SMALL
-    splits = min(_MAX_SPLITS, power_of_2(cdiv(inputs, _SPLIT))) if few else 1
+    splits = min(_MAX_SPLITS, round_up_to_power_of_2(cdiv(inputs, _SPLIT))) if few else 1
     hidden = torch.empty(
         (splits, len(x), parts, pages * RANKS), dtype=torch.float32, device=x.device
     )

@@ -25,7 +25,7 @@ from sglang_lite.runtime.kernels.launch_config import tile_stages
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.lora_weights import RANKS, LoraStep, LoraWeights
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 BLOCK_R = 32  # ranks that are multiplied together
 STAGES = 5  # tiles of B that a product loads ahead
@@ -149,8 +149,8 @@ def join_ranks(step: LoraStep, slots: torch.Tensor) -> JoinedRanks:
         PAGES=longest,
         RANKS=RANKS,
         COUNTERS=len(counters),
-        BLOCK_T=max(16, power_of_2(len(slots))),
-        BLOCK_A=max(16, power_of_2(adapters + 1)),
+        BLOCK_T=max(16, round_up_to_power_of_2(len(slots))),
+        BLOCK_A=max(16, round_up_to_power_of_2(adapters + 1)),
         num_warps=4,
         **pdl_options(slots.device),
     )
@@ -245,9 +245,9 @@ def shrink(x: torch.Tensor, weights: LoraWeights, ranks: JoinedRanks) -> Shrunk:
         ranks: adapters of the tokens.
     """
     (tokens, inputs), parts, tiles = x.shape, len(weights.outputs), ranks.tiles
-    block = max(16, power_of_2(tokens))
+    block = max(16, round_up_to_power_of_2(tokens))
     items = parts * tiles
-    splits = min(_MAX_SPLITS, power_of_2(cdiv(inputs, _SPLIT)))
+    splits = min(_MAX_SPLITS, round_up_to_power_of_2(cdiv(inputs, _SPLIT)))
     while splits > 1 and items * splits * BLOCK_R * block > _PARTIALS:
         splits //= 2
     hidden = x.new_empty((parts, tokens, tiles * BLOCK_R))
@@ -533,7 +533,7 @@ def _launch(
     item = shrunk.hidden.element_size()
     matrices = 2 if gate else 1
     # float32 products are unrolled
-    block = min(64 if item < 4 else 16, max(16, power_of_2(tokens)))
+    block = min(64 if item < 4 else 16, max(16, round_up_to_power_of_2(tokens)))
     stages = tile_stages(
         properties_of(product.device),
         matrices * block,

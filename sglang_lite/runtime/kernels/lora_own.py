@@ -25,7 +25,7 @@ from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.lora_few import outputs_of
 from sglang_lite.runtime.kernels.lora_weights import RANKS, LoraStep, LoraWeights
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 # adapters of a step from which this is faster than tiles of all ranks; 32 in 32 rows are not
 MIN_ADAPTERS = 33
@@ -113,7 +113,7 @@ def own_ranks(step: LoraStep, slots: torch.Tensor) -> OwnRanks:
         found.ranks,
         ADAPTERS=adapters,
         PAGES=longest,
-        BLOCK=power_of_2(longest),
+        BLOCK=round_up_to_power_of_2(longest),
         num_warps=1,
         **pdl_options(slots.device),
     )
@@ -325,7 +325,7 @@ def own_expand(shrunk: OwnShrunk, product: torch.Tensor, activation: str = "") -
         GATE=activation,
         TOGETHER=_TOGETHER,
         BLOCK=block,
-        BLOCK_S=power_of_2(splits),
+        BLOCK_S=round_up_to_power_of_2(splits),
         num_warps=4,
         **pdl_options(product.device),
     )

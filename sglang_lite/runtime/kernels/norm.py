@@ -13,12 +13,12 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.all_reduce import CHANNELS, Peers, exchange_warps, summed
+from sglang_lite.runtime.kernels.all_reduce import CHANNELS, Peers, summed, warps_per_exchange
 from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
 from sglang_lite.runtime.kernels.eight_bits import store_eight
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import power_of_2
+from sglang_lite.runtime.kernels.sizes import round_up_to_power_of_2
 
 
 @cached_launch
@@ -115,7 +115,7 @@ def norm(
         eps: epsilon of the norm.
         scales: scales still to be applied to x after an 8-bit matmul, or None.
         ranks: ranks whose x are added up first, in the weight's type; x must satisfy
-            `Peers.takes_rows`.
+            `Peers.can_exchange_rows`.
     """
     out = x.new_empty(x.shape)
     _launch(x, None, weight, eps, scales, ranks, out=out)
@@ -189,12 +189,12 @@ def _launch(
     eight: EightBitRows | None = None,
 ) -> None:
     rows, size = x.shape[-2:]
-    block = power_of_2(size)
+    block = round_up_to_power_of_2(size)
     warps = min(max(block // 512, 1), 16)
     exchange: tuple[Any, ...] = (None, None, 0, 0, 0)
     if ranks is not None:
         exchange = ranks.addresses, ranks.epochs, ranks.rank, CHANNELS, ranks.words
-        warps = max(warps, exchange_warps(size * weight.element_size() // 4))
+        warps = max(warps, warps_per_exchange(size * weight.element_size() // 4))
     _add_norm[(rows,)](
         x,
         scales and scales.rows,

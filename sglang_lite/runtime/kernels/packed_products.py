@@ -21,7 +21,7 @@ from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.packed_weight import NUMBERS, SLICES, PackedWeight
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 _FEW = 64  # maximum number of rows that one program multiplies all of
 _MANY = 256  # maximum number of rows at all; above, decoding the matrix and cuBLAS are faster
@@ -333,7 +333,7 @@ def packed_rows(
         else x.new_empty((parts, rows, outputs), dtype=torch.float32)
     )
     properties = properties_of(x.device)
-    many = _FEW < rows <= max_rows(x.device, x.dtype)
+    many = _FEW < rows <= max_packed_rows(x.device, x.dtype)
     if many:
         block_m = 128
         block_n = _OUTPUTS_MANY
@@ -341,7 +341,7 @@ def packed_rows(
         warps = 8
     else:
         tma = properties.has_tma
-        block_m = min(_FEW if tma else 32, max(8 if tma else 16, power_of_2(rows)))
+        block_m = min(_FEW if tma else 32, max(8 if tma else 16, round_up_to_power_of_2(rows)))
         block_n = _OUTPUTS
         span = weight.slice
         warps = 4
@@ -386,7 +386,7 @@ def add_parts(parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return y
 
 
-def max_rows(device: torch.device, dtype: torch.dtype) -> int:
+def max_packed_rows(device: torch.device, dtype: torch.dtype) -> int:
     """Returns the maximum number of rows for which `packed_rows` is faster than decoding the matrix
     first. The limit is lower for float16: the kernel for many rows rounds scales to the dtype of
     the rows, and float16 lacks their range.

@@ -36,7 +36,7 @@ from sglang_lite.runtime.kernels.packed_products import (
 from sglang_lite.runtime.kernels.packed_weight import SLICES, PackedWeight
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.prefill_attention_hopper import sync
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 MAX_ROWS = 256
 _FEW = 64  # rows up to which `packed_products` is as fast, but for groups of 32
@@ -429,7 +429,7 @@ def packed_rows_hopper(
         else x.new_empty((parts, rows, outputs), dtype=torch.float32)
     )
     launch = _hopper_launch_for_rows(rows)
-    tile = max(8, power_of_2(rows))
+    tile = max(8, round_up_to_power_of_2(rows))
     size = weight.slice
     of_words, of_rows = (
         gl.NVMMASharedLayout(swizzle_byte_width=2 * size, element_bitwidth=bits, rank=2)

@@ -26,7 +26,7 @@ from sglang_lite.runtime.kernels.packed_products import (
 )
 from sglang_lite.runtime.kernels.packed_weight import SLICES, PackedWeight
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 _OUTPUTS = 8  # of a program at once
 _WARPS = 16  # of a multiprocessor
@@ -319,4 +319,4 @@ def count_word_quads(weight: PackedWeight) -> int:
     """Returns the number of groups of four words in a row of the matrix, rounded up to a power of
     two.
     """
-    return max(32, power_of_2(weight.words.shape[1] // 4))
+    return max(32, round_up_to_power_of_2(weight.words.shape[1] // 4))

@@ -76,7 +76,7 @@ def pack_weight(
     """
     rows, inputs = numbers.shape
     group = inputs // scales.shape[1]
-    size = _slice_columns(inputs, group)
+    size = _columns_per_slice(inputs, group)
     more = -inputs % (SLICES * size)
     padded = F.pad(numbers, (0, more)) if more else numbers
     parts = padded.view(rows, -1, SLICES // 2, 2, size // 2, 2)
@@ -103,7 +103,7 @@ def can_pack(inputs: int, group: int) -> bool:
     return group % _SIZES[-1] == 0 and inputs % group == 0
 
 
-def _slice_columns(inputs: int, group: int) -> int:
+def _columns_per_slice(inputs: int, group: int) -> int:
     """Returns the number of columns in a slice: the largest that divides a group and adds little
     padding to the last block.
     """

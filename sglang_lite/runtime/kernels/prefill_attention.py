@@ -15,7 +15,7 @@ from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, Devic
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch_config import attention_launch, padded_head_size
+from sglang_lite.runtime.kernels.launch_config import choose_attention_launch, padded_head_size
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.softmax import attend_block, page_of
 
@@ -173,7 +173,7 @@ def prefill_attention(
     dim = q.shape[2]
     keys = cache.k[layer]
     values = cache.v[layer]
-    launch = attention_launch(
+    launch = choose_attention_launch(
         properties_of(q.device),
         "prefill",
         dim=dim,

@@ -17,7 +17,7 @@ from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, Decod
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch_config import attention_launch, padded_head_size
+from sglang_lite.runtime.kernels.launch_config import choose_attention_launch, padded_head_size
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.softmax import attend_tokens, page_of
@@ -25,7 +25,7 @@ from sglang_lite.runtime.kernels.softmax import attend_tokens, page_of
 MAX_GROUP = 64  # maximum number of query heads per KV head
 
 
-def block_queries(group: int, item: int) -> int:
+def queries_per_program(group: int, item: int) -> int:
     """Returns how many queries a program computes, counted over all its rows and query heads.
 
     Args:
@@ -159,13 +159,13 @@ def prefix_attention(
     if hopper is not None:
         hopper.prefix_attention_hopper(q, cache, layer, plan, work, rules)
         return
-    launch = attention_launch(
+    launch = choose_attention_launch(
         properties_of(q.device),
         "prefix",
         dim=dim,
         item=item,
         cached=keys.element_size(),
-        queries=block_queries(heads // kv_heads, item),
+        queries=queries_per_program(heads // kv_heads, item),
     )
     assert launch is not None, "refused"
     assert plan.decoding * shared.max_chunks * heads * dim <= partials.prefix_acc.numel()

@@ -25,7 +25,7 @@ from sglang_lite.runtime.kernels.few_queries import (
     load_few,
 )
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch_config import attention_launch, padded_head_size
+from sglang_lite.runtime.kernels.launch_config import choose_attention_launch, padded_head_size
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.rope_store import rope_places, rotate_heads
@@ -369,7 +369,7 @@ def rope_attention(
     kv_heads, cache_slots, dim = keys.shape
     rows = len(qkv)
     group = qkv.shape[1] // dim // kv_heads - 2
-    launch = attention_launch(
+    launch = choose_attention_launch(
         properties_of(qkv.device),
         "decode",
         dim=dim,

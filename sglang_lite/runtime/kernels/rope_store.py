@@ -16,7 +16,7 @@ from sglang_lite.runtime.kernels.eight_bit_rows import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 _LAUNCH = {"BLOCK_H": 8, "num_warps": 2}
 
@@ -190,7 +190,7 @@ def rope_store(
     kv_heads, cache_slots, dim = cache.k[layer].shape
     total = qkv.shape[1] // dim
     heads = total - 2 * kv_heads
-    block = min(_LAUNCH["BLOCK_H"], power_of_2(total))
+    block = min(_LAUNCH["BLOCK_H"], round_up_to_power_of_2(total))
     of_cache = cache.scales
     rotary = plan.rotary
     _rope_store[(len(qkv), cdiv(total, block))](
@@ -224,7 +224,7 @@ def rope_store(
         KV_SCALED=of_cache is not None,
         AXES=rotary is not None,
         BLOCK_H=block,
-        BLOCK_D=power_of_2(dim),
+        BLOCK_D=round_up_to_power_of_2(dim),
         num_warps=_LAUNCH["num_warps"],
         **pdl_options(qkv.device),
     )

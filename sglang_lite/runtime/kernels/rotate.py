@@ -10,7 +10,7 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 _HEADS = 8  # heads of a program
 
@@ -70,7 +70,7 @@ def rotate(
     q_out, k_out = (
         torch.empty((1, tokens, n, dim), dtype=q.dtype, device=q.device) for n in (heads, kv_heads)
     )
-    block = min(_HEADS, power_of_2(heads + kv_heads))
+    block = min(_HEADS, round_up_to_power_of_2(heads + kv_heads))
     _rotate[(tokens, cdiv(heads + kv_heads, block))](
         q,
         k,
@@ -88,7 +88,7 @@ def rotate(
         KV_HEADS=kv_heads,
         DIM=dim,
         BLOCK_H=block,
-        BLOCK_D=power_of_2(dim),
+        BLOCK_D=round_up_to_power_of_2(dim),
         num_warps=2,
         **pdl_options(q.device),
     )

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 BLOCK = 4096  # logits that a program of the first pass reads
 # codes stored instead of a token
@@ -506,7 +506,7 @@ def draw(
         MASKS=masks is not None,
         WHOLE=True,
         BLOCK=BLOCK,
-        BLOCKS=power_of_2(blocks),
+        BLOCKS=round_up_to_power_of_2(blocks),
         FAST=_is_gpu(logits),
         num_warps=16,
     )
@@ -606,7 +606,7 @@ def pick_winner(
         MASKS=False,
         WHOLE=False,
         BLOCK=BLOCK,
-        BLOCKS=power_of_2(all_blocks),
+        BLOCKS=round_up_to_power_of_2(all_blocks),
         FAST=_is_gpu(parts),
         num_warps=1,
     )

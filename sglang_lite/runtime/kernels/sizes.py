@@ -10,6 +10,6 @@ def cdiv(size: int, part: int) -> int:
     return -(-size // part)
 
 
-def power_of_2(size: int) -> int:
+def round_up_to_power_of_2(size: int) -> int:
     """Returns the smallest power of two that is at least `size`."""
     return 1 << max(size - 1, 0).bit_length()

@@ -18,7 +18,7 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.activation import apply_activation
 from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
 from sglang_lite.runtime.kernels.device_properties import properties_of
-from sglang_lite.runtime.kernels.launch_config import product_outputs, product_tile
+from sglang_lite.runtime.kernels.launch_config import choose_product_tile, outputs_per_program
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.lora_few import (
     BLOCK_R,
@@ -31,7 +31,7 @@ from sglang_lite.runtime.kernels.lora_few import (
 from sglang_lite.runtime.kernels.lora_own import OwnShrunk
 from sglang_lite.runtime.kernels.lora_weights import RANKS
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 MAX_ROWS = 64
 MAX_PARTS = 8
@@ -169,12 +169,12 @@ def can_tile(weight: torch.Tensor) -> bool:
     )
 
 
-def can_expand(weight: torch.Tensor, outputs: Sequence[int]) -> bool:
+def can_fuse_adapters(weight: torch.Tensor, outputs: Sequence[int]) -> bool:
     """Returns whether `linear_by_tiles` can add adapters to this weight. `outputs` has the number
     of outputs of each part; no tile may span two parts.
     """
     return all(
-        end % product_outputs(weight.numel()) == 0 for end in itertools.accumulate(outputs[:-1])
+        end % outputs_per_program(weight.numel()) == 0 for end in itertools.accumulate(outputs[:-1])
     )
 
 
@@ -196,7 +196,7 @@ def linear_by_tiles(
         out: [M, N] (written and returned), or None for a new tensor.
         shrunk: x shrunk to the ranks of adapters by the kernel launched last, concurrently with
             this one; or None. The products of `Shrunk` are added; without `gate`, the weight must
-            satisfy `can_expand` for that.
+            satisfy `can_fuse_adapters` for that.
     """
     outputs = len(weight) // 2 if gate else len(weight)
     y = x.new_empty((len(x), outputs)) if out is None else out
@@ -212,7 +212,7 @@ def tiled_reduction_splits(weight: torch.Tensor) -> int:
     and not for weights.
     """
     outputs, inputs = weight.shape
-    programs = cdiv(outputs, product_outputs(weight.numel()))
+    programs = cdiv(outputs, outputs_per_program(weight.numel()))
     worth_it = max(2, inputs // MIN_PART_INPUTS)
     max_parts = min(MAX_PARTS, worth_it, properties_of(weight.device).multiprocessors // programs)
     return max((n for n in range(1, max_parts + 1) if inputs % (n * _PART_INPUTS) == 0), default=1)
@@ -258,8 +258,10 @@ def _launch(
             sum(adapters.outputs[:2]),
         )
     properties = properties_of(x.device)
-    block_m = max(16, power_of_2(rows))
-    tile = product_tile(properties, block_m, (len(weight), inputs), gated=bool(gate), beside=adds)
+    block_m = max(16, round_up_to_power_of_2(rows))
+    tile = choose_product_tile(
+        properties, block_m, (len(weight), inputs), gated=bool(gate), beside=adds
+    )
     programs = cdiv(outputs, tile.outputs)
     _tiled[(programs, parts)](
         tensor_descriptor(x, inputs, (block_m, tile.inputs)),

@@ -24,7 +24,7 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 PROGRAMS = 128  # of each sum; they wait for one another, so all must run concurrently
 MAX_BYTES = 1 << 24  # of a sum
@@ -207,7 +207,7 @@ def sum_parts(x: torch.Tensor, peers: PartPeers) -> torch.Tensor:
     size = x.element_size()
     least, most = _BLOCK_BYTES
     programs = len(peers.epochs)
-    block = min(max(power_of_2(cdiv(part * size, programs)), least), most)
+    block = min(max(round_up_to_power_of_2(cdiv(part * size, programs)), least), most)
     _sum_parts[(programs,)](
         x,
         out,
@@ -218,7 +218,7 @@ def sum_parts(x: torch.Tensor, peers: PartPeers) -> torch.Tensor:
         FLAG_BYTES=flag_bytes(peers.count),
         PART_BYTES=part_bytes(peers.count),
         RANKS=peers.count,
-        WIDTH=power_of_2(peers.count),
+        WIDTH=round_up_to_power_of_2(peers.count),
         BLOCK=block // size,
         num_warps=block // _LINE // 32,
         **pdl_options(x.device),

@@ -45,7 +45,7 @@ class KernelVariant:
     @property
     def digest(self) -> str:
         """Short name of the variant, the same in every process."""
-        return _digest(self.name, self.key)
+        return _digest_variant(self.name, self.key)
 
     @property
     def content(self) -> str:
@@ -78,7 +78,7 @@ class KernelVariant:
             nvidia.CudaLauncher(self._source, self.compile().metadata)
 
 
-def compile_driver() -> None:
+def compile_driver_bindings() -> None:
     """Compiles the C code through which Triton calls the GPU driver into Triton's cache."""
     if _has_driver():
         nvidia.CudaUtils()
@@ -93,7 +93,7 @@ def _has_driver() -> bool:
 
 
 @contextmanager
-def collecting_variants(
+def intercept_launches(
     properties: DeviceProperties, on_variant: Callable[[KernelVariant], object]
 ) -> Iterator[None]:
     """Within a `with` block, skips launches on "meta" tensors, and calls `on_variant` once with
@@ -138,7 +138,7 @@ def waiting_for_variants(wait_for: Callable[[str], object]) -> Iterator[None]:
     """
 
     def hook(*, key: str, fn: Any, **_: Any) -> bool:
-        wait_for(_digest(_name(fn.jit_function), key))
+        wait_for(_digest_variant(_name(fn.jit_function), key))
         return False  # False: launch it
 
     with _install_hook(hook):
@@ -149,7 +149,7 @@ def _name(function: Any) -> str:  # object of Triton
     return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
 
 
-def _digest(name: str, key: str) -> str:
+def _digest_variant(name: str, key: str) -> str:
     return hashlib.sha256(f"{name} {key}".encode()).hexdigest()
 
 

@@ -65,7 +65,7 @@ def find_miss(
     end = len(match.pages) * tree.page_size
     tokens = space.tree_ids(prompt[:usable])
     rest = tokens[end:]
-    other = match.tail.node if match.tail is not None else match.node.newest
+    other = match.tail.node if match.tail is not None else match.node.newest_child
     reason: MissReason = "never_seen"
     if tree.remembers_evicted_page(match.node, rest):
         reason = "paused" if paused else "evicted"

@@ -111,7 +111,7 @@ def _count_owners(store: PrefixCache, handles: Iterable[SlotHandle]) -> NDArray[
     """Counts the owners of each page: int64 [pages]."""
     table = store.table
     owned = [
-        store.pool.free_pages(),
+        store.pool.list_free_pages(),
         *(node.pages for node in store.tree.iterate_nodes()),
         *(fetch.pages for fetch in ([] if store.tiers is None else store.tiers.fetching)),
         *(table.pages[h.slot, h.owned_from : table.page_count[h.slot]] for h in handles),
@@ -125,12 +125,12 @@ def _check_windows(
     table = store.table
     null = windows.pool.total
     owners = Counter(
-        [*windows.pool.free_pages().tolist(), *windows.of[windows.of != null].tolist()]
+        [*windows.pool.list_free_pages().tolist(), *windows.of[windows.of != null].tolist()]
     )
     assert sorted(owners.elements()) == list(range(null)), (
         "window pages with two owners, or without one"
     )
-    assert (windows.of[store.pool.free_pages()] == null).all(), "free pages with a window page"
+    assert (windows.of[store.pool.list_free_pages()] == null).all(), "free pages with a window page"
     readers: Counter[int] = Counter(copy.from_page for copy in store.pending_copies)
     for h in handles:
         first = int(windows.first[h.slot])

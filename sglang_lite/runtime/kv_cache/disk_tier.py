@@ -91,13 +91,13 @@ class DiskTier:
             return 0
         # forgotten, so they are checked again before they count as written
         for name in names[found:]:
-            self._set_known(name, there=False)
+            self._remember_existence(name, there=False)
         return found
 
     def _exists_in_store(self, name: bytes) -> bool:
-        return self._set_known(name, there=self._store.has_file(name))
+        return self._remember_existence(name, there=self._store.has_file(name))
 
-    def _set_known(self, name: bytes, *, there: bool) -> bool:
+    def _remember_existence(self, name: bytes, *, there: bool) -> bool:
         with self._lock:
             self.known.pop(name, None)
             if there:
@@ -126,12 +126,12 @@ class DiskTier:
             pass
         except Exception as error:  # of anybody's store
             self.stop(error)
-        return self._set_known(name, there=False)
+        return self._remember_existence(name, there=False)
 
     def _write_file(self, name: bytes, rows: Rows, slots: Ints) -> None:
         try:
             if not self.off and not self._exists_in_store(name):
                 self._store.store_pages(name, rows, slots)
-                self._set_known(name, there=True)
+                self._remember_existence(name, there=True)
         except Exception as error:  # of anybody's store
             self.stop(error)

@@ -48,7 +48,7 @@ class FileWrites:
         if all(name in self._host for name in names) and all(
             names[-1] != other.name for other in self._files
         ):
-            slots = self._host.use_slots(names)
+            slots = self._host.touch_pages(names)
             self._host.pin_slots(slots)
             self._files.append(_Write(names[-1], slots, self._host.memory.launched))
 

@@ -68,7 +68,7 @@ class HostTier:
     def __contains__(self, name: bytes) -> bool:
         return name in self._slots
 
-    def use_slots(self, names: Sequence[bytes]) -> Ints:
+    def touch_pages(self, names: Sequence[bytes]) -> Ints:
         """Returns the slots of stored pages, int32 [N], and marks the pages as just used. The first
         one counts as the most recently used.
         """
@@ -84,7 +84,7 @@ class HostTier:
             names: names of the pages, in the order of their sequence.
             pages: int32 [N], the pages.
         """
-        self.use_slots([name for name in names if name in self._slots])
+        self.touch_pages([name for name in names if name in self._slots])
         new = [i for i, name in enumerate(names) if name not in self._slots]
         slots = self.allocate_slots([names[i] for i in new])
         if len(slots):
@@ -114,7 +114,7 @@ class HostTier:
                     self._nameless.remove(slot)
                     self._free.append(slot)
 
-    def reserve_pinned(self, count: int) -> Ints:
+    def reserve_pinned_slots(self, count: int) -> Ints:
         """Allocates and pins up to `count` slots that don't belong to a page yet. The host may
         write to them once all copies launched so far have completed.
         """
@@ -123,7 +123,7 @@ class HostTier:
         self._pinned.update(dict.fromkeys(slots, 1))
         return np.array(slots, dtype=np.int32)
 
-    def name_reserved(self, names: Sequence[bytes], slots: Ints) -> None:
+    def name_reserved_slots(self, names: Sequence[bytes], slots: Ints) -> None:
         """Stores pages under these names in the first of the reserved slots, which the host has
         written. Unpins all of the slots.
         """

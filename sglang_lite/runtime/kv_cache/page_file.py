@@ -84,7 +84,7 @@ class PageFile:
         else:
             for i, slot in enumerate(slots.tolist()):
                 _fill_from(rows[slot].data, self._source, at + i * self.page_bytes)
-            checks = _compute_checks(rows, slots, skip, self._key)
+            checks = _compute_checksums(rows, slots, skip, self._key)
         if checks.tobytes() != self._checks[skip : skip + len(slots)].tobytes():
             raise DamagedFileError(
                 "its checksum is another" if self._key is None else "it is of another secret"
@@ -178,7 +178,7 @@ def pack_pages(
     `write_pages`.
     """
     key = None if secret is None else _derive_key(secret, header, len(slots), rows.shape[1])
-    sums = _compute_checks(rows, slots, 0, key).tobytes()
+    sums = _compute_checksums(rows, slots, 0, key).tobytes()
     magic = _MAGIC if secret is None else _MAGIC_OF_SECRET
     start = _START.pack(
         magic, len(header), len(slots), rows.shape[1], zlib.crc32(sums, zlib.crc32(header))
@@ -223,7 +223,7 @@ def _derive_key(secret: str, header: bytes, pages: int, page_bytes: int) -> byte
     ).digest()
 
 
-def _compute_checks(rows: Rows, slots: Ints, first: int, key: bytes | None) -> NDArray[Any]:
+def _compute_checksums(rows: Rows, slots: Ints, first: int, key: bytes | None) -> NDArray[Any]:
     """Computes the checksums of pages or, with a key, their authentication codes. `first` is the
     index in the file of the first of these pages.
     """

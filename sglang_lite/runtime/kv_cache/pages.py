@@ -75,7 +75,7 @@ class PagePool:
             self.return_to_pool(pages)
             self.quarantined -= len(pages)
 
-    def free_pages(self) -> Ints:
+    def list_free_pages(self) -> Ints:
         """Returns the pages that are free or in quarantine, for the invariant checks."""
         return np.concatenate(
             [self._stack[: self._top], *(pages for _, _, pages in self._quarantine)]

@@ -99,7 +99,7 @@ class PrefixCache:
         while True:  # shortening for one of the two may end where the other can't use it
             match = self.tree.match_prefix(*space.tree_key(tokens[:end]))
             cached = match.count_cached(self.page_size)
-            end = space.trusted_cached(
+            end = space.count_trusted_tokens(
                 cached if self.windows is None else self.windows.usable_tokens(match)
             )
             if end == cached:
@@ -314,7 +314,7 @@ class PrefixCache:
         if self.windows is not None:
             self.windows.pool.settle_quarantine(step)
 
-    def settle_copies(self) -> int:
+    def finish_tier_copies(self) -> int:
         """Adds pages that have been copied up from lower tiers to the tree. Returns the number of
         copies, in either direction, that have completed.
         """

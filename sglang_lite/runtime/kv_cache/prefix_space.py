@@ -87,7 +87,7 @@ class PrefixSpace:
         mixed[begin - first : end - first] |= _FIRST
         return mixed
 
-    def trusted_cached(self, cached: int) -> int:
+    def count_trusted_tokens(self, cached: int) -> int:
         """Returns how many cached tokens may be used: usually all of them. If they end among the
         ids mixed with a late adapter's digest, which may equal another adapter's by chance, only
         the tokens before these ids may be used.

@@ -54,7 +54,7 @@ class Node:
         self.names: list[bytes] | None = None
 
     @property
-    def newest(self) -> Node | None:
+    def newest_child(self) -> Node | None:
         """Child that was added last, or None without children."""
         return next(reversed(self.children.values()), None)
 
@@ -64,11 +64,11 @@ class Node:
         """
         found = [self.tokens[:count]]
         length = len(self.tokens)
-        node = self.newest
+        node = self.newest_child
         while node is not None and length < count:
             found.append(node.tokens[: count - length])
             length = length + len(node.tokens)
-            node = node.newest
+            node = node.newest_child
         return np.concatenate(found)
 
 
@@ -118,11 +118,11 @@ class PrefixLock:
     def __init__(self, tree: RadixTree, node: Node) -> None:
         self._tree = tree
         self.node: Node | None = node
-        tree.count_locks(node, +1)
+        tree.adjust_lock_counts(node, +1)
 
     def unlock_prefix(self) -> None:
         if self.node is not None:
-            self._tree.count_locks(self.node, -1)
+            self._tree.adjust_lock_counts(self.node, -1)
             self.node = None
 
     def unlock_last_pages(self, count: int) -> int:
@@ -463,7 +463,7 @@ class RadixTree:
             self._queue_leaf(node)
         return node.parent if node.parent.parent is not None else None
 
-    def count_locks(self, node: Node, change: int) -> None:
+    def adjust_lock_counts(self, node: Node, change: int) -> None:
         current: Node | None = node
         while current is not None and current.parent is not None:
             before = current.locks

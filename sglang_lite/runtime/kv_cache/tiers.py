@@ -154,7 +154,7 @@ class Tiers:
         self._file_page_s = 0.0  # seconds to read a page of a file, as measured; 0 if unknown
         self._computed = 0  # sequences that seemed faster to compute than to fetch
 
-    def is_copying(self, completed: int) -> bool:
+    def has_pending_copies(self, completed: int) -> bool:
         """Returns whether pages are being fetched or read, or copies are still running. `completed`
         is the number of copies that have completed.
         """
@@ -268,7 +268,7 @@ class Tiers:
             if names[part][-1] not in disk.known and not self._writes.full:
                 self.host.save_pages(names[part], pages[part])
                 self._writes.queue_file(names[part])
-        self._move_files()
+        self._advance_file_work()
 
     # ------------------------------------------------------------------------------------------- up
 
@@ -321,7 +321,7 @@ class Tiers:
             lock.unlock_prefix()
             return None
         # marks them as recently used, so pages evicted to the host now replace others first
-        self.host.use_slots(found)
+        self.host.touch_pages(found)
         pages = store.allocate(len(found))
         found = list(takewhile(self.host.__contains__, found))
         if pages is None or not found:
@@ -330,7 +330,7 @@ class Tiers:
             return "later"
         store.pool.quarantine_pages(pages[len(found) :], store.step)
         pages = pages[: len(found)]
-        self.host.memory.copy_to_device(self.host.use_slots(found), pages)
+        self.host.memory.copy_to_device(self.host.touch_pages(found), pages)
         end = (at + len(found)) * size
         from_disk = min(before.read, len(found)) if isinstance(before, DiskRead) else 0
         copy = self.host.memory.launched
@@ -418,14 +418,14 @@ class Tiers:
             read.done = not patience_s
             self._reading.setdefault(names[0], read)
         read = self._reading[name]
-        self._move_files()
+        self._advance_file_work()
         return read
 
     def add_arrived_pages(self) -> int:
         """Adds pages that have arrived on the device to the tree. Returns the number of completed
         copies, including those to the host.
         """
-        self._move_files()
+        self._advance_file_work()
         completed = self.host.memory.count_completed()
         store = self._store
         while self.fetching and self.fetching[0].copy <= completed:
@@ -460,14 +460,14 @@ class Tiers:
         """
         if self.disk is not None:
             while self._writes and not self.disk.off:
-                self._move_files()
+                self._advance_file_work()
                 time.sleep(_CLOSE_S)
             self.disk.close()
         self.host.memory.close()
 
     # ---------------------------------------------------------------------------------------- files
 
-    def _move_files(self) -> None:
+    def _advance_file_work(self) -> None:
         """Starts those reads and writes of files that have become possible, and processes those
         that have finished.
         """
@@ -500,7 +500,7 @@ class Tiers:
         exist = read.found.result() - read.earlier_files
         files = read.files[: max(exist, 0)]
         if not len(read.slots):
-            read.slots = self.host.reserve_pinned(max(len(files) * self._run - read.skip, 0))
+            read.slots = self.host.reserve_pinned_slots(max(len(files) * self._run - read.skip, 0))
             read.copy = self.host.memory.launched
         if not len(read.slots):
             return True
@@ -518,7 +518,7 @@ class Tiers:
         if filled and exist <= len(files):  # the last part
             each_s = (time.perf_counter() - read.began) / (read.earlier + filled)
             self._file_page_s += (each_s - self._file_page_s) / 4 if self._file_page_s else each_s
-        self.host.name_reserved(read.names[:filled], read.slots)
+        self.host.name_reserved_slots(read.names[:filled], read.slots)
         read.read = filled
         self.read_pages += filled
         return True

@@ -21,10 +21,10 @@ from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.linear import Linear
-from sglang_lite.runtime.models.memory_check import check_room
+from sglang_lite.runtime.models.memory_check import check_free_memory
 from sglang_lite.runtime.models.parameters import layer_parameters
 from sglang_lite.runtime.models.spec import DenseSpec, ModelSpec
-from sglang_lite.runtime.models.weight_reader import Layer, first_roles
+from sglang_lite.runtime.models.weight_reader import Layer, input_projection_roles
 
 _TOKENS = 512  # most tokens of a text
 _TEXTS = 128
@@ -120,7 +120,7 @@ def calibrate(
                     ),
                 )
             for linear in watched:
-                linear.pass_moments(take)
+                linear.emit_moments(take)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ def _wrap_watched_linears(layer: Layer, spec: ModelSpec, index: int) -> list[_Wa
     def wrap_watched(linear: Linear, roles: Sequence[str]) -> _Watched:
         return _Watched(linear, list(dict.fromkeys(names[role] for role in roles)))
 
-    layer.qkv = qkv = wrap_watched(layer.qkv, first_roles(layer_spec.attention))
+    layer.qkv = qkv = wrap_watched(layer.qkv, input_projection_roles(layer_spec.attention))
     layer.output = output = wrap_watched(layer.output, ("o",))
     found = [qkv, output]
     if isinstance(fed := layer.feed_forward, FeedForward) and isinstance(fed.spec, DenseSpec):
@@ -227,12 +227,12 @@ class _Watched:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._moments is None:
-            self._moments = self._zeros(x.shape[1], x.device)
+            self._moments = self._allocate_moments(x.shape[1], x.device)
         rows = x.float()
         self._moments.addmm_(rows.t(), rows)
         return self._linear(x)
 
-    def pass_moments(self, take: Take) -> None:
+    def emit_moments(self, take: Take) -> None:
         """Calls `take` with the names and the moments, and then drops the moments.
 
         Raises:
@@ -252,10 +252,10 @@ class _Watched:
     def _module(self) -> str:
         return self._names[0].removesuffix(".weight")
 
-    def _zeros(self, size: int, device: torch.device) -> torch.Tensor:
+    def _allocate_moments(self, size: int, device: torch.device) -> torch.Tensor:
         # Inverting the moments takes three more tensors of this size.
         needed = {f"moments of {size:,} inputs": 4 * size**2 * torch.float32.itemsize}
-        check_room(
+        check_free_memory(
             needed,
             device,
             self._module,

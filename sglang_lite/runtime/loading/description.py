@@ -24,7 +24,7 @@ from sglang_lite.runtime.media.placeholders import NAMES, MediaFormat
 from sglang_lite.runtime.models.aliases import ALIASES, HubFile, HubModel, PackagedModel
 from sglang_lite.runtime.models.folder_config import read_config
 from sglang_lite.runtime.models.hub import read_hub_headers
-from sglang_lite.runtime.models.layers.linear import block_library, keeps_only_blocks
+from sglang_lite.runtime.models.layers.linear import keeps_only_blocks, load_block_library
 from sglang_lite.runtime.models.parameter_tensors import ParameterTensors
 from sglang_lite.runtime.models.parameters import head_name, parameters
 from sglang_lite.runtime.models.precision import Precision
@@ -36,7 +36,7 @@ from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.models.weights.headers import (
     Headers,
     HeaderSource,
-    headers_of_hub,
+    headers_from_hub_metadata,
     read_headers,
 )
 from sglang_lite.runtime.models.weights.quantised_formats import read_quantisation
@@ -176,7 +176,7 @@ class _Inspection:
         self._spec: ModelSpec | EncoderSpec | TransformersSpec | None = None
         self._media: MediaFormat | None = None
 
-    def _precision(self, device: torch.device) -> Precision:
+    def _precision_on_device(self, device: torch.device) -> Precision:
         """Returns the numeric formats of the computation, ignoring a `quantization` that rounds
         weights while loading.
         """
@@ -191,7 +191,9 @@ class _Inspection:
         name = alias.hub_id if isinstance(alias, HubModel) else model
         repository = None if here else read_hub_headers(name, revision)
         found = (
-            read_headers(self.path) if repository is None else headers_of_hub(repository, self.path)
+            read_headers(self.path)
+            if repository is None
+            else headers_from_hub_metadata(repository, self.path)
         )
         sizes: Counter[str] = Counter()
         for header in found.values():
@@ -209,7 +211,7 @@ class _Inspection:
                 architecture=spec.architecture,
                 runs="native",
                 why="it reads texts and generates none",
-                serves=_encoder_uses(spec),
+                serves=_list_encoder_tasks(spec),
                 cache_bytes=0,
                 context_length=spec.limit,
             )
@@ -237,13 +239,13 @@ class _Inspection:
         """
         match self._spec:
             case EncoderSpec():
-                self._fit_encoder(self._spec)
+                self._check_encoder_fit(self._spec)
             case ModelSpec():
-                self._fit_decoder(self._spec)
+                self._check_decoder_fit(self._spec)
             case TransformersSpec(sound=None):
-                self._fit_fallback()
+                self._check_fallback_fit()
             case TransformersSpec():
-                self._fit_whisper()
+                self._check_whisper_fit()
 
     def _open_headers(self) -> HeaderSource | None:
         if self._headers is None:
@@ -259,15 +261,15 @@ class _Inspection:
         declared.check_checkpoint(source)
         return source
 
-    def _fit_decoder(self, spec: ModelSpec) -> None:
+    def _check_decoder_fit(self, spec: ModelSpec) -> None:
         device = pick_device(self._config)
-        formats = self._precision(device)
+        formats = self._precision_on_device(device)
         self._update_description(
             device=str(device),
             dtype=_name(formats.compute),
             cache_bytes=spec.kv_layout.numbers * formats.cache.itemsize,
             window=spec.kv_layout.window,
-            window_bytes=spec.kv_layout.window_numbers * formats.cache.itemsize,
+            window_bytes=spec.kv_layout.window_elements_per_token * formats.cache.itemsize,
         )
         if (source := self._open_headers()) is not None:
             if self._media is not None and self._headers is not None:
@@ -344,7 +346,7 @@ class _Inspection:
                 kept.append((math.prod(header.shape), BITS[header.format]))
         return sum(count for count, _ in kept), int(sum(count * bits for count, bits in kept))
 
-    def _fit_encoder(self, spec: EncoderSpec) -> None:
+    def _check_encoder_fit(self, spec: EncoderSpec) -> None:
         device = (
             pick_device(self._config) if isinstance(spec.layers, BertSpec) else torch.device("cpu")
         )
@@ -356,10 +358,10 @@ class _Inspection:
         more = sum(layer.outputs * (layer.inputs + layer.bias) for layer in spec.dense)
         self._update_description(loaded_bytes=source.elements * dtype.itemsize + more * 4)
 
-    def _fit_whisper(self) -> None:
+    def _check_whisper_fit(self) -> None:
         device = pick_device(self._config)
         config = read_config(self.path)
-        formats = self._precision(device)
+        formats = self._precision_on_device(device)
         numbers = Counter[bool]()
         item = formats.compute.itemsize
         for name, header in (self._headers or {}).items():
@@ -373,12 +375,12 @@ class _Inspection:
             media=() if self._media is None else tuple(self._media.kinds),
         )
 
-    def _fit_fallback(self) -> None:
+    def _check_fallback_fit(self) -> None:
         # imports all of transformers' models
         from sglang_lite.runtime.models.load_transformers import read_model_outline
 
         device = pick_device(self._config)
-        formats = self._precision(device)
+        formats = self._precision_on_device(device)
         numbers, layout = read_model_outline(self.path, device)
         self._update_description(
             device=str(device),
@@ -400,7 +402,7 @@ def _architecture(path: Path) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _encoder_uses(spec: EncoderSpec) -> tuple[str, ...]:
+def _list_encoder_tasks(spec: EncoderSpec) -> tuple[str, ...]:
     if spec.classifier is None:
         return ("embed",)
     return (
@@ -442,7 +444,7 @@ def _check_encoder_tensors(spec: EncoderSpec, source: HeaderSource) -> None:
 
 def _multiplies_blocks(formats: Precision) -> bool:
     """Returns True if a CPU multiplies quantised blocks directly."""
-    return formats.blocks and block_library() is not None
+    return formats.blocks and load_block_library() is not None
 
 
 def _keeps_only_blocks(formats: Precision) -> bool:

@@ -14,7 +14,7 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.models.decoder import Decoder
-from sglang_lite.runtime.models.expert_moves import ExpertMoves, count_experts
+from sglang_lite.runtime.models.expert_moves import ExpertMoves, enable_expert_counting
 from sglang_lite.runtime.models.spec import ExpertsSpec, ModelSpec
 from sglang_lite.runtime.models.weight_reader import WeightReader
 from sglang_lite.runtime.models.weights.source import WeightSource
@@ -86,7 +86,7 @@ def _read_placement(given: str, counts: list[int], redundant: int, ep: int) -> E
     return ExpertPlacement(tuple(map(tuple, rows)))
 
 
-def prepare_experts(
+def enable_expert_moves(
     model: Decoder,
     config: EngineConfig,
     spec: ModelSpec,
@@ -104,7 +104,7 @@ def prepare_experts(
         opened: function that opens the weights.
     """
     if config.counts_experts:
-        count_experts(model.layers, model.device)
+        enable_expert_counting(model.layers, model.device)
     if config.enable_eplb and placement is not None:
         model.expert_moves = ExpertMoves(
             model.layers, placement, partial(_load_feed_forward, model, spec, opened)
@@ -119,7 +119,7 @@ def _load_feed_forward(
     slots: tuple[int, ...],
 ) -> Any:
     """Loads the feed-forward of a layer with the experts that the placement `slots` gives a rank.
-    The other arguments are those of `prepare_experts`.
+    The other arguments are those of `enable_expert_moves`.
     """
     if model.device.type == "cuda":
         # for this thread, which launches the kernels that quantise weights

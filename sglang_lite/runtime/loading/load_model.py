@@ -27,7 +27,7 @@ from sglang_lite.runtime.executor.ranks import RankLinks
 from sglang_lite.runtime.host import onednn, startup_messages
 from sglang_lite.runtime.kernels.compile_process import DRIVER, CompileProcess
 from sglang_lite.runtime.loading.checksums import check_files
-from sglang_lite.runtime.loading.expert_placement import prepare_experts, read_initial_placement
+from sglang_lite.runtime.loading.expert_placement import enable_expert_moves, read_initial_placement
 from sglang_lite.runtime.loading.load_whisper import load_whisper
 from sglang_lite.runtime.loading.model_files import ModelFiles, open_model_files
 from sglang_lite.runtime.loading.rank_device import rank_device
@@ -39,18 +39,22 @@ from sglang_lite.runtime.models import cpu_ranks
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.kv_scales import kv_scales, read_kv_scales
 from sglang_lite.runtime.models.layers.linear import keeps_only_blocks
-from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
+from sglang_lite.runtime.models.memory_check import check_free_memory, rotary_bytes, weight_bytes
 from sglang_lite.runtime.models.model import Model, is_fused
-from sglang_lite.runtime.models.offload import Offload, check_size
+from sglang_lite.runtime.models.offload import Offload, check_offload_size
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.sharding import rank_spec
 from sglang_lite.runtime.models.sound_tower import SoundTower
 from sglang_lite.runtime.models.spec import AttentionSpec, ExpertsSpec, ModelSpec
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
-from sglang_lite.runtime.models.vision_tower import VisionTower, feature_planes
+from sglang_lite.runtime.models.vision_tower import VisionTower, count_feature_vectors
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.gguf import GgufSource
-from sglang_lite.runtime.models.weights.load_format import check_gguf, files_read, open_weights
+from sglang_lite.runtime.models.weights.load_format import (
+    check_gguf_load_format,
+    list_files_to_read,
+    open_weights,
+)
 from sglang_lite.runtime.models.weights.quantised_formats import Q4_K, Matrices, read_quantisation
 from sglang_lite.runtime.models.weights.remote import is_address
 from sglang_lite.runtime.models.weights.rounding import ROUNDINGS
@@ -207,8 +211,8 @@ def _weight_files_of(config: EngineConfig, path: Path) -> set[Path]:
     if path.is_file():
         return {path}
     behind = [each.folder for each in encoder_spec(path).dense] if is_encoder(path) else []
-    return files_read(path, config.load_format).union(
-        *(files_read(each, "auto") for each in behind)
+    return list_files_to_read(path, config.load_format).union(
+        *(list_files_to_read(each, "auto") for each in behind)
     )
 
 
@@ -254,13 +258,15 @@ def load_model(
         # for this thread, which launches the kernels that quantise weights
         torch.cuda.set_device(device)
     stored = Q4_K if files.gguf is not None else read_quantisation(path).matrices
-    formats = _choose_number_formats(config, stored, device, packed=source.has_packed)
+    formats = _choose_number_formats(config, stored, device, packed=source.has_packed_matrices)
     experts = read_initial_placement(config, spec, ranks.parallel)
     part = rank_spec(spec, ranks.parallel, even=kind.fused, placement=experts)
     ranks = _connect_devices(ranks, config, device, spec.hidden_size * formats.compute.itemsize)
-    item = _least_weight_bytes(formats, kind, in_few_bits=path.is_file() or source.has_packed)
+    item = _least_weight_bytes(
+        formats, kind, in_few_bits=path.is_file() or source.has_packed_matrices
+    )
     offload = _offload(config, part, device, formats.weights.itemsize)
-    check_room(
+    check_free_memory(
         {
             "weights": max(weight_bytes(part, item) - (config.cpu_offload_gb << 30), 0),
             f"{positions:,} positions": rotary_bytes(spec, positions),
@@ -296,7 +302,7 @@ def load_model(
             )
         # whose weights are here
         model.tower = tower if isinstance(tower, VisionTower | SoundTower) else None
-        prepare_experts(model, config, spec, experts, partial(_source, files, config, device))
+        enable_expert_moves(model, config, spec, experts, partial(_source, files, config, device))
         model.watch = make_layer_watch(config, spec, ranks.parallel, device)
         model.both_ways = tower is not None and files.media is not None and files.media.block > 0
         if model.precision.cache.itemsize == 1:
@@ -382,7 +388,7 @@ def _offload(
     if device.type == "cpu":
         why = "the weights of an engine on a CPU are in the host's memory."
         raise ParameterError("cpu_offload_gb", why, hint="Leave it out.")
-    check_size(spec, config.cpu_offload_gb, item)
+    check_offload_size(spec, config.cpu_offload_gb, item)
     return Offload(device, config.cpu_offload_gb << 30, max(config.offload_group_size, 1))
 
 
@@ -404,7 +410,11 @@ def _make_tower(
 
     assert isinstance(files.spec, ModelSpec), "transformers' models take no media here"
     return EncoderClient(
-        config.encoder_urls, files.spec.hidden_size, feature_planes(files.path), dtype, device
+        config.encoder_urls,
+        files.spec.hidden_size,
+        count_feature_vectors(files.path),
+        dtype,
+        device,
     )
 
 
@@ -501,7 +511,7 @@ def _source(files: ModelFiles, config: EngineConfig, device: torch.device) -> We
     `load_format="dummy"`.
     """
     if files.gguf is not None:
-        check_gguf(config.load_format, files.path)
+        check_gguf_load_format(config.load_format, files.path)
         if config.quantization not in (None, "fp8", "gguf"):
             raise ParameterError(
                 "quantization",
@@ -512,7 +522,7 @@ def _source(files: ModelFiles, config: EngineConfig, device: torch.device) -> We
         assert isinstance(files.spec, ModelSpec), "no other code reads GGUF files"
         return DummySource(device, Q4_K) if dummy else GgufSource(files.gguf, files.spec)
     declared = read_quantisation(files.path)
-    declared.check_name(config.quantization)
+    declared.check_requested_format(config.quantization)
     if config.load_format == "dummy":
         return DummySource(device, declared.matrices)
     if config.load_format == "remote_instance":

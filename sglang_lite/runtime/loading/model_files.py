@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.media.placeholders import MediaFormat, read_media_format
-from sglang_lite.runtime.models.config_fields import GENERATION, check, check_ids, read_json
+from sglang_lite.runtime.models.config_fields import GENERATION, check, parse_token_ids, read_json
 from sglang_lite.runtime.models.folder_config import config_file, read_config
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.read_gguf import spec_from_gguf
@@ -19,7 +19,7 @@ from sglang_lite.runtime.models.transformers_config import (
     WHISPER,
     TransformersSpec,
     fallback_spec,
-    is_native,
+    is_natively_supported,
 )
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.tokens.from_folder import TOKENIZER_FILES, tokenizer_from_folder
@@ -102,7 +102,9 @@ def read_spec(path: Path, implementation: Implementation = "auto") -> ModelSpec 
         return spec_of_gguf(GgufFile(path))
     file = config_file(path)
     config = read_config(path)
-    native = implementation == "native" or (implementation == "auto" and is_native(config))
+    native = implementation == "native" or (
+        implementation == "auto" and is_natively_supported(config)
+    )
     if not native or config.get("architectures") == [WHISPER]:
         return fallback_spec(config, str(file))
     spec = spec_from_config(config, str(file))
@@ -143,7 +145,9 @@ def _open_folder(
     takes_media = isinstance(spec, ModelSpec) or spec.sound is not None
     if takes_media and tokenizer.knows_text and not options.text_alone:
         media = read_media_format(path, tokenizer, spec.vocab_size, options)
-    more = check_ids(also.get("eos_token_id"), spec.vocab_size, str(generation), "eos_token_id")
+    more = parse_token_ids(
+        also.get("eos_token_id"), spec.vocab_size, str(generation), "eos_token_id"
+    )
     return ModelFiles(
         path, spec, tokenizer, tokenizer.eos_ids | frozenset(spec.eos_ids) | more, media=media
     )

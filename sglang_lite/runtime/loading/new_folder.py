@@ -58,7 +58,7 @@ def write_tensors(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
         raise OSError(str(error)) from error
 
 
-def copy_description(folder: Path, out: Path) -> None:
+def copy_supporting_files(folder: Path, out: Path) -> None:
     """Copies the files that describe a model (config, tokenizer and templates) and the modules that
     follow an encoder.
     """

@@ -14,7 +14,7 @@ import torch
 from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.loading.calibrate import calibrate, read_texts
 from sglang_lite.runtime.loading.model_files import read_spec
-from sglang_lite.runtime.loading.new_folder import copy_description, new_folder, write_tensors
+from sglang_lite.runtime.loading.new_folder import copy_supporting_files, new_folder, write_tensors
 from sglang_lite.runtime.loading.rounding import (
     Rounded,
     RoundingGrid,
@@ -87,7 +87,7 @@ def quantise(
         calibrated = (
             {}
             if texts is None
-            else _round_with_texts(folder, spec, read_texts(texts), bits, group, written)
+            else _round_with_calibration(folder, spec, read_texts(texts), bits, group, written)
         )
         _write_quantised(folder, written, matrices, calibrated, bits, group, progress)
 
@@ -148,7 +148,7 @@ def _write_quantised(
                         plain.add(module)
         write_tensors(state, out / file.name)
         files |= dict.fromkeys(state, file.name)
-    copy_description(folder, out)
+    copy_supporting_files(folder, out)
     for index in out.glob("*.safetensors.index.json"):
         size = sum((out / name).stat().st_size for name in set(files.values()))
         index.write_text(
@@ -173,7 +173,7 @@ def _write_quantised(
     (out / "config.json").write_text(json.dumps(config, indent=2))
 
 
-def _round_with_texts(
+def _round_with_calibration(
     folder: Path, spec: ModelSpec, texts: Sequence[str], bits: int, group: int, scratch: Path
 ) -> dict[str, _Packed]:
     """Rounds those matrices whose inputs the calibration records, so that their outputs on the

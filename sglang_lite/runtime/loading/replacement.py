@@ -17,7 +17,7 @@ from sglang_lite.runtime.models.weight_parts import WeightParts
 from sglang_lite.runtime.models.weights.folder import TensorSource
 from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
-from sglang_lite.runtime.models.weights.load_format import check_gguf, open_weights
+from sglang_lite.runtime.models.weights.load_format import check_gguf_load_format, open_weights
 from sglang_lite.runtime.models.weights.quantised_formats import PLAIN, read_quantisation
 from sglang_lite.runtime.models.weights.ranges import LocalRanges, RangeSource
 from sglang_lite.runtime.models.weights.source import WeightSource
@@ -43,7 +43,7 @@ def checkpoint_opener(
             f"{path}: another architecture than the running model's: {', '.join(differing)} differ."
         )
     if gguf is not None:
-        check_gguf(config.load_format, path)
+        check_gguf_load_format(config.load_format, path)
         return lambda: GgufSource(gguf, spec)
     matrices = read_quantisation(path).matrices
     pinned = model.device.type == "cuda"
@@ -73,7 +73,9 @@ def tensors_opener(
     return lambda: TensorSource("the given tensors", tensors, matrices, copies=on_cpu)
 
 
-def check_forms(tensors: Mapping[str, torch.Tensor], model: Decoder, folder: Path | None) -> None:
+def check_replacement_tensors(
+    tensors: Mapping[str, torch.Tensor], model: Decoder, folder: Path | None
+) -> None:
     """Checks the names, dtypes and shapes of tensors that will be sent for `model`.
 
     Args:
@@ -87,7 +89,7 @@ def check_forms(tensors: Mapping[str, torch.Tensor], model: Decoder, folder: Pat
     parts = WeightParts(model)
     for name in list(source.names):
         shape = parts.shape(name)
-        if shape is not None and not source.has_packed:  # packed tensors have other shapes
+        if shape is not None and not source.has_packed_matrices:  # packed tensors have other shapes
             source.take_stack(name, shape)
         elif parts.key(name) is not None:
             source.ignore_tensor(name)

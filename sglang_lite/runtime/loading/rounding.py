@@ -101,7 +101,7 @@ def round_with_feedback(weight: torch.Tensor, moments: torch.Tensor, grid: Round
     squares = moments.diagonal().view(-1, grid.group).sum(1)
     blocks = squares.argsort(descending=True)
     columns = torch.arange(len(moments)).view(-1, grid.group)[blocks].flatten()
-    factor = _inverse_factor(moments[columns][:, columns])
+    factor = _inverse_cholesky(moments[columns][:, columns])
     numbers = torch.empty(weight.shape, dtype=torch.int8)
     scale = torch.empty((len(weight), len(blocks)), dtype=grid.dtype)
     rows = max(1, _ELEMENTS // (grid.group * len(_SHARES)))
@@ -141,7 +141,7 @@ def _round_columns(
     return numbers, torch.stack(scales).to(grid.dtype)
 
 
-def _inverse_factor(moments: torch.Tensor) -> torch.Tensor:
+def _inverse_cholesky(moments: torch.Tensor) -> torch.Tensor:
     """Returns the upper Cholesky factor of the inverse of moments, which are damped in place until
     they are invertible.
     """

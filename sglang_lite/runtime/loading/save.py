@@ -11,7 +11,7 @@ import torch
 
 from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.loading.model_files import read_spec
-from sglang_lite.runtime.loading.new_folder import copy_description, new_folder, write_tensors
+from sglang_lite.runtime.loading.new_folder import copy_supporting_files, new_folder, write_tensors
 from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.sharding import RankPart, rank_part_of_parameter, rank_spec
@@ -56,11 +56,13 @@ def save_sharded(
     files = sorted(weight_files(folder)[1])
     parts = _find_rank_parts(folder, tp)
     with new_folder(out) as written:
-        copy_description(folder, written)
+        copy_supporting_files(folder, written)
         for index in written.glob("*.index.json"):
             index.unlink()
         for rank in range(tp):
-            _write_rank(_rank_tensors(progress(files), parts, rank), written, rank, part_bytes)
+            _write_rank_files(
+                _rank_tensors(progress(files), parts, rank), written, rank, part_bytes
+            )
 
 
 def _find_rank_parts(folder: Path, tp: int) -> dict[str, list[RankPart]]:
@@ -139,7 +141,7 @@ def _slice_rank_tensor(
         yield stored_shard_name(name, own[rank].axis), whole[(every, at) if axis else (at, every)]
 
 
-def _write_rank(
+def _write_rank_files(
     tensors: Iterable[tuple[str, torch.Tensor]], out: Path, rank: int, part_bytes: int
 ) -> None:
     parts = 0

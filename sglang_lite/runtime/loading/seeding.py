@@ -9,7 +9,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.models.weights.seed import Seed, seed_address
 
 
-def complete_from_seed(config: EngineConfig) -> EngineConfig:
+def complete_config_from_seed(config: EngineConfig) -> EngineConfig:
     """Completes the config of an engine that receives its weights from a seed. Asks the seed's
     server for the version of its weights and, for `instance://`, the model's name. Returns other
     configs unchanged.

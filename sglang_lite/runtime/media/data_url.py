@@ -35,7 +35,7 @@ def parse_medium(source: object, where: str, kind: MediaKind = "image") -> Media
     if (remote := Media(url=source, media_type=untold)).address:
         return remote
     if re.match(r"[a-zA-Z][\w+.-]*://", source):
-        raise unfetched_error(source, where)
+        raise unsupported_url_error(source, where)
     header = _DATA_URL.match(source)
     found = "" if header is None else header[1] or ""
     if header is not None and (not found.startswith(f"{kind}/") or not header[2]):
@@ -56,7 +56,7 @@ def parse_medium(source: object, where: str, kind: MediaKind = "image") -> Media
     return Media(data, found or untold)
 
 
-def unfetched_error(url: str, where: str) -> CapabilityError:
+def unsupported_url_error(url: str, where: str) -> CapabilityError:
     """Returns the error for a web address where only data is accepted."""
     return CapabilityError(
         f"{short_repr(url)} is an address, and none is fetched here.",

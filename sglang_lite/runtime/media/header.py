@@ -19,7 +19,7 @@ _ORIENTATION = 0x0112
 _LYING = 5
 
 
-def read_header(image: Media) -> tuple[int, int]:
+def read_image_size(image: Media) -> tuple[int, int]:
     """Returns the width and height of an image as displayed.
 
     Raises:

@@ -17,24 +17,24 @@ _AROUND = "<fake_token_around_image>"
 IDEFICS_LIMIT = 4096  # longest side that transformers' processor makes
 
 
-def _llava(config: Config, settings: Config) -> Parts:
+def _llava_placeholders(config: Config, settings: Config) -> Parts:
     """Returns the placeholders of LLaVA 1.5, which crops every image to a square of fixed size, or
     those of Pixtral, which has the same model type.
     """
     vision = config["vision_config"]
     if vision.get("model_type") == "pixtral":
-        return _pixtral(config, settings)
+        return _pixtral_placeholders(config, settings)
     patches = (vision["image_size"] // vision["patch_size"]) ** 2
     count = patches + (config.get("vision_feature_select_strategy", "default") == "full")
     return lambda width, height: (count,)
 
 
-def _idefics(config: Config, settings: Config) -> Parts:
+def _idefics_placeholders(config: Config, settings: Config) -> Parts:
     """Returns the placeholders of Idefics3 and SmolVLM: tiles in rows and columns, each with its
     position, then the whole image.
     """
     tile = settings["max_image_size"]["longest_edge"]
-    whole = idefics_tile(config)
+    whole = idefics_tile_placeholders(config)
     count = whole[1]
     longest = settings["size"]["longest_edge"] if settings.get("do_resize", True) else None
 
@@ -52,7 +52,7 @@ def _idefics(config: Config, settings: Config) -> Parts:
     return parts
 
 
-def idefics_tile(config: Config) -> tuple[str, int, str]:
+def idefics_tile_placeholders(config: Config) -> tuple[str, int, str]:
     """Returns the text and placeholders of a one-tile image in Idefics3 and SmolVLM."""
     vision = config["vision_config"]
     count: int = (vision["image_size"] // vision["patch_size"]) ** 2 // config["scale_factor"] ** 2
@@ -93,7 +93,7 @@ def scale_to_longest(width: int, height: int, longest: int) -> tuple[int, int]:
     return max(width, 1), max(height, 1)
 
 
-def _qwen(config: Config, settings: Config) -> Parts:
+def _qwen_placeholders(config: Config, settings: Config) -> Parts:
     """Returns the placeholders of Qwen2-VL and its successors: a grid of patches, merged in
     squares. The image is scaled to about its own size.
     """
@@ -121,7 +121,7 @@ def fit_to_grid(width: int, height: int, unit: int, least: int, most: int) -> tu
     return rows, columns
 
 
-def _pixtral(config: Config, settings: Config) -> Parts:
+def _pixtral_placeholders(config: Config, settings: Config) -> Parts:
     """Returns the placeholders of Pixtral and Mistral 3: patches of the image at its own size, with
     a token after each row.
     """
@@ -147,7 +147,7 @@ def _pixtral(config: Config, settings: Config) -> Parts:
     return parts
 
 
-def _gemma(config: Config, settings: Config) -> Parts:
+def _gemma_placeholders(config: Config, settings: Config) -> Parts:
     """Returns the placeholders of Gemma 3, which scales every image to one square, with a token and
     an empty line on either side.
     """
@@ -157,7 +157,7 @@ def _gemma(config: Config, settings: Config) -> Parts:
     return lambda width, height: (f"\n\n{GEMMA_IMAGE}", count, "<end_of_image>\n\n")
 
 
-def _onevision(config: Config, settings: Config) -> Parts:
+def _onevision_placeholders(config: Config, settings: Config) -> Parts:
     """Returns the placeholders of LLaVA-OneVision: tiles, scaled down if there are many."""
     if config.get("vision_feature_select_strategy", "full") != "full":
         raise ValueError("vision_feature_select_strategy must be 'full'")
@@ -171,7 +171,7 @@ def _onevision(config: Config, settings: Config) -> Parts:
     )
 
 
-def _llava_next(config: Config, settings: Config) -> Parts:
+def _llava_next_placeholders(config: Config, settings: Config) -> Parts:
     """Returns the placeholders of LLaVA-NeXT (1.6): tiles, for one of a few image sizes."""
     if config.get("vision_feature_select_strategy", "default") != "default":
         raise ValueError("vision_feature_select_strategy must be 'default'")
@@ -220,7 +220,15 @@ def _size_preference(width: int, height: int, wide: int, tall: int) -> tuple[int
 
 
 IMAGE_FAMILIES: Mapping[str, Callable[[Config, Config], Parts]] = {
-    "llava": _llava, "llava_next": _llava_next, "llava_onevision": _onevision, "idefics3": _idefics,
-    "smolvlm": _idefics, "mistral3": _pixtral,
-    "qwen2_vl": _qwen, "qwen2_5_vl": _qwen, "qwen3_vl": _qwen, "qwen3_vl_moe": _qwen, "gemma3": _gemma,
-}  # fmt: skip
+    "llava": _llava_placeholders,
+    "llava_next": _llava_next_placeholders,
+    "llava_onevision": _onevision_placeholders,
+    "idefics3": _idefics_placeholders,
+    "smolvlm": _idefics_placeholders,
+    "mistral3": _pixtral_placeholders,
+    "qwen2_vl": _qwen_placeholders,
+    "qwen2_5_vl": _qwen_placeholders,
+    "qwen3_vl": _qwen_placeholders,
+    "qwen3_vl_moe": _qwen_placeholders,
+    "gemma3": _gemma_placeholders,
+}

@@ -33,9 +33,9 @@ class MediaRows(Resource):
     def __init__(self, table: SlotTable) -> None:
         self._rope_offset = table.add_column("rope_offset", 0)
 
-    def usable_cached(self, request: Request, cached: int) -> int:
+    def count_usable_cached(self, request: Request, cached: int) -> int:
         """Returns how many cached tokens prove that they belong to the same images."""
-        return cached if request.media is None else request.media.trusted_length(cached)
+        return cached if request.media is None else request.media.trusted_cached_length(cached)
 
     def record_start(self, request: Request) -> None:
         """Writes the request's rotary offset."""
@@ -48,7 +48,7 @@ class MediaRows(Resource):
         """
         if request.media is None:
             return end
-        shorter, longer = request.media.unsplit_ends(end)
+        shorter, longer = request.media.find_unsplit_ends(end)
         if shorter == longer:
             return end
         if shorter > start:
@@ -79,7 +79,7 @@ class MediaRows(Resource):
             start = int(batch.starts[i])
             end = int(ends[i])
             first = int((ends[:i] - batch.starts[:i]).sum())
-            each.write_rows(ids[first : first + end - start], start)
+            each.replace_with_row_ids(ids[first : first + end - start], start)
             own = each.rotary[:, start:end]
             rotary[:, first : first + own.shape[1]] = own
             if (seen := each.limits[start:end]).size:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from sglang_lite.media.files import count_samples, video_header
+from sglang_lite.media.files import count_samples, read_video_header
 from sglang_lite.protocol import (
     CapabilityError,
     Media,
@@ -24,8 +24,8 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.prompt import is_placeholder
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.media.data_url import ARTICLES, parse_medium, unfetched_error
-from sglang_lite.runtime.media.header import read_header
+from sglang_lite.runtime.media.data_url import ARTICLES, parse_medium, unsupported_url_error
+from sglang_lite.runtime.media.header import read_image_size
 from sglang_lite.runtime.media.image_families import GEMMA_IMAGE, IMAGE_FAMILIES, Config, Part
 from sglang_lite.runtime.media.sound_families import SOUND_FAMILIES, SoundFormat
 from sglang_lite.runtime.media.video_families import (
@@ -39,7 +39,7 @@ from sglang_lite.runtime.models.folder_config import read_config
 from sglang_lite.runtime.tokens.image_options import ImageOptions
 from sglang_lite.runtime.tokens.image_span import Grid, ImageSpan, MediaItem
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
-from sglang_lite.runtime.tokens.virtual_ids import virtual_ids, virtual_positions
+from sglang_lite.runtime.tokens.virtual_ids import find_virtual_ids, hash_to_virtual_ids
 
 # for messages
 NAMES: Mapping[MediaKind, str] = {"image": "image", "video": "video", "audio": "sound"}
@@ -96,13 +96,13 @@ class MediaFormat:
     sound: SoundFormat | None = None
     begins: bool = False
 
-    def check_beginning(self, tokens: Ints, media: Sequence[MediaItem]) -> None:
+    def check_sound_comes_first(self, tokens: Ints, media: Sequence[MediaItem]) -> None:
         """Raises ParameterError if the model needs prompts that begin with a sound followed by
         text, and these tokens do not.
         """
         if not self.begins:
             return
-        places = virtual_positions(tokens, self.vocab_size)
+        places = find_virtual_ids(tokens, self.vocab_size)
         if len(media) != 1 or len(places) != media[0].count or places[-1] >= len(places):
             problem = "has to begin with a sound and have no other: the model writes what it hears."
             hint = (
@@ -154,7 +154,7 @@ class MediaFormat:
         if image.url:
             image = replace(parse_medium(image.url, kind, kind), frames=frames)
         if image.url:  # still: it is not a data URL
-            raise unfetched_error(image.url, kind)
+            raise unsupported_url_error(image.url, kind)
         placeholders = self.kinds[kind]
         parts = placeholders.parts(image)
         counts = [
@@ -172,7 +172,7 @@ class MediaFormat:
             grids,
             both_ways=self.block > 0,
         )
-        ids = virtual_ids(item.key, item.count, self.vocab_size)
+        ids = hash_to_virtual_ids(item.key, item.count, self.vocab_size)
         start = 0
         spans = list[Span]()
         for part, count in zip(parts, counts):
@@ -223,9 +223,11 @@ def prompt_spans(prompt: Prompt, media: MediaFormat | None, model_name: str) -> 
                 raise no_media_error(image.kind, model_name)
             given[media.kinds[image.kind].named].append(image)
         for kind, each in media.kinds.items():
-            _check_places(places.count(each.named), len(given[each.named]), kind, each.named)
+            _check_placeholder_count(
+                places.count(each.named), len(given[each.named]), kind, each.named
+            )
     else:
-        _check_places(len(places), len(prompt.images), "image", "")
+        _check_placeholder_count(len(places), len(prompt.images), "image", "")
         in_order = deque(prompt.images)
         given = dict.fromkeys(places, in_order)
     return [
@@ -237,7 +239,7 @@ def prompt_spans(prompt: Prompt, media: MediaFormat | None, model_name: str) -> 
     ]
 
 
-def _check_places(places: int, count: int, kind: MediaKind, named: str) -> None:
+def _check_placeholder_count(places: int, count: int, kind: MediaKind, named: str) -> None:
     """Raises ParameterError if the number of placeholders, `places`, differs from the number of
     media, `count`. `named` is the text of a placeholder, or "" if the prompt's text has none.
     """
@@ -314,12 +316,12 @@ def _image_format(
             named,
             token,
             token_id,
-            lambda image: parts(*read_header(image)),
+            lambda image: parts(*read_image_size(image)),
             options.most.get("image"),
         )
     }
     if family not in VIDEO_FAMILIES:
-        return MediaFormat(kinds, vocab_size, _digest(settings), block)
+        return MediaFormat(kinds, vocab_size, _digest_settings(settings), block)
     found = (
         _processor_settings(folder, "video_processor", "video_preprocessor_config.json") or saved
     )
@@ -332,10 +334,10 @@ def _image_format(
         video.named or token,
         token,
         token_id,
-        lambda each: video.sample(video_header(each), each.frames).parts,
+        lambda each: video.sample(read_video_header(each), each.frames).parts,
         options.most.get("video"),
     )
-    return MediaFormat(kinds, vocab_size, _digest(settings, of_videos), block, video)
+    return MediaFormat(kinds, vocab_size, _digest_settings(settings, of_videos), block, video)
 
 
 def _sound_format(
@@ -351,14 +353,16 @@ def _sound_format(
     token = tokenizer.control_text(token_id)
 
     def parts(each: Media) -> Sequence[Part]:
-        return sound.sound_parts(count_samples(each, sound.rate, sound.seconds))
+        return sound.sound_placeholders(count_samples(each, sound.rate, sound.seconds))
 
     kinds: dict[MediaKind, Placeholders] = {
         "audio": Placeholders(
             sound.named or token, token, token_id, parts, options.most.get("audio")
         )
     }
-    return MediaFormat(kinds, vocab_size, _digest(settings), sound=sound, begins=bool(sound.named))
+    return MediaFormat(
+        kinds, vocab_size, _digest_settings(settings), sound=sound, begins=bool(sound.named)
+    )
 
 
 def _token_id_in(config: Config, name: str) -> int:
@@ -367,7 +371,7 @@ def _token_id_in(config: Config, name: str) -> int:
     return found
 
 
-def _digest(*settings: Config) -> bytes:
+def _digest_settings(*settings: Config) -> bytes:
     return hashlib.blake2b(repr(settings).encode(), digest_size=32).digest()
 
 

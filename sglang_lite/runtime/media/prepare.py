@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
-from sglang_lite.media.files import decode_frames, decode_samples, video_header
+from sglang_lite.media.files import decode_frames, decode_samples, read_video_header
 from sglang_lite.protocol import Media, MediaKind, ModelError, ParameterError, SglError
 from sglang_lite.runtime.media.header import decode_upright, open_image
 from sglang_lite.runtime.media.placeholders import MediaFormat
@@ -105,7 +105,7 @@ class _ImagePreparer:
 
 
 def _prepare_video(video: VideoFormat, given: Media) -> Pixels:
-    header = video_header(given)
+    header = read_video_header(given)
     sample = video.sample(header, given.frames)
     return video_inputs(video, sample.sizes, decode_frames(given, header, sample.indices))
 

@@ -32,7 +32,7 @@ class SoundFormat:
     count: Callable[[int], int]
     named: str = ""
 
-    def sound_parts(self, samples: int) -> Sequence[Part]:
+    def sound_placeholders(self, samples: int) -> Sequence[Part]:
         """Returns the placeholders of a sound that has `samples` samples. Raises ParameterError if
         the sound is too short.
         """
@@ -44,7 +44,7 @@ class SoundFormat:
         return (count,)
 
 
-def _spectrogram(
+def _spectrogram_format(
     settings: Config, count: Callable[[int], int], most_seconds: float = 0, named: str = ""
 ) -> SoundFormat:
     """Returns the format of models that read Whisper's spectrograms. Unless `most_seconds` is
@@ -64,14 +64,14 @@ def _spectrogram(
     )
 
 
-def _qwen2_audio(config: Config, settings: Config) -> SoundFormat:
+def _qwen2_audio_format(config: Config, settings: Config) -> SoundFormat:
     """Returns the format of Qwen2-Audio, which halves the spectrogram by a convolution and again by
     pooling.
     """
-    return _spectrogram(settings, lambda columns: ((columns - 1) // 2 - 1) // 2 + 1)
+    return _spectrogram_format(settings, lambda columns: ((columns - 1) // 2 - 1) // 2 + 1)
 
 
-def _voxtral(config: Config, settings: Config) -> SoundFormat:
+def _voxtral_format(config: Config, settings: Config) -> SoundFormat:
     """Returns the format of Voxtral: all frames of each window. The projector combines several
     frames into each feature.
     """
@@ -84,17 +84,17 @@ def _voxtral(config: Config, settings: Config) -> SoundFormat:
     columns = 2 * audio["max_source_positions"]
     frames = audio["max_source_positions"]
     each = frames * audio["hidden_size"] // audio["intermediate_size"]
-    return _spectrogram(settings, lambda count: -(-count // columns) * each, MAX_SECONDS)
+    return _spectrogram_format(settings, lambda count: -(-count // columns) * each, MAX_SECONDS)
 
 
-def _whisper(config: Config, settings: Config) -> SoundFormat:
+def _whisper_format(config: Config, settings: Config) -> SoundFormat:
     """Returns the format of Whisper: all frames of a window, before the text."""
     tokens = SoundPrefix.from_frames(config["max_source_positions"]).tokens
-    return _spectrogram(settings, lambda columns: tokens, named="<audio>")
+    return _spectrogram_format(settings, lambda columns: tokens, named="<audio>")
 
 
 SOUND_FAMILIES: Mapping[str, Callable[[Config, Config], SoundFormat]] = {
-    "qwen2_audio": _qwen2_audio,
-    "voxtral": _voxtral,
-    "whisper": _whisper,
+    "qwen2_audio": _qwen2_audio_format,
+    "voxtral": _voxtral_format,
+    "whisper": _whisper_format,
 }

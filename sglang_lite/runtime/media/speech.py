@@ -200,7 +200,7 @@ class VoxtralSpeech:
         )
 
 
-def load_whisper_speech(
+def load_speech_model(
     media: MediaFormat | None, tokenizer: Tokenizer, folder: Callable[[], Path]
 ) -> WhisperSpeech | VoxtralSpeech:
     """Returns what builds a model's transcription prompts: a `WhisperSpeech` or `VoxtralSpeech`.

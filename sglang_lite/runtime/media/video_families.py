@@ -19,7 +19,7 @@ from sglang_lite.runtime.media.image_families import (
     Config,
     Part,
     fit_to_grid,
-    idefics_tile,
+    idefics_tile_placeholders,
     scale_to_longest,
 )
 from sglang_lite.runtime.tokens.image_span import Grid
@@ -75,12 +75,12 @@ class VideoFormat:
     named: str = ""
 
 
-def _qwen2(config: Config, settings: Config) -> VideoFormat:
+def _qwen2_format(config: Config, settings: Config) -> VideoFormat:
     """Returns the format of Qwen2-VL and Qwen2.5-VL: patches of two frames each. Qwen2.5-VL encodes
     seconds in positions.
     """
     size = settings.get("size") or {}
-    patches = _patches(settings, 14)
+    patches = _patch_sizes(settings, 14)
     least = size.get("shortest_edge") or 128 * 28 * 28
     most = size.get("longest_edge") or 28 * 28 * 768
     per_second = (
@@ -90,7 +90,7 @@ def _qwen2(config: Config, settings: Config) -> VideoFormat:
     )
 
     def sample(video: VideoHeader, wanted: int) -> Sample:
-        count = _frames_to_show(video, wanted, settings, least=4, most=768)
+        count = _count_frames_to_show(video, wanted, settings, least=4, most=768)
         count -= count % patches[0] if count > patches[0] else 0
         indices = [int(i * (video.frames / count)) for i in range(count)]
         rows, columns = fit_to_grid(video.width, video.height, patches[1] * patches[2], least, most)
@@ -107,16 +107,16 @@ def _qwen2(config: Config, settings: Config) -> VideoFormat:
     return _make_format(sample, settings, _CLIP, _BICUBIC, patches=patches)
 
 
-def _qwen3(config: Config, settings: Config) -> VideoFormat:
+def _qwen3_format(config: Config, settings: Config) -> VideoFormat:
     """Returns the format of Qwen3-VL: patches of two frames each, with their seconds as text."""
     size = settings.get("size") or {}
-    patches = _patches(settings, 16)
+    patches = _patch_sizes(settings, 16)
     least = size.get("shortest_edge") or 128 * 32 * 32
     most = size.get("longest_edge") or 32 * 32 * 768
     unit = patches[1] * patches[2]
 
     def sample(video: VideoHeader, wanted: int) -> Sample:
-        count = _frames_to_show(video, wanted, settings, least=4, most=768)
+        count = _count_frames_to_show(video, wanted, settings, least=4, most=768)
         indices = np.linspace(0, video.frames - 1, count).round().astype(int).tolist()
         if count < patches[0]:
             indices = indices * patches[0]
@@ -157,7 +157,7 @@ def _fit_frames_to_grid(
     return rows, columns
 
 
-def _onevision(config: Config, settings: Config) -> VideoFormat:
+def _onevision_format(config: Config, settings: Config) -> VideoFormat:
     """Returns the format of LLaVA-OneVision: frames as images of one tile each, pooled, with one
     token after all of them.
     """
@@ -168,18 +168,18 @@ def _onevision(config: Config, settings: Config) -> VideoFormat:
     def sample(video: VideoHeader, wanted: int) -> Sample:
         if not (wanted or settings.get("fps")):
             wanted = settings.get("num_frames") or 32
-        count = _frames_to_show(video, wanted, settings, least=1, most=768)
+        count = _count_frames_to_show(video, wanted, settings, least=1, most=768)
         indices = [int(i * (video.frames / count)) for i in range(count)]
         return Sample(indices, (size,), (count * pooled**2 + 1,))
 
     return _make_format(sample, settings, _CLIP, _BICUBIC, inputs="pixel_values_videos")
 
 
-def _smolvlm(config: Config, settings: Config) -> VideoFormat:
+def _smolvlm_format(config: Config, settings: Config) -> VideoFormat:
     """Returns the format of SmolVLM: frames as images of one tile each, with their minutes and
     seconds as text.
     """
-    before, tokens, behind = idefics_tile(config)
+    before, tokens, behind = idefics_tile_placeholders(config)
     tile = settings["max_image_size"]["longest_edge"]
     longest = settings["size"]["longest_edge"]
     fps = settings.get("fps") or 1
@@ -226,7 +226,7 @@ def video_settings(saved: Config, given: Config) -> Config:
     return {**saved, **{name: value for name, value in renamed.items() if value}, **given}
 
 
-def _frames_to_show(
+def _count_frames_to_show(
     video: VideoHeader, wanted: int, settings: Config, *, least: int, most: int
 ) -> int:
     """Returns how many frames of a video the model is shown: as many as requested, or some per
@@ -245,7 +245,7 @@ def _frames_to_show(
     return max(min(count, video.frames), 1)
 
 
-def _patches(settings: Config, pixels: int) -> tuple[int, int, int]:
+def _patch_sizes(settings: Config, pixels: int) -> tuple[int, int, int]:
     return (
         settings.get("temporal_patch_size", 2),
         settings.get("merge_size", 2),
@@ -291,9 +291,9 @@ _NUMBERS = (
     "nineteen", *(f"{ten}-{one}".removesuffix("-") for ten in _TENS for one in ("", *_ONES)),
 )  # fmt: skip
 VIDEO_FAMILIES: Mapping[str, Callable[[Config, Config], VideoFormat]] = {
-    "qwen2_vl": _qwen2,
-    "qwen2_5_vl": _qwen2,
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), _qwen3),
-    "llava_onevision": _onevision,
-    "smolvlm": _smolvlm,
+    "qwen2_vl": _qwen2_format,
+    "qwen2_5_vl": _qwen2_format,
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), _qwen3_format),
+    "llava_onevision": _onevision_format,
+    "smolvlm": _smolvlm_format,
 }

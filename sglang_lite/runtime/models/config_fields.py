@@ -263,7 +263,7 @@ def check(
             )
 
 
-def check_ids(ids: object, vocab_size: int, source: str, name: str) -> frozenset[int]:
+def parse_token_ids(ids: object, vocab_size: int, source: str, name: str) -> frozenset[int]:
     """Returns the token ids in a field, which holds one id, several or none.
 
     Raises:

@@ -140,7 +140,7 @@ class Decoder:
         for i, left in zip(progress(order), reversed(range(len(order)))):
             self.layers.append(reader.layer(i))
             if offload is not None:
-                offload.take_layer(i, self.layers[-1], vars(reader.linears).values())
+                offload.offload_layer(i, self.layers[-1], vars(reader.linears).values())
             if left % _LAYERS_PER_TRIM == 0 or left < _LAYERS_PER_TRIM:  # the peak is at the end
                 # glibc keeps freed memory between live allocations, up to half the size of a small
                 # model
@@ -152,7 +152,7 @@ class Decoder:
         behind = range(len(spec.layers), len(spec.layers) + spec.draft_layers)
         self.unused_tensors = tuple(f"model.layers.{i}." for i in behind)
         if ranks.parallel.ranks > 1:
-            reader.tensors.skip_others(parameters(spec))
+            reader.tensors.skip_other_ranks(parameters(spec))
         source.check_all_used(self.unused_tensors)
         self.linears = reader.linears
         self.choose_small_batch_step()
@@ -228,7 +228,8 @@ class Decoder:
     @property
     def window_bytes(self) -> int:
         return (
-            min(layout.window_numbers for layout in self._layouts) * self.precision.cache.itemsize
+            min(layout.window_elements_per_token for layout in self._layouts)
+            * self.precision.cache.itemsize
         )
 
     @property

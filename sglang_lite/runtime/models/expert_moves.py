@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts  # imports Triton
 
 
-def count_experts(layers: Sequence[Layer], device: torch.device) -> None:
+def enable_expert_counting(layers: Sequence[Layer], device: torch.device) -> None:
     """Makes layers count the rows that choose each of their experts."""
     for layer in layers:
         experts = layer.feed_forward
@@ -28,7 +28,7 @@ def count_experts(layers: Sequence[Layer], device: torch.device) -> None:
             layer.feed_forward = replace(experts, counts=counts)
 
 
-def expert_counts(layers: Sequence[Layer]) -> list[list[int]]:
+def read_expert_counts(layers: Sequence[Layer]) -> list[list[int]]:
     """Returns how many rows chose each expert of each layer, modulo 2 ** 32; [] for a layer without
     experts.
 
@@ -103,10 +103,12 @@ def _replace_experts(layer: Layer, new: Any) -> None:
         layer.feed_forward = replace(own, experts=new.experts, local_ids=new.local_ids)
         return
     with torch.inference_mode():
-        for target, source in zip(_tensors(own), _tensors(new), strict=True):
+        for target, source in zip(
+            _rank_specific_tensors(own), _rank_specific_tensors(new), strict=True
+        ):
             target.copy_(source)
 
 
-def _tensors(experts: Any) -> Iterator[torch.Tensor]:
+def _rank_specific_tensors(experts: Any) -> Iterator[torch.Tensor]:
     """Yields those tensors of a GPU's experts that depend on which experts the rank holds."""
     return tensors_within((experts.matrices, experts.local_ids), set())

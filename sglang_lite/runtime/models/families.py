@@ -96,26 +96,26 @@ def _query_scale(config: Config) -> dict[str, Any]:
     return {"scale": config["query_pre_attn_scalar"] ** -0.5}
 
 
-def _gemma_model(config: Config) -> dict[str, Any]:
+def _gemma_model_settings(config: Config) -> dict[str, Any]:
     return {"norm_offset": 1.0, "embedding_scale": math.sqrt(config["hidden_size"])}
 
 
-def _granite_attention(config: Config) -> dict[str, Any]:
+def _granite_attention_settings(config: Config) -> dict[str, Any]:
     return {"scale": float(config["attention_multiplier"])}
 
 
-def _granite_layer(config: Config) -> dict[str, Any]:
+def _granite_layer_settings(config: Config) -> dict[str, Any]:
     return {"residual_scale": float(config["residual_multiplier"])}
 
 
-def _granite_model(config: Config) -> dict[str, Any]:
+def _granite_model_settings(config: Config) -> dict[str, Any]:
     return {
         "embedding_scale": float(config["embedding_multiplier"]),
         "logit_scale": 1.0 / config["logits_scaling"],
     }
 
 
-def _layer_norm(eps: str, *, bias: bool = True, offset: float = 0.0) -> Changes:
+def _layer_norm_settings(eps: str, *, bias: bool = True, offset: float = 0.0) -> Changes:
     """Returns model fields for layer norms instead of RMS norms.
 
     Args:
@@ -131,7 +131,7 @@ def _layer_norm(eps: str, *, bias: bool = True, offset: float = 0.0) -> Changes:
     }
 
 
-def _qk_norm(flag: str, kind: str, *, bias: bool = False) -> Changes:
+def _qk_norm_settings(flag: str, kind: str, *, bias: bool = False) -> Changes:
     """Returns attention fields for query and key norms of the given kind, enabled by a config flag."""
     return lambda config: {"qk_norm": kind if config.get(flag) else "", "qk_norm_bias": bias}
 
@@ -140,9 +140,9 @@ def _clip_settings(config: Config) -> dict[str, Any]:
     return {"clip": config.get("clip_qkv")}
 
 
-def _cohere_model(config: Config) -> dict[str, Any]:
+def _cohere_model_settings(config: Config) -> dict[str, Any]:
     return {
-        **_layer_norm("layer_norm_eps", bias=False)(config),
+        **_layer_norm_settings("layer_norm_eps", bias=False)(config),
         "logit_scale": config["logit_scale"],
     }
 
@@ -277,14 +277,14 @@ def _draft_layer_settings(config: Config) -> dict[str, Any]:
     return {"draft_layers": config.get("num_nextn_predict_layers") or 0}
 
 
-def _minicpm3_layer(config: Config) -> dict[str, Any]:
+def _minicpm3_layer_settings(config: Config) -> dict[str, Any]:
     depth = config["scale_depth"]
     return {
         "residual_scale": 1.0 if depth is None else depth / math.sqrt(config["num_hidden_layers"])
     }
 
 
-def _minicpm3_model(config: Config) -> dict[str, Any]:
+def _minicpm3_model_settings(config: Config) -> dict[str, Any]:
     base = config["dim_model_base"]
     hidden = config["hidden_size"]
     return {"embedding_scale": float(config["scale_emb"]), "logit_scale": (base or hidden) / hidden}
@@ -350,7 +350,7 @@ FAMILIES: Mapping[str, Family] = {
         ("Gemma2ForCausalLM",), {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         biases=_ATTENTION, norms="both", has_window=lambda config, i: i % 2 == 0,
         attention_fields=lambda c: {**_query_scale(c), "softcap": c.get("attn_logit_softcapping")},
-        model_fields=lambda c: {**_gemma_model(c), "logit_softcap": c.get("final_logit_softcapping")},
+        model_fields=lambda c: {**_gemma_model_settings(c), "logit_softcap": c.get("final_logit_softcapping")},
         names=_BEFORE_FEED_FORWARD,
     ),
     "gemma3": Family(
@@ -360,7 +360,7 @@ FAMILIES: Mapping[str, Family] = {
          "use_bidirectional_attention": False},
         biases=_ATTENTION, qk_norm="head", norms="both",
         has_window=_except_every_nth_layer("sliding_window_pattern"), layer_ropes=True, attention_fields=_query_scale,
-        model_fields=lambda c: {**_gemma_model(c), "logit_softcap": c.get("final_logit_softcapping")},
+        model_fields=lambda c: {**_gemma_model_settings(c), "logit_softcap": c.get("final_logit_softcapping")},
         names=_BEFORE_FEED_FORWARD,
     ),
     "phi3": Family(
@@ -371,7 +371,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma": Family(
         ("GemmaForCausalLM",),
         {"head_dim": 256, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}, biases=_ATTENTION,
-        activations={"gelu": "gelu_pytorch_tanh"}, model_fields=_gemma_model,
+        activations={"gelu": "gelu_pytorch_tanh"}, model_fields=_gemma_model_settings,
     ),
     "smollm3": Family(
         ("SmolLM3ForCausalLM",),
@@ -387,8 +387,8 @@ FAMILIES: Mapping[str, Family] = {
         biases=_ATTENTION, qk_norm="whole", norms="after", has_window=lambda c, i: (i + 1) % 4 > 0, layer_ropes=True,
     ),
     "granite": Family(
-        ("GraniteForCausalLM",), _GRANITE, biases=_ALL, attention_fields=_granite_attention,
-        layer_fields=_granite_layer, model_fields=_granite_model,
+        ("GraniteForCausalLM",), _GRANITE, biases=_ALL, attention_fields=_granite_attention_settings,
+        layer_fields=_granite_layer_settings, model_fields=_granite_model_settings,
     ),
     "glm": Family(
         ("GlmForCausalLM",), {**_GLM, "eos_token_id": _GLM_EOS, "attention_bias": True},
@@ -426,24 +426,24 @@ FAMILIES: Mapping[str, Family] = {
         {"num_key_value_heads": 2, "norm_epsilon": 1e-5, "use_bias": True, "hidden_act": "gelu_pytorch_tanh",
          "tie_word_embeddings": True},
         biases=("use_bias", "use_bias", "use_bias"), gated=False, has_window=_every_layer,
-        model_fields=_layer_norm("norm_epsilon"),
+        model_fields=_layer_norm_settings("norm_epsilon"),
         names={"up": "mlp.c_fc", "down": "mlp.c_proj"},
     ),
     "phi": Family(
         ("PhiForCausalLM",),
         {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "hidden_act": "gelu_new"}, biases=(True, True, True),
-        gated=False, attention_fields=_qk_norm("qk_layernorm", "head", bias=True),
+        gated=False, attention_fields=_qk_norm_settings("qk_layernorm", "head", bias=True),
         layer_fields=lambda c: {"parallel": "one norm"},
-        model_fields=lambda c: {**_layer_norm("layer_norm_eps")(c), "head_bias": True},
+        model_fields=lambda c: {**_layer_norm_settings("layer_norm_eps")(c), "head_bias": True},
         names={"o": "self_attn.dense", "up": "mlp.fc1", "down": "mlp.fc2", "norm": "model.final_layernorm",
                "q_norm": "self_attn.q_layernorm", "k_norm": "self_attn.k_layernorm"},
     ),
     "stablelm": Family(
         ("StableLmForCausalLM",),
         {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "use_qkv_bias": False, "use_parallel_residual": False},
-        biases=("use_qkv_bias", False, False), attention_fields=_qk_norm("qk_layernorm", "heads"),
+        biases=("use_qkv_bias", False, False), attention_fields=_qk_norm_settings("qk_layernorm", "heads"),
         layer_fields=lambda c: {"parallel": "one norm" if c["use_parallel_residual"] else ""},
-        model_fields=_layer_norm("layer_norm_eps"),
+        model_fields=_layer_norm_settings("layer_norm_eps"),
         names={"q_norm": "self_attn.q_layernorm.norms.{}", "k_norm": "self_attn.k_layernorm.norms.{}"},
     ),
     "gpt_neox": Family(
@@ -453,20 +453,20 @@ FAMILIES: Mapping[str, Family] = {
         aliases={"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"},
         biases=("attention_bias", "attention_bias", True), gated=False, qkv_by_head=True,
         layer_fields=lambda c: {"parallel": "two norms" if c["use_parallel_residual"] else ""},
-        model_fields=_layer_norm("layer_norm_eps"),
+        model_fields=_layer_norm_settings("layer_norm_eps"),
         names={**dict.fromkeys(("q", "k", "v"), "attention.query_key_value"), "o": "attention.dense",
                "up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h", "embedding": "gpt_neox.embed_in",
                "layers": "gpt_neox.layers", "norm": "gpt_neox.final_layer_norm", "head": "embed_out"},
     ),
     "olmo": Family(
         ("OlmoForCausalLM",), {"layer_norm_eps": 1e-5}, biases=_ATTENTION, attention_fields=_clip_settings,
-        model_fields=lambda c: {**_layer_norm("layer_norm_eps", bias=False)(c), "norm_weight": False},
+        model_fields=lambda c: {**_layer_norm_settings("layer_norm_eps", bias=False)(c), "norm_weight": False},
     ),
     "cohere": Family(
         ("CohereForCausalLM",),
         {"layer_norm_eps": 1e-5, "rope_theta": 500_000.0, "logit_scale": 0.0625, "tie_word_embeddings": True},
-        biases=_ATTENTION, interleaved=True, attention_fields=_qk_norm("use_qk_norm", "heads"),
-        layer_fields=lambda c: {"parallel": "one norm"}, model_fields=_cohere_model,
+        biases=_ATTENTION, interleaved=True, attention_fields=_qk_norm_settings("use_qk_norm", "heads"),
+        layer_fields=lambda c: {"parallel": "one norm"}, model_fields=_cohere_model_settings,
     ),
     "cohere2": Family(
         ("Cohere2ForCausalLM",),
@@ -474,11 +474,11 @@ FAMILIES: Mapping[str, Family] = {
          "sliding_window_pattern": 4},
         biases=_ATTENTION, interleaved=True, has_window=_except_every_nth_layer("sliding_window_pattern"),
         has_rope=lambda c, i, window: window is not None, layer_fields=lambda c: {"parallel": "one norm"},
-        model_fields=_cohere_model,
+        model_fields=_cohere_model_settings,
     ),
     "nemotron": Family(
         ("NemotronForCausalLM",), {"norm_eps": 1e-5, "partial_rotary_factor": 0.5, "hidden_act": "relu2"},
-        biases=_ALL, gated=False, model_fields=_layer_norm("norm_eps", offset=1.0),
+        biases=_ALL, gated=False, model_fields=_layer_norm_settings("norm_eps", offset=1.0),
     ),
     "mixtral": Family(
         ("MixtralForCausalLM",),
@@ -517,7 +517,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "granitemoe": Family(
         ("GraniteMoeForCausalLM",), {**_GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2}, biases=_ATTENTION,
-        attention_fields=_granite_attention, layer_fields=_granite_layer, model_fields=_granite_model,
+        attention_fields=_granite_attention_settings, layer_fields=_granite_layer_settings,
+        model_fields=_granite_model_settings,
         experts_fields=_local_experts,
         names={**_NOT_SPLIT, "router": "block_sparse_moe.router.layer",
                "stacked_gate_up": "block_sparse_moe.input_linear.weight",
@@ -539,7 +540,7 @@ FAMILIES: Mapping[str, Family] = {
          "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "n_shared_experts": 1, "n_group": 1,
          "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0},
         biases=("attention_bias", False, False),
-        attention_fields=_qk_norm("use_qk_norm", "head"), experts_fields=_glm4_experts,
+        attention_fields=_qk_norm_settings("use_qk_norm", "head"), experts_fields=_glm4_experts,
         model_fields=_draft_layer_settings,
         names=_SHARED_EXPERTS,
     ),
@@ -574,7 +575,7 @@ FAMILIES: Mapping[str, Family] = {
         ("MiniCPM3ForCausalLM",),
         {"kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": None,
          "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
-        biases=_ALL, latent=True, layer_fields=_minicpm3_layer, model_fields=_minicpm3_model,
+        biases=_ALL, latent=True, layer_fields=_minicpm3_layer_settings, model_fields=_minicpm3_model_settings,
     ),
 }  # fmt: skip
 ARCHITECTURES = {name: family for family, row in FAMILIES.items() for name in row.architectures}

@@ -93,7 +93,7 @@ def config_of_params(params: Mapping[str, Json], source: str) -> dict[str, Json]
         theta = config.pop("rope_theta")
         config["rope_parameters"] = {"rope_type": "yarn", "rope_theta": theta, **yarn}
     if (window := left.pop("sliding_window", None)) is not None:
-        config |= _window(window, config["num_hidden_layers"], source)
+        config |= _window_fields(window, config["num_hidden_layers"], source)
     if left.pop("model_type", "transformer") != "transformer" or left:
         name = next(iter(left), "model_type")
         raise ModelError(
@@ -118,7 +118,7 @@ def _pop_renamed_object(
     return {theirs: given[ours] for ours, theirs in names.items() if ours in given}
 
 
-def _window(window: Json, layers: int, source: str) -> dict[str, Json]:
+def _window_fields(window: Json, layers: int, source: str) -> dict[str, Json]:
     """Converts Mistral's `sliding_window` to fields of `config.json`. It is one size for all
     layers, or a list that is repeated over the layers, with null for full attention.
     """

@@ -76,7 +76,7 @@ class GpuDecoder(Decoder):
         self.parts = (
             None if every is None else LogitParts(every, tuple(map(len, self._vocabulary_parts)))
         )
-        self._plain = spec.norm == "rms" and all(map(_is_plain, spec.layers))
+        self._plain = spec.norm == "rms" and all(map(_has_plain_residual, spec.layers))
         self._alone = (
             self._plain
             and all(map(_can_fuse_norms, spec.layers))
@@ -107,7 +107,9 @@ class GpuDecoder(Decoder):
 
     @property
     def active_parameters(self) -> int:
-        return sum(layer.active_weights(self.spec.hidden_size) for layer in self.spec.layers)
+        return sum(
+            layer.active_weight_elements(self.spec.hidden_size) for layer in self.spec.layers
+        )
 
     @property
     def shares_prefixes(self) -> bool:
@@ -545,7 +547,7 @@ def _check_ranks(spec: ModelSpec, parallel: Parallel) -> None:
         )
 
 
-def _is_plain(layer: LayerSpec) -> bool:
+def _has_plain_residual(layer: LayerSpec) -> bool:
     """Returns whether a layer's block outputs can be added to the residual unchanged, as `add_norm`
     does.
     """

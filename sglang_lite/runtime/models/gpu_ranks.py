@@ -21,10 +21,10 @@ from sglang_lite.runtime.parallel.collectives import (
     ONE_PROCESS,
     Collectives,
     exchange_bytes,
-    open_store,
+    import_torch_distributed,
+    open_rank_store,
+    open_stage_store,
     rows_of_rank,
-    store_of_stage,
-    torch_distributed,
 )
 from sglang_lite.runtime.parallel.layout import Parallel
 
@@ -86,7 +86,7 @@ class GpuRanks:
         fits = (
             peers is not None
             and rows * row_bytes <= self._sum_limit(peers)
-            and peers.takes_rows(rows, row_bytes)
+            and peers.can_exchange_rows(rows, row_bytes)
         )
         return peers if fits else None
 
@@ -243,7 +243,7 @@ class _Nccl:
     """
 
     def __init__(self, parallel: Parallel, store: Any, device: torch.device) -> None:
-        group = torch_distributed().ProcessGroupNCCL
+        group = import_torch_distributed().ProcessGroupNCCL
         self._group = group(store, parallel.rank, parallel.ranks, group.Options())
         with torch.cuda.device(device):
             for size in _FIRST:
@@ -286,7 +286,9 @@ def connect(
             all sums; None on one machine.
     """
     if meeting is not None:
-        return _connect_ranks(host, device, None, open_store(meeting, host.parallel, _TIMEOUT_S))
+        return _connect_ranks(
+            host, device, None, open_rank_store(meeting, host.parallel, _TIMEOUT_S)
+        )
     rank = host.parallel.rank
     index = device.index or 0
     devices = [
@@ -304,7 +306,7 @@ def connect(
         )
     # An anonymous file that disappears with rank 0's process.
     meeting = f"/proc/{os.getpid()}/fd/{os.memfd_create('nccl')}" if rank == 0 else ""
-    store = open_store(
+    store = open_rank_store(
         exchange_bytes(host, meeting.encode())[0].decode(), host.parallel, _TIMEOUT_S
     )
     return _connect_ranks(host, device, row_bytes if own_sum and all_reach else None, store)
@@ -334,6 +336,6 @@ def _connect_ranks(
     nccl = store and _Nccl(parallel, store, device)
     if parallel.pp > 1:
         in_stage = _connect_ranks(
-            host.in_stage, device, row_bytes, store and store_of_stage(store, parallel)
+            host.in_stage, device, row_bytes, store and open_stage_store(store, parallel)
         )
     return GpuRanks(parallel, peers, nccl, in_stage, parts)

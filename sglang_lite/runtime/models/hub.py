@@ -14,7 +14,12 @@ from sglang_lite.runtime.host.installed import is_installed
 from sglang_lite.runtime.models import modelscope
 from sglang_lite.runtime.models.aliases import HubFile
 from sglang_lite.runtime.models.folder_config import has_config
-from sglang_lite.runtime.models.whole_file import check_disk, describe_proxies, hash_file, is_whole
+from sglang_lite.runtime.models.whole_file import (
+    check_disk_space,
+    describe_proxies,
+    has_expected_hash,
+    hash_file,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub import SafetensorsRepoMetadata
@@ -116,12 +121,14 @@ def fetch_file(model: HubFile, revision: str | None, note: Path) -> Path:
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 
     cached = try_to_load_from_cache(model.hub_id, model.file, revision=revision)
-    is_damaged = isinstance(cached, str) and not is_whole(Path(cached), model.file_sha256, note)
+    is_damaged = isinstance(cached, str) and not has_expected_hash(
+        Path(cached), model.file_sha256, note
+    )
     if isinstance(cached, str) and not is_damaged:
         return Path(cached)
     if is_damaged:
         logger.warning("%s is damaged, or another file; fetching it again.", cached)
-    check_disk(Path(constants.HF_HUB_CACHE), model.file_bytes, model.description, "HF_HOME")
+    check_disk_space(Path(constants.HF_HUB_CACHE), model.file_bytes, model.description, "HF_HOME")
     try:
         path = hf_hub_download(
             model.hub_id, model.file, revision=revision, force_download=is_damaged
@@ -138,7 +145,7 @@ def _verify_file(path: Path, model: HubFile, note: Path) -> Path:
     Raises:
         DownloadError: the hash is wrong, or there is no file.
     """
-    if is_whole(path, model.file_sha256, note):
+    if has_expected_hash(path, model.file_sha256, note):
         return path
     hint = f"Try again; or find the file with that SHA-256 elsewhere, and give its path as model= ({model.licence})."
     if not path.exists():

@@ -84,7 +84,9 @@ def kv_scales(
     layers = range(len(model.kv_layout.layers))
     if any((i, side) not in stored for i in layers for side in "kv"):
         stored = {**_calibrate_scales(model, bos), **stored}
-    k, v = ([_power_of_two(stored[i, side]).to(model.device) for i in layers] for side in "kv")
+    k, v = (
+        [_round_to_power_of_two(stored[i, side]).to(model.device) for i in layers] for side in "kv"
+    )
     for i, layer in enumerate(model.spec.layers):
         # a checkpoint has one scale for all parts of the cache
         if isinstance(layer.attention, LatentSpec):
@@ -133,7 +135,7 @@ def _calibrate_scales(model: Decoder, bos: int | None) -> dict[tuple[int, str], 
     }
 
 
-def _power_of_two(x: torch.Tensor) -> torch.Tensor:
+def _round_to_power_of_two(x: torch.Tensor) -> torch.Tensor:
     """Rounds x up to a power of two, limited to 2^±100, which float32 can divide by. Returns 1 for
     0.
     """

@@ -90,7 +90,7 @@ class LayerWatch:
         return hidden
 
 
-def folder_of_process(folder: str, parallel: Parallel) -> Path:
+def create_dump_folder(folder: str, parallel: Parallel) -> Path:
     """Creates this process's dump folder, named the way SGLang names it.
 
     Raises:

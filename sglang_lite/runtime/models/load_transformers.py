@@ -17,8 +17,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.models.config_fields import abbreviate, read_json
-from sglang_lite.runtime.models.memory_check import check_room
-from sglang_lite.runtime.models.transformers_config import not_causal
+from sglang_lite.runtime.models.memory_check import check_free_memory
+from sglang_lite.runtime.models.transformers_config import explain_not_causal
 from sglang_lite.runtime.models.transformers_model import NAME, TransformersModel, register
 from sglang_lite.runtime.models.weights.folder import weight_files
 
@@ -110,7 +110,7 @@ def _load_error(path: Path, error: Exception, config: PreTrainedConfig | None) -
             "code.",
             hint="Use a model of the families in docs/models.md, or a GGUF file of this one.",
         )
-    if config is not None and (why := not_causal(config.model_type)):
+    if config is not None and (why := explain_not_causal(config.model_type)):
         reason = why
     elif isinstance(error, KeyError) and error.args == (NAME,):  # its own table of attentions
         reason = "its attention can't be replaced."
@@ -155,7 +155,7 @@ def load_transformers(
     quantised = not dummy and getattr(config, "quantization_config", None) is not None
     item = 0.5 if quantised else dtype.itemsize  # a lower bound for quantised checkpoints
     weights = int(sum(tensor.numel() for tensor in skeleton.parameters()) * item)
-    check_room({"weights": weights}, device, str(path), "Take a smaller model or dtype.")
+    check_free_memory({"weights": weights}, device, str(path), "Take a smaller model or dtype.")
     options = {"dtype": dtype, "attn_implementation": NAME, "trust_remote_code": False}
     try:
         if dummy:

@@ -30,7 +30,9 @@ def rotary_bytes(spec: ModelSpec, positions: int) -> int:
     return sum(positions * (rope.rotary_dim or size) * 4 for rope in spec.ropes)
 
 
-def check_room(parts: Mapping[str, int], device: torch.device, source: str, hint: str) -> None:
+def check_free_memory(
+    parts: Mapping[str, int], device: torch.device, source: str, hint: str
+) -> None:
     """Checks that enough memory is free for all parts of a model.
 
     Args:

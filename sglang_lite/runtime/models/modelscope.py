@@ -90,7 +90,7 @@ def fetch_from_modelscope(
             note.listed = listed
             _write_note(note, folder)
         for name in missing(listed):
-            _fetch(model, branch, name, listed[name], folder)
+            _download_file(model, branch, name, listed[name], folder)
             note.fetched[name] = listed[name]
             _write_note(note, folder)
     except (OSError, HTTPException) as error:
@@ -142,7 +142,7 @@ def _list_files(model: str, branch: str) -> dict[str, _File]:
     return found
 
 
-def _fetch(model: str, branch: str, name: str, listed: _File, folder: Path) -> None:
+def _download_file(model: str, branch: str, name: str, listed: _File, folder: Path) -> None:
     """Downloads a file from the hub. Raises OSError or HTTPException if that fails, or
     DownloadError if its size or hash is not as listed.
     """

@@ -24,8 +24,8 @@ from sglang_lite.runtime.models.weight_parts import (
     ROPES,
     PartKey,
     WeightParts,
-    build_functions,
-    part_of,
+    look_up_part,
+    part_builders,
 )
 from sglang_lite.runtime.models.weight_reader import WeightReader
 from sglang_lite.runtime.models.weights.blocks import Blocks
@@ -79,7 +79,7 @@ class StagedWeights:
             part = build()
             if model.fused:
                 _check_shared_tensors(
-                    list(tensor_pairs(part_of(model, key), part, _part_name(key)))
+                    list(tensor_pairs(look_up_part(model, key), part, _part_name(key)))
                 )
             self._parts[key] = part if source.taken_bytes <= limit else None
             del part  # before the next one takes memory
@@ -116,7 +116,7 @@ class StagedWeights:
             fused=model.fused,
             linears=model.linears,
         )
-        return source, build_functions(model, reader)
+        return source, part_builders(model, reader)
 
     def write_to_model(self) -> None:
         """Writes the weights into the model. May be called once.
@@ -138,7 +138,7 @@ class StagedWeights:
     def _put_part(self, key: PartKey, part: Any) -> None:  # any part
         model, (layer, name) = self._model, key
         if model.fused:
-            for old, new in tensor_pairs(part_of(model, key), part, _part_name(key)):
+            for old, new in tensor_pairs(look_up_part(model, key), part, _part_name(key)):
                 old.copy_(new)
         elif key == (None, "embedding") and model.spec.tied_embeddings:
             model.embedding, model.head = part
@@ -179,8 +179,8 @@ class _NewTensors(WeightSource):
         return self._given.has_scales
 
     @property
-    def has_packed(self) -> bool:
-        return self._given.has_packed
+    def has_packed_matrices(self) -> bool:
+        return self._given.has_packed_matrices
 
     def has_tensor(self, name: str) -> bool:
         return name in self._lacking or self._given.has_tensor(name)

@@ -25,7 +25,7 @@ _GROUPS = 2  # groups on the device
 _BESIDE_MATRICES = 1.1
 
 
-def check_size(spec: ModelSpec, gigabytes: int, item: float) -> None:
+def check_offload_size(spec: ModelSpec, gigabytes: int, item: float) -> None:
     """Checks, before weights are read, that a model's layers are large enough for the offload size.
 
     Args:
@@ -94,7 +94,7 @@ class Offload:
         """Bytes that each step copies."""
         return sum(map(len, self._host))
 
-    def take_layer(self, index: int, layer: Layer, shared: Iterable[object]) -> None:
+    def offload_layer(self, index: int, layer: Layer, shared: Iterable[object]) -> None:
         """Moves a layer's weights to the host, unless the later layers have enough bytes.
 
         Args:
@@ -115,7 +115,7 @@ class Offload:
         starts = [0]
         for each in stored:
             starts.append(starts[-1] + -(-len(each) // _ALIGNED) * _ALIGNED)
-        host = self._host_memory(starts[-1])
+        host = self._allocate_host_memory(starts[-1])
         for each, start in zip(stored, starts):
             host[start : start + len(each)].copy_(each)
         self._views.append(
@@ -194,7 +194,7 @@ class Offload:
             host = self._host[index]
             self._buffers[index % len(self._buffers), : len(host)].copy_(host, non_blocking=True)
 
-    def _host_memory(self, size: int) -> torch.Tensor:
+    def _allocate_host_memory(self, size: int) -> torch.Tensor:
         if self._link is None:
             return torch.empty(size, dtype=torch.uint8)
         with torch.inference_mode(mode=False):  # threads write to it

@@ -111,7 +111,7 @@ class ParameterTensors:
             self._source.ignore_tensor(piece.name)
         return False
 
-    def skip_others(self, parameters: Iterable[ParameterSpec]) -> None:
+    def skip_other_ranks(self, parameters: Iterable[ParameterSpec]) -> None:
         """Marks the tensors of other ranks' parameters as used. Must be called last, since such a
         tensor may also hold parameters of this rank.
         """
@@ -140,7 +140,7 @@ class ParameterTensors:
             return whole.matrix(expert, outputs)
         return slice_parameter(whole, piece)
 
-    def vector(self, parameter: ParameterSpec) -> torch.Tensor:
+    def take_vector(self, parameter: ParameterSpec) -> torch.Tensor:
         vector = self.take_parameter(parameter)
         assert isinstance(vector, torch.Tensor), "only matrices are encoded"
         return vector
@@ -179,7 +179,10 @@ class ParameterTensors:
             return None
         sizes = [self._count_rank_outputs(parameters[role, expert]) for role in roles]
         return torch.cat(
-            [torch.zeros(n) if p is None else self.vector(p).float() for n, p in zip(sizes, biases)]
+            [
+                torch.zeros(n) if p is None else self.take_vector(p).float()
+                for n, p in zip(sizes, biases)
+            ]
         )
 
     def _count_rank_outputs(self, parameter: ParameterSpec) -> int:

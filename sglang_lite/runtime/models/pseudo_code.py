@@ -19,25 +19,25 @@ _COMMENTS_AT = 64  # column
 
 def pseudo_code(spec: ModelSpec) -> Iterator[str]:
     """Yields the lines of a model's pseudo-code, each kind of layer once."""
-    yield _line(
+    yield _format_line(
         0,
         f"# {spec.architecture}: {len(spec.layers)} layers, hidden states of {spec.hidden_size:,}",
     )
     scale = "" if spec.embedding_scale == 1 else f" * {spec.embedding_scale:.4g}"
-    yield _line(0, f"x = embedding[token]{scale}", f"{spec.vocab_size:,} tokens")
+    yield _format_line(0, f"x = embedding[token]{scale}", f"{spec.vocab_size:,} tokens")
     for layer, numbers in _group_equal_layers(spec.layers):
-        yield _line(0, f"for layer in {_ranges(numbers)}:")
+        yield _format_line(0, f"for layer in {_ranges(numbers)}:")
         for text, comment in _layer_lines(spec, layer):
-            yield _line(1, text, comment)
-    yield _line(0, f"x = {spec.norm}_norm(x)", _norm_notes(spec))
+            yield _format_line(1, text, comment)
+    yield _format_line(0, f"x = {spec.norm}_norm(x)", _norm_notes(spec))
     head = "embedding.T" if spec.tied_embeddings else "head"
     logits = f"x @ {head}{' + bias' if spec.head_bias else ''}"
     if spec.logit_scale != 1:
         logits = f"({logits}) * {spec.logit_scale:.4g}"
-    yield _line(0, f"logits = {_apply_softcap(logits, spec.logit_softcap)}")
+    yield _format_line(0, f"logits = {_apply_softcap(logits, spec.logit_softcap)}")
 
 
-def _line(depth: int, text: str, comment: str = "") -> str:
+def _format_line(depth: int, text: str, comment: str = "") -> str:
     text = "    " * depth + text
     return f"{text:{_COMMENTS_AT}}# {comment}" if comment else text
 

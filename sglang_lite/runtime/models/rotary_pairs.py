@@ -32,7 +32,7 @@ def deinterleave_order(spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
         )
     head = head_deinterleave_order(spec)
     assert head is not None
-    queries_keys = _order_of_heads(spec.heads + spec.kv_heads, spec.key_size, head)
+    queries_keys = _repeat_order_per_head(spec.heads + spec.kv_heads, spec.key_size, head)
     return torch.cat(
         (queries_keys, torch.arange(spec.kv_heads * spec.value_size) + len(queries_keys))
     )
@@ -55,12 +55,12 @@ def latent_query_deinterleave_order(spec: LatentSpec) -> torch.Tensor | None:
     head = torch.cat(
         (torch.arange(spec.nope_size), _even_then_odd_order(spec.rope_size) + spec.nope_size)
     )
-    return _order_of_heads(spec.heads, spec.query_size, head)
+    return _repeat_order_per_head(spec.heads, spec.query_size, head)
 
 
 def _even_then_odd_order(rotated: int) -> torch.Tensor:
     return torch.cat((torch.arange(0, rotated, 2), torch.arange(1, rotated, 2)))
 
 
-def _order_of_heads(heads: int, size: int, head: torch.Tensor) -> torch.Tensor:
+def _repeat_order_per_head(heads: int, size: int, head: torch.Tensor) -> torch.Tensor:
     return (torch.arange(heads).unsqueeze(1) * size + head).flatten()

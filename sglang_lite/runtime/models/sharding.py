@@ -94,7 +94,9 @@ def rank_spec(
     stage = stage_layers(spec, parallel)
     return replace(
         spec,
-        layers=tuple(_rank_layer(spec.layers[i], i, parallel.in_stage, placement) for i in stage),
+        layers=tuple(
+            _layer_spec_of_rank(spec.layers[i], i, parallel.in_stage, placement) for i in stage
+        ),
     )
 
 
@@ -181,7 +183,7 @@ def _sharing_problem(spec: ModelSpec, parallel: Parallel, *, even: bool) -> str 
     )
 
 
-def _rank_layer(
+def _layer_spec_of_rank(
     layer: LayerSpec, index: int, parallel: Parallel, placement: ExpertPlacement | None
 ) -> LayerSpec:
     a = layer.attention

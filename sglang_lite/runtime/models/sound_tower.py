@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
-from sglang_lite.runtime.models.vision_tower import build_part, take_weights
+from sglang_lite.runtime.models.vision_tower import build_without_weights, load_encoder_weights
 from sglang_lite.runtime.models.weights.source import WeightSource
 
 Inputs: TypeAlias = Mapping[str, torch.Tensor]  # of an encoder, by name
@@ -38,10 +38,10 @@ class SoundTower:
         def make(config: Any) -> tuple[dict[str, torch.nn.Module], _Encode]:
             return _FAMILIES[config.model_type](config, dtype)
 
-        config, (parts, self._encode) = build_part(folder, "encoder of sounds", make)
+        config, (parts, self._encode) = build_without_weights(folder, "encoder of sounds", make)
         self.width: int = getattr(config, "text_config", config).hidden_size
         self._model = torch.nn.ModuleDict(parts)
-        self.parameters = take_weights(self._model, source, dtype, device)
+        self.parameters = load_encoder_weights(self._model, source, dtype, device)
         self._model.to(device).eval()
         self._spectrograms = _Spectrograms(folder, device)
         self.dtype = dtype
@@ -115,8 +115,10 @@ _Encode: TypeAlias = Callable[[torch.Tensor, Sequence[int]], list[torch.Tensor]]
 _Family: TypeAlias = Callable[[Any, torch.dtype], tuple[dict[str, torch.nn.Module], _Encode]]
 
 
-def _qwen2_audio(config: Any, dtype: torch.dtype) -> tuple[dict[str, torch.nn.Module], _Encode]:
-    encoder = _encoder(config.audio_config, dtype)
+def _build_qwen2_audio(
+    config: Any, dtype: torch.dtype
+) -> tuple[dict[str, torch.nn.Module], _Encode]:
+    encoder = _build_encoder(config.audio_config, dtype)
     projector = torch.nn.Linear(
         config.audio_config.d_model, config.text_config.hidden_size, dtype=dtype
     )
@@ -135,10 +137,10 @@ def _qwen2_audio(config: Any, dtype: torch.dtype) -> tuple[dict[str, torch.nn.Mo
     }, encode
 
 
-def _voxtral(config: Any, dtype: torch.dtype) -> tuple[dict[str, torch.nn.Module], _Encode]:
+def _build_voxtral(config: Any, dtype: torch.dtype) -> tuple[dict[str, torch.nn.Module], _Encode]:
     from transformers.models.voxtral.modeling_voxtral import VoxtralMultiModalProjector
 
-    encoder = _encoder(config.audio_config, dtype)
+    encoder = _build_encoder(config.audio_config, dtype)
     projector = VoxtralMultiModalProjector(config).to(dtype)
 
     def encode(inputs: torch.Tensor, columns: Sequence[int]) -> list[torch.Tensor]:
@@ -148,8 +150,8 @@ def _voxtral(config: Any, dtype: torch.dtype) -> tuple[dict[str, torch.nn.Module
     return {"audio_tower": encoder, "multi_modal_projector": projector}, encode
 
 
-def _whisper(config: Any, dtype: torch.dtype) -> tuple[dict[str, torch.nn.Module], _Encode]:
-    encoder = _encoder(config, dtype).encoder
+def _build_whisper(config: Any, dtype: torch.dtype) -> tuple[dict[str, torch.nn.Module], _Encode]:
+    encoder = _build_encoder(config, dtype).encoder
     padding = SoundPrefix.from_frames(config.max_source_positions).padding
 
     def encode(inputs: torch.Tensor, _: Sequence[int]) -> list[torch.Tensor]:
@@ -158,14 +160,14 @@ def _whisper(config: Any, dtype: torch.dtype) -> tuple[dict[str, torch.nn.Module
     return {"encoder": encoder}, encode
 
 
-def _encoder(config: Any, dtype: torch.dtype) -> Any:  # transformers' config and module
+def _build_encoder(config: Any, dtype: torch.dtype) -> Any:  # transformers' config and module
     from transformers import AutoModel
 
     return AutoModel.from_config(config, dtype=dtype, attn_implementation="sdpa")
 
 
 _FAMILIES: Mapping[str, _Family] = {
-    "qwen2_audio": _qwen2_audio,
-    "voxtral": _voxtral,
-    "whisper": _whisper,
+    "qwen2_audio": _build_qwen2_audio,
+    "voxtral": _build_voxtral,
+    "whisper": _build_whisper,
 }

@@ -307,7 +307,7 @@ class LayerSpec:
         """Counts the elements of the weight matrices."""
         return self.attention.weight_elements(hidden) + self.feed_forward.weight_elements(hidden)
 
-    def active_weights(self, hidden: int) -> int:
+    def active_weight_elements(self, hidden: int) -> int:
         """Counts the matrix elements that a token is multiplied by, with only the chosen experts."""
         fed = self.feed_forward
         return self.attention.weight_elements(hidden) + (

@@ -75,7 +75,7 @@ class TransformersSpec:
     sound: SoundPrefix | None = None
 
 
-def is_native(config: Config) -> bool:
+def is_natively_supported(config: Config) -> bool:
     """Returns whether the config names an architecture implemented here, or `architectures` is
     missing or malformed.
     """
@@ -100,16 +100,16 @@ def fallback_spec(config: Config, source: str) -> TransformersSpec:
                 f"{source}: {problem}", hint="Use a model that writes one token after the other."
             )
     try:
-        return _read(config, source)
+        return _read_transformers_spec(config, source)
     except ModelError:
-        if reason := not_causal(config.get("model_type")):  # an encoder has no such fields
+        if reason := explain_not_causal(config.get("model_type")):  # an encoder has no such fields
             raise ModelError(
                 f"{source}: {reason}", hint="Use a model that generates text."
             ) from None
         raise
 
 
-def not_causal(model_type: Json) -> str | None:
+def explain_not_causal(model_type: Json) -> str | None:
     """Returns the reason why transformers' models of a type generate no text. Returns None if they
     do, or if transformers does not know the type.
     """
@@ -123,7 +123,7 @@ def not_causal(model_type: Json) -> str | None:
     return f"{model_type} is no causal language model in transformers: it does not continue text alone."
 
 
-def _read(config: Config, source: str) -> TransformersSpec:
+def _read_transformers_spec(config: Config, source: str) -> TransformersSpec:
     config_fields.check(
         {"text_config": config.get("text_config")}, {"text_config": Field("object")}, source
     )
@@ -133,7 +133,7 @@ def _read(config: Config, source: str) -> TransformersSpec:
     names = config.get("architectures") or ["not named"]
     eos = whole.get("eos_token_id")
     ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
-    config_fields.check_ids(list(ids), whole["vocab_size"], source, "eos_token_id")
+    config_fields.parse_token_ids(list(ids), whole["vocab_size"], source, "eos_token_id")
     if names[0] == WHISPER:
         config_fields.check(config, _WHISPER_FIELDS, source)
         sound = SoundPrefix.from_frames(whole["max_source_positions"])

@@ -135,10 +135,10 @@ class TransformersModel(CachedModule):
             part.__dict__["_sglang_lite"] = self
         module.requires_grad_(False)
         with torch.inference_mode():
-            self.trial = self._probe()
+            self.trial = self._probe_attention()
             self.kv_layout = KVLayout(tuple(self.trial.planes))
             if self.device.type != "meta":
-                with _in_float64(module):
+                with _compute_in_float64(module):
                     self._check_against_reference()
 
     def _run_layers_or_head_input(
@@ -239,7 +239,7 @@ class TransformersModel(CachedModule):
 
     # ----------------------------------------------------------------------------------- the trials
 
-    def _probe(self) -> AttentionProbe:
+    def _probe_attention(self) -> AttentionProbe:
         self._check_layer_types()
         trial = AttentionProbe()
         try:
@@ -356,7 +356,7 @@ class TransformersModel(CachedModule):
 
 
 @contextmanager
-def _in_float64(module: Any) -> Iterator[None]:  # a model of transformers
+def _compute_in_float64(module: Any) -> Iterator[None]:  # a model of transformers
     """Makes a module compute in float64 unless it is quantised. Experts run one by one, as grouped
     matmuls don't support float64.
     """

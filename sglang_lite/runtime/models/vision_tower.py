@@ -59,13 +59,13 @@ class VisionTower:
                     setattr(config.text_config, name, value)
             return AutoModel.from_config(config, dtype=dtype, attn_implementation="sdpa")
 
-        self.planes = feature_planes(folder)
-        config, self._model = build_part(folder, "encoder of images", make)
+        self.planes = count_feature_vectors(folder)
+        config, self._model = build_without_weights(folder, "encoder of images", make)
         self.width: int = self.planes * config.text_config.hidden_size
         for name in _DECODERS:
             if hasattr(self._model, name):
                 delattr(self._model, name)
-        self.parameters = take_weights(self._model, source, dtype, device)
+        self.parameters = load_encoder_weights(self._model, source, dtype, device)
         self._model.to(device).eval()
         if config.model_type.startswith("qwen"):
             fuse(self._model.visual, dtype, device)
@@ -112,7 +112,7 @@ class VisionTower:
         return values.to(device=self.device, dtype=dtype, non_blocking=True)
 
 
-def feature_planes(folder: Path) -> int:
+def count_feature_vectors(folder: Path) -> int:
     """Returns the number of vectors in each image or sound feature of a model, as in
     `VisionTower.planes`. Raises ModelError if the decoder has too few layers to add them.
     """
@@ -137,7 +137,7 @@ def _join_features(found: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor
 
 
 # of transformers
-def build_part(folder: Path, part: str, make: Callable[[Any], _T]) -> tuple[Any, _T]:
+def build_without_weights(folder: Path, part: str, make: Callable[[Any], _T]) -> tuple[Any, _T]:
     """Builds a part of a folder's model without weights. Returns the folder's config and the part.
 
     Args:
@@ -159,7 +159,7 @@ def build_part(folder: Path, part: str, make: Callable[[Any], _T]) -> tuple[Any,
         raise ModelError(f"{folder}: transformers can't make its {part}: {error}") from error
 
 
-def take_weights(
+def load_encoder_weights(
     model: torch.nn.Module, source: WeightSource, dtype: torch.dtype, device: torch.device
 ) -> dict[str, torch.nn.Parameter]:
     """Loads an encoder's weights and returns them by name. Raises ModelError if a tensor is missing
@@ -185,7 +185,7 @@ def read_encoder_weights(
         ModelError: a tensor is missing or has a wrong shape.
     """
     for name, parameter in parameters.items():
-        stored = next(filter(source.has_tensor, stored_names(name)), name)
+        stored = next(filter(source.has_tensor, possible_stored_names(name)), name)
         if whole or source.has_tensor(stored):
             weight = source.take_tensor(stored, tuple(parameter.shape))
             yield (
@@ -194,7 +194,7 @@ def read_encoder_weights(
             )
 
 
-def stored_names(name: str) -> tuple[str, ...]:
+def possible_stored_names(name: str) -> tuple[str, ...]:
     """Returns the names that a checkpoint may have for a parameter: transformers' own, and those of
     older layouts.
     """

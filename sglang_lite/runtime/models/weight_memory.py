@@ -13,7 +13,7 @@ from sglang_lite.runtime.kernels.pinned_memory import pin_memory, unpin_memory
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.model import Model
 from sglang_lite.runtime.models.offload import tensors_within
-from sglang_lite.runtime.models.weight_parts import part_keys, part_of
+from sglang_lite.runtime.models.weight_parts import look_up_part, part_keys
 
 _REGION_BYTES = 1 << 30  # of tensors that are moved together
 _ALIGNED = 512  # bytes
@@ -182,5 +182,5 @@ def _tensors(model: Decoder) -> Iterator[torch.Tensor]:
     """
     seen = {id(each) for each in vars(model.linears).values()}
     for key in part_keys(model):
-        yield from tensors_within(part_of(model, key), seen)
+        yield from tensors_within(look_up_part(model, key), seen)
     yield from model.encoder_weights.values()

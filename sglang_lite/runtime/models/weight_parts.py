@@ -37,8 +37,13 @@ from sglang_lite.runtime.models.rotary_pairs import (
     latent_query_deinterleave_order,
 )
 from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec, ModelSpec
-from sglang_lite.runtime.models.vision_tower import stored_names
-from sglang_lite.runtime.models.weight_reader import LAYER_PARTS, Layer, WeightReader, first_roles
+from sglang_lite.runtime.models.vision_tower import possible_stored_names
+from sglang_lite.runtime.models.weight_reader import (
+    LAYER_PARTS,
+    Layer,
+    WeightReader,
+    input_projection_roles,
+)
 
 # layer, and the attribute there; None for an attribute of the decoder
 PartKey: TypeAlias = tuple[int | None, str]
@@ -59,7 +64,7 @@ def part_key(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
     role = parameter.role.removesuffix("_bias").partition(".")[0]
     if parameter.layer is None:
         return None, role
-    if role in first_roles(spec.layers[parameter.layer].attention):
+    if role in input_projection_roles(spec.layers[parameter.layer].attention):
         return parameter.layer, "qkv"
     if role in _OWN:
         return parameter.layer, role
@@ -67,7 +72,7 @@ def part_key(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
 
 
 # of any part
-def build_functions(model: Decoder, reader: WeightReader) -> dict[PartKey, Callable[[], Any]]:
+def part_builders(model: Decoder, reader: WeightReader) -> dict[PartKey, Callable[[], Any]]:
     """Returns the functions that build the parts of a decoder from a reader's source, in the order
     of the parts.
     """
@@ -82,7 +87,7 @@ def build_functions(model: Decoder, reader: WeightReader) -> dict[PartKey, Calla
     return functions | {(None, "norm"): reader.norm}
 
 
-def part_of(model: Decoder, key: PartKey) -> Any:  # any part
+def look_up_part(model: Decoder, key: PartKey) -> Any:  # any part
     """Returns a part of a decoder. With tied embeddings, the embedding is returned together with
     the head.
     """
@@ -131,7 +136,7 @@ class WeightParts:
         self._encoder = {
             stored: parameter
             for name, parameter in model.encoder_weights.items()
-            for stored in stored_names(name)
+            for stored in possible_stored_names(name)
         }
 
     def key(self, name: str) -> PartKey | None:
@@ -323,8 +328,8 @@ def _product(layer: Layer, role: str, expert: int | None) -> _Product:
     """
     attention = layer.spec.attention
     fed = layer.feed_forward
-    if role in first_roles(attention):
-        return layer.qkv, first_roles(attention), deinterleave_order(attention)
+    if role in input_projection_roles(attention):
+        return layer.qkv, input_projection_roles(attention), deinterleave_order(attention)
     if role == "q_b":
         assert isinstance(attention, LatentSpec)
         assert layer.latent is not None

@@ -234,7 +234,7 @@ class WeightReader:
 
     def _head_bias(self) -> torch.Tensor | None:
         return (
-            self._tensors.vector(self._of_model["head_bias"]).float()
+            self._tensors.take_vector(self._of_model["head_bias"]).float()
             if self.spec.head_bias
             else None
         )
@@ -279,12 +279,12 @@ class WeightReader:
         functions: dict[str, Callable[[], Any]] = {
             "input_norm": lambda: norm("input_norm"),
             "qkv": lambda: self._linear(
-                table, first_roles(attention), order=deinterleave_order(attention)
+                table, input_projection_roles(attention), order=deinterleave_order(attention)
             ),
             "q_norm": lambda: self._head_norm(table, "q_norm", attention),
             "k_norm": lambda: self._head_norm(table, "k_norm", attention),
             "sinks": lambda: (
-                None if sinks is None else self._tensors.vector(sinks).float().to(self.device)
+                None if sinks is None else self._tensors.take_vector(sinks).float().to(self.device)
             ),
             "latent": lambda: (
                 self._build_latent_matrices(table, attention)
@@ -302,7 +302,8 @@ class WeightReader:
             "post_mlp_norm": lambda: norm("mlp_out_norm"),
         }
         return {
-            name: partial(_run_and_free, self._tensors, make) for name, make in functions.items()
+            name: partial(_build_and_free_stacks, self._tensors, make)
+            for name, make in functions.items()
         }
 
     def _build_latent_matrices(self, table: Table, spec: LatentSpec) -> LatentMatrices:
@@ -337,7 +338,7 @@ class WeightReader:
         if parameter is None:
             weight = torch.ones(self.spec.hidden_size)
         else:
-            weight = self._tensors.vector(parameter).float().add(self.spec.norm_offset)
+            weight = self._tensors.take_vector(parameter).float().add(self.spec.norm_offset)
         return self._with_bias(weight, bias).to(self.device, self.precision.compute)
 
     def _with_bias(self, weight: torch.Tensor, bias: ParameterSpec | None) -> torch.Tensor:
@@ -346,7 +347,9 @@ class WeightReader:
         return torch.stack(
             (
                 weight,
-                torch.zeros_like(weight) if bias is None else self._tensors.vector(bias).float(),
+                torch.zeros_like(weight)
+                if bias is None
+                else self._tensors.take_vector(bias).float(),
             )
         )
 
@@ -411,14 +414,16 @@ class WeightReader:
         found = table.get(("correction", None))
         gate = table.get(("shared_expert_gate", None))
         router = self._read_router(table)
-        correction = None if found is None else self._tensors.vector(found).float().to(self.device)
+        correction = (
+            None if found is None else self._tensors.take_vector(found).float().to(self.device)
+        )
         shared = self._feed_forward(table, "shared_", spec) if spec.shared_size else None
         shared_gate = (
             None
             if gate is None
             else self.linears.build_float32(self._tensors.take_parameter(gate), None)
         )
-        local_ids = _local_ids(spec, index, self._parallel, self._placement, self.device)
+        local_ids = _local_expert_ids(spec, index, self._parallel, self._placement, self.device)
         if self.fused:
             from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts  # needs Triton
 
@@ -466,7 +471,7 @@ class WeightReader:
         return torch.stack(given).to(self.device, self.precision.weights) if given else None
 
 
-def _run_and_free(tensors: ParameterTensors, make: Callable[[], T]) -> T:
+def _build_and_free_stacks(tensors: ParameterTensors, make: Callable[[], T]) -> T:
     """Calls a function, and then frees the shared tensors from which it took parameters."""
     try:
         return make()
@@ -474,7 +479,7 @@ def _run_and_free(tensors: ParameterTensors, make: Callable[[], T]) -> T:
         tensors.forget_stacks()
 
 
-def _local_ids(
+def _local_expert_ids(
     spec: ExpertsSpec,
     layer: int,
     parallel: Parallel,
@@ -495,7 +500,7 @@ def _local_ids(
     return numbers.to(device)
 
 
-def first_roles(spec: AttentionSpec | LatentSpec) -> tuple[str, ...]:
+def input_projection_roles(spec: AttentionSpec | LatentSpec) -> tuple[str, ...]:
     """Returns the roles of the matrices stacked in attention's first linear layer, in order."""
     if isinstance(spec, AttentionSpec):
         return "q", "k", "v"

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.attention.base import StepAttention
-from sglang_lite.runtime.attention.cross import text_plans
+from sglang_lite.runtime.attention.cross import plan_text_attention
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, AttentionRules, DevicePlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.kv_layout import KVLayout, SoundPrefix
@@ -24,7 +24,7 @@ from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.models.cached_module import CachedModule
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import NO_ROPE, AttentionSpec
-from sglang_lite.runtime.models.vision_tower import build_part, take_weights
+from sglang_lite.runtime.models.vision_tower import build_without_weights, load_encoder_weights
 from sglang_lite.runtime.models.weights.source import WeightSource
 
 # Attention of a layer, from its index and its queries, or queries, keys and values [T, heads, head
@@ -65,10 +65,10 @@ class WhisperDecoder(CachedModule):
     ) -> None:
         from transformers import AutoModel
 
-        config, self._decoder = build_part(
+        config, self._decoder = build_without_weights(
             folder, "decoder", lambda c: AutoModel.from_config(c, dtype=dtype).decoder
         )
-        take_weights(torch.nn.ModuleDict({"decoder": self._decoder}), source, dtype, device)
+        load_encoder_weights(torch.nn.ModuleDict({"decoder": self._decoder}), source, dtype, device)
         source.ignore_tensor(
             "proj_out.weight"
         )  # a copy of the embedding that some checkpoints have
@@ -113,7 +113,7 @@ class WhisperDecoder(CachedModule):
         text = ids >= 0
         heard = self._encoder_outputs(ids[~text])
         heard_at = plan.store_at[~text]
-        own, sound = text_plans(plan, text, self._prefix)
+        own, sound = plan_text_attention(plan, text, self._prefix)
 
         def attend_to_text(
             layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor

@@ -11,7 +11,7 @@ from pathlib import Path
 from sglang_lite.protocol import DownloadError
 
 
-def is_whole(path: Path, sha256: str, note: Path | None = None) -> bool:
+def has_expected_hash(path: Path, sha256: str, note: Path | None = None) -> bool:
     """Returns whether a file, or a folder's `model.safetensors`, has this hash.
 
     The result is recorded in a note with the file's size and modification time, because computing
@@ -45,7 +45,7 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_disk(folder: Path, needed: int, what: str, setting: str) -> None:
+def check_disk_space(folder: Path, needed: int, what: str, setting: str) -> None:
     """Checks that a disk has room for a download.
 
     Args:

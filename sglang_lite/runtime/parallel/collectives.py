@@ -79,7 +79,7 @@ class OneProcess:
 ONE_PROCESS = OneProcess()
 
 
-def torch_distributed() -> Any:  # its types lack the names used here
+def import_torch_distributed() -> Any:  # its types lack the names used here
     """Returns the module `torch.distributed`."""
     from torch import distributed  # slow to import
 
@@ -92,7 +92,7 @@ class _GlooGroup:
     def __init__(self, parallel: Parallel, store: Any, options: Any) -> None:
         self.parallel = parallel
         self.in_stage: Collectives = self
-        self._group = torch_distributed().ProcessGroupGloo(
+        self._group = import_torch_distributed().ProcessGroupGloo(
             store, parallel.rank, parallel.ranks, options
         )
 
@@ -128,22 +128,24 @@ class GlooCollectives(_GlooGroup):
     """
 
     def __init__(self, parallel: Parallel, meeting: Path | str, timeout_s: float) -> None:
-        group = torch_distributed().ProcessGroupGloo
+        group = import_torch_distributed().ProcessGroupGloo
         options = group._Options()  # noqa: SLF001  # torch has no other name for it
         options._timeout = timedelta(seconds=timeout_s)  # noqa: SLF001  # the same
         options._devices = [group.create_device(hostname=_own_address(str(meeting)))]  # noqa: SLF001  # the same
-        store = open_store(str(meeting), parallel, timeout_s)
+        store = open_rank_store(str(meeting), parallel, timeout_s)
         super().__init__(parallel, store, options)
         if parallel.pp > 1:
             alone = parallel.tp == 1
             own = parallel.in_stage
             self.in_stage = (
-                ONE_PROCESS if alone else _GlooGroup(own, store_of_stage(store, parallel), options)
+                ONE_PROCESS
+                if alone
+                else _GlooGroup(own, open_stage_store(store, parallel), options)
             )
         self.sum(torch.zeros(1))  # all have met, so the file may be deleted
 
 
-def open_store(meeting: str, parallel: Parallel, timeout_s: float) -> Any:  # of torch
+def open_rank_store(meeting: str, parallel: Parallel, timeout_s: float) -> Any:  # of torch
     """Opens the store through which ranks find each other. Takes the same arguments as
     `GlooCollectives`.
 
@@ -151,10 +153,10 @@ def open_store(meeting: str, parallel: Parallel, timeout_s: float) -> Any:  # of
         BackendError: the port is in use, or rank 0 can't be reached.
     """
     if not meeting.startswith(_TCP):
-        return torch_distributed().FileStore(meeting, parallel.ranks)
+        return import_torch_distributed().FileStore(meeting, parallel.ranks)
     host, _, port = meeting.removeprefix(_TCP).rpartition(":")
     try:
-        return torch_distributed().TCPStore(
+        return import_torch_distributed().TCPStore(
             host,
             int(port),
             parallel.ranks,
@@ -170,11 +172,11 @@ def open_store(meeting: str, parallel: Parallel, timeout_s: float) -> Any:  # of
         ) from error
 
 
-def store_of_stage(store: Any, parallel: Parallel) -> Any:  # of torch
+def open_stage_store(store: Any, parallel: Parallel) -> Any:  # of torch
     """Returns the part of the ranks' common store through which the ranks of this one's stage find
     each other.
     """
-    return torch_distributed().PrefixStore(f"stage {parallel.stage}", store)
+    return import_torch_distributed().PrefixStore(f"stage {parallel.stage}", store)
 
 
 def _own_address(meeting: str) -> str:

@@ -73,10 +73,10 @@ class Steps:
         """
         return nullcontext(size)
 
-    def set_rows_of_all(self, size: int) -> None:
+    def set_all_row_counts(self, size: int) -> None:
         """Sets every rank's number of rows to `size`, for capturing a graph of that size."""
 
-    def set_replay(self, replay: Callable[[int], object], smallest: int) -> None:
+    def set_graph_replay(self, replay: Callable[[int], object], smallest: int) -> None:
         """Sets how this rank takes part in a step that is computed by a graph and in which it has
         no rows.
 
@@ -129,10 +129,10 @@ class SharedSteps(Steps):
         """True if another rank waits in a step that this one has not begun."""
         return self._begun + 1 in self._told
 
-    def set_rows_of_all(self, size: int) -> None:
+    def set_all_row_counts(self, size: int) -> None:
         self.counts = [size] * self.ranks.parallel.ranks
 
-    def set_replay(self, replay: Callable[[int], object], smallest: int) -> None:
+    def set_graph_replay(self, replay: Callable[[int], object], smallest: int) -> None:
         self._replay = replay
         self._smallest = smallest
 
@@ -148,7 +148,7 @@ class SharedSteps(Steps):
             self.counts, sizes = zip(*self._exchange_counts(rows, size))
             largest = max(sizes) if min(sizes) > 0 else 0
             if largest:
-                self.set_rows_of_all(largest)
+                self.set_all_row_counts(largest)
             yield largest
         except Exception as error:  # any error
             time.sleep(_REASON_S)
@@ -160,7 +160,7 @@ class SharedSteps(Steps):
             raise BackendError(problem) from error
 
     @torch.inference_mode()
-    def join_without_rows(self) -> None:
+    def join_step_without_rows(self) -> None:
         """Takes part in a step of other ranks, without rows."""
         with self.enter_step(0, self._smallest) as size:
             if size:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sglang_lite.constraints.unfinished_json import ClosedText, unfinished_json
+from sglang_lite.constraints.unfinished_json import ClosedText, create_unfinished_json
 from sglang_lite.protocol import Constraint, InOrder, OneOf, StructuralTag
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
 
@@ -37,12 +37,12 @@ class CutText:
     ) -> None:
         self.fewest_tokens = fewest_tokens
         self.is_free = _allows_free_text(constraint)
-        self._json = unfinished_json(constraint)
+        self._json = create_unfinished_json(constraint)
         self._limit = limit
         self._held_from = limit - max(limit // _SHARE, _MINIMUM)
         self._read = 0  # characters already pushed to the reader
 
-    def count_sendable(self, text: str, tokens: int) -> int:
+    def count_sendable_characters(self, text: str, tokens: int) -> int:
         """Returns how many characters of a text may be sent. They remain even if a limit cuts the
         output.
 

@@ -32,7 +32,7 @@ from sglang_lite.runtime.requests.cut_text import CutText, count_tokens_of_prefi
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.requests.result_fields import (
     add_token_texts,
-    append_brackets,
+    append_closing_brackets,
     build_token_scores,
     forced_text_spans,
     miss_fields,
@@ -100,7 +100,7 @@ class DrawnBy:
     weights: LoadedWeights
     older: list[tuple[int, str]] = field(default_factory=list)
 
-    def record_replacement(self, drawn: int) -> None:
+    def record_weight_replacement(self, drawn: int) -> None:
         """Records that the weights are about to be replaced, after `drawn` tokens in all."""
         if drawn > (self.older[-1][0] if self.older else 0):
             self.older.append((drawn, self.weights.version))
@@ -132,7 +132,7 @@ class DraftProgress:
     rest: int = 0
 
 
-def _ignore(event: Event) -> None:
+def _ignore_late_event(event: Event) -> None:
     """Ignores an event. Replaces a sink after its last event."""
 
 
@@ -209,7 +209,7 @@ class OutputBuilder:
         self._unsent: list[int] = []
         self._sent = 0
         # slow for a new byte, then cached: done here, off the loop's thread
-        for byte in _last_bytes(params):
+        for byte in _last_stop_bytes(params):
             tokenizer.tokens_containing(byte)
 
     def send(self, event: Event) -> None:
@@ -220,7 +220,7 @@ class OutputBuilder:
         if not isinstance(event, Delta):
             # The last event. A sink often holds the request, and a cycle would keep both until the
             # collector runs.
-            self.sink = _ignore
+            self.sink = _ignore_late_event
         try:
             sink(event)
         except Exception:  # raised by the caller's code
@@ -252,14 +252,14 @@ class OutputBuilder:
         piece = (
             self._decoder.push(tokens)
             if text is None
-            else self._decoder.take_new_text(text.certain)
+            else self._decoder.take_new_text(text.certain_text)
         )
         stops = self._stops
         early = self.decoded_count < self.params.min_tokens
         certain = stops.append_unmatched(piece) if early else stops.push(piece)
         self.decoded_count += len(tokens)
         self._unsent += tokens
-        self._add_certain_text(certain)
+        self._add_confirmed_text(certain)
         if self._stops.matched is not None:
             return Finish("stop", self._stops.matched)
         return Finish("stop", None) if complete else None
@@ -281,7 +281,7 @@ class OutputBuilder:
             return Finish("stop", token)
         return Finish("stop", None) if complete else None
 
-    def append_forced(self, limit: int, *, masked: bool) -> tuple[list[int], Finish | None]:
+    def append_grammar_forced(self, limit: int, *, masked: bool) -> tuple[list[int], Finish | None]:
         """Appends the tokens that the grammar forces next, at most `limit`. Does nothing for fewer
         than two, because a single token takes a step anyway.
 
@@ -295,7 +295,7 @@ class OutputBuilder:
         Raises:
             ConstraintError, ParameterError: like `process_tokens`.
         """
-        return self._process_forced(self._forced_tokens_within(limit), masked=masked)
+        return self._process_forced_tokens(self._forced_tokens_within(limit), masked=masked)
 
     def _forced_tokens_within(self, limit: int) -> list[int]:
         if self.matcher is None or self.params.scores_tokens:
@@ -306,7 +306,7 @@ class OutputBuilder:
             raise grammar_engine_error(self.matcher, error) from error
         return forced if len(forced) > 1 else []
 
-    def _process_forced(
+    def _process_forced_tokens(
         self, forced: list[int], *, masked: bool
     ) -> tuple[list[int], Finish | None]:
         finish: Finish | None = None
@@ -417,12 +417,12 @@ class OutputBuilder:
         self, ids: Sequence[int], index: int, limit: int, *, masked: bool
     ) -> tuple[list[int], Finish | None]:
         """Appends the tokens that the grammar forces after the first `index` ids, like
-        `append_forced`. Appends nothing if the next ids are different ones.
+        `append_grammar_forced`. Appends nothing if the next ids are different ones.
         """
         forced = self._forced_tokens_within(limit - index)
         known = ids[index : index + len(forced)]
         return (
-            self._process_forced(forced, masked=masked)
+            self._process_forced_tokens(forced, masked=masked)
             if forced[: len(known)] == list(known)
             else ([], None)
         )
@@ -432,13 +432,13 @@ class OutputBuilder:
         stream repeats the whole text.
         """
         if self.stream and self._text:
-            self._send_certain("".join(self._text))
+            self._send_confirmed_text("".join(self._text))
 
-    def stop_tokens(self) -> NDArray[np.bool_]:
+    def build_stop_string_mask(self) -> NDArray[np.bool_]:
         """Returns a mask of the tokens that can complete a stop string, bool [vocab_size]: those
         containing its last byte.
         """
-        masks = list(map(self._tokenizer.tokens_containing, _last_bytes(self.params)))
+        masks = list(map(self._tokenizer.tokens_containing, _last_stop_bytes(self.params)))
         tokens: NDArray[np.bool_] = np.logical_or.reduce(masks)
         return tokens
 
@@ -508,7 +508,7 @@ class OutputBuilder:
             text=result.kept + result.brackets,
             token_ids=output,
             prompt_ids=tuple(prompt.tolist()),
-            spans=append_brackets(
+            spans=append_closing_brackets(
                 spans_for_next_prompt(
                     self._tokenizer,
                     result.ids,
@@ -541,7 +541,7 @@ class OutputBuilder:
             open_text.close(len(ids))
             ids = output[: open_text.tokens]
             self._drop_logprobs(len(ids))
-            rest = self._decoder.take_new_text(open_text.certain)
+            rest = self._decoder.take_new_text(open_text.certain_text)
         else:
             # an incomplete character at the end is left out
             rest = self._decoder.push(ids[self.decoded_count :])
@@ -572,7 +572,7 @@ class OutputBuilder:
         """Drops the log-probabilities after the first `count` tokens."""
         del self._logprobs[max(count - self.replayed_count, 0) :]
 
-    def would_close_if_cut(self, ids: Sequence[int]) -> bool:
+    def would_close_if_truncated(self, ids: Sequence[int]) -> bool:
         """Returns whether the output could be closed into a complete value if it were cut now.
 
         Args:
@@ -604,7 +604,7 @@ class OutputBuilder:
             else logprob
         )
 
-    def _add_certain_text(self, text: str) -> None:
+    def _add_confirmed_text(self, text: str) -> None:
         """Adds text to the result once it can no longer become part of a stop string. Sends it if
         streaming.
         """
@@ -612,9 +612,9 @@ class OutputBuilder:
             return
         self._text.append(text)
         if self.stream and not self._replaying:
-            self._send_certain(text)
+            self._send_confirmed_text(text)
 
-    def _send_certain(self, new: str) -> None:
+    def _send_confirmed_text(self, new: str) -> None:
         """Sends the text that remains even if a limit cuts the output.
 
         Args:
@@ -624,7 +624,7 @@ class OutputBuilder:
             self._send_delta(new)
             return
         whole = "".join(self._text)
-        self._send_up_to(whole, self.cut.count_sendable(whole, self.decoded_count))
+        self._send_up_to(whole, self.cut.count_sendable_characters(whole, self.decoded_count))
 
     def _send_up_to(self, text: str, count: int) -> None:
         """Sends the first `count` characters of the result, except those already sent."""
@@ -645,7 +645,7 @@ class OutputBuilder:
         self.send(Delta(text, ids, tuple(self._logprobs[first:end])))
 
 
-def _last_bytes(params: ResolvedParams) -> list[int]:
+def _last_stop_bytes(params: ResolvedParams) -> list[int]:
     """Returns the last byte of each stop string."""
     return [stop.encode("utf-8", "surrogatepass")[-1] for stop in params.stop]
 

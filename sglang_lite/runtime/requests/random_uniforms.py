@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sglang_lite.runtime.kv_cache.pages import Ints
 
 
-def uniforms(
+def draw_uniforms(
     seeds: NDArray[np.uint64], positions: Ints, forbidden: Ints | int = 0
 ) -> NDArray[np.float64]:
     """Returns uniform random numbers in [0, 1), float64 [R]. Each depends only on its row's seed,

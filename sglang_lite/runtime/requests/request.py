@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sglang_lite.constraints.json_schema.repeats import repeat_rules
+from sglang_lite.constraints.json_schema.repeats import build_repeat_rules
 from sglang_lite.protocol import Constraint, Generation, ModelError, TokenLogprob, Usage
 from sglang_lite.runtime.kv_cache.cache_miss import Miss
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -66,7 +66,7 @@ class WatchedTokens(enum.IntEnum):
     """
 
     ENDS = 0  # no others
-    STOPS = 1  # tokens that can complete a stop string: `OutputBuilder.stop_tokens`
+    STOPS = 1  # tokens that can complete a stop string: `OutputBuilder.build_stop_string_mask`
     TEXT = 2  # all tokens, as text
     GRAMMAR = 3  # all tokens, only for the grammar: their text is not needed before the end
     DRAWS = 4  # all tokens, as text; in addition, draws need more than the sampling table and masks
@@ -135,7 +135,7 @@ class Follower(Protocol):
     ended. All calls are made on the loop's thread.
     """
 
-    def begin_next(
+    def begin_next_request(
         self, tokens: Ints, finish: Finish, postpone: Callable[[], Callable[[], None]]
     ) -> Request | None:
         """Begins the next request, if one is prepared, before the result of the ended one is built.
@@ -154,7 +154,7 @@ class Follower(Protocol):
 
     def continue_program(self, generation: Generation) -> Request | None:
         """Continues a program with the result of the request that has ended. Returns the next
-        request, or None if there is none or `begin_next` has begun it.
+        request, or None if there is none or `begin_next_request` has begun it.
         """
         ...
 
@@ -309,7 +309,7 @@ class Request:
         """
         limit = self.limit - self.prompt_len
         self.output.cut = CutText(constraint, limit, fewest_tokens_above(grammar, limit))
-        rules = repeat_rules(constraint, self.params.repeats)
+        rules = build_repeat_rules(constraint, self.params.repeats)
         guard = (
             None if rules is None else RepeatGuard(rules, grammar.endings(), self.output.text_of)
         )
@@ -375,7 +375,7 @@ class Request:
         self.ending = ending
 
     @property
-    def may_recompute_last(self) -> bool:
+    def may_recompute_last_token(self) -> bool:
         """Whether its last token may have to be computed again because the mask for the next one
         was late.
         """
@@ -400,12 +400,12 @@ class Request:
         self.retractions += state is State.RETRACTED
 
     def append_forced_tokens(self, room: int, *, masked: bool) -> tuple[list[int], Finish | None]:
-        """Appends the tokens that the grammar forces, at most `room`, like `OutputBuilder.append_forced`;
+        """Appends the tokens that the grammar forces, at most `room`, like `OutputBuilder.append_grammar_forced`;
         none if a logit processor must see every token.
         """
         if self.processor is not None:
             return [], None
-        tokens, finish = self.output.append_forced(room, masked=masked)
+        tokens, finish = self.output.append_grammar_forced(room, masked=masked)
         if tokens:
             self.jumps.append((self.limit - self.prompt_len - room, len(tokens)))
         return tokens, finish
@@ -461,7 +461,7 @@ class Request:
             meta["older_weight_versions"] = drawn_by.older
         if self.params.return_prompt_token_ids:
             prompt = self.tokens[: self.prompt_len]
-            prompt = prompt if self.media is None else self.media.with_placeholders(prompt)
+            prompt = prompt if self.media is None else self.media.restore_placeholders(prompt)
             if self.jumps:
                 meta["forced_tokens"] = [[index, index + count] for index, count in self.jumps]
         return self.output.build_result(
@@ -495,8 +495,12 @@ class Request:
             total_s=now - self.times.submitted,
             host_tokens=self.cache.host_tokens,
             disk_tokens=self.cache.disk_tokens,
-            image_tokens=0 if self.media is None else self.media.count_before(self.prompt_len),
-            cached_image_tokens=0 if self.media is None else self.media.count_before(cached),
+            image_tokens=0
+            if self.media is None
+            else self.media.count_image_tokens_before(self.prompt_len),
+            cached_image_tokens=0
+            if self.media is None
+            else self.media.count_image_tokens_before(cached),
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.tokens.image_span import MediaItem
-from sglang_lite.runtime.tokens.virtual_ids import virtual_positions
+from sglang_lite.runtime.tokens.virtual_ids import find_virtual_ids
 
 _SURE = 4  # virtual ids, of 30 bits each, that prove that two images are the same
 
@@ -44,7 +44,7 @@ class RequestMedia:
         """Returns the images of a prompt's tokens; None if there are none. Items after the tokens,
         which may be the beginning of a prompt, are left out.
         """
-        positions = virtual_positions(tokens, vocab_size)
+        positions = find_virtual_ids(tokens, vocab_size)
         if not len(positions):
             return None
         ends = np.cumsum([item.count for item in items])
@@ -58,14 +58,14 @@ class RequestMedia:
             return cls(items, positions, limits=_attention_limits(items, positions))
         return cls(items, positions)
 
-    def write_rows(self, ids: Ints, start: int) -> None:
+    def replace_with_row_ids(self, ids: Ints, start: int) -> None:
         """Replaces the images' virtual ids in `ids`, whose first position is `start`, with ids of
         features: -2 - r stands for row r of the store.
         """
         first, end = np.searchsorted(self.positions, (start, start + len(ids)))
         ids[self.positions[first:end] - start] = -2 - self.rows[first:end]
 
-    def unsplit_ends(self, end: int) -> tuple[int, int]:
+    def find_unsplit_ends(self, end: int) -> tuple[int, int]:
         """Returns the nearest positions at which a chunk can end without splitting an image whose
         tokens attend to each other: the last one up to `end`, and the first one from `end` on.
         """
@@ -74,7 +74,7 @@ class RequestMedia:
         after = int(self.limits[end - 1])
         return int(np.argmax(self.limits == after)), after
 
-    def with_placeholders(self, tokens: Ints) -> Ints:
+    def restore_placeholders(self, tokens: Ints) -> Ints:
         """Returns the prompt's token ids with the model's placeholder tokens in place of virtual
         ids.
         """
@@ -83,11 +83,11 @@ class RequestMedia:
         shown[self.positions] = np.repeat(ids, [item.count for item in self.items])
         return shown
 
-    def count_before(self, position: int) -> int:
+    def count_image_tokens_before(self, position: int) -> int:
         """Returns the number of image tokens before a position."""
         return int(np.searchsorted(self.positions, position))
 
-    def trusted_length(self, cached: int) -> int:
+    def trusted_cached_length(self, cached: int) -> int:
         """Returns how many cached tokens of the prompt may be used. If they end within the first
         few tokens of an image, that image's tokens are not used, because another image may share
         their hashes by chance.

@@ -101,7 +101,7 @@ class ResolvedParams:
         return self.thinking is not None or bool(self.reasoning_format)
 
     @property
-    def recorded(self) -> tuple[RecordName, ...]:
+    def recorded_fields(self) -> tuple[RecordName, ...]:
         """Names of the values that the result has for each token besides its id."""
         experts: tuple[RecordName, ...] = ("routed_experts",) if self.return_routed_experts else ()
         return (*experts, "hidden_states") if self.return_hidden_states else experts

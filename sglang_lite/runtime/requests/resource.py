@@ -44,7 +44,7 @@ class Resource:
         """
         return True
 
-    def usable_cached(self, request: Request, cached: int) -> int:
+    def count_usable_cached(self, request: Request, cached: int) -> int:
         """Returns how many of a prompt's first `cached` tokens may be read from the cache."""
         return cached
 
@@ -57,7 +57,7 @@ class Resource:
         """Returns where a chunk of a prompt ends; see `ChunkCut`."""
         return end
 
-    def record_end(self) -> None:
+    def release_unused(self) -> None:
         """Frees what no request needs any more: some request has ended, for whatever reason."""
 
     def close(self) -> None:

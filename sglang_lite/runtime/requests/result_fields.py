@@ -19,7 +19,7 @@ _SHOWN = 40  # maximum number of characters of an excerpt in a CacheMiss
 Top: TypeAlias = tuple[tuple[float, int, str | None], ...]
 
 
-def append_brackets(spans: tuple[Span, ...], brackets: str) -> tuple[Span, ...]:
+def append_closing_brackets(spans: tuple[Span, ...], brackets: str) -> tuple[Span, ...]:
     """Returns a text's spans, followed by the brackets that close it."""
     if not brackets:
         return spans

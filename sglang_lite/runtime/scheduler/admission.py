@@ -23,7 +23,7 @@ from sglang_lite.runtime.scheduler.admission_order import Policy
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
 from sglang_lite.runtime.scheduler.pauses import ExpectedGrowth, Pauses, peak_growth
 from sglang_lite.runtime.scheduler.queues import Queues
-from sglang_lite.runtime.scheduler.retraction import slots_of
+from sglang_lite.runtime.scheduler.retraction import request_slots
 
 # A request waits for the cache if another one is computing at least this many tokens of its prompt.
 _SHARED = 32
@@ -74,7 +74,7 @@ class Admission:
         self.solo_request = -1
         self.prompt_tokens = self.prompt_tokens_cached = 0
 
-    def admit(self, alone: Request | None = None) -> None:
+    def admit_requests(self, alone: Request | None = None) -> None:
         """Admits waiting requests while slots and pages last: first those that continue, then
         others in the policy's order.
 
@@ -149,7 +149,7 @@ class Admission:
                     request.handle,
                     paused=paused,
                 )
-                self.count_prompt(request)
+                self.record_prompt_tokens(request)
             self.queue_prefill(request)
             prefilling[slot] = request
             admitted.append(request)
@@ -187,7 +187,7 @@ class Admission:
         """
         store = self._store
         table = self._store.table
-        slots = slots_of(self._queues.prefilling)
+        slots = request_slots(self._queues.prefilling)
         lacking = int((-(-table.length[slots] // store.page_size) - table.page_count[slots]).sum())
         short = min(lacking, max(tokens, 0) // store.page_size) + self._to_fetch
         short -= store.pool.free + store.pool.quarantined
@@ -234,7 +234,9 @@ class Admission:
             tokens = tokens[: max(request.score_from, 1)]
         match = store.match_usable(tokens, request.space)
         cached = match.count_cached(store.page_size)
-        usable = min((r.usable_cached(request, cached) for r in self._resources), default=cached)
+        usable = min(
+            (r.count_usable_cached(request, cached) for r in self._resources), default=cached
+        )
         if usable < cached:
             tokens = tokens[:usable]
             match = store.match_usable(tokens, request.space)
@@ -247,7 +249,7 @@ class Admission:
         """
         length = len(request.tokens)
         return -(
-            -(length + self._reserve.reserve_for_request(length, request.limit))
+            -(length + self._reserve.reserved_tokens_for_request(length, request.limit))
             // self._store.page_size
         )
 
@@ -259,7 +261,7 @@ class Admission:
             if request.handle is None
             else int(self._store.table.length[request.slot])
         )
-        length += self._reserve.reserve_for_request(length, request.limit)
+        length += self._reserve.reserved_tokens_for_request(length, request.limit)
         return ExpectedGrowth(
             request.rank, length, self._pauses.expected.expected_growth(request.branch, length)
         )
@@ -280,7 +282,9 @@ class Admission:
         branch = request.branch
         # Later programs give way to one that continues; for other requests, only those of lower
         # priority do.
-        after = request.rank if pauses.keeps_place(branch) else (-request.priority, math.inf)
+        after = (
+            request.rank if pauses.keeps_queue_position(branch) else (-request.priority, math.inf)
+        )
         below = 0 if store.tiers is None else store.tiers.extra_pages_on_host(pauses.token_s)
         if branch is not None:  # a request without a program ends before programs have grown
             paused, given_up = pauses.growth_below_rank(after, beside=branch)
@@ -293,16 +297,18 @@ class Admission:
                 growth = peak_growth(growing)
             promised += max(given_up - (-growth // store.page_size) - below, 0)
         while (short := needed + promised - store.available) > 0:
-            if pauses.give_up_overdue(short, kept=below > 0) or pauses.give_up_newest(short, after):
+            if pauses.release_overdue_pages(
+                short, kept=below > 0
+            ) or pauses.release_lowest_ranked_pages(short, after):
                 continue
-            if pauses.give_up_for_longest_waiter(short, request.times.queued):
+            if pauses.release_for_longest_waiter(short, request.times.queued):
                 continue
             if self._queues.has_running:
                 return False
             if pauses.should_wait_idle(short, beside=branch):
                 self.refuses = True
                 return False
-            if needed <= store.available or not pauses.give_up_furthest(
+            if needed <= store.available or not pauses.release_last_returning_pages(
                 needed - store.available, beside=branch
             ):
                 return True  # no other request needs pages now, and each fits by itself
@@ -313,9 +319,9 @@ class Admission:
         window pages are left after their needs and those of a step; 0 without window pages.
         """
         table = self._store.table
-        slots = slots_of(self._queues.running())
+        slots = request_slots(self._queues.running())
         windows = self._store.windows
-        ends = table.length[slots] + self._reserve.reserve_for_rows(
+        ends = table.length[slots] + self._reserve.reserved_tokens_for_rows(
             table.length[slots], table.limit[slots]
         )
         pages = -(-ends // self._store.page_size)
@@ -324,7 +330,7 @@ class Admission:
             left = windows.pool.total - windows.chunk - int(np.minimum(pages, windows.kept).sum())
         return int((pages - table.page_count[slots]).sum()), left
 
-    def count_prompt(self, request: Request) -> None:
+    def record_prompt_tokens(self, request: Request) -> None:
         """Counts the tokens of a request's prompt, once it is known how many are cached."""
         self.prompt_tokens += request.prompt_len
         self.prompt_tokens_cached += request.cache.tokens
@@ -348,7 +354,7 @@ class Admission:
             self._pauses.end_pause(request.branch)
             request.branch.evicted = False
 
-    def pop_started(self) -> list[Request]:
+    def pop_started_requests(self) -> list[Request]:
         """Returns the requests that got their slot since the last call."""
         started = self._started
         self._started = []

@@ -96,7 +96,7 @@ def make_batch(
     table = store.table
     windows = store.windows
     copies = store.pop_pending_copies()
-    streams = count_streams(table, decoding)
+    streams = count_streaming_requests(table, decoding)
     if drafts:
         chunks = chunks + [
             (r, int(table.computed[r.slot]), int(table.length[r.slot]))
@@ -134,7 +134,7 @@ def make_batch(
     )
 
 
-def count_streams(table: SlotTable, decoding: Iterable[Request]) -> int:
+def count_streaming_requests(table: SlotTable, decoding: Iterable[Request]) -> int:
     """Returns the number of requests that stream."""
     if not table.streamed.any():  # avoids looking at each
         return 0

@@ -17,7 +17,7 @@ from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.requests.request import Request, State
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.queues import Queues
-from sglang_lite.runtime.scheduler.retraction import slots_of
+from sglang_lite.runtime.scheduler.retraction import request_slots
 
 _MISSES = 3  # after this many steps without a right guess, a row gets fewer drafts
 
@@ -127,7 +127,7 @@ class DraftedRows:
             *decoding,
             *(request for request, _, end in chunks if end == table.length[request.slot]),
         )
-        slots = slots_of(rows)
+        slots = request_slots(rows)
         lengths = table.length[slots]
         rooms = np.minimum(table.limit[slots] - lengths - 1, budget) * (
             table.known[slots] == lengths
@@ -168,16 +168,16 @@ class DraftedRows:
         table = self._store.table
         slot = request.slot
         self.drafting.observe_tokens(request, table.tokens[slot, : table.known[slot]])
-        self.drafting.learn_observed()
+        self.drafting.learn_queued_tokens()
 
-    def count_check(self, request: Request, draft: Draft) -> None:
+    def record_draft_check(self, request: Request, draft: Draft) -> None:
         """Records that the draws after a draft are about to be read."""
         progress = request.output.draft
         progress.steps = progress.steps + 1
         progress.drafted = progress.drafted + len(draft.guesses)
         self._steps += 1
 
-    def accept_skipped(self, request: Request, draft: Draft, count: int) -> bool:
+    def accept_skipped_draws(self, request: Request, draft: Draft, count: int) -> bool:
         """Accepts a draft's tokens before one of its later draws, like `accept_draws` for each of
         the `count` draws in between.
 
@@ -225,7 +225,7 @@ class DraftedRows:
         for record in self._checked:
             record()
         self._checked = []
-        self.drafting.learn_observed()
+        self.drafting.learn_queued_tokens()
 
     def settle_draft(self, request: Request, draft: Draft, start: int) -> None:
         """Records how many tokens of a draft were right, once no more of its draws count. Frees the

@@ -27,19 +27,19 @@ class PageReserve:
     def __init__(self) -> None:
         self._share = _FIRST
 
-    def reserve_for_program(self, expected: ExpectedTokens) -> int:
+    def reserved_tokens_for_program(self, expected: ExpectedTokens) -> int:
         """Returns the tokens to reserve for a program's remaining nodes."""
         return min(expected.text, _LONGEST) + math.ceil(
             min(expected.generated, _LONGEST) * self._share
         )
 
-    def reserve_for_request(self, length: int, limit: int) -> int:
+    def reserved_tokens_for_request(self, length: int, limit: int) -> int:
         """Returns the tokens to reserve for a request with `length` tokens and room for up to
         `limit`.
         """
         return math.ceil(min(limit - length, _LONGEST) * self._share)
 
-    def reserve_for_rows(self, length: Ints, limit: Ints) -> Ints:
+    def reserved_tokens_for_rows(self, length: Ints, limit: Ints) -> Ints:
         """Returns the tokens to reserve for each request, int32 [R].
 
         Args:
@@ -49,11 +49,11 @@ class PageReserve:
         growth: Ints = np.ceil(left * self._share).astype(np.int32)
         return growth
 
-    def lower_share(self) -> None:
+    def lower_reserved_share(self) -> None:
         """Lowers the share of tokens to reserve a little. Called once per plan."""
         self._share = max(_MIN, self._share - (_FIRST - _MIN) / _STEPS)
 
-    def raise_share(self, length: Ints, limit: Ints) -> None:
+    def raise_reserved_share(self, length: Ints, limit: Ints) -> None:
         """Raises the share of tokens to reserve after a retraction, given the current and maximum
         lengths of the running requests.
         """

@@ -101,7 +101,7 @@ class Expectations:
         queued nodes or, while its program is open, up to the usual length of its kind. An unknown
         kind is expected to double.
         """
-        tokens = self._reserve.reserve_for_program(branch.expected)
+        tokens = self._reserve.reserved_tokens_for_program(branch.expected)
         if branch.program.open:
             usual = self._lengths.median_for_name(branch.kind)
             tokens = max(tokens, round(usual) - length if usual else length)
@@ -176,10 +176,10 @@ class PausedBranch:
     given_up: bool = False
 
     @property
-    def locked(self) -> bool:
+    def has_locked_pages(self) -> bool:
         return self.lock.node is not None
 
-    def set_due(self, worth_s: float) -> float:
+    def set_overdue_time(self, worth_s: float) -> float:
         """Sets when the pause counts as too long: from its beginning if it is expected to take more
         than `worth_s`, otherwise after `worth_s`.
         """
@@ -231,7 +231,7 @@ class Pauses:
     def __iter__(self) -> Iterator[PausedBranch]:
         return iter(self._pauses.values())
 
-    def keeps_place(self, branch: ScheduledBranch | None) -> bool:
+    def keeps_queue_position(self, branch: ScheduledBranch | None) -> bool:
         """Returns whether a branch is paused and has not given up its place permanently."""
         pause = None if branch is None else self._pauses.get(branch)
         return pause is not None and not pause.given_up
@@ -246,7 +246,7 @@ class Pauses:
             self._wanted[branch] = tokens, space
 
     @property
-    def unsettled(self) -> bool:
+    def has_requested_pauses(self) -> bool:
         """Whether pauses have been requested since the last step."""
         return bool(self._wanted)
 
@@ -283,7 +283,9 @@ class Pauses:
         self._pauses[branch] = pause
         self._count += 1
         insort(self._by_rank, (rank, self._count, pause))
-        heapq.heappush(self._due, (pause.set_due(self._max_worthwhile_pause_s), self._count, pause))
+        heapq.heappush(
+            self._due, (pause.set_overdue_time(self._max_worthwhile_pause_s), self._count, pause)
+        )
 
     def set_expected_pause(self, branch: ScheduledBranch, seconds: float) -> None:
         """Sets how many seconds a branch's caller needs, from now on if the branch already waits
@@ -295,7 +297,9 @@ class Pauses:
             return
         pause.expected_s = self.now() - pause.began + seconds
         self._count += 1
-        heapq.heappush(self._due, (pause.set_due(self._max_worthwhile_pause_s), self._count, pause))
+        heapq.heappush(
+            self._due, (pause.set_overdue_time(self._max_worthwhile_pause_s), self._count, pause)
+        )
         self._compact_entries()
 
     def record_return(self, branch: ScheduledBranch) -> None:
@@ -325,7 +329,7 @@ class Pauses:
 
     def _compact_entries(self) -> None:
         """Drops the entries of ended pauses once they outnumber the others. Otherwise they would
-        stay until `give_up_overdue` meets them, which is only when memory is short.
+        stay until `release_overdue_pages` meets them, which is only when memory is short.
         """
         if len(self._due) + len(self._too_long) > 2 * len(self._pauses) + _OUTDATED:
             self._due = list(
@@ -385,7 +389,7 @@ class Pauses:
 
     # ----------------------------------------------------------------------------------- giving way
 
-    def give_up_overdue(self, pages: int, *, kept: bool = False) -> bool:
+    def release_overdue_pages(self, pages: int, *, kept: bool = False) -> bool:
         """Gives up pages of branches that return too late, those that return last first. Returns
         False if there are none.
 
@@ -397,10 +401,12 @@ class Pauses:
         while self._due and self._due[0][0] <= now:
             self._too_long.append(heapq.heappop(self._due)[2])
         self._too_long = [
-            each for each in self._too_long if self._pauses.get(each.branch) is each and each.locked
+            each
+            for each in self._too_long
+            if self._pauses.get(each.branch) is each and each.has_locked_pages
         ]
         away = self if kept else [each for each in self._too_long if each.due <= now]
-        away = [each for each in away if each.locked and each.branch.awaits_caller]
+        away = [each for each in away if each.has_locked_pages and each.branch.awaits_caller]
         enough = self.pages_given_up + pages
         for last in sorted(away, key=lambda each: -each.remaining_s(now)):
             if self.pages_given_up >= enough:
@@ -409,10 +415,12 @@ class Pauses:
                 self._store.tiers.save_if_selective(
                     last.lock.node
                 )  # soon, so the selective policy copies it
-            self._shrink_lock(last, enough - self.pages_given_up, for_good=not kept)
+            self._release_last_pages(last, enough - self.pages_given_up, for_good=not kept)
         return bool(away)
 
-    def give_up_newest(self, pages: int, after: tuple[int, float] | None = None) -> bool:
+    def release_lowest_ranked_pages(
+        self, pages: int, after: tuple[int, float] | None = None
+    ) -> bool:
         """Gives up pages of the paused program that ranks last.
 
         Args:
@@ -421,11 +429,11 @@ class Pauses:
         for rank, _, pause in reversed(self._by_rank):
             if after is not None and rank <= after:
                 return False
-            if pause.locked:
-                return self._shrink_lock(pause, pages)
+            if pause.has_locked_pages:
+                return self._release_last_pages(pause, pages)
         return False
 
-    def give_up_for_longest_waiter(self, pages: int, since: float) -> bool:
+    def release_for_longest_waiter(self, pages: int, since: float) -> bool:
         """Gives up pages of the paused program that ranks last, for a request that has waited very
         long.
 
@@ -434,8 +442,10 @@ class Pauses:
         """
         if self.now() - since < max(_AGED_S, _AGED_WORTH * self._recompute_pool_s):
             return False
-        last = next((pause for _, _, pause in reversed(self._by_rank) if pause.locked), None)
-        return last is not None and self._shrink_lock(last, pages, for_good=True)
+        last = next(
+            (pause for _, _, pause in reversed(self._by_rank) if pause.has_locked_pages), None
+        )
+        return last is not None and self._release_last_pages(last, pages, for_good=True)
 
     def should_wait_idle(self, pages: int, *, beside: ScheduledBranch | None) -> bool:
         """Returns whether an idle device should wait for a paused program rather than recompute
@@ -446,7 +456,7 @@ class Pauses:
             beside: branch of that request, whose program does not count.
         """
         own = None if beside is None else beside.program
-        others = [each for each in self if each.locked and each.branch.program is not own]
+        others = [each for each in self if each.has_locked_pages and each.branch.program is not own]
         if not others or not all(each.branch.awaits_caller for each in others):
             return False
         now = self.now()
@@ -459,22 +469,24 @@ class Pauses:
         self._again = max(self._again - tokens, 0.0)
         return False
 
-    def give_up_furthest(self, pages: int, *, beside: ScheduledBranch | None) -> bool:
+    def release_last_returning_pages(self, pages: int, *, beside: ScheduledBranch | None) -> bool:
         """Gives up pages for a branch that needs them while nothing runs: those of the
         lowest-ranked branch whose request waits, otherwise of the branch that is expected back
         last. Returns False if no other branch has any.
         """
-        others = [each for each in self if each.locked and each.branch is not beside]
+        others = [each for each in self if each.has_locked_pages and each.branch is not beside]
         if not others:
             return False
         if waiting := [each for each in others if not each.branch.awaits_caller]:
-            return self._shrink_lock(max(waiting, key=lambda each: each.rank), pages)
+            return self._release_last_pages(max(waiting, key=lambda each: each.rank), pages)
         now = self.now()
-        return self._shrink_lock(
+        return self._release_last_pages(
             max(others, key=lambda each: each.remaining_s(now)), pages, for_good=True
         )
 
-    def _shrink_lock(self, pause: PausedBranch, pages: int, *, for_good: bool = False) -> bool:
+    def _release_last_pages(
+        self, pause: PausedBranch, pages: int, *, for_good: bool = False
+    ) -> bool:
         """Gives up the last pages of a pause's prefix. The branch can still count on them when it
         returns, unless `for_good` is set: then it waits like a new one.
         """

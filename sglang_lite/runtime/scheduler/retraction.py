@@ -51,7 +51,7 @@ class Retraction:
             self._pauses.begin_pause(request.branch, request.tokens, request.space)
         self._queues.queue_returned(request, State.RETRACTED)
 
-    def retract_with_lost_window(self) -> None:
+    def retract_requests_lacking_window(self) -> None:
         """Retracts requests whose window, after they dropped tokens, begins in pages that they have
         already released.
         """
@@ -59,7 +59,7 @@ class Retraction:
         table = self._store.table
         if windows is not None:
             running = list(self._queues.running())
-            slots = slots_of(running)
+            slots = request_slots(running)
             for i in windows.slots_lacking_pages(slots, table.computed[slots]).tolist():
                 self.retract_request(running[i])
 
@@ -78,7 +78,7 @@ class Retraction:
             return decoding
         table = self._store.table
         size = self._store.page_size
-        slots = slots_of(decoding)
+        slots = request_slots(decoding)
         short = slots[-(-table.length[slots] // size) > table.page_count[slots]]
         if not len(short):
             return decoding
@@ -110,11 +110,11 @@ class Retraction:
             )
             # not above 0 if only window pages, which no pause holds, are short
             short -= self._store.available
-            if short > 0 and self._pauses.give_up_overdue(short):
+            if short > 0 and self._pauses.release_overdue_pages(short):
                 continue
             last = max(self._queues.running(), key=_order)
             # Programs that came after the last running one give way, or any if no running one can.
-            if short > 0 and self._pauses.give_up_newest(
+            if short > 0 and self._pauses.release_lowest_ranked_pages(
                 short, None if last is request else last.rank
             ):
                 continue
@@ -123,13 +123,13 @@ class Retraction:
                     continue  # cancelled copies lock pages that can now be evicted for it
                 return False
             table = self._store.table
-            slots = slots_of(self._queues.decoding)
-            self._reserve.raise_share(table.length[slots], table.limit[slots])
+            slots = request_slots(self._queues.decoding)
+            self._reserve.raise_reserved_share(table.length[slots], table.limit[slots])
             self.retract_request(last)
         return True
 
 
-def slots_of(requests: Iterable[Request]) -> Ints:
+def request_slots(requests: Iterable[Request]) -> Ints:
     """Returns the slots of running requests, int32 [R]."""
     return np.fromiter(map(_SLOT, requests), dtype=np.int32)
 

@@ -22,7 +22,13 @@ from sglang_lite.runtime.requests.request import Request, State
 from sglang_lite.runtime.requests.resource import Resource
 from sglang_lite.runtime.scheduler.admission import Admission
 from sglang_lite.runtime.scheduler.admission_order import Policy
-from sglang_lite.runtime.scheduler.batch import NO_DRAFTS, Batch, Row, count_streams, make_batch
+from sglang_lite.runtime.scheduler.batch import (
+    NO_DRAFTS,
+    Batch,
+    Row,
+    count_streaming_requests,
+    make_batch,
+)
 from sglang_lite.runtime.scheduler.drafted_rows import DraftedRows
 from sglang_lite.runtime.scheduler.oom_isolation import Isolation
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
@@ -30,7 +36,7 @@ from sglang_lite.runtime.scheduler.pauses import Pauses
 from sglang_lite.runtime.scheduler.prefetch import Prefetch
 from sglang_lite.runtime.scheduler.prompt_chunks import chunk_cost, chunk_end
 from sglang_lite.runtime.scheduler.queues import Queues
-from sglang_lite.runtime.scheduler.retraction import Retraction, slots_of
+from sglang_lite.runtime.scheduler.retraction import Retraction, request_slots
 from sglang_lite.runtime.scheduler.slot_handover import start_in_slot
 from sglang_lite.runtime.scheduler.step_pace import StepPace
 
@@ -107,16 +113,16 @@ class Scheduler:
         return self.queues.idle and not self.awaits_copies
 
     @property
-    def unsettled(self) -> bool:
+    def has_unapplied_changes(self) -> bool:
         """Whether planning may have an effect although there are no requests, because pauses are
         about to begin or the cache has lower tiers.
         """
-        return self.pauses.unsettled or self.store.tiers is not None
+        return self.pauses.has_requested_pauses or self.store.tiers is not None
 
     @property
     def awaits_copies(self) -> bool:
         """Whether pages were being copied between tiers at the last plan."""
-        return self.store.tiers is not None and self.store.tiers.is_copying(self._copied)
+        return self.store.tiers is not None and self.store.tiers.has_pending_copies(self._copied)
 
     @property
     def waits(self) -> bool:
@@ -140,40 +146,40 @@ class Scheduler:
             return
         branch.program.arrival = min(branch.program.arrival, request.id)
         self.pauses.record_return(branch)
-        if self.pauses.keeps_place(branch):
+        if self.pauses.keeps_queue_position(branch):
             self.queues.queue_returned(request, State.WAITING)
         else:
             self.queues.queue_waiting(request)
 
     def plan_batch(self) -> Batch | None:
         """Returns the batch of the next step, with its pages reserved, or None if nothing can run."""
-        self._settle_changes()
-        decoding = self._decoding_rows()
-        self._reserve.lower_share()
-        self.admission.admit(self._isolation.next)
+        self._apply_changes()
+        decoding = self._select_decoding_requests()
+        self._reserve.lower_reserved_share()
+        self.admission.admit_requests(self._isolation.next)
         budget = self._prompt_budget(decoding)
         self._evict_ahead(budget)
-        chunks, budget = self._prompt_rows(budget)
+        chunks, budget = self._plan_prompt_chunks(budget)
         # without requests that were retracted to make room for the prompt of another one
         decoding = [r for r in decoding if r.state is State.DECODING]
         chunks = [c for c in chunks if c[0].state is State.PREFILLING]
         if not decoding and not chunks:
             return None
-        started = self.admission.pop_started()
+        started = self.admission.pop_started_requests()
         drafts = self._plan_drafts(decoding, chunks, budget)
         return make_batch(self.store, decoding, chunks, started, drafts)
 
-    def _settle_changes(self) -> None:
+    def _apply_changes(self) -> None:
         """Applies what has happened since the last plan, and retracts requests that can't run on."""
-        self._copied = self.store.settle_copies()
+        self._copied = self.store.finish_tier_copies()
         while self._isolation.drop_cleared_suspect(self.store.table):
             # the isolated request, or the one that continues in its slot
             self.retraction.retract_all()
-        self.retraction.retract_with_lost_window()
+        self.retraction.retract_requests_lacking_window()
         self.pauses.begin_requested_pauses()
         self._prefetch.run()
 
-    def _decoding_rows(self) -> list[Request]:
+    def _select_decoding_requests(self) -> list[Request]:
         """Returns the requests that compute their last token in this step, each with a page for it."""
         ready = self._rotate_requests(self._requests_to_decode())
         return self.retraction.allocate_next_pages(ready)
@@ -183,7 +189,7 @@ class Scheduler:
         if self.store.tiers is not None:
             self.admission.evict_ahead(2 * budget)
 
-    def _prompt_rows(self, budget: int) -> tuple[list[Row], int]:
+    def _plan_prompt_chunks(self, budget: int) -> tuple[list[Row], int]:
         """Returns chunks of prompts within a budget, with their pages, and what is left of it."""
         table = self.store.table
         chunks: list[Row] = []
@@ -218,7 +224,7 @@ class Scheduler:
         most = (
             min(self._step_tokens, ISOLATED_TOKENS) if self.isolated else self._step_tokens
         ) - len(decoding)
-        streams = count_streams(self.store.table, decoding)
+        streams = count_streaming_requests(self.store.table, decoding)
         if self._pace is None or not streams:
             return most
         return min(most, self._pace.tokens_besides_streams(streams) - (len(decoding) - streams))
@@ -259,7 +265,9 @@ class Scheduler:
             assert request.handle is not None
             # generated tokens are published when the request ends
             if batch.starts[row] < request.prompt_len:
-                self.store.publish_pages(request.handle, all_but_last=request.may_recompute_last)
+                self.store.publish_pages(
+                    request.handle, all_but_last=request.may_recompute_last_token
+                )
             if request.state is State.PREFILLING and batch.ends[row] == table.length[request.slot]:
                 self.queues.move_to_decoding(request)
                 complete.append(row)
@@ -279,7 +287,7 @@ class Scheduler:
         rows: NDArray[np.bool_] = self.store.table.epoch[batch.slots] == batch.epochs
         return rows
 
-    def count_draws(self, slots: Ints) -> None:
+    def add_pending_tokens(self, slots: Ints) -> None:
         """Counts one more token for each of these slots; its id is recorded later by
         `record_tokens`.
         """
@@ -332,7 +340,7 @@ class Scheduler:
                 self.pauses.begin_pause(request.branch, request.tokens[:scored], request.space)
         request.change_state(end)
         for resource in self._resources:
-            resource.record_end()
+            resource.release_unused()
 
     def continue_in_slot(
         self, request: Request, following: Request, *, appended: bool = False
@@ -389,7 +397,7 @@ class Scheduler:
         """
         table = self.store.table
         requests = self.queues.decoding
-        slots = slots_of(requests)
+        slots = request_slots(requests)
         most = -(-len(requests) // self._stages)
         waiting = table.length[slots] >= table.limit[slots]  # for the id of the last token
         waiting |= table.length[slots] <= table.computed[slots]  # for the draw of the next one
@@ -401,7 +409,7 @@ class Scheduler:
         """Returns every streaming request, and as many others, in rotation, as the time of a step
         allows.
         """
-        streams = count_streams(self.store.table, ready)
+        streams = count_streaming_requests(self.store.table, ready)
         if self._pace is None or not streams:
             return ready
         room = self._pace.tokens_besides_streams(streams)

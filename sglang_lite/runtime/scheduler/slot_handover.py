@@ -73,7 +73,7 @@ def start_in_slot(
     cached = following.cache.tokens
     following.cache.miss = continued_slot_miss(tokens, cached) if cached < len(tokens) - 1 else None
     following.change_state(State.WAITING)
-    admission.count_prompt(following)
+    admission.record_prompt_tokens(following)
     admission.queue_prefill(following)
     return len(tokens) - common
 

@@ -48,7 +48,7 @@ class TextSoFar(Protocol):
     def tokens(self) -> int: ...
 
     @property
-    def certain(self) -> str: ...
+    def certain_text(self) -> str: ...
 
     def close(self, kept: int) -> None:
         """Ends the text: no more tokens follow, and those after the first `kept` ones don't belong
@@ -372,7 +372,7 @@ def next_mask(matcher: Matcher) -> Mask:
     return mask
 
 
-def masks_allow(grammar: CompiledGrammar, tokens: Sequence[int]) -> bool:
+def masks_allow_tokens(grammar: CompiledGrammar, tokens: Sequence[int]) -> bool:
     """Returns True if the masks allow all tokens of a text in order, followed by its end.
 
     Raises:

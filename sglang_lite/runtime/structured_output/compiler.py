@@ -39,22 +39,22 @@ from sglang_lite.runtime.structured_output.base import (
 )
 from sglang_lite.runtime.structured_output.disk_cache import SLOW_S, GrammarDiskCache
 from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens
-from sglang_lite.runtime.structured_output.grammar_cache import GrammarCache, without_blanks
+from sglang_lite.runtime.structured_output.grammar_cache import GrammarCache, strip_schema_blanks
 from sglang_lite.runtime.structured_output.number import NumberGrammar
 from sglang_lite.runtime.structured_output.open_end import (
     EndTokens,
     OpenEndGrammar,
-    end_rule,
+    find_end_rule,
     may_begin_with_tokens,
 )
 from sglang_lite.runtime.structured_output.prefixed import ContinuedGrammar
 from sglang_lite.runtime.structured_output.registry import make_engine
 from sglang_lite.runtime.structured_output.ruled_grammar import (
-    mask_rules_of,
+    extract_mask_rules,
     unpack_mask_rules,
     with_mask_rules,
 )
-from sglang_lite.runtime.structured_output.simple import is_simple
+from sglang_lite.runtime.structured_output.simple import can_compile_in_process
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, build_token_mask
 from sglang_lite.runtime.structured_output.worker import Worker
 
@@ -156,7 +156,7 @@ class Compiler:
             return failed
         if isinstance(constraint, Continuation):
             return self._compile_continuation(constraint)
-        key = without_blanks(constraint)
+        key = strip_schema_blanks(constraint)
         future, is_new = self.cache.find_or_reserve(key)
         if not is_new:
             return future
@@ -164,7 +164,7 @@ class Compiler:
         with self._lock:
             self._pending += 1
         try:
-            if is_simple(constraint):
+            if can_compile_in_process(constraint):
                 self._local_pool.submit(self._resolve_locally, key, future, constraint)
             else:
                 with self._lock:
@@ -224,7 +224,7 @@ class Compiler:
 
     # ------------------------------------------------------------------------ on the pools' threads
 
-    def _resolve_future(
+    def _compile_into_future(
         self, key: Constraint, future: Future[CompiledGrammar], build: Callable[[], CompiledGrammar]
     ) -> None:
         try:
@@ -244,9 +244,10 @@ class Compiler:
         """Wraps a grammar so that other tokens may end its texts, unless all of its texts end by
         themselves.
         """
-        rule = end_rule(constraint)
+        rule = find_end_rule(constraint)
         if rule is None or (
-            isinstance(constraint, JsonSchema) and not may_begin_with_tokens(grammar, self._digits)
+            isinstance(constraint, JsonSchema)
+            and not may_begin_with_tokens(grammar, self._digit_start_mask)
         ):
             return grammar
         if isinstance(constraint, Choices):
@@ -269,10 +270,10 @@ class Compiler:
     def _resolve_locally(
         self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint
     ) -> None:
-        self._resolve_future(
+        self._compile_into_future(
             key,
             future,
-            lambda: self._with_mask_rules(self.build(constraint), mask_rules_of(constraint)),
+            lambda: self._with_mask_rules(self.build(constraint), extract_mask_rules(constraint)),
         )
         with self._lock:
             self._pending -= 1
@@ -280,7 +281,7 @@ class Compiler:
     def _resolve_in_worker(
         self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint
     ) -> None:
-        self._resolve_future(key, future, partial(self._build_in_worker, key, constraint))
+        self._compile_into_future(key, future, partial(self._build_in_worker, key, constraint))
         with self._lock:
             self._pending -= 1
             self._pending_in_workers -= 1
@@ -369,7 +370,7 @@ class Compiler:
             return self._made
 
     @cached_property
-    def _digits(self) -> Mask:
+    def _digit_start_mask(self) -> Mask:
         """Mask of the tokens that begin with a digit."""
         return build_token_mask(
             (i for i, token in enumerate(self._vocabulary.tokens) if token[:1].isdigit()),

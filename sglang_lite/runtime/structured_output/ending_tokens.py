@@ -113,6 +113,6 @@ def _find_name_spans(text: bytes, quotes: Sequence[int]) -> list[tuple[int, int]
 
 
 @cache
-def byte_tokens() -> EndingTokens:
+def byte_token_index() -> EndingTokens:
     """Returns the index for a vocabulary with one token per byte."""
     return EndingTokens([bytes([byte]) for byte in range(256)], ())

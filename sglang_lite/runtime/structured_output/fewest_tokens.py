@@ -18,7 +18,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
-from sglang_lite.constraints.formal.automaton import Automaton, automaton
+from sglang_lite.constraints.formal.automaton import Automaton, cached_automaton
 from sglang_lite.constraints.formal.charsets import Ranges, union
 from sglang_lite.constraints.formal.nodes import (
     ANY_TEXT,
@@ -196,7 +196,7 @@ class _Search:
                 return self._costs_after_repeat(inner, least, greatest, costs, most)
         if any(len(each.text) > _LONG for each in substrings(Language("", {"": node}))):
             return self._costs_after_node(_relax_long_sources(node), costs, most)
-        states = automaton(node)
+        states = cached_automaton(node)
         found = [
             each
             for place, cost in costs.items()

@@ -130,7 +130,7 @@ def _failed_future(error: BaseException) -> Future[CompiledGrammar]:
     return future
 
 
-def without_blanks(constraint: Constraint) -> Constraint:
+def strip_schema_blanks(constraint: Constraint) -> Constraint:
     """Removes the blanks of a JSON schema that is not too long, keeping the order of members.
     Returns other constraints unchanged.
     """

@@ -41,15 +41,15 @@ class Kind:
         """
         return [0] * (len(text) + 1) if self._names is None else self._names.prefix_counts(text)
 
-    def has_name(self, text: str) -> bool:
+    def allows_name(self, text: str) -> bool:
         """Returns True if a member may have this name, given as JSON text."""
         return self.prefix_counts(text)[-1] != 0
 
-    def restricts(self, name: str) -> bool:
+    def restricts_value_of(self, name: str) -> bool:
         """Returns True if the kind restricts the value of the member with this name."""
         return name in self._values
 
-    def has_value(self, name: str, text: bytes) -> bool:
+    def allows_value(self, name: str, text: bytes) -> bool:
         """Returns True if the member `name` may have this value, given as JSON text."""
         if name not in self._values:
             return True
@@ -105,16 +105,16 @@ class MemberNames:
         if key not in self._next:
             parsed = parse_json_or_keep(name)
             self._next[key] = _narrow_to_kinds(
-                self, (each for each in self.possible if each.kind.has_value(parsed, value))
+                self, (each for each in self.possible if each.kind.allows_value(parsed, value))
             )
         return self._next[key]
 
-    def depends_on(self, name: bytes) -> bool:
+    def depends_on_value_of(self, name: bytes) -> bool:
         """Returns True if several kinds of objects are possible and one restricts the value of the
         member `name`.
         """
         return len(self.possible) > 1 and any(
-            each.kind.restricts(parse_json_or_keep(name)) for each in self.possible
+            each.kind.restricts_value_of(parse_json_or_keep(name)) for each in self.possible
         )
 
     @property
@@ -158,12 +158,12 @@ def _add_name(names: MemberNames, name: bytes) -> MemberNames:
         (
             each
             for each in possible
-            if each.kind.has_name(text) and _has_room_for_missing(each, len(used))
+            if each.kind.allows_name(text) and _fits_missing_names(each, len(used))
         ),
     )
 
 
-def _has_room_for_missing(each: PossibleKind, used: int) -> bool:
+def _fits_missing_names(each: PossibleKind, used: int) -> bool:
     return each.kind.max_names is None or used + len(each.missing) <= each.kind.max_names
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
-from sglang_lite.constraints.formal.counting import CountedTexts, count_texts, has_text_outside
+from sglang_lite.constraints.formal.counting import CountedTexts, count_texts, has_unused_text
 from sglang_lite.constraints.formal.nodes import NOTHING, Node
 from sglang_lite.constraints.json_schema.mask_rules import RulePosition
 from sglang_lite.runtime.structured_output.json_names import (
@@ -50,7 +50,7 @@ class RulePositions:
         }
         self._endless: dict[tuple[int, bytes], bool] = {}
 
-    def is_endless(self, texts: CountedTexts, text: bytes) -> bool:
+    def has_endless_texts(self, texts: CountedTexts, text: bytes) -> bool:
         """Returns True if infinitely many counted texts begin with `text`, not counting its closing
         byte, or if none of them begins with `text`.
         """
@@ -184,7 +184,7 @@ class JsonText:
                 return True  # nothing depends on this string
             self._text += text
             return all(
-                self._may_end_unused(top, prefix) for top, prefix in self._unfinished_parts()
+                self._may_end_unused(top, prefix) for top, prefix in self._unfinished_containers()
             )
         start = len(self._text)
         allowed = True
@@ -200,7 +200,7 @@ class JsonText:
                 allowed &= self._end_string(at + 1)
         # In each position that needs a name or item, one that has not come must be possible.
         allowed = allowed and all(
-            self._may_end_unused(top, prefix) for top, prefix in self._unfinished_parts()
+            self._may_end_unused(top, prefix) for top, prefix in self._unfinished_containers()
         )
         if not any(each.start >= 0 or each.value_start >= 0 for each in self._open):
             self._text = b""
@@ -228,7 +228,7 @@ class JsonText:
             top is not None
             and top.value_start < 0
             and not self._name_next
-            and top.names.depends_on(top.name)
+            and top.names.depends_on_value_of(top.name)
         ):
             top.value_start = at
         if byte == _QUOTE:
@@ -326,7 +326,7 @@ class JsonText:
         if self.escaped or (self.quoted and not self._text):  # no name or item can end here
             return []
         found: set[bytes] = set()
-        for top, prefix in self._unfinished_parts():
+        for top, prefix in self._unfinished_containers():
             if top.is_object:
                 found |= {
                     each[len(prefix) :]
@@ -337,19 +337,19 @@ class JsonText:
             node = top.next_item_language()
             texts = None if node is None else self._positions.texts(node)
             found |= {
-                self._shortest_exhausting(texts, top, prefix, used)
+                self._find_exhausting_continuation(texts, top, prefix, used)
                 for used in top.used
                 if used.startswith(prefix)
             }
         return sorted(found - {b""})
 
-    def _shortest_exhausting(
+    def _find_exhausting_continuation(
         self, texts: CountedTexts | None, top: _Container, prefix: bytes, used: bytes
     ) -> bytes:
         """Returns the shortest continuation of `prefix` towards the text `used` after which no
         unused text is possible. Empty if unused texts remain possible after each.
         """
-        if texts is None or self._positions.is_endless(texts, used):
+        if texts is None or self._positions.has_endless_texts(texts, used):
             return used[len(prefix) :] if used[:1] == b'"' else b""
         ends = range(len(prefix) + 1, len(used) + 1)
         return next(
@@ -361,7 +361,7 @@ class JsonText:
             b"",
         )
 
-    def _unfinished_parts(self) -> Iterator[tuple[_Container, bytes]]:
+    def _unfinished_containers(self) -> Iterator[tuple[_Container, bytes]]:
         """Yields the containers whose name or item is being written or must follow, each with that
         name or item so far.
         """
@@ -384,7 +384,7 @@ def _has_unused_text(texts: CountedTexts, prefix: bytes, top: _Container) -> boo
     does.
     """
     beginning = prefix.decode("utf-8", "ignore")
-    return texts.count_with_prefix(beginning) == 0 or has_text_outside(
+    return texts.count_with_prefix(beginning) == 0 or has_unused_text(
         texts, beginning, [used.decode() for used in top.used]
     )
 

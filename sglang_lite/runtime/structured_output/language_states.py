@@ -84,7 +84,7 @@ class LanguageStates:
         replaced.
         """
         with self.lock:
-            return self.automaton.adopt(state[0], before.automaton), state[1]
+            return self.automaton.translate_state_from(state[0], before.automaton), state[1]
 
     @property
     def is_worth_tracking(self) -> bool:

@@ -58,7 +58,7 @@ class LeastEnds:
     def _count_in_node(self, node: Node) -> int:
         match node:
             case LiteralText(text):
-                return self._tokens.least_ends(text)
+                return self._tokens.fewest_ends_inside(text)
             case Ref(name):
                 return self._rules[name]
             case Concat(parts):

@@ -23,20 +23,20 @@ from sglang_lite.constraints.formal.lengths import most_bytes
 from sglang_lite.constraints.formal.nodes import Language, substrings
 from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
 from sglang_lite.constraints.json_schema.any_strings import widen_quotes_to_strings
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.memo import BoundedCache, estimate_bytes, native_bytes
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.structured_output.base import LoneMatcher, Mask, TextLengths
-from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens, byte_tokens
+from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens, byte_token_index
 from sglang_lite.runtime.structured_output.fewest_tokens import fewest_tokens
 from sglang_lite.runtime.structured_output.language_endings import LanguageEndings, RenewedStates
 from sglang_lite.runtime.structured_output.language_states import LanguageStates
 from sglang_lite.runtime.structured_output.mask_cache import MaskCache
-from sglang_lite.runtime.structured_output.own_classes import load_trusted_classes
+from sglang_lite.runtime.structured_output.own_classes import unpickle_trusted
 from sglang_lite.runtime.structured_output.quotes import QuoteGrammar, QuoteTokens
 from sglang_lite.runtime.structured_output.token_rests import TokenRests
-from sglang_lite.runtime.structured_output.vocabulary import find_mark_tokens, without_special_texts
+from sglang_lite.runtime.structured_output.vocabulary import find_mark_tokens, hide_special_tokens
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -298,7 +298,9 @@ class LlguidanceMatcher(LoneMatcher):
 
     @property
     def error(self) -> str:
-        return byte_matcher.error_reason(self._inner)  # unconsumed tokens are known to be allowed
+        return byte_matcher.explain_matcher_error(
+            self._inner
+        )  # unconsumed tokens are known to be allowed
 
 
 def _try_to_consume(parser: Foreign, tokens: list[int]) -> bool:
@@ -336,7 +338,9 @@ class LlguidanceGrammar:
         self._max_lexers = max_lexers
         parser = prepared.parser_bytes or _BYTES + byte_matcher.PARSER_BYTES * len(prepared.text)
         self._size = max_lexers * parser + estimate_bytes(prepared.language)
-        self._most_grown = _SOURCE_BYTES * byte_matcher.substring_characters(prepared.text)
+        self._most_grown = _SOURCE_BYTES * byte_matcher.count_substring_source_characters(
+            prepared.text
+        )
         self._lexers = [_Lexer(start)]
         self._shared = engine.tracked  # True once enough matchers existed for sharing masks
         self._combinable: LlguidanceGrammar | None = None
@@ -404,7 +408,7 @@ class LlguidanceGrammar:
         forcing would allow only the tokenizer's own split of that text.
         """
         if self._combinable is None:
-            self._combinable = self.engine.load_text(_without_forcing(self._prepared))
+            self._combinable = self.engine.load_grammar_text(_without_forced_tokens(self._prepared))
         return self._combinable
 
     def endings(self) -> LanguageEndings | None:
@@ -449,7 +453,7 @@ class LlguidanceEngine:
         # 150,000 tokens take 0.3 s
         given = None if tokenizer is None else json.loads(tokenizer.backend.to_str())
         self._marks = {} if given is None else find_mark_tokens(given)
-        source = "byte" if given is None else without_special_texts(given)
+        source = "byte" if given is None else hide_special_tokens(given)
         self._at_mark = re.compile(
             b"|".join(map(re.escape, sorted(self._marks, key=len, reverse=True)))
         )
@@ -474,7 +478,7 @@ class LlguidanceEngine:
     @cached_property
     def ending_tokens(self) -> EndingTokens:
         return (
-            byte_tokens()
+            byte_token_index()
             if self._token_bytes is None
             else EndingTokens(self._token_bytes, self._special)
         )
@@ -518,28 +522,28 @@ class LlguidanceEngine:
         """Prepares a constraint, then compiles it and computes a mask as a test. The engine's work
         limit ("fuel") applies to both.
         """
-        return self._measure_parser(_prepare_constraint(constraint))
+        return self._record_parser_size(_prepare_constraint(constraint))
 
-    def _measure_parser(self, prepared: Prepared) -> Prepared:
+    def _record_parser_size(self, prepared: Prepared) -> Prepared:
         pickled = replace(prepared, language=pickle.dumps(prepared.language, protocol=5))
         if prepared.strings is not None:
-            return replace(pickled, strings=self._measure_parser(prepared.strings))
+            return replace(pickled, strings=self._record_parser_size(prepared.strings))
         before = native_bytes()
-        loaded = self.load_text(prepared)
+        loaded = self.load_grammar_text(prepared)
         grown = native_bytes() - before  # accurate, as nothing else runs in a worker
         del loaded
         return replace(pickled, parser_bytes=max(grown, 0))
 
     def load_prepared(self, prepared: Prepared) -> LlguidanceGrammar | QuoteGrammar:
         if prepared.strings is None:
-            return self.load_text(prepared)
+            return self.load_grammar_text(prepared)
         endings = self.build_endings(prepared)
         if endings is None or endings.states.current_states() is None:
-            return self.load_text(_prepare_language(_load_language(prepared.language)))
-        strings = self.load_text(prepared.strings)
+            return self.load_grammar_text(_prepare_language(_load_language(prepared.language)))
+        strings = self.load_grammar_text(prepared.strings)
         return QuoteGrammar(strings, self, endings, self.quote_tokens, prepared.sources)
 
-    def load_text(self, prepared: Prepared) -> LlguidanceGrammar:
+    def load_grammar_text(self, prepared: Prepared) -> LlguidanceGrammar:
         """Loads a grammar from its `text` and ignores `strings`. Raises the same errors as
         `load_prepared`.
         """
@@ -569,7 +573,7 @@ class LlguidanceEngine:
         cached = self._languages.find_entry(prepared.text)
         states = cached[0] if cached is not None else None
         if cached is None and len(prepared.text) <= _LARGEST:
-            states = self.new_states(prepared)
+            states = self.new_language_states(prepared)
         if cached is None and states is not None:
             states.masks[states.start] = first
         # Stored again at each call, as the size grows.
@@ -593,9 +597,9 @@ class LlguidanceEngine:
             return None
 
         def make_states() -> LanguageStates | None:
-            return (None if first is None else self.states(prepared, first)) or self.new_states(
-                prepared
-            )
+            return (
+                None if first is None else self.states(prepared, first)
+            ) or self.new_language_states(prepared)
 
         return LanguageEndings(RenewedStates(make_states))
 
@@ -623,7 +627,7 @@ class LlguidanceEngine:
         known = None if rest is None else len(rest)
         return TextLengths(known, None if most is None else max(most - len(before), 0), search)
 
-    def new_states(self, prepared: Prepared) -> LanguageStates | None:
+    def new_language_states(self, prepared: Prepared) -> LanguageStates | None:
         """Returns new states of a grammar's language, or None if there are too many."""
         if self._token_bytes is None:
             return None
@@ -646,7 +650,7 @@ class LlguidanceEngine:
 
 
 def _prepare_constraint(constraint: Constraint) -> Prepared:
-    language = language_of(constraint)
+    language = language_for_constraint(constraint)
     strings = None
     if (
         language.size > LONG_SOURCES
@@ -659,9 +663,11 @@ def _prepare_constraint(constraint: Constraint) -> Prepared:
 def _prepare_language(language: Language, strings: Prepared | None = None) -> Prepared:
     shortest = ShortestTexts(language.rules)
     text = (
-        "" if strings is not None else byte_matcher.grammar_text(language, shortest.longest_forced)
+        ""
+        if strings is not None
+        else byte_matcher.write_llguidance_grammar(language, shortest.longest_forced)
     )
-    copies = strings is not None or byte_matcher.substring_characters(text)
+    copies = strings is not None or byte_matcher.count_substring_source_characters(text)
     sources = tuple(sorted(each.text for each in substrings(language))) if copies else ()
     least = shortest.find_shortest_text(language.start)
     return Prepared(text, language, least, sources, strings)
@@ -670,11 +676,11 @@ def _prepare_language(language: Language, strings: Prepared | None = None) -> Pr
 def _load_language(language: Language | bytes) -> Language:
     if not isinstance(language, bytes):
         return language
-    found: Language = load_trusted_classes(language, nodes)
+    found: Language = unpickle_trusted(language, nodes)
     return found
 
 
-def _without_forcing(prepared: Prepared) -> Prepared:
+def _without_forced_tokens(prepared: Prepared) -> Prepared:
     """Returns the grammar with forced tokens turned off. Where only one text is possible, all
     tokens that spell it are then allowed.
     """

@@ -72,7 +72,7 @@ class MaskFiller:
         if remaining and alone:  # no other row waits, so a separate thread does not pay
             for part in matchers[0].parts:
                 if part.cached_mask() is None:
-                    self._store_batch(_compute([part]))
+                    self._store_batch(_compute_mask_batch([part]))
             remaining = self._put_known_masks(matchers, put, remaining)
         can_continue = has_unmasked_rows or len(remaining) < len(matchers)
         # repeated if a computed mask does not hold for all matchers in its state, or was evicted
@@ -86,7 +86,9 @@ class MaskFiller:
             while missing:
                 self._submit_parts(missing.values())
                 batch = (
-                    self._wait_until(end) if can_continue else self._wait_for_first(has_other_work)
+                    self._wait_for_masks_until(end)
+                    if can_continue
+                    else self._wait_for_first(has_other_work)
                 )
                 if batch is None:
                     return self._put_known_masks(matchers, put, remaining)
@@ -126,9 +128,9 @@ class MaskFiller:
                 )
 
     def _compute_and_report(self, parts: list[Matcher]) -> None:
-        self._results.put(_compute(parts))
+        self._results.put(_compute_mask_batch(parts))
 
-    def _wait_until(self, end: float | None) -> _MaskBatch | None:
+    def _wait_for_masks_until(self, end: float | None) -> _MaskBatch | None:
         """Waits for the next masks until `end`, ignoring stale interruptions. Returns None if no
         masks come in time.
         """
@@ -192,16 +194,16 @@ class _MaskBatch:
     masks: Sequence[Mask]
 
 
-def _compute(parts: Sequence[Matcher]) -> _MaskBatch:
+def _compute_mask_batch(parts: Sequence[Matcher]) -> _MaskBatch:
     engine = parts[0].engine
     try:
         return _MaskBatch(parts, list(engine.masks(parts)))
     except Exception:  # from a library, which does not report the matcher that caused it
         logger.exception("%s failed to make masks", engine.name)
-        return _MaskBatch(parts, [_compute_one(part) for part in parts])
+        return _MaskBatch(parts, [_compute_single_mask(part) for part in parts])
 
 
-def _compute_one(part: Matcher) -> Mask:
+def _compute_single_mask(part: Matcher) -> Mask:
     try:
         mask: Mask = part.engine.masks([part])[0]
         return mask

@@ -58,14 +58,14 @@ _CACHED = 512  # maximum number of masks that are kept
 _LEADS = range(0xC3, 0xD7)
 
 
-def end_rule(constraint: Constraint) -> EndRule | None:
+def find_end_rule(constraint: Constraint) -> EndRule | None:
     """Returns the rule by which a text ends if it is complete under a constraint but could
     continue. Returns None if there are no such texts, or if only the end-of-sequence token ends
     them. That is so for free text with tags, which never ends by itself, and for numbers, whose
     grammar handles their ends.
     """
     match constraint:
-        case Choices(options) if not _any_begins_another(options):
+        case Choices(options) if not _any_is_prefix(options):
             return None
         case Choices() | Regex() | JsonSchema():
             return "read"
@@ -73,16 +73,16 @@ def end_rule(constraint: Constraint) -> EndRule | None:
             return "written"
         case InOrder(parts):
             last = next((part for part in reversed(parts) if part != Choices(("",))), None)
-            return None if last is None else end_rule(last)
+            return None if last is None else find_end_rule(last)
         case OneOf(options):
-            rules = set(map(end_rule, options))
+            rules = set(map(find_end_rule, options))
             if all(isinstance(option, Choices | Regex | JsonSchema) for option in options):
                 return "read"  # one may continue where another ends
             return None if None in rules else "written" if "written" in rules else "read"
     return None
 
 
-def _any_begins_another(options: Sequence[str]) -> bool:
+def _any_is_prefix(options: Sequence[str]) -> bool:
     ordered = sorted(set(options))
     return any(after.startswith(before) for before, after in pairwise(ordered))
 
@@ -205,7 +205,7 @@ class OpenText:
         return self.count if self.end is None else self.end[1]
 
     @property
-    def certain(self) -> str:
+    def certain_text(self) -> str:
         """The part of the text that tokens have written and that certainly belongs to it."""
         end = len(self.text) if self.end is None else self.end[0]
         return self.text[self._start : end].decode("utf-8", "ignore")

@@ -14,11 +14,17 @@ from numpy.typing import NDArray
 from outlines_core import Guide, Index
 from outlines_core import Vocabulary as Tokens
 
-from sglang_lite.constraints.emit.regex import to_rust
+from sglang_lite.constraints.emit.regex import to_rust_regex
 from sglang_lite.constraints.formal.automaton import is_empty
 from sglang_lite.constraints.formal.grammars import inline_all_rules
-from sglang_lite.constraints.formal.nodes import ANY_TEXT, concat, intersection, is_plain, literal
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.formal.nodes import (
+    ANY_TEXT,
+    concat,
+    has_no_set_operations,
+    intersection,
+    literal,
+)
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.structured_output.base import LoneMatcher, Mask, TextLengths
@@ -123,8 +129,8 @@ class OutlinesEngine:
         return self.load_prepared(self.prepare(constraint))
 
     def prepare(self, constraint: Constraint) -> bytes:
-        node = inline_all_rules(language_of(constraint))
-        if node is None or not is_plain(node):
+        node = inline_all_rules(language_for_constraint(constraint))
+        if node is None or not has_no_set_operations(node):
             raise ConstraintError(
                 "outlines: only plain regular expressions and choices can be enforced.",
                 hint='Use constraint_backend="auto".',
@@ -135,7 +141,7 @@ class OutlinesEngine:
                 hint='Exclude it ([^\\0] is not .), or use constraint_backend="auto".',
             )
         try:
-            index = Index(f"(?:{to_rust(node)})\\x00", self._tokens)
+            index = Index(f"(?:{to_rust_regex(node)})\\x00", self._tokens)
         except ValueError as error:
             raise ConstraintError(f"outlines: {error}") from error
         packed: bytes = index.__reduce__()[1][0]

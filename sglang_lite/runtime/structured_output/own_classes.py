@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 
-def load_trusted_classes(data: bytes, *modules: ModuleType) -> Any:  # whatever was pickled
+def unpickle_trusted(data: bytes, *modules: ModuleType) -> Any:  # whatever was pickled
     """Restores pickled objects of trusted classes.
 
     Args:

@@ -18,7 +18,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_lite.constraints.formal.copies import Copied, copy_positions
+from sglang_lite.constraints.formal.copies import Copied, find_source_positions
 from sglang_lite.constraints.formal.nodes import Substring
 from sglang_lite.runtime.structured_output.base import (
     CompiledGrammar,
@@ -207,7 +207,7 @@ class QuoteGrammar:
             self._endings.place_after_token(place, token) if self._tokens.has_text(token) else place
         )
 
-    def place_after_text(self, place: Place, text: bytes) -> Place | None:
+    def position_after_text(self, place: Place, text: bytes) -> Place | None:
         """Returns the place after a text, or None if it is not allowed or there are too many
         states.
         """
@@ -228,16 +228,16 @@ class QuoteGrammar:
         """Restricts a mask that allows any string as a quote to the tokens that the language allows
         at a place.
         """
-        found = self._endings.resolve_place(place)
+        found = self._endings.resolve_position(place)
         if found is None:
             return np.zeros_like(mask)
         states, state = found
         kept = self._kept.setdefault(states, {})
         if (known := kept.get(state)) is not None:
             return known
-        places = _find_source_places(states, state)
+        places = _find_source_positions(states, state)
         if places:
-            mask = mask & self._copying_mask(states, state, places)
+            mask = mask & self._build_quote_mask(states, state, places)
         if wrong := self._find_disallowed(
             list_allowed_tokens(mask & self._tokens.passing), states, state
         ):
@@ -267,7 +267,7 @@ class QuoteGrammar:
         after = states.state_after_text(state, text)
         if after is None:
             return False
-        places = _find_source_places(states, after)
+        places = _find_source_positions(states, after)
         return not places or any(
             document.text.startswith(after[1], document.starts[offset])
             for number, offsets in places
@@ -275,7 +275,9 @@ class QuoteGrammar:
             for offset in offsets
         )
 
-    def _copying_mask(self, states: LanguageStates, state: State, places: Iterable[Copied]) -> Mask:
+    def _build_quote_mask(
+        self, states: LanguageStates, state: State, places: Iterable[Copied]
+    ) -> Mask:
         """Returns the mask of tokens that continue or end a quote in a state."""
         partial = state[1]
         found = set[int]()
@@ -301,9 +303,9 @@ class QuoteGrammar:
         return self._bytes[number]
 
 
-def _find_source_places(states: LanguageStates, state: State) -> list[Copied]:
+def _find_source_positions(states: LanguageStates, state: State) -> list[Copied]:
     with states.lock:
-        return copy_positions(states.automaton, state[0])
+        return find_source_positions(states.automaton, state[0])
 
 
 class QuoteMatcher(LoneMatcher):
@@ -344,16 +346,16 @@ class QuoteMatcher(LoneMatcher):
         return twin
 
     def accept(self, token: int) -> bool:
-        return self.strings.accept(token) and self._move_to(
+        return self.strings.accept(token) and self._move_or_fail(
             self.engine.place_after_token(self.place, token)
         )
 
     def accept_text(self, text: bytes) -> bool:
-        return self.strings.accept_text(text) and self._move_to(
-            self.engine.place_after_text(self.place, text)
+        return self.strings.accept_text(text) and self._move_or_fail(
+            self.engine.position_after_text(self.place, text)
         )
 
-    def _move_to(self, place: Place | None) -> bool:
+    def _move_or_fail(self, place: Place | None) -> bool:
         self._mask = None
         if place is None:
             self._error = "the text is in none of the documents, or its language is too complex."

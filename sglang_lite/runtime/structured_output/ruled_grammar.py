@@ -33,10 +33,10 @@ from sglang_lite.runtime.structured_output.base import (
 from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens
 from sglang_lite.runtime.structured_output.json_text import JsonText, RulePositions
 from sglang_lite.runtime.structured_output.limited_endings import RuledEndings
-from sglang_lite.runtime.structured_output.own_classes import load_trusted_classes
+from sglang_lite.runtime.structured_output.own_classes import unpickle_trusted
 from sglang_lite.runtime.structured_output.unique_names import UniqueNames
 from sglang_lite.runtime.structured_output.vocabulary import (
-    filter_allowed,
+    filter_allowed_tokens,
     list_allowed_tokens,
     without_tokens,
 )
@@ -72,7 +72,7 @@ def _allows_unlisted_parts(schema: object, location: SchemaLocation) -> bool:
     return not any(keyword in schema for keyword in _ELSEWHERE)
 
 
-def mask_rules_of(constraint: Constraint) -> tuple[RulePosition, ...] | None:
+def extract_mask_rules(constraint: Constraint) -> tuple[RulePosition, ...] | None:
     """Returns the positions at which masks enforce rules under a constraint, or None if they
     enforce none.
 
@@ -85,18 +85,18 @@ def mask_rules_of(constraint: Constraint) -> tuple[RulePosition, ...] | None:
 
 
 def pack_mask_rules(positions: tuple[RulePosition, ...] | None) -> bytes:
-    """Serialises the result of `mask_rules_of` for another process or the disk."""
+    """Serialises the result of `extract_mask_rules` for another process or the disk."""
     return b"" if positions is None else pickle.dumps(positions, protocol=5)
 
 
 def unpack_mask_rules(data: bytes) -> tuple[RulePosition, ...] | None:
-    """Restores the result of `mask_rules_of` from serialised bytes.
+    """Restores the result of `extract_mask_rules` from serialised bytes.
 
     Raises:
         pickle.UnpicklingError: the bytes contain anything other than positions.
     """
     found: tuple[RulePosition, ...] | None = (
-        load_trusted_classes(data, nodes, mask_rules) if data else None
+        unpickle_trusted(data, nodes, mask_rules) if data else None
     )
     return found
 
@@ -110,7 +110,7 @@ def with_mask_rules(
     Args:
         grammar: grammar of JSON.
         tokens: tokens of the grammar's masks.
-        positions: result of `mask_rules_of` for the constraint of the grammar.
+        positions: result of `extract_mask_rules` for the constraint of the grammar.
     """
     if positions is None:
         return grammar
@@ -198,7 +198,7 @@ class RuledMatcher(DelegatingMatcher):
             return []
         found = [
             each
-            for each in filter_allowed(mask, tried)
+            for each in filter_allowed_tokens(mask, tried)
             if not text.copy().track_text(tokens.token_bytes[each])
         ]
         others: list[bytes] = []

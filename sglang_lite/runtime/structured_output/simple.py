@@ -31,11 +31,13 @@ _PLAIN = frozenset(
 )  # fmt: skip
 
 
-def is_simple(constraint: Constraint) -> bool:
+def can_compile_in_process(constraint: Constraint) -> bool:
     """Returns True if a constraint may be compiled in this process."""
     match constraint:
         case Regex(pattern):
-            return len(pattern) <= MAX_PATTERN_CHARS and _repeat_product(pattern) <= MAX_COUNT
+            return (
+                len(pattern) <= MAX_PATTERN_CHARS and _multiply_repeat_counts(pattern) <= MAX_COUNT
+            )
         case Ebnf(grammar):
             return len(grammar) <= MAX_GRAMMAR_CHARS and "{" not in grammar
         case Number():
@@ -44,30 +46,30 @@ def is_simple(constraint: Constraint) -> bool:
             return sum(map(len, options)) + len(options) <= MAX_CHOICES_CHARS
         case JsonSchema(text):
             try:
-                return len(text) <= MAX_SCHEMA_CHARS and _is_plain(json.loads(text))
+                return len(text) <= MAX_SCHEMA_CHARS and _is_simple_schema(json.loads(text))
             except (ValueError, RecursionError):
                 return False
     return False
 
 
-def _repeat_product(pattern: str) -> int:
+def _multiply_repeat_counts(pattern: str) -> int:
     found = _COUNTS.findall(pattern)
     return prod(max([1, *(int(count[:6]) for count in counts if count)]) for counts in found)
 
 
-def _is_plain(schema: Any) -> bool:
+def _is_simple_schema(schema: Any) -> bool:
     if isinstance(schema, bool):
         return True
     if not isinstance(schema, Mapping):
         return False
-    return all(_is_plain_keyword(name, value) for name, value in schema.items())
+    return all(_is_simple_keyword(name, value) for name, value in schema.items())
 
 
-def _is_plain_keyword(name: str, value: Any) -> bool:
+def _is_simple_keyword(name: str, value: Any) -> bool:
     if name in _SCHEMAS:
-        return _is_plain(value)
+        return _is_simple_schema(value)
     if name in _MAPS:
-        return isinstance(value, Mapping) and all(map(_is_plain, value.values()))
+        return isinstance(value, Mapping) and all(map(_is_simple_schema, value.values()))
     if name in _NUMBERS:
         return isinstance(value, int) and value <= MAX_COUNT
     if name == "anyOf":  # the form of Optional[T]
@@ -75,6 +77,6 @@ def _is_plain_keyword(name: str, value: Any) -> bool:
             isinstance(value, list)
             and len(value) == 2
             and {"type": "null"} in value
-            and all(map(_is_plain, value))
+            and all(map(_is_simple_schema, value))
         )
     return name in _PLAIN

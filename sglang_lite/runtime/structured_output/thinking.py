@@ -99,7 +99,7 @@ class ThoughtFormat:
         """Decodes tokens, including special ones."""
         return self._tokenizer.decode_bytes(tokens, skip_special=False)
 
-    def closing_spellings(self, text: bytes, *, constrained: bool) -> list[list[int]]:
+    def closing_token_sequences(self, text: bytes, *, constrained: bool) -> list[list[int]]:
         """Returns the token sequences that can end a thought after its last text, the model's own
         tokenisation first.
 
@@ -303,13 +303,13 @@ class ThinkingMatcher(DelegatingMatcher):
         progress = self._progress
         progress.left -= 1
         if progress.forced:
-            self._follow_closing(token)
+            self._advance_closing(token)
         elif progress.stage == "thought":
             self._extend_thought(self._form.decode_with_special_tokens((token,)))
         elif progress.stage == "before" or not self._constrained:
             self._look_for_start(self._form.decode_with_special_tokens((token,)))
 
-    def _follow_closing(self, token: int) -> None:
+    def _advance_closing(self, token: int) -> None:
         progress = self._progress
         if progress.forced[0] != token:  # another part of the engine chose the token
             progress.forced = []
@@ -389,7 +389,7 @@ class ThinkingMatcher(DelegatingMatcher):
         progress = self._progress
         reserve = self._limits.reserve
         if progress.due is None:
-            cause = self._reason_to_end()
+            cause = self._find_end_cause()
             if cause is None:
                 return
             progress.due = progress.count
@@ -398,7 +398,7 @@ class ThinkingMatcher(DelegatingMatcher):
             progress.forced = self._closing_tokens()
             progress.stage = "ending" if progress.forced else "thought"
 
-    def _reason_to_end(self) -> EndedBy | None:
+    def _find_end_cause(self) -> EndedBy | None:
         """Returns the reason why the thought must end soon, or None."""
         progress = self._progress
         limits = self._limits
@@ -414,7 +414,9 @@ class ThinkingMatcher(DelegatingMatcher):
 
     def _closing_tokens(self) -> list[int]:
         """Returns tokens that end the thought here; empty if the grammar allows no such text."""
-        endings = self._form.closing_spellings(self._progress.tail, constrained=self._constrained)
+        endings = self._form.closing_token_sequences(
+            self._progress.tail, constrained=self._constrained
+        )
         if not self._constrained:
             return endings[0]
         for tokens in endings:
@@ -466,7 +468,7 @@ class ThoughtLimiter:
         """
         form = self._form
         constrained = grammar is not None
-        closing = len(form.closing_spellings(b"", constrained=constrained)[0])
+        closing = len(form.closing_token_sequences(b"", constrained=constrained)[0])
         shortest = None if grammar is None else grammar.lengths().fewest or 1
         limits = ThinkingLimits.from_parameter(thinking, total, shortest, closing)
         inside = form.is_open_after(prompt)

@@ -12,7 +12,7 @@ _QUOTE, _BACKSLASH, _COMMA, _OBJECT, _ARRAY = b'"\\,{['
 
 
 @lru_cache(maxsize=4096)  # mostly called with tokens, few of which are frequent
-def _find_marks(text: bytes, start: bool) -> list[tuple[int, int]]:
+def _find_json_punctuation(text: bytes, start: bool) -> list[tuple[int, int]]:
     """Returns the quotation marks, brackets, commas and escapes in a text, as pairs of index and
     first byte. Skips the text's first byte if `start` is True, because an escape before it covers
     it.
@@ -62,7 +62,7 @@ class UniqueNames:
         unique = True
         name = self._name
         escaped = False
-        for at, byte in _find_marks(text, self.escaped):
+        for at, byte in _find_json_punctuation(text, self.escaped):
             if self.quoted:
                 if byte == _BACKSLASH:
                     escaped = at + 1 == len(text)

@@ -76,7 +76,7 @@ def build_token_mask(tokens: Iterable[int], vocab_size: int) -> NDArray[np.int32
     return np.packbits(allowed, bitorder="little").view(np.int32)
 
 
-def filter_allowed(mask: NDArray[np.int32], tokens: Iterable[int]) -> list[int]:
+def filter_allowed_tokens(mask: NDArray[np.int32], tokens: Iterable[int]) -> list[int]:
     """Returns those of the given tokens that a mask allows. Meant for a few tokens."""
     bits = memoryview(mask.data).cast("B")
     return [
@@ -108,7 +108,7 @@ def find_mark_tokens(tokenizer: Foreign) -> dict[bytes, int]:
     }
 
 
-def without_special_texts(tokenizer: Foreign) -> str:
+def hide_special_tokens(tokenizer: Foreign) -> str:
     """Returns the JSON of a tokenizer whose special tokens are renamed to secret names, so that no
     text is encoded as one. Its marks (`find_mark_tokens`) become ordinary tokens, so it spells
     their text with other tokens.

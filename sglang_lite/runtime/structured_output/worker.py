@@ -29,7 +29,7 @@ from sglang_lite.runtime.host.child_process import start_child
 from sglang_lite.runtime.host.parent import be_killed_with_parent
 from sglang_lite.runtime.structured_output.base import GrammarEngine, PreparedGrammar
 from sglang_lite.runtime.structured_output.registry import make_engine
-from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, pack_mask_rules
+from sglang_lite.runtime.structured_output.ruled_grammar import extract_mask_rules, pack_mask_rules
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
 # for a process to start and import an engine: 1 s of CPU time, but a busy machine gives little
@@ -242,7 +242,7 @@ def _respond(
     try:
         began = time.process_time()
         with _cpu_time_limit(timeout):
-            prepared = engine.prepare(constraint), pack_mask_rules(mask_rules_of(constraint))
+            prepared = engine.prepare(constraint), pack_mask_rules(extract_mask_rules(constraint))
         return prepared, time.process_time() - began
     except ConstraintError as error:
         return error

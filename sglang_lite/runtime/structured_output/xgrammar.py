@@ -15,7 +15,7 @@ import xgrammar
 from numpy.typing import NDArray
 
 from sglang_lite.constraints.emit.gbnf import to_gbnf
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.structured_output.base import LoneMatcher, Mask, TextLengths
@@ -155,7 +155,7 @@ class XgrammarEngine:
         )
 
     def _compile_grammar(self, constraint: Constraint) -> Any:
-        text = to_gbnf(language_of(constraint))
+        text = to_gbnf(language_for_constraint(constraint))
         try:
             return self._compiler.compile_grammar(xgrammar.Grammar.from_ebnf(text))
         except RuntimeError as error:

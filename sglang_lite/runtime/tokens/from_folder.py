@@ -23,7 +23,11 @@ from sglang_lite.runtime.models.config_fields import (
     read_text,
 )
 from sglang_lite.runtime.tokens.from_tekken import SPECIAL_TOKENS, TEKKEN, tekken_backend
-from sglang_lite.runtime.tokens.token_bytes import byte_table, is_control, tokenizer_errors
+from sglang_lite.runtime.tokens.token_bytes import (
+    build_token_byte_table,
+    convert_tokenizer_errors,
+    is_control,
+)
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.text.tool_formats import select_output_marks
 
@@ -45,7 +49,7 @@ def tokenizer_from_folder(folder: Path, most: int | None = None) -> Tokenizer:
     Raises:
         ModelError: the folder has no tokenizer, or its kind is not supported.
     """
-    with tokenizer_errors(str(folder)):
+    with convert_tokenizer_errors(str(folder)):
         return _build_tokenizer(folder, most)
 
 
@@ -56,7 +60,7 @@ def word_tokenizer_from_folder(folder: Path) -> Tokenizer:
     Raises:
         ModelError: the folder has no tokenizer, or the tokenizer is damaged.
     """
-    with tokenizer_errors(str(folder)):
+    with convert_tokenizer_errors(str(folder)):
         backend = _backend(folder)
         size = backend.get_vocab_size(with_added_tokens=True)
         if not 0 < size < MAX_TOKENS:
@@ -74,7 +78,7 @@ def _backend(folder: Path) -> Backend:
         return (
             tekken_backend(folder / TEKKEN)
             if _is_tekken(folder)
-            else _backend_by_transformers(folder)
+            else _build_backend_with_transformers(folder)
         )
     text = read_text(path)
     try:
@@ -137,7 +141,7 @@ def _build_tokenizer(folder: Path, most: int | None) -> Tokenizer:
     unknown = backend.token_to_id(_unknown_token(description["model"]))
     return Tokenizer(
         backend,
-        byte_table(backend, description, str(folder)),
+        build_token_byte_table(backend, description, str(folder)),
         [t["id"] for t in added if t["special"]],
         bos_id=backend.token_to_id(bos) if adds_bos and bos else None,
         eos_ids=() if eos is None else (eos,),
@@ -190,7 +194,7 @@ def _unknown_token(model: Mapping[str, Any]) -> str:
     return model.get("unk_token") or ""
 
 
-def _backend_by_transformers(folder: Path) -> Backend:
+def _build_backend_with_transformers(folder: Path) -> Backend:
     """Returns the backend that transformers builds from a folder's files. Runs in another process
     if torch is not loaded, so that an engine's handle loads neither torch nor transformers.
     """

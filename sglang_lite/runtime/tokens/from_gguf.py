@@ -13,13 +13,13 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.models.config_fields import (
     abbreviate,
-    check_ids,
+    parse_token_ids,
 )
 from sglang_lite.runtime.tokens.token_bytes import (
     byte_level_bytes,
+    convert_tokenizer_errors,
     is_control,
     sentencepiece_bytes,
-    tokenizer_errors,
 )
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.text.tool_formats import select_output_marks
@@ -111,7 +111,7 @@ def tokenizer_from_gguf(
     Raises:
         ModelError: the tokenizer or pre-tokenizer is damaged or not supported.
     """
-    with tokenizer_errors(label):
+    with convert_tokenizer_errors(label):
         return _build_from_metadata(metadata, label, later=later)
 
 
@@ -141,7 +141,7 @@ def _build_from_metadata(metadata: Mapping[str, Any], label: str, *, later: bool
                 hint="Supported: gpt2 (byte-level), llama.",
             )
     except KeyError as error:
-        raise _missing_key(label, error) from error
+        raise _missing_key_error(label, error) from error
     template = metadata.get("tokenizer.chat_template")
     unknown = [i for i, t in enumerate(types) if t == _UNKNOWN]
     named = [
@@ -157,7 +157,7 @@ def _build_from_metadata(metadata: Mapping[str, Any], label: str, *, later: bool
     written = [i for i, t in enumerate(types) if t in (_CONTROL, _USER_DEFINED)]
     added = [AddedToken(tokens[i], special=types[i] == _CONTROL, normalized=False) for i in written]
     for key in (*_GGUF_SPECIALS.values(), "eot"):
-        check_ids(
+        parse_token_ids(
             metadata.get(f"tokenizer.ggml.{key}_token_id"),
             len(tokens),
             label,
@@ -194,16 +194,16 @@ def _build_with_added_tokens(
     make: Callable[[], Backend], added: list[AddedToken], label: str
 ) -> Backend:
     """Builds a backend with added tokens, which are found in text before all others."""
-    with tokenizer_errors(label):
+    with convert_tokenizer_errors(label):
         try:
             backend = make()
         except KeyError as error:
-            raise _missing_key(label, error) from error
+            raise _missing_key_error(label, error) from error
         backend.add_tokens(added)
         return backend
 
 
-def _missing_key(label: str, error: KeyError) -> ModelError:
+def _missing_key_error(label: str, error: KeyError) -> ModelError:
     problem = f"{label}: the metadata key {error} is missing."
     return ModelError(problem, hint="Fetch the file again, or use the HF folder.")
 

@@ -18,7 +18,7 @@ _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 @contextmanager
-def tokenizer_errors(label: str) -> Iterator[None]:
+def convert_tokenizer_errors(label: str) -> Iterator[None]:
     """Converts exceptions of the tokenizers library about a damaged description to ModelError."""
     try:
         yield
@@ -48,7 +48,9 @@ def is_control(token: str, template: object) -> bool:
     return bool(_MARKED.fullmatch(token) or (written and _BRACKETED.fullmatch(token)))
 
 
-def byte_table(backend: Backend, description: dict[str, Json], label: str) -> list[bytes]:
+def build_token_byte_table(
+    backend: Backend, description: dict[str, Json], label: str
+) -> list[bytes]:
     parts = json.dumps([description.get("decoder"), description.get("pre_tokenizer")])
     byte_level = '"ByteLevel"' in parts
     if not byte_level and '"Metaspace"' not in parts and '"ByteFallback"' not in parts:

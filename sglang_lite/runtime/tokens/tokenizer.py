@@ -96,13 +96,13 @@ class Tokenizer:
     @cached_property
     def backend(self) -> Backend:
         """The `tokenizers` object."""
-        return _make_backend(self._given_backend)
+        return _build_untruncated_backend(self._given_backend)
 
     @cached_property
     def continuation(self) -> Backend:
         """Backend for text that continues other text."""
         given = self._given_continuation
-        return self.backend if given is None else _make_backend(given)
+        return self.backend if given is None else _build_untruncated_backend(given)
 
     @cached_property
     def digest(self) -> str:
@@ -243,7 +243,7 @@ class Tokenizer:
         blocks = [self._encode_uncached(_PROBE[a:b], not a) for a, b in zip([0, *ends], ends)]
         return sum(blocks, array("i")) == self._encode_uncached(_PROBE, True)
 
-    def ends_character(self, token: int) -> bool:
+    def ends_with_whole_character(self, token: int) -> bool:
         """Returns True if a token has text that certainly ends with a whole character, whatever
         comes before it.
         """
@@ -288,7 +288,7 @@ class NoTokenizer(Tokenizer):
         return array("i")
 
 
-def _make_backend(given: Backend | Callable[[], Backend]) -> Backend:
+def _build_untruncated_backend(given: Backend | Callable[[], Backend]) -> Backend:
     backend: Backend = given() if callable(given) else given
     backend.no_truncation()
     backend.no_padding()

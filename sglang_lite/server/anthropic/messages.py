@@ -16,7 +16,10 @@ from starlette.responses import Response
 from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import Delta, Generation, ParameterError, Prompt, Usage
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.server.anthropic.messages_request import CountTokensRequest, conversation_of
+from sglang_lite.server.anthropic.messages_request import (
+    CountTokensRequest,
+    conversation_from_messages,
+)
 from sglang_lite.server.async_engine import wait_for_first_event
 from sglang_lite.server.conversation.addresses import image_addresses
 from sglang_lite.server.conversation.images import RequestImages
@@ -26,7 +29,7 @@ from sglang_lite.server.fields import MESSAGES_NEUTRAL, MESSAGES_REFUSED, Fields
 from sglang_lite.server.http.sse import EventStream, encode_event
 from sglang_lite.server.parameters import sampling
 from sglang_lite.server.parameters.thinking import (
-    report_thinking,
+    report_ignored_thinking,
     set_thinking_budget,
     set_thinking_limit,
 )
@@ -53,11 +56,11 @@ _NAMES = {"stop_sequences": "stop"}
 
 async def create(service: Service, call: HttpRequest) -> Response:
     """Generates a message."""
-    body, rendered, ids = await read_body(service, call, _read)
+    body, rendered, ids = await read_body(service, call, _read_messages_request)
     service.find_requested_adapter(body.model)  # rejects an unknown model
     prompt: Prompt | Sequence[int] = ids
     if rendered.prompt.images:
-        prompt = await service.images.fetch_prompt(rendered.prompt)
+        prompt = await service.images.fetch_prompt_images(rendered.prompt)
         ids = ids or await asyncio.to_thread(service.reader.ids, prompt)
     params = set_thinking_budget(
         sampling.read_sampling_params(body, _NAMES), "thinking.budget_tokens", body.budget_tokens
@@ -68,7 +71,7 @@ async def create(service: Service, call: HttpRequest) -> Response:
     message = _Message(service, body, SampleReader(rendered, prefix="toolu_"), len(ids))
     if body.stream:
         events = await wait_for_first_event(service.async_engine.generate(request))
-        return EventStream(events, partial(_stream, message), "anthropic")
+        return EventStream(events, partial(_stream_message, message), "anthropic")
     (generation,) = await service.async_engine.results(request)
     for _ in message.encode_message_events(generation):
         pass
@@ -82,12 +85,14 @@ async def count_tokens(service: Service, call: HttpRequest) -> Response:
     service.find_requested_adapter(model)  # rejects an unknown model
     if isinstance(found, Prompt):
         found = len(
-            await asyncio.to_thread(service.reader.ids, await service.images.fetch_prompt(found))
+            await asyncio.to_thread(
+                service.reader.ids, await service.images.fetch_prompt_images(found)
+            )
         )
     return json_response({"input_tokens": found})
 
 
-def _read(
+def _read_messages_request(
     reader: RequestReader, call: HttpRequest
 ) -> tuple[MessagesRequest, RenderedConversation, Sequence[int]]:
     """Returns the request without its conversation and tools, the rendered conversation, and the
@@ -99,16 +104,18 @@ def _read(
         raise ParameterError(
             "max_tokens", f"{body.max_tokens} is less than 1.", hint="Give 1 or more."
         )
-    rendered = reader.render(conversation_of(body, call.unused, _images(reader)), call.unused)
+    rendered = reader.render(
+        conversation_from_messages(body, call.unused, _new_image_collector(reader)), call.unused
+    )
     budgets = {"thinking.budget_tokens": body.budget_tokens}
-    report_thinking(rendered, budgets, ("output_config.effort", body.effort), call.unused)
+    report_ignored_thinking(rendered, budgets, ("output_config.effort", body.effort), call.unused)
     body.messages = []
     body.system = None
     body.tools = None
     return body, rendered, () if image_addresses(rendered.prompt) else reader.ids(rendered.prompt)
 
 
-def _images(reader: RequestReader) -> RequestImages:
+def _new_image_collector(reader: RequestReader) -> RequestImages:
     return RequestImages(reader.media_kinds)
 
 
@@ -119,28 +126,32 @@ def _count_message_tokens(
     images are still to be fetched.
     """
     body = call.read_fields(COUNTED)
-    prompt = reader.render(conversation_of(body, call.unused, _images(reader)), call.unused).prompt
+    prompt = reader.render(
+        conversation_from_messages(body, call.unused, _new_image_collector(reader)), call.unused
+    ).prompt
     return body.model, prompt if image_addresses(prompt) else len(reader.ids(prompt))
 
 
 # ------------------------------------------------------------------------------------------ answers
 
 
-async def _stream(
+async def _stream_message(
     message: _Message, events: AsyncGenerator[list[Delta | Generation], None]
 ) -> AsyncGenerator[bytes, None]:
-    yield _event({"type": "message_start", "message": message.head})
+    yield _encode_message_event({"type": "message_start", "message": message.head})
     async for batch in events:
         if parts := b"".join(
-            _event(each) for new in batch for each in message.encode_message_events(new)
+            _encode_message_event(each)
+            for new in batch
+            for each in message.encode_message_events(new)
         ):
             yield parts
         if isinstance(batch[-1], Generation):
-            yield _event(await message.end_message(batch[-1]))
-    yield _event({"type": "message_stop"})
+            yield _encode_message_event(await message.end_message(batch[-1]))
+    yield _encode_message_event({"type": "message_stop"})
 
 
-def _event(content: dict[str, Any]) -> bytes:
+def _encode_message_event(content: dict[str, Any]) -> bytes:
     return encode_event(content, content["type"])
 
 
@@ -213,7 +224,7 @@ class _Message:
             )
         if kind == "text" or self.body.shows_thinking:
             self.blocks[-1][kind] += text
-            yield self._delta({"type": f"{kind}_delta", kind: text})
+            yield self._block_delta_event({"type": f"{kind}_delta", kind: text})
 
     def _encode_call_delta(self, part: CallDelta) -> Iterator[dict[str, Any]]:
         if part.begins:
@@ -222,7 +233,9 @@ class _Message:
             )
         if part.arguments:
             self._arguments += part.arguments
-            yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
+            yield self._block_delta_event(
+                {"type": "input_json_delta", "partial_json": part.arguments}
+            )
 
     def _open_block(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from self._close_block()
@@ -243,13 +256,15 @@ class _Message:
         # no server checks the signature, but clients drop thinking without one
         if block["type"] == "thinking":
             block["signature"] = hashlib.sha256(block["thinking"].encode()).hexdigest()
-            yield self._delta({"type": "signature_delta", "signature": block["signature"]})
+            yield self._block_delta_event(
+                {"type": "signature_delta", "signature": block["signature"]}
+            )
         if block["type"] == "tool_use":
             with contextlib.suppress(msgspec.DecodeError):  # the call was cut
                 block["input"] = msgspec.json.decode(self._arguments)
         yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
 
-    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+    def _block_delta_event(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}
 
     async def _encode_message_usage(self, usage: Usage) -> dict[str, Any]:

@@ -191,7 +191,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
         return self.thinking is None or self.thinking.display != "omitted"
 
 
-def conversation_of(
+def conversation_from_messages(
     body: CountTokensRequest, unused: list[str], images: RequestImages
 ) -> Conversation:
     """Converts a request to the conversation that it continues.
@@ -211,7 +211,7 @@ def conversation_of(
     if system := _build_system_message(body.system, unused):
         messages.append({"role": "system", "content": system})
     for i, message in enumerate(body.messages):
-        messages += _template_messages(message, f"messages[{i}].content", unused, images)
+        messages += _convert_to_template_messages(message, f"messages[{i}].content", unused, images)
     tools, hosted = _split_hosted_tools(body.tools or (), unused)
     choice = body.tool_choice or ToolChoice(type="auto")
     continues = isinstance(body.messages[-1], AssistantMessage)
@@ -228,17 +228,17 @@ def conversation_of(
     return Conversation(
         messages=messages,
         tools=tools,
-        tool_choice=_choice(choice, tools, hosted),
+        tool_choice=_parse_messages_tool_choice(choice, tools, hosted),
         allowed=None if choice.name is None else [choice.name],
         parallel=not choice.disable_parallel_tool_use,
-        answer=_format(body),
+        answer=_output_format_constraint(body),
         continue_final=continues,
         variables=variables,
         images=images.found,
     )
 
 
-def _format(body: CountTokensRequest) -> Constraint | None:
+def _output_format_constraint(body: CountTokensRequest) -> Constraint | None:
     configured = None if body.output_config is None else body.output_config.format
     if configured is not None and body.output_format is not None:
         raise ParameterError(
@@ -248,7 +248,7 @@ def _format(body: CountTokensRequest) -> Constraint | None:
     return None if found is None else client_schema(found.schema)
 
 
-def _choice(
+def _parse_messages_tool_choice(
     choice: ToolChoice, tools: Sequence[Tool], hosted: Mapping[str, str]
 ) -> Literal["auto", "required", "named", "none"]:
     if choice.type == "tool":
@@ -301,7 +301,7 @@ def _split_hosted_tools(
 
 def _build_system_message(system: str | list[TextBlock] | None, unused: list[str]) -> str:
     if isinstance(system, list):
-        _require_texts(system, "system")
+        _require_nonempty_texts(system, "system")
     texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
     told = [text for text in texts if not _is_billing(text)]
     if len(told) < len(texts):
@@ -316,7 +316,7 @@ def _is_billing(text: str) -> bool:
     return text.startswith(f"{BILLING_HEADER}:") and "\n" not in text.strip()
 
 
-def _template_messages(
+def _convert_to_template_messages(
     message: UserMessage | AssistantMessage | SystemMessage,
     where: str,
     unused: list[str],
@@ -332,12 +332,12 @@ def _template_messages(
         raise ParameterError(where, "is empty.", hint="Give text, or leave the message out.")
     if isinstance(message.content, str):
         return [{"role": role, "content": message.content}]
-    _require_texts(message.content, where)
+    _require_nonempty_texts(message.content, where)
     shown: list[dict[str, Any]] = []
     parts: list[Part] = []
     for i, block in enumerate(message.content):
         if isinstance(block, ImageBlock):
-            parts.append(_image(block, f"{where}[{i}]", images))
+            parts.append(_add_image_block(block, f"{where}[{i}]", images))
             continue
         if not isinstance(block, ToolResultBlock):
             parts.append(_text(block, f"{where}[{i}]"))
@@ -351,7 +351,7 @@ def _template_messages(
     return shown
 
 
-def _require_texts(blocks: Sequence[msgspec.Struct], where: str) -> None:
+def _require_nonempty_texts(blocks: Sequence[msgspec.Struct], where: str) -> None:
     """Raises ParameterError if a text block is empty."""
     for i, block in enumerate(blocks):
         if isinstance(block, TextBlock) and not block.text:
@@ -360,7 +360,7 @@ def _require_texts(blocks: Sequence[msgspec.Struct], where: str) -> None:
             )
 
 
-def _image(block: ImageBlock, where: str, images: RequestImages) -> dict[str, str]:
+def _add_image_block(block: ImageBlock, where: str, images: RequestImages) -> dict[str, str]:
     source = block.source
     for name, value in source.items():
         if name not in ("type", "data", "url", "file_id", "media_type") and value is not None:

@@ -18,7 +18,7 @@ from sglang_lite.media.fetching import FetchBounds, FetchEnd, fetch_files
 from sglang_lite.program.nodes import Fork, ImagePart, Node
 from sglang_lite.protocol import Media, OverloadedError, ParameterError, Prompt
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.runtime.media.data_url import unfetched_error
+from sglang_lite.runtime.media.data_url import unsupported_url_error
 from sglang_lite.server.async_engine import key_in_use
 from sglang_lite.server.settings import ServerSettings
 
@@ -50,7 +50,7 @@ class ImageFetcher:
             partial(asyncio.Semaphore, most)
         )
 
-    async def fetch_prompt(self, prompt: Prompt) -> Prompt:
+    async def fetch_prompt_images(self, prompt: Prompt) -> Prompt:
         """Returns the prompt with the bytes of its images.
 
         Raises:
@@ -58,21 +58,25 @@ class ImageFetcher:
             OverloadedError: the files of all open requests would be too large.
             ParameterError: an image can't be fetched, there are too many, or the model reads none.
         """
-        return _fill_prompt(prompt, await self._fetch_urls([prompt]))
+        return _fill_prompt_images(prompt, await self._fetch_urls([prompt]))
 
     async def fetch_requests(self, requests: Sequence[GenerateRequest]) -> list[GenerateRequest]:
-        """Returns requests with the bytes of their images. Raises like `fetch_prompt`."""
+        """Returns requests with the bytes of their images. Raises like `fetch_prompt_images`."""
         found = await self._fetch_urls([each.prompt for each in requests])
         return [
-            replace(each, prompt=_fill_prompt(each.prompt, found)) if found else each
+            replace(each, prompt=_fill_prompt_images(each.prompt, found)) if found else each
             for each in requests
         ]
 
-    async def fetch_branches(self, branches: Sequence[Sequence[Node]]) -> Sequence[Sequence[Node]]:
+    async def fetch_branch_images(
+        self, branches: Sequence[Sequence[Node]]
+    ) -> Sequence[Sequence[Node]]:
         """Returns the nodes of a program's branches with the bytes of their images. Raises like
-        `fetch_prompt`.
+        `fetch_prompt_images`.
         """
-        images = [Prompt((), images=(image,)) for nodes in branches for image in _images(nodes)]
+        images = [
+            Prompt((), images=(image,)) for nodes in branches for image in _walk_images(nodes)
+        ]
         found = await self._fetch_urls(images)  # only the engine knows how many are in one prompt
         return [_fill_images(nodes, found) for nodes in branches] if found else branches
 
@@ -90,7 +94,7 @@ class ImageFetcher:
                 hint="Send the bytes as data URLs.",
             )
         if not self._bounds.domains:
-            raise unfetched_error(urls[0], "image")
+            raise unsupported_url_error(urls[0], "image")
         end = FetchEnd(self._bounds.seconds)
         turn = self._turns[key_in_use.get()]
         await turn.acquire()
@@ -103,10 +107,10 @@ class ImageFetcher:
         except asyncio.CancelledError:  # the client has left
             end.stop()
             raise
-        self._count_until_done(sum(map(len, found.values())))
+        self._reserve_fetched_bytes(sum(map(len, found.values())))
         return found
 
-    def _count_until_done(self, size: int) -> None:
+    def _reserve_fetched_bytes(self, size: int) -> None:
         """Counts the size of fetched files towards the limit until the current request has ended.
         Raises OverloadedError if the total is too large.
         """
@@ -143,7 +147,7 @@ def image_addresses(prompt: object) -> list[str]:
     )
 
 
-def _fill_prompt(prompt: P, found: Mapping[str, bytes]) -> P:
+def _fill_prompt_images(prompt: P, found: Mapping[str, bytes]) -> P:
     if not found or not isinstance(prompt, Prompt):
         return prompt
     filled: Any = msgspec.structs.replace(
@@ -152,13 +156,13 @@ def _fill_prompt(prompt: P, found: Mapping[str, bytes]) -> P:
     return filled  # type: ignore[no-any-return] # a Prompt, as P is here
 
 
-def _images(nodes: Sequence[Node]) -> Iterator[Media]:
+def _walk_images(nodes: Sequence[Node]) -> Iterator[Media]:
     for node in nodes:
         if isinstance(node, ImagePart):
             yield node.image
         elif isinstance(node, Fork):
             for branch in node.branches:
-                yield from _images(branch)
+                yield from _walk_images(branch)
 
 
 def _insert_fetched_bytes(image: Media, found: Mapping[str, bytes]) -> Media:

@@ -66,7 +66,7 @@ def with_tools(
     if choice in ("required", "named"):
         only = [each for each in definitions if [each.name] == allowed]
         forced = next((each for each in only if isinstance(each, CustomDefinition)), None)
-    tools = [_tool(each, forced=each is forced) for each in definitions]
+    tools = [_convert_to_template_tool(each, forced=each is forced) for each in definitions]
     if forced is None:
         return replace(conversation, tools=tools, tool_choice=choice, allowed=allowed)
     if conversation.answer is not None:
@@ -84,7 +84,9 @@ def with_tools(
     )
 
 
-def _tool(definition: FunctionDefinition | CustomDefinition, *, forced: bool) -> Tool:
+def _convert_to_template_tool(
+    definition: FunctionDefinition | CustomDefinition, *, forced: bool
+) -> Tool:
     """Converts a definition to a tool as templates show it; a custom tool becomes a function of one
     argument.
 

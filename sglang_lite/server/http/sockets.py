@@ -37,7 +37,7 @@ def bind_socket(host: str, port: int, flag: str = "--port") -> socket.socket:
     return found
 
 
-def allow_connections(count: int) -> None:
+def raise_open_file_limit(count: int) -> None:
     """Raises this process's limit on open files so that a number of connections fits. Warns if the
     administrator's limit is lower.
 
@@ -60,7 +60,7 @@ def allow_connections(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def limit_unread(connection: socket.socket, seconds: float) -> None:
+def set_unread_timeout(connection: socket.socket, seconds: float) -> None:
     """Makes the system end a connection if the other side accepts no data for some seconds, either
     because it is gone or because it doesn't read. Does nothing on systems without this limit (all
     but Linux).

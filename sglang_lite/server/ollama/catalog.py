@@ -16,7 +16,7 @@ from sglang_lite.protocol import ParameterError, SglError
 from sglang_lite.runtime.models.resolve import resolve_for_engine
 from sglang_lite.server.endpoint import HttpRequest, Route, json_response, read_record
 from sglang_lite.server.fields import OLLAMA_EMBEDDINGS_NEUTRAL, Fields
-from sglang_lite.server.ollama.lines import served_name
+from sglang_lite.server.ollama.lines import resolve_ollama_model_name
 from sglang_lite.server.ollama.ollama_request import OllamaRequest, read_options
 from sglang_lite.server.service import Service
 from sglang_lite.version import __version__
@@ -84,7 +84,7 @@ async def _embed_texts(
     *,
     truncate: bool,
 ) -> embedding.Numbers:
-    adapter = service.find_requested_adapter(served_name(service, body.model))
+    adapter = service.find_requested_adapter(resolve_ollama_model_name(service, body.model))
     read_options(body, call)
     if not texts:
         return np.zeros((0, 1), np.float32), []
@@ -111,14 +111,14 @@ class _Files:
         self.digest = hashlib.sha256(
             msgspec.json.encode([str(path), sizes, self.changed])
         ).hexdigest()
-        self.config = _config(path)
+        self.config = _read_model_config(path)
 
     @property
     def architecture(self) -> str:
         return str(self.config.get("model_type", ""))
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _read_model_config(path: Path) -> dict[str, Any]:
     try:
         found = msgspec.json.decode((path / "config.json").read_bytes())
     except (OSError, msgspec.DecodeError):  # of a file in GGUF
@@ -140,7 +140,7 @@ def _model_details(service: Service, files: _Files, adapter: str | None) -> dict
     }
 
 
-def _card(service: Service, files: _Files, adapter: str | None) -> dict[str, Any]:
+def _ollama_model_card(service: Service, files: _Files, adapter: str | None) -> dict[str, Any]:
     name = service.model_name if adapter is None else adapter
     return {
         "name": name,
@@ -155,7 +155,7 @@ async def tags(service: Service, _: HttpRequest) -> Response:
     """Returns the model and its adapters."""
     files = _Files(service)
     changed = datetime.fromtimestamp(files.changed, UTC).isoformat()
-    cards = [_card(service, files, adapter) for adapter in (None, *service.adapters)]
+    cards = [_ollama_model_card(service, files, adapter) for adapter in (None, *service.adapters)]
     return json_response({"models": [{**card, "modified_at": changed} for card in cards]})
 
 
@@ -163,7 +163,11 @@ async def loaded_models(service: Service, _: HttpRequest) -> Response:
     """Describes the loaded model, which is never unloaded."""
     files = _Files(service)
     context = service.engine.context_length
-    card = {**_card(service, files, None), "expires_at": _NEVER, "context_length": context}
+    card = {
+        **_ollama_model_card(service, files, None),
+        "expires_at": _NEVER,
+        "context_length": context,
+    }
     return json_response({"models": [card]})
 
 
@@ -175,7 +179,7 @@ async def show(service: Service, call: HttpRequest) -> Response:
     given = body.model or body.name
     if not given:
         raise ParameterError("model", "is missing.")
-    name = served_name(service, given)
+    name = resolve_ollama_model_name(service, given)
     files = _Files(service)
     adapter = service.find_requested_adapter(name)
     engine = service.engine

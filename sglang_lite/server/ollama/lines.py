@@ -56,7 +56,9 @@ class _Sample:
     reader: SampleReader
     calls: int = 0  # number of calls sent
 
-    def read_part(self, each: Delta | Generation) -> tuple[dict[str, Any], Sequence[TokenLogprob]]:
+    def read_message_part(
+        self, each: Delta | Generation
+    ) -> tuple[dict[str, Any], Sequence[TokenLogprob]]:
         """Returns what an event adds: a message with new content, reasoning and completed calls,
         and its log-probabilities.
         """
@@ -75,14 +77,17 @@ class _Sample:
 
     def lines(self, each: Delta | Generation) -> Iterator[dict[str, Any]]:
         """Yields the lines of an event of a stream."""
-        message, entries = self.read_part(each)
+        message, entries = self.read_message_part(each)
         if message or (entries and self.body.logprobs):
-            yield _line(self.service, self.body, message, entries)
+            yield _encode_answer_line(self.service, self.body, message, entries)
         if isinstance(each, Generation):
-            yield {**_line(self.service, self.body, {}), **_last_line_fields(self.reader, each)}
+            yield {
+                **_encode_answer_line(self.service, self.body, {}),
+                **_last_line_fields(self.reader, each),
+            }
 
 
-def _line(
+def _encode_answer_line(
     service: Service,
     body: OllamaChat | OllamaGenerate,
     message: dict[str, Any],
@@ -132,7 +137,7 @@ def _last_line_fields(sample: SampleReader, generation: Generation) -> dict[str,
     }
 
 
-def served_name(service: Service, name: str) -> str:
+def resolve_ollama_model_name(service: Service, name: str) -> str:
     """Returns the name of the model or adapter that a request names. The tag `:latest` is dropped
     unless the model's own name has a tag.
 
@@ -149,10 +154,12 @@ def _answer_handler(function: Callable[[RequestReader, HttpRequest], Read]) -> C
 
     async def handle(service: Service, call: HttpRequest) -> Response:
         body, rendered, params = await read_body(service, call, function)
-        name = served_name(service, body.model)
+        name = resolve_ollama_model_name(service, body.model)
         streams = body.stream is not False
         if rendered is None:  # without a prompt, Ollama only loads the model
-            return json_response({**_line(service, body, {}), "done": True, "done_reason": "load"})
+            return json_response(
+                {**_encode_answer_line(service, body, {}), "done": True, "done_reason": "load"}
+            )
         params = set_thinking_limit(
             params, rendered, body.think if isinstance(body.think, str) else None
         )
@@ -161,11 +168,11 @@ def _answer_handler(function: Callable[[RequestReader, HttpRequest], Read]) -> C
         sample = _Sample(service, body, SampleReader(rendered))
         if streams:
             events = await wait_for_first_event(service.async_engine.generate(request))
-            return JsonLines(events, partial(_stream, sample), "ollama")
+            return JsonLines(events, partial(_stream_json_lines, sample), "ollama")
         (generation,) = await service.async_engine.results(request)
         return json_response(
             {
-                **_line(service, body, *sample.read_part(generation)),
+                **_encode_answer_line(service, body, *sample.read_message_part(generation)),
                 **_last_line_fields(sample.reader, generation),
             }
         )
@@ -177,7 +184,7 @@ def _encode_line(line: object) -> bytes:
     return one_line(msgspec.json.encode(line)) + b"\n"
 
 
-async def _stream(
+async def _stream_json_lines(
     sample: _Sample, events: AsyncGenerator[list[Delta | Generation], None]
 ) -> AsyncGenerator[bytes, None]:
     async for batch in events:

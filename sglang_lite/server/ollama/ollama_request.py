@@ -146,7 +146,7 @@ def read_chat(reader: RequestReader, call: HttpRequest) -> Read:
     body = call.read_fields(CHAT)
     images = RequestImages(reader.media_kinds)
     messages = [
-        _template_message(each, f"messages[{i}]", images)
+        _convert_ollama_message(each, f"messages[{i}]", images)
         for i, each in enumerate(body.messages or ())
     ]
     tools = [
@@ -162,7 +162,7 @@ def read_chat(reader: RequestReader, call: HttpRequest) -> Read:
     return (
         body,
         _render_messages(reader, call, body, messages, images, tools),
-        _params(reader, call, body),
+        _read_ollama_sampling(reader, call, body),
     )
 
 
@@ -171,7 +171,7 @@ def read_generate(reader: RequestReader, call: HttpRequest) -> Read:
     the sampling parameters.
     """
     body = call.read_fields(GENERATE)
-    params = _params(reader, call, body)
+    params = _read_ollama_sampling(reader, call, body)
     text = body.prompt or ""
     images = RequestImages(reader.media_kinds)
     if body.raw:
@@ -189,7 +189,7 @@ def read_generate(reader: RequestReader, call: HttpRequest) -> Read:
         )
     else:
         asked = OllamaMessage(role="user", content=text, images=body.images)
-        messages = [_template_message(asked, "", images)] if text or body.images else []
+        messages = [_convert_ollama_message(asked, "", images)] if text or body.images else []
         if body.system and messages:
             messages.insert(0, {"role": "system", "content": body.system})
         rendered = _render_messages(reader, call, body, messages, images)
@@ -226,11 +226,11 @@ def _render_messages(
     )
     unused: list[str] = []
     rendered = reader.render(conversation, unused)
-    call.unused.extend(map(_field, unused))
+    call.unused.extend(map(_ollama_field_name, unused))
     return rendered
 
 
-def _field(name: str) -> str:
+def _ollama_field_name(name: str) -> str:
     """Returns Ollama's name of a message field, from the templates' name."""
     message, dot, last = name.rpartition(".")
     return f"{message}{dot}{_OF_TEMPLATES.get(last, last)}"
@@ -254,7 +254,9 @@ def _split_type_list(schema: object) -> object:
     return schema
 
 
-def _template_message(message: OllamaMessage, where: str, images: RequestImages) -> dict[str, Any]:
+def _convert_ollama_message(
+    message: OllamaMessage, where: str, images: RequestImages
+) -> dict[str, Any]:
     """Converts a message to the form that templates take."""
     parts: list[Part] = [
         images.add_part(image, "image", f"{where}.images[{i}]".lstrip("."), role=message.role)
@@ -290,7 +292,7 @@ def _constraint_from_format(format: str | Mapping[str, Any] | None) -> Constrain
     return client_schema({"type": "object"} if isinstance(format, str) else format)
 
 
-def _params(
+def _read_ollama_sampling(
     reader: RequestReader, call: HttpRequest, body: OllamaChat | OllamaGenerate
 ) -> SamplingParams:
     options = read_options(body, call)

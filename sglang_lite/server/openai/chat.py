@@ -20,9 +20,9 @@ from sglang_lite.server.conversation.sample_reader import (
 from sglang_lite.server.endpoint import (
     HttpRequest,
     Route,
+    drop_ignored_priorities,
     json_response,
     read_body,
-    with_priorities,
 )
 from sglang_lite.server.http.sse import DONE, EventStream, encode_event
 from sglang_lite.server.openai.chat_answer import (
@@ -36,17 +36,17 @@ from sglang_lite.server.openai.chat_request import (
     RenderedChat,
     render_chat,
 )
-from sglang_lite.server.parameters.completion_fields import check_stream
+from sglang_lite.server.parameters.completion_fields import check_stream_options
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
 
 
 async def complete(service: Service, call: HttpRequest) -> Response:
     """Answers a request for a chat completion."""
-    chat = await read_body(service, call, _read)
+    chat = await read_body(service, call, _read_chat_request)
     body = chat.body
     service.find_requested_adapter(body.model)  # rejects an unknown model
-    check_stream(body.stream, body.stream_options, call.unused)
+    check_stream_options(body.stream, body.stream_options, call.unused)
     if body.stream_options is not None and body.stream_options.continuous_usage_stats:
         raise ParameterError(
             "stream_options.continuous_usage_stats", "is not supported.", hint="Use include_usage."
@@ -54,7 +54,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     [request] = await service.images.fetch_requests(
         [chat.engine_request(service.engine.context_length)]
     )
-    [request] = with_priorities(
+    [request] = drop_ignored_priorities(
         service, call, [service.select_requested_adapter(body.model, request)]
     )
     head = {
@@ -65,7 +65,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     }
     if body.stream:
         events = await wait_for_first_event(service.async_engine.generate(request))
-        return EventStream(events, partial(_stream, service, chat, head), "openai")
+        return EventStream(events, partial(_stream_chat_chunks, service, chat, head), "openai")
     found = await service.async_engine.results(request)
     choices = [
         {
@@ -86,7 +86,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     return json_response({**head, **prompt, "choices": choices, "usage": usage})
 
 
-def _read(reader: RequestReader, call: HttpRequest) -> RenderedChat:
+def _read_chat_request(reader: RequestReader, call: HttpRequest) -> RenderedChat:
     return render_chat(reader, call.read_fields(CHAT), call.unused)
 
 
@@ -108,7 +108,7 @@ def _encode_chat_choice(
     }
 
 
-async def _stream(
+async def _stream_chat_chunks(
     service: Service,
     chat: RenderedChat,
     head: dict[str, Any],

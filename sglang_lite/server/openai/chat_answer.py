@@ -46,11 +46,11 @@ def encode_chat_delta(new: SampleDelta) -> dict[str, Json]:
     if new.content:
         delta["content"] = new.content
     if new.calls:
-        delta["tool_calls"] = [_call_delta(part) for part in new.calls]
+        delta["tool_calls"] = [_encode_call_chunk(part) for part in new.calls]
     return delta
 
 
-def _call_delta(part: CallDelta) -> dict[str, Json]:
+def _encode_call_chunk(part: CallDelta) -> dict[str, Json]:
     call = part.call
     new = part.arguments
     if part.begins:

@@ -35,7 +35,7 @@ from sglang_lite.server.fields import CHAT_NEUTRAL, CHAT_REFUSED, Fields
 from sglang_lite.server.http.body import convert
 from sglang_lite.server.parameters import sampling
 from sglang_lite.server.parameters.completion_fields import CompletionFields, StreamOptions
-from sglang_lite.server.parameters.thinking import report_thinking, set_thinking_limit
+from sglang_lite.server.parameters.thinking import report_ignored_thinking, set_thinking_limit
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.text.chat_format import Conversation, RenderedConversation
 
@@ -278,19 +278,21 @@ def render_chat(reader: RequestReader, body: ChatRequest, unused: list[str]) -> 
         SglError: as `conversation_of` and `ChatFormat.render`.
     """
     images = RequestImages(reader.media_kinds)
-    conversation = conversation_of(body, unused, images)
+    conversation = conversation_from_chat(body, unused, images)
     body.messages = []
     body.tools = None
     rendered = reader.render(conversation, unused)
     budgets = {name: getattr(body, name) for name in ("thinking_token_budget", "max_think_tokens")}
-    report_thinking(rendered, budgets, ("reasoning_effort", body.reasoning_effort), unused)
+    report_ignored_thinking(rendered, budgets, ("reasoning_effort", body.reasoning_effort), unused)
     return RenderedChat(body, rendered)
 
 
 # --------------------------------------------------------------------------------------- conversion
 
 
-def conversation_of(body: ChatRequest, unused: list[str], images: RequestImages) -> Conversation:
+def conversation_from_chat(
+    body: ChatRequest, unused: list[str], images: RequestImages
+) -> Conversation:
     """Converts a request to the conversation that it continues.
 
     Args:
@@ -302,9 +304,9 @@ def conversation_of(body: ChatRequest, unused: list[str], images: RequestImages)
         CapabilityError: a message has an image or another part that the model can't read.
         ConstraintError: a constraint of the answer can't be enforced.
     """
-    messages = template_messages(body.messages, images)
+    messages = to_template_messages(body.messages, images)
     constraint = body.constraint()
-    choice, allowed = _choice(body.tool_choice, has_tools=bool(body.tools))
+    choice, allowed = _parse_chat_tool_choice(body.tool_choice, has_tools=bool(body.tools))
     continues = bool(body.continue_final_message)
     if continues and not isinstance(body.messages[-1], AssistantMessage):
         raise ParameterError(
@@ -339,7 +341,9 @@ def conversation_of(body: ChatRequest, unused: list[str], images: RequestImages)
     return with_tools(conversation, tools, choice, allowed)
 
 
-def template_messages(messages: Sequence[Message], images: RequestImages) -> list[dict[str, Json]]:
+def to_template_messages(
+    messages: Sequence[Message], images: RequestImages
+) -> list[dict[str, Json]]:
     """Converts messages to the form that templates take, and adds their images to `images`.
 
     Raises:
@@ -349,11 +353,12 @@ def template_messages(messages: Sequence[Message], images: RequestImages) -> lis
     if not messages:
         raise ParameterError("messages", "is empty.")
     return [
-        _template_message(message, f"messages[{i}]", images) for i, message in enumerate(messages)
+        _convert_chat_message(message, f"messages[{i}]", images)
+        for i, message in enumerate(messages)
     ]
 
 
-def _choice(
+def _parse_chat_tool_choice(
     given: str | dict[str, Any] | None, *, has_tools: bool
 ) -> tuple[Literal["auto", "required", "named", "none"], list[str] | None]:
     """Returns the mode of tool calling, and the names of the tools that may be called, or None for
@@ -372,15 +377,15 @@ def _choice(
         if not allowed.tools and allowed.mode == "required":
             raise ParameterError("tool_choice.allowed_tools.tools", "is empty.")
         return allowed.mode, [
-            _tool_name(each, f"tool_choice.allowed_tools.tools[{i}]")
+            _read_chosen_tool_name(each, f"tool_choice.allowed_tools.tools[{i}]")
             for i, each in enumerate(allowed.tools)
         ]
     if isinstance(given, dict):
-        return "named", [_tool_name(given, "tool_choice")]
+        return "named", [_read_chosen_tool_name(given, "tool_choice")]
     raise ParameterError("tool_choice", f"{given!r:.80} is not auto, none, required or a tool.")
 
 
-def _tool_name(given: dict[str, Any], where: str) -> str:
+def _read_chosen_tool_name(given: dict[str, Any], where: str) -> str:
     named = given.get(given["type"]) if given.get("type") in ("function", "custom") else None
     name = named.get("name") if isinstance(named, dict) else None
     if not isinstance(name, str):
@@ -388,12 +393,12 @@ def _tool_name(given: dict[str, Any], where: str) -> str:
     return name
 
 
-def _template_message(message: Message, where: str, images: RequestImages) -> dict[str, Any]:
+def _convert_chat_message(message: Message, where: str, images: RequestImages) -> dict[str, Any]:
     """Converts a message to the form that templates take."""
     role = str(message.__struct_config__.tag)
     shown: dict[str, Any] = {
         "role": role,
-        "content": _content(message.content, where, role, images),
+        "content": _convert_message_content(message.content, where, role, images),
     }
     if message.name is not None:
         shown["name"] = message.name
@@ -411,13 +416,13 @@ def _template_message(message: Message, where: str, images: RequestImages) -> di
             shown["content"] = message.refusal
         if message.tool_calls:
             shown["tool_calls"] = [
-                _template_call(c, f"{where}.tool_calls[{i}]")
+                _convert_earlier_call(c, f"{where}.tool_calls[{i}]")
                 for i, c in enumerate(message.tool_calls)
             ]
     return shown
 
 
-def _content(
+def _convert_message_content(
     content: Content | None, where: str, role: str, images: RequestImages
 ) -> str | list[dict[str, Any]]:
     if content is None or isinstance(content, str):
@@ -450,7 +455,7 @@ def _content(
     return join_parts(parts)
 
 
-def _template_call(call: FunctionCall | CustomCall, where: str) -> dict[str, Any]:
+def _convert_earlier_call(call: FunctionCall | CustomCall, where: str) -> dict[str, Any]:
     if isinstance(call, CustomCall):
         function = {"name": call.custom.name, "arguments": {INPUT: call.custom.input}}
     else:

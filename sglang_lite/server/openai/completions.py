@@ -28,9 +28,9 @@ from sglang_lite.server.conversation.sample_reader import reported_logprobs, sho
 from sglang_lite.server.endpoint import (
     HttpRequest,
     Route,
+    drop_ignored_priorities,
     json_response,
     read_body,
-    with_priorities,
 )
 from sglang_lite.server.fields import COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED, Fields
 from sglang_lite.server.http.sse import DONE, EventStream, encode_event
@@ -38,7 +38,7 @@ from sglang_lite.server.parameters import sampling
 from sglang_lite.server.parameters.completion_fields import (
     CompletionFields,
     StreamOptions,
-    check_stream,
+    check_stream_options,
 )
 from sglang_lite.server.programs import program
 from sglang_lite.server.reader import RequestReader
@@ -62,13 +62,13 @@ _MAX_TOKENS = 16  # OpenAI's default
 
 async def complete(service: Service, call: HttpRequest) -> Response:
     """Generates completions of a request's prompts."""
-    given = await read_body(service, call, _read)
+    given = await read_body(service, call, _read_completion_request)
     if isinstance(given, program.ParsedProgram):
-        return await program.play_program(service, call, given)
+        return await program.execute_parsed_program(service, call, given)
     body, texts, requests = given
     requests = [service.select_requested_adapter(body.model, request) for request in requests]
-    check_stream(body.stream, body.stream_options, call.unused)
-    requests = with_priorities(service, call, requests)
+    check_stream_options(body.stream, body.stream_options, call.unused)
+    requests = drop_ignored_priorities(service, call, requests)
     head = {
         "id": f"cmpl-{random_id()}",
         "object": "text_completion",
@@ -81,7 +81,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
         events = await wait_for_first_event(
             merge_streams([engine.generate(request) for request in requests])
         )
-        return EventStream(events, partial(_stream, service, parsed), "openai")
+        return EventStream(events, partial(_stream_completion_chunks, service, parsed), "openai")
     found: dict[int, list[Generation]] = {index: [] for index in range(len(requests))}
     async with contextlib.aclosing(
         merge_streams([engine.generate(request) for request in requests])
@@ -129,7 +129,7 @@ def _program(body: CompletionRequest) -> dict[str, Any]:
     return body.program
 
 
-def _read(
+def _read_completion_request(
     reader: RequestReader, call: HttpRequest
 ) -> tuple[CompletionRequest, Sequence[str | None], list[GenerateRequest]] | program.ParsedProgram:
     """Returns the request without its prompts, the texts to echo (None for a prompt that is not
@@ -138,18 +138,19 @@ def _read(
     """
     body = call.read_fields(COMPLETIONS)
     if body.program is not None:
-        parsed = program.parse_request(reader, call, _program(body), "/program")
+        parsed = program.parse_program_request(reader, call, _program(body), "/program")
         return replace(parsed, models=(body.model, *parsed.models))
-    requests = _requests(reader, body)
+    requests = _build_engine_requests(reader, body)
     texts = [
-        each if isinstance(each, str) and body.echo else None for each in _prompts(body.prompt)
+        each if isinstance(each, str) and body.echo else None
+        for each in _list_completion_prompts(body.prompt)
     ]
     body.prompt = ""
     return body, texts, requests
 
 
-def _requests(reader: RequestReader, body: CompletionRequest) -> list[GenerateRequest]:
-    prompts = _prompts(body.prompt)
+def _build_engine_requests(reader: RequestReader, body: CompletionRequest) -> list[GenerateRequest]:
+    prompts = _list_completion_prompts(body.prompt)
     if body.logprobs is not None and not 0 <= body.logprobs <= 256:
         raise ParameterError("logprobs", f"{body.logprobs} is not between 0 and 256.")
     several = len(prompts) > 1
@@ -185,7 +186,9 @@ def _requests(reader: RequestReader, body: CompletionRequest) -> list[GenerateRe
     ]
 
 
-def _prompts(given: str | Sequence[str | int | list[int]]) -> Sequence[str | Sequence[int]]:
+def _list_completion_prompts(
+    given: str | Sequence[str | int | list[int]],
+) -> Sequence[str | Sequence[int]]:
     """Returns the prompts of a request: one text, one list of token ids, or a list of texts or of
     id lists.
     """
@@ -259,7 +262,7 @@ class _Sample:
         self.entries += len(entries)
         if self.body.echo and not self.sent:
             self.sent = True
-            text = self._prompt + text
+            text = self._prompt_as_text + text
             if generation is not None:
                 entries = (*self._prompt_logprobs(generation.prompt_logprobs), *entries)
         logprobs = None if self.body.logprobs is None else self._logprobs(entries)
@@ -274,7 +277,7 @@ class _Sample:
         }
 
     @property
-    def _prompt(self) -> str:
+    def _prompt_as_text(self) -> str:
         prompt = self.request.prompt
         if self.prompt_text is not None:
             return self.prompt_text
@@ -306,7 +309,7 @@ class _Sample:
         }
 
 
-async def _stream(
+async def _stream_completion_chunks(
     service: Service,
     parsed: _ParsedCompletions,
     events: AsyncGenerator[tuple[int, list[Delta | Generation]], None],

@@ -138,7 +138,7 @@ def _question_template(
 
 async def decide(service: Service, call: HttpRequest) -> Response:
     """Answers the questions of a request."""
-    body, questions, template = await read_body(service, call, _read)
+    body, questions, template = await read_body(service, call, _read_decision_request)
     adapter = service.find_requested_adapter(body.model)
     # The input goes first, by itself: it is computed only once, and the number of its cached tokens
     # is known.
@@ -157,7 +157,7 @@ async def decide(service: Service, call: HttpRequest) -> Response:
     )
 
 
-def _read(
+def _read_decision_request(
     reader: RequestReader, call: HttpRequest
 ) -> tuple[DecisionRequest, list[Options | None], _QuestionTemplate]:
     """Returns the request without its input, the options of each question, and the prompt template

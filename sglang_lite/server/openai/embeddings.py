@@ -73,7 +73,7 @@ RERANK: Fields[RerankRequest] = Fields(RerankRequest, EMBEDDINGS_NEUTRAL, {})
 
 async def embeddings(service: Service, call: HttpRequest) -> Response:
     """Returns the embeddings of texts."""
-    body, texts = await read_body(service, call, _read)
+    body, texts = await read_body(service, call, _read_embeddings_request)
     vectors, tokens = await service.encode(
         embedding.embeddings,
         texts,
@@ -91,7 +91,7 @@ async def embeddings(service: Service, call: HttpRequest) -> Response:
     )
 
 
-def _read(
+def _read_embeddings_request(
     reader: RequestReader, call: HttpRequest
 ) -> tuple[EmbeddingsRequest, Sequence[EncoderInput] | Sequence[EncodeRequest]]:
     """Returns the request without its texts, and the texts. If this reader tokenises prompts, the
@@ -130,19 +130,21 @@ async def encode(service: Service, call: HttpRequest) -> Response:
             "prompt_name": body.prompt_name,
             "lora_path": body.lora_path,
         }
-        return await sglang_answer(service, body, partial(embedding.embeddings, **options))
+        return await compute_sglang_response(
+            service, body, partial(embedding.embeddings, **options)
+        )
     for name in ("dimensions", "prompt_name"):
         if getattr(body, name) is not None:
             raise ParameterError(
                 name,
                 f"{service.model_name} gives a number for each label, not vectors. Leave it out.",
             )
-    return await sglang_answer(
+    return await compute_sglang_response(
         service, body, partial(embedding.classifier_outputs, plain=True, lora_path=body.lora_path)
     )
 
 
-async def sglang_answer(
+async def compute_sglang_response(
     service: Service, body: NativeTexts, compute: Callable[..., embedding.Numbers]
 ) -> Response:
     """Computes a response in SGLang's form. `compute` is `embedding.embeddings` or

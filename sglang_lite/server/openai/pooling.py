@@ -21,13 +21,13 @@ from sglang_lite.server.conversation.images import RequestImages
 from sglang_lite.server.conversation.tools import split_template_kwargs
 from sglang_lite.server.endpoint import HttpRequest, Route, json_response, read_body
 from sglang_lite.server.fields import POOLING_NEUTRAL, POOLING_REFUSED, Fields
-from sglang_lite.server.openai.chat_request import Message, template_messages
+from sglang_lite.server.openai.chat_request import Message, to_template_messages
 from sglang_lite.server.openai.embeddings import (
     NativeTexts,
+    compute_sglang_response,
     embedding_usage,
     encode_rows,
     require_text_list,
-    sglang_answer,
 )
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
@@ -72,7 +72,7 @@ POOLING: Fields[PoolingRequest] = Fields(PoolingRequest, POOLING_NEUTRAL, POOLIN
 
 async def classify(service: Service, call: HttpRequest) -> Response:
     """Returns the labels of texts; in SGLang's form, the outputs of a reward model."""
-    body, ids = await read_body(service, call, _read, (CLASSIFY,))
+    body, ids = await read_body(service, call, _read_pooling_request, (CLASSIFY,))
     adapter = service.find_requested_adapter(body.model)
     given = [
         name
@@ -89,7 +89,7 @@ async def classify(service: Service, call: HttpRequest) -> Response:
     if given[0] in ("text", "input_ids"):
         _check_template(body)
         rewards = partial(embedding.classifier_outputs, plain=True, lora_path=adapter)
-        return await sglang_answer(service, body, rewards)
+        return await compute_sglang_response(service, body, rewards)
     texts, field = _texts_and_field(service, body, ids)
     found, tokens = await service.encode(
         embedding.classify_texts, texts, truncate=body.truncate, lora_path=adapter, field=field
@@ -110,7 +110,7 @@ async def pooling(service: Service, call: HttpRequest) -> Response:
     """Returns what the model computes from texts or a conversation: vectors, or a number for each
     label, as a probability or a raw output.
     """
-    body, ids = await read_body(service, call, _read, (POOLING,))
+    body, ids = await read_body(service, call, _read_pooling_request, (POOLING,))
     adapter = service.find_requested_adapter(body.model)
     if (body.input is None) == (body.messages is None):
         raise ParameterError(
@@ -120,7 +120,7 @@ async def pooling(service: Service, call: HttpRequest) -> Response:
             else "and messages are both given. Give one of them.",
         )
     spec = embedding.require_encoder_spec(service.engine)
-    _check_kind(body, spec, service.model_name)
+    _check_model_kind(body, spec, service.model_name)
     texts, field = _texts_and_field(service, body, ids)
     if spec.classifier is None:
         compute: Callable[..., embedding.Numbers] = partial(
@@ -139,7 +139,7 @@ async def pooling(service: Service, call: HttpRequest) -> Response:
     return _list_response(service, "pool", body, data, tokens)
 
 
-def _check_kind(body: PoolingRequest, spec: EncoderSpec, model: str) -> None:
+def _check_model_kind(body: PoolingRequest, spec: EncoderSpec, model: str) -> None:
     """Raises ParameterError if a field is meant for models that compute vectors and this one
     computes numbers for labels, or the reverse.
     """
@@ -164,7 +164,9 @@ def _check_kind(body: PoolingRequest, spec: EncoderSpec, model: str) -> None:
         )
 
 
-def _read(reader: RequestReader, call: HttpRequest, fields: Fields[B]) -> tuple[B, Sequence[int]]:
+def _read_pooling_request(
+    reader: RequestReader, call: HttpRequest, fields: Fields[B]
+) -> tuple[B, Sequence[int]]:
     """Returns the request without its messages, and the token ids of its conversation. There are no
     ids if the request has no conversation.
     """
@@ -174,7 +176,7 @@ def _read(reader: RequestReader, call: HttpRequest, fields: Fields[B]) -> tuple[
     if body.messages is None:
         return body, ()
     conversation = Conversation(
-        template_messages(body.messages, RequestImages(frozenset())),
+        to_template_messages(body.messages, RequestImages(frozenset())),
         complete=not body.add_generation_prompt,
         variables=split_template_kwargs(body.chat_template_kwargs),
     )

@@ -31,9 +31,9 @@ from sglang_lite.server.conversation.sample_reader import SampleReader
 from sglang_lite.server.endpoint import (
     HttpRequest,
     Route,
+    drop_ignored_priorities,
     json_response,
     read_body,
-    with_priorities,
 )
 from sglang_lite.server.errors import NotFoundError, encode_error_content
 from sglang_lite.server.http.event_log import EventLog
@@ -45,11 +45,11 @@ from sglang_lite.server.openai.responses_request import (
     LOGPROBS,
     RESPONSES,
     ResponsesRequest,
-    conversation_of,
+    conversation_from_items,
 )
 from sglang_lite.server.parameters import sampling
-from sglang_lite.server.parameters.completion_fields import check_stream
-from sglang_lite.server.parameters.thinking import report_thinking, set_thinking_limit
+from sglang_lite.server.parameters.completion_fields import check_stream_options
+from sglang_lite.server.parameters.thinking import report_ignored_thinking, set_thinking_limit
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.responses_store import PACK, UNPACK, StoredResponse
 from sglang_lite.server.service import Service
@@ -61,11 +61,11 @@ _NAMES = {"max_output_tokens": "max_tokens"}
 
 async def create(service: Service, call: HttpRequest) -> Response:
     """Creates a response."""
-    found, before_bytes = await _parse_with_store(service, call, _read)
+    found, before_bytes = await _parse_with_store(service, call, _read_response_request)
     body = found.body
     rendered = found.rendered
     service.find_requested_adapter(body.model)  # rejects an unknown model
-    check_stream(body.stream, body.stream_options, call.unused)
+    check_stream_options(body.stream, body.stream_options, call.unused)
     scored = LOGPROBS in (body.include or ())
     params = sampling.read_sampling_params(
         body,
@@ -98,7 +98,7 @@ async def create(service: Service, call: HttpRequest) -> Response:
         priority=body.priority or 0,
         rid=made.id,
     )
-    [generate] = with_priorities(
+    [generate] = drop_ignored_priorities(
         service, call, [service.select_requested_adapter(body.model, generate)]
     )
     [generate] = await service.images.fetch_requests([generate])
@@ -106,11 +106,11 @@ async def create(service: Service, call: HttpRequest) -> Response:
         service.stored.check_conversation_size(made.input_bytes)
     if body.stream:
         events = await wait_for_first_event(service.async_engine.generate(generate))
-        return EventStream(events, partial(_stream, made), "openai")
+        return EventStream(events, partial(_stream_response_events, made), "openai")
     (generation,) = await service.async_engine.results(generate)
     for _ in made.answer.encode_response_events(generation):
         pass
-    await made.complete_with(generation)
+    await made.complete_from_generation(generation)
     made.store()
     return json_response(made.content)
 
@@ -176,7 +176,7 @@ async def _parse_with_store(
     return again, size
 
 
-def _read(
+def _read_response_request(
     reader: RequestReader, call: HttpRequest, known: _StoreParts | None
 ) -> _ParsedRequest | _StoreReferences:
     """Parses and renders a request. If that needs parts of the store that are not given as `known`,
@@ -188,11 +188,11 @@ def _read(
     )
     if isinstance(items, _StoreReferences):
         return items
-    conversation = conversation_of(body, items, call.unused)
+    conversation = conversation_from_items(body, items, call.unused)
     body.input = None
     rendered = reader.render(conversation, call.unused)
     effort = None if body.reasoning is None else body.reasoning.effort
-    report_thinking(rendered, {}, ("reasoning.effort", effort), call.unused)
+    report_ignored_thinking(rendered, {}, ("reasoning.effort", effort), call.unused)
     return _ParsedRequest(body, PACK(items), rendered)
 
 
@@ -228,7 +228,7 @@ def _finished_response(service: Service, key: str, id: str) -> StoredResponse:
     return found
 
 
-async def _stream(
+async def _stream_response_events(
     made: _Response, events: AsyncGenerator[list[Delta | Generation], None]
 ) -> AsyncGenerator[bytes, None]:
     log = made.log = EventLog()
@@ -242,7 +242,7 @@ async def _stream(
         async for batch in events:
             new = [event for each in batch for event in made.answer.encode_response_events(each)]
             if isinstance(batch[-1], Generation):
-                await made.complete_with(batch[-1])
+                await made.complete_from_generation(batch[-1])
                 new.append(numbered(f"response.{made.content['status']}", response=made.content))
             if new:
                 yield made.encode_events(new)
@@ -342,7 +342,7 @@ class _Response:
             self.service.stored.add_events(self.key, self.stored, written)
         return b"".join(written)
 
-    async def complete_with(self, generation: Generation) -> None:
+    async def complete_from_generation(self, generation: Generation) -> None:
         """Completes the content with the result of the generation."""
         cut = generation.finish_reason == "length"
         self.content = {
@@ -412,11 +412,11 @@ async def retrieve(service: Service, call: HttpRequest) -> Response:
             "the response was not streamed, so it has no events.",
             hint="Leave it out, or make the response with stream=true.",
         )
-    written = found.log.read_after(-1 if after is None else _event_number(after, found.log))
+    written = found.log.read_after(-1 if after is None else _parse_starting_after(after, found.log))
     return EventStream(written, lambda parts: parts, "openai")
 
 
-def _event_number(given: str, log: EventLog) -> int:
+def _parse_starting_after(given: str, log: EventLog) -> int:
     if not (given.isascii() and given.isdigit()):
         raise ParameterError("starting_after", f"{given!r:.40} is not the number of an event.")
     if int(given[:9]) >= len(log):
@@ -432,7 +432,9 @@ async def input_tokens(service: Service, call: HttpRequest) -> Response:
     service.find_requested_adapter(model)  # rejects an unknown model
     if isinstance(found, Prompt):
         found = len(
-            await asyncio.to_thread(service.reader.ids, await service.images.fetch_prompt(found))
+            await asyncio.to_thread(
+                service.reader.ids, await service.images.fetch_prompt_images(found)
+            )
         )
     return json_response({"object": "response.input_tokens", "input_tokens": found})
 
@@ -450,7 +452,7 @@ def _count_response_input(
     )
     if isinstance(items, _StoreReferences):
         return items
-    conversation = conversation_of(body, items, call.unused)
+    conversation = conversation_from_items(body, items, call.unused)
     prompt = reader.render(conversation, call.unused).prompt
     return body.model, prompt if image_addresses(prompt) else len(reader.ids(prompt))
 

@@ -158,7 +158,7 @@ _INCLUDED = {  # values without effect: of tools and models that this server doe
 }
 
 
-def conversation_of(
+def conversation_from_items(
     body: ResponsesRequest, items: Sequence[Item], unused: list[str]
 ) -> Conversation:
     """Converts a request to the conversation that it continues.
@@ -176,8 +176,8 @@ def conversation_of(
         raise ParameterError("input", "is empty.")
     _check_include(body)
     tools, hosted = _separate_hosted_tools(body.tools or (), unused)
-    choice, allowed = _choice(body.tool_choice, tools, hosted)
-    constraint = None if body.text is None else _format(body.text.format)
+    choice, allowed = _parse_responses_tool_choice(body.tool_choice, tools, hosted)
+    constraint = None if body.text is None else _text_format_constraint(body.text.format)
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         unused.append("text.verbosity")  # the model has no such setting
     if body.image is not None and body.image.context_compression == "enabled":
@@ -195,7 +195,7 @@ def conversation_of(
         messages=messages,
         parallel=body.parallel_tool_calls is not False,
         answer=constraint,
-        variables=_variables(body.reasoning, unused),
+        variables=_reasoning_variables(body.reasoning, unused),
         images=images.found,
     )
     return with_tools(conversation, list(tools.values()), choice, allowed)
@@ -211,7 +211,9 @@ def _check_include(body: ResponsesRequest) -> None:
         raise ParameterError("top_logprobs", f"needs {LOGPROBS!r} in `include`.")
 
 
-def _variables(reasoning: Reasoning | None, unused: list[str]) -> dict[str, dict[str, Any]]:
+def _reasoning_variables(
+    reasoning: Reasoning | None, unused: list[str]
+) -> dict[str, dict[str, Any]]:
     if reasoning is None:
         return {}
     if reasoning.summary is not None or reasoning.generate_summary is not None:
@@ -221,7 +223,7 @@ def _variables(reasoning: Reasoning | None, unused: list[str]) -> dict[str, dict
     )
 
 
-def _format(format: Mapping[str, Any] | None) -> Constraint | None:
+def _text_format_constraint(format: Mapping[str, Any] | None) -> Constraint | None:
     if format is not None and format.get("type") == "json_schema":
         return constraints.schema(format, "text.format")
     if format is not None and format.get("type") not in ("text", "json_object"):
@@ -275,7 +277,7 @@ def _output_schema(tool: FunctionTool | CustomTool) -> dict[str, Any] | None:
     return tool.output_schema if isinstance(tool, FunctionTool) else None
 
 
-def _choice(
+def _parse_responses_tool_choice(
     given: str | dict[str, Any] | None,
     tools: Mapping[str, FunctionTool | CustomTool],
     hosted: frozenset[str],
@@ -295,11 +297,11 @@ def _choice(
         return "required", None
     kind = given.get("type") if isinstance(given, dict) else given
     if isinstance(given, dict) and kind in ("function", "custom"):
-        return "named", [_tool_name(given, "tool_choice", tools)]
+        return "named", [_require_known_tool_name(given, "tool_choice", tools)]
     if isinstance(given, dict) and kind == "allowed_tools":
         allowed = convert(given, Allowed, "tool_choice")
         names = [
-            _tool_name(each, f"tool_choice.tools[{i}]", tools)
+            _require_known_tool_name(each, f"tool_choice.tools[{i}]", tools)
             for i, each in enumerate(allowed.tools)
             if str(each.get("type")) not in hosted
         ]
@@ -313,7 +315,7 @@ def _choice(
     raise ParameterError("tool_choice", f"{given!r:.80} is not auto, none, required or a tool.")
 
 
-def _tool_name(
+def _require_known_tool_name(
     given: Mapping[str, Any], where: str, tools: Mapping[str, FunctionTool | CustomTool]
 ) -> str:
     named = convert(given, NamedTool, where)

@@ -13,7 +13,7 @@ from sglang_lite.runtime.core.submission import SelectRequest
 from sglang_lite.server.endpoint import HttpRequest, Route, json_response, read_record
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.service import Service
-from sglang_lite.server.sglang.labels import label_calls, label_logprobs, label_scores
+from sglang_lite.server.sglang.labels import label_logprobs, label_requests, label_scores
 
 _MAX_TEXTS = 1024  # texts that are scored together, each as one request of the engine
 
@@ -44,7 +44,7 @@ async def score(service: Service, call: HttpRequest) -> Response:
     body = await read_record(service, call, SCORE)
     service.find_requested_adapter(body.model)  # rejects an unknown model
     if body.text_1 is not None or body.text_2 is not None:
-        return await _pairs(service, body)
+        return await _score_pairs(service, body)
     ours = {"prompt": body.prompt, "continuations": body.continuations}
     theirs = {
         "query": body.query,
@@ -59,14 +59,14 @@ async def score(service: Service, call: HttpRequest) -> Response:
                 raise ParameterError(
                     name, "and continuations are both given.", hint="Give prompt and continuations."
                 )
-        return await _continuations(service, body)
+        return await _score_continuations(service, body)
     for name in ("query", "items", "label_token_ids"):
         if theirs[name] is None:
             raise ParameterError(name, "is missing.", hint="Or give prompt and continuations.")
-    return await _labels(service, body)
+    return await _score_labels(service, body)
 
 
-async def _pairs(service: Service, body: ScoreRequest) -> Response:
+async def _score_pairs(service: Service, body: ScoreRequest) -> Response:
     """Scores pairs of texts with a cross-encoder. `text_1` is one text to pair with each of
     `text_2`, or a list of the same length.
     """
@@ -114,7 +114,7 @@ async def _pairs(service: Service, body: ScoreRequest) -> Response:
     )
 
 
-async def _continuations(service: Service, body: ScoreRequest) -> Response:
+async def _score_continuations(service: Service, body: ScoreRequest) -> Response:
     texts = body.continuations
     if not texts or not all(texts) or len(texts) > _MAX_TEXTS:
         raise ParameterError(
@@ -152,7 +152,7 @@ async def _continuations(service: Service, body: ScoreRequest) -> Response:
     )
 
 
-async def _labels(service: Service, body: ScoreRequest) -> Response:
+async def _score_labels(service: Service, body: ScoreRequest) -> Response:
     """Returns the probability of each label as the next token after the query and each item."""
     assert body.query is not None
     assert body.label_token_ids is not None
@@ -163,7 +163,7 @@ async def _labels(service: Service, body: ScoreRequest) -> Response:
     first = bool(body.item_first)
     calls = [
         service.select_requested_adapter(body.model, each)
-        for each in label_calls(body.query, items, body.label_token_ids, size, item_first=first)
+        for each in label_requests(body.query, items, body.label_token_ids, size, item_first=first)
     ]
     found = await asyncio.gather(*(service.async_engine.results(call) for call in calls))
     rows = [

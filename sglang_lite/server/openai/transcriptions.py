@@ -137,7 +137,7 @@ class _Transcript:
             return
         instructions = speech.instructions(self.language, self._task, timed=False)
         if speech.languages and self.language is None:
-            self.language = await self._language(speech, instructions)
+            self.language = await self._detect_language(speech, instructions)
         at = 0
         form = self._form
         # timestamps show where the next window begins
@@ -165,7 +165,7 @@ class _Transcript:
             ]
             at += max(round(complete * form.rate), 1)
 
-    async def _language(self, speech: WhisperSpeech, instructions: Sequence[int]) -> str:
+    async def _detect_language(self, speech: WhisperSpeech, instructions: Sequence[int]) -> str:
         """Returns the code of the language that the model finds most likely, from the first window."""
         first = encode_wav(self._heard[: self._form.window], self._form.rate)
         biases = tuple((token, 100.0) for token in speech.languages.values())
@@ -213,15 +213,15 @@ async def translate(service: Service, call: HttpRequest) -> Response:
 
 async def _transcribe(service: Service, call: HttpRequest, task: Task) -> Response:
     speech = await asyncio.to_thread(lambda: service.speech)
-    body = await asyncio.to_thread(_read, call)
+    body = await asyncio.to_thread(_read_transcription_form, call)
     service.find_requested_adapter(body.model)  # rejects an unknown model
-    _check(body, speech, task)
+    _check_transcription_support(body, speech, task)
     heard = await service.sounds.decode_sound(_uploaded_sound(body), speech.sound.rate)
     transcript = _Transcript(service, body, task, heard, speech.sound)
     parts = transcript.generate_parts(speech)
     if body.stream:
         events = await wait_for_first_event(parts)
-        return EventStream(events, partial(_stream, transcript), "openai")
+        return EventStream(events, partial(_stream_transcript, transcript), "openai")
     found: list[_Part] = []
     async with contextlib.aclosing(parts):
         async for some in parts:
@@ -232,7 +232,8 @@ async def _transcribe(service: Service, call: HttpRequest, task: Task) -> Respon
             return Response(f"{text}\n", media_type="text/plain")
         case "srt" | "vtt" as kind:
             return Response(
-                _subtitles(found, kind), media_type="text/vtt" if kind == "vtt" else "text/plain"
+                _format_subtitles(found, kind),
+                media_type="text/vtt" if kind == "vtt" else "text/plain",
             )
         case "verbose_json":
             segments = [
@@ -250,7 +251,7 @@ async def _transcribe(service: Service, call: HttpRequest, task: Task) -> Respon
     return json_response({"text": text, "usage": _transcript_duration(transcript)})
 
 
-def _read(call: HttpRequest) -> TranscriptionRequest:
+def _read_transcription_form(call: HttpRequest) -> TranscriptionRequest:
     """Reads a request from a form. Raises ParameterError if the body is not a form, or a field is
     invalid.
     """
@@ -267,7 +268,9 @@ def _read(call: HttpRequest) -> TranscriptionRequest:
     return TRANSCRIPTIONS.parse_record(values, call.unused if call.reports else None, strict=False)
 
 
-def _check(body: TranscriptionRequest, speech: WhisperSpeech | VoxtralSpeech, task: Task) -> None:
+def _check_transcription_support(
+    body: TranscriptionRequest, speech: WhisperSpeech | VoxtralSpeech, task: Task
+) -> None:
     """Raises ParameterError or CapabilityError for what the model, or this server, can't do."""
     if others := [each for each in body.timestamp_granularities if each != "segment"]:
         hint = 'Leave it out, or use "segment".'
@@ -303,7 +306,7 @@ def _transcript_duration(transcript: _Transcript) -> dict[str, Any]:
     return {"type": "duration", "seconds": math.ceil(transcript.seconds)}
 
 
-async def _stream(
+async def _stream_transcript(
     transcript: _Transcript, parts: AsyncGenerator[list[_Part], None]
 ) -> AsyncGenerator[bytes, None]:
     """Yields the events of a transcript, one for the text of each window."""
@@ -318,7 +321,7 @@ async def _stream(
     )
 
 
-def _subtitles(parts: Sequence[_Part], kind: Literal["srt", "vtt"]) -> str:
+def _format_subtitles(parts: Sequence[_Part], kind: Literal["srt", "vtt"]) -> str:
     """Formats a transcript as subtitles in SubRip's or WebVTT's format."""
     lines = ["WEBVTT\n"] if kind == "vtt" else []
     for i, part in enumerate(parts, 1):

@@ -34,7 +34,9 @@ class StreamOptions(EventOptions, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool = False
 
 
-def check_stream(stream: bool | None, options: EventOptions | None, unused: list[str]) -> None:
+def check_stream_options(
+    stream: bool | None, options: EventOptions | None, unused: list[str]
+) -> None:
     """Checks the options of a request's stream.
 
     Args:
@@ -95,7 +97,7 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
             ParameterError: there are two, or one is malformed.
             ConstraintError: it can't be enforced.
         """
-        return constraints.single_constraint(
+        return constraints.require_single_constraint(
             response_format=constraints.response_format(self.response_format),
             **more,
             regex=None if self.regex is None else Regex(self.regex),

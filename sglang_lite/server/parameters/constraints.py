@@ -17,7 +17,7 @@ _JSON_OBJECT = {"type": "object"}
 _MEMBERS = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema",)}
 
 
-def single_constraint(**given: Constraint | None) -> Constraint | None:
+def require_single_constraint(**given: Constraint | None) -> Constraint | None:
     """Returns the only constraint of a request, or None. Raises ParameterError, with both names, if
     the request has two.
     """

@@ -104,7 +104,7 @@ def read_sampling_params(
         {**defaults, **written}, {**{name: _TABLE[name] for name in defaults}, **table}
     )
     for name in written:
-        _check_engine(name, table[name], params)
+        _check_engine_accepts(name, table[name], params)
     _check_biases(getattr(request, "logit_bias", None) or {})
     return params
 
@@ -120,7 +120,7 @@ def _check_biases(biases: Mapping[str, float]) -> None:
             )
 
 
-def _check_engine(name: str, parameter: Parameter, params: SamplingParams) -> None:
+def _check_engine_accepts(name: str, parameter: Parameter, params: SamplingParams) -> None:
     """Raises ParameterError, with the name that the request uses, if the engine would refuse the
     value.
     """

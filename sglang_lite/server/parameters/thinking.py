@@ -41,7 +41,7 @@ def set_thinking_budget(params: SamplingParams, field: str, budget: int | None) 
     return msgspec.structs.replace(params, thinking=budget)
 
 
-def report_thinking(
+def report_ignored_thinking(
     rendered: RenderedConversation,
     budgets: dict[str, int | None],
     effort: tuple[str, str | None],

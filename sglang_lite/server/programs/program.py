@@ -258,7 +258,7 @@ class ParsedProgram:
     priority: int
 
 
-def parse_request(
+def parse_program_request(
     reader: RequestReader, call: HttpRequest, given: Mapping[str, Json], pointer: str
 ) -> ParsedProgram:
     """Reads and checks the body of a request.
@@ -328,20 +328,24 @@ def _lower_limit(name: str, given: float | None, most: float, pointer: str) -> f
 
 async def play(service: Service, call: HttpRequest) -> Response:
     """Runs a program."""
-    return await play_program(service, call, await read_body(service, call, _read))
+    return await execute_parsed_program(
+        service, call, await read_body(service, call, _read_program_request)
+    )
 
 
-def _read(reader: RequestReader, call: HttpRequest) -> ParsedProgram:
-    return parse_request(reader, call, call.parse_body(), "")
+def _read_program_request(reader: RequestReader, call: HttpRequest) -> ParsedProgram:
+    return parse_program_request(reader, call, call.parse_body(), "")
 
 
-async def play_program(service: Service, call: HttpRequest, request: ParsedProgram) -> Response:
+async def execute_parsed_program(
+    service: Service, call: HttpRequest, request: ParsedProgram
+) -> Response:
     """Runs a program, and returns the response."""
     for name in request.models:
         service.check_model(name)
     request = await _fetch_images(service, request)
     if request.open:
-        events = _open_events(service, call, request)
+        events = _stream_open_program(service, call, request)
     else:
         whole = ProgramRequest(
             request.prompt, request.program, request.stream, request.namespace, request.priority
@@ -349,24 +353,24 @@ async def play_program(service: Service, call: HttpRequest, request: ParsedProgr
         events = service.async_engine.play(whole, request.seconds)
     if request.open or request.stream:
         events = await wait_for_first_event(events)
-        return EventStream(events, _stream, "native", {PROGRAM_ID: request.id})
+        return EventStream(events, _stream_program, "native", {PROGRAM_ID: request.id})
     found: list[ProgramEvent] = []
     async with contextlib.aclosing(events):
         async for batch in events:
             found += batch
-    return _response(request.id, found, call)
+    return _build_program_response(request.id, found, call)
 
 
 async def _fetch_images(service: Service, request: ParsedProgram) -> ParsedProgram:
     """Returns the request with the bytes of images that it names by address."""
     prompt = request.prompt
     if isinstance(prompt, Prompt):
-        prompt = await service.images.fetch_prompt(prompt)
-    (nodes,) = await service.images.fetch_branches([request.program.nodes])
+        prompt = await service.images.fetch_prompt_images(prompt)
+    (nodes,) = await service.images.fetch_branch_images([request.program.nodes])
     return replace(request, prompt=prompt, program=Program(tuple(nodes)))
 
 
-def _response(id: str, events: Sequence[ProgramEvent], call: HttpRequest) -> Response:
+def _build_program_response(id: str, events: Sequence[ProgramEvent], call: HttpRequest) -> Response:
     """Creates the response with all events of a program."""
     ended = events[-1]
     usages = _Usages()
@@ -404,20 +408,22 @@ def _data(event: ProgramEvent) -> msgspec.Raw:
     return _decode_data(wire.encode(event)).data
 
 
-async def _stream(events: AsyncGenerator[list[ProgramEvent], None]) -> AsyncGenerator[bytes, None]:
+async def _stream_program(
+    events: AsyncGenerator[list[ProgramEvent], None],
+) -> AsyncGenerator[bytes, None]:
     usages = _Usages()
     async for batch in events:
         parts = []
         for event in batch:
             usages.count_usage(event)
             if not isinstance(event, Played):
-                parts.append(_event(usages.total))
-            parts.append(_event(event))
+                parts.append(_encode_sse_message(usages.total))
+            parts.append(_encode_sse_message(event))
         yield b"".join(parts)
     yield DONE
 
 
-def _event(message: wire.Message) -> bytes:
+def _encode_sse_message(message: wire.Message) -> bytes:
     return b"data: %b\n\n" % wire.encode(message)
 
 
@@ -476,7 +482,7 @@ class _OpenProgramEntry:
     closed: bool = field(default=False)
 
 
-async def _open_events(
+async def _stream_open_program(
     service: Service, call: HttpRequest, request: ParsedProgram
 ) -> AsyncGenerator[list[ProgramEvent], None]:
     def begin(program: OpenProgram) -> None:
@@ -502,8 +508,8 @@ async def extend(service: Service, call: HttpRequest) -> Response:
     """Changes an open program: adds nodes, gives verdicts, announces pauses, drops branches, or
     winds the program down.
     """
-    changes, close = await read_body(service, call, _read_answers)
-    branches = await service.images.fetch_branches([change.nodes for change in changes])
+    changes, close = await read_body(service, call, _read_program_changes)
+    branches = await service.images.fetch_branch_images([change.nodes for change in changes])
     changes = [
         replace(change, nodes=nodes) for change, nodes in zip(changes, branches, strict=True)
     ]
@@ -545,7 +551,9 @@ class _Change:
     winds_down: bool = False
 
 
-def _read_answers(reader: RequestReader, call: HttpRequest) -> tuple[Sequence[_Change], bool]:
+def _read_program_changes(
+    reader: RequestReader, call: HttpRequest
+) -> tuple[Sequence[_Change], bool]:
     """Returns the changes to an open program, and whether it is closed after them."""
     given = call.parse_body()
     check_version(given, "")
@@ -602,7 +610,7 @@ def _budget_after(remaining: ProgramBudget, changes: Sequence[_Change]) -> Progr
     return replace(remaining, open=True)
 
 
-async def refuse_rows(service: Service, call: HttpRequest) -> Response:
+async def reject_compiled_rows(service: Service, call: HttpRequest) -> Response:
     """Rejects a request to run compiled programs, which only clients of earlier versions send."""
     raise ParameterError(
         "rows",
@@ -614,7 +622,7 @@ async def refuse_rows(service: Service, call: HttpRequest) -> Response:
 ROUTES = (
     Route(
         "/program/rows",
-        refuse_rows,
+        reject_compiled_rows,
         "Refused: rows of compiled programs, which earlier versions sent",
     ),
     Route("/program", play, "Play a program", fields=PLAY, streams=True, counts_as_open=True),

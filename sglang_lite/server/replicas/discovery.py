@@ -16,7 +16,7 @@ _DNS = "dns+"
 _FILE = "file:"
 
 
-def lookup_for(source: str) -> Callable[[], set[str]] | None:
+def build_address_lookup(source: str) -> Callable[[], set[str]] | None:
     """Returns a function that looks up the addresses of the servers behind an entry of `workers`,
     or None if the entry is itself an address. The function raises OSError if there is no answer,
     and ParameterError for a file without addresses.

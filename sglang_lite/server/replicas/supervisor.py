@@ -22,7 +22,7 @@ from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.runtime.host.process_name import set_process_name
 from sglang_lite.server import log
 from sglang_lite.server.http.sockets import bind_socket
-from sglang_lite.server.replicas.discovery import lookup_for
+from sglang_lite.server.replicas.discovery import build_address_lookup
 from sglang_lite.server.replicas.gateway import Gateway
 from sglang_lite.server.replicas.tied_process import TiedProcess
 from sglang_lite.server.settings import ReplicaSettings, ServerSettings, warn_if_exposed
@@ -69,7 +69,7 @@ def serve(
     gateway = Gateway(settings, replicas, host, port)
     workers: list[_Worker] = [
         _Remote(source, settings.health_timeout_s, gateway)
-        if (find := lookup_for(source)) is None
+        if (find := build_address_lookup(source)) is None
         else _DiscoveryWorker(source, find, settings.health_timeout_s, gateway)
         for source in replicas.workers
     ]
@@ -80,7 +80,7 @@ def serve(
         signal.signal(number, supervisor.on_signal)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, supervisor.on_restart)
-    sources = [source for source in replicas.workers if lookup_for(source)]
+    sources = [source for source in replicas.workers if build_address_lookup(source)]
     served = " and ".join(
         [f"{len(workers) - len(sources)} servers", *(f"those of {source}" for source in sources)]
     )
@@ -109,7 +109,7 @@ class _Supervisor:
         self._restarts = True
         self._bell.set()
 
-    def _restart(self) -> None:
+    def _restart_workers(self) -> None:
         for worker in self._workers:
             if not worker.restart():
                 if not worker.over.is_set():
@@ -132,7 +132,7 @@ class _Supervisor:
             if self._restarts and not (self._restarting and self._restarting.is_alive()):
                 self._restarts = False
                 self._restarting = threading.Thread(
-                    target=self._restart, name="sglang_lite-restart", daemon=True
+                    target=self._restart_workers, name="sglang_lite-restart", daemon=True
                 )
                 self._restarting.start()
             failed = self._gateway.failed or any(worker.failed for worker in self._workers)
@@ -269,7 +269,7 @@ class _DiscoveryWorker(_Worker):
 
     Args:
         source: the name or file, for messages.
-        find: function that returns their addresses: see `lookup_for`.
+        find: function that returns their addresses: see `build_address_lookup`.
     """
 
     def __init__(

@@ -108,7 +108,7 @@ class SampleAnswer:
             **usage.image_counts,
             **generation.meta,
             **scores,
-            **self._recorded_fields(generation),
+            **self._encode_experts_and_states(generation),
         }
         return self._build_answer_fields(
             generation.text,
@@ -150,7 +150,7 @@ class SampleAnswer:
             answer["generation"] = record
         return answer if self._index is None else {**answer, "index": self._index}
 
-    def _recorded_fields(self, generation: Generation) -> dict[str, Json]:
+    def _encode_experts_and_states(self, generation: Generation) -> dict[str, Json]:
         """Returns the recorded experts as their array in base64, and the hidden states as lists in
         SGLang's layout: one entry for the whole prompt, then one for each generated token.
         """

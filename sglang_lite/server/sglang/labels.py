@@ -56,9 +56,9 @@ class ScoreArguments:
     with_logprobs: bool
 
     def calls(self, vocab_size: int) -> list[GenerateRequest]:
-        """Returns the requests that compute the labels' probabilities: see `label_calls`."""
+        """Returns the requests that compute the labels' probabilities: see `label_requests`."""
         assert self.labels is not None
-        return label_calls(
+        return label_requests(
             self.query, self.items, self.labels, vocab_size, item_first=self.item_first
         )
 
@@ -76,7 +76,7 @@ class ScoreArguments:
         return ScoreResult(scores, tokens, rows if self.with_logprobs else None)
 
 
-def read_score(
+def parse_score_arguments(
     query: Prompt | str | Sequence[int] = "",
     items: str | Sequence[str] | Sequence[Sequence[int]] = (),
     label_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
@@ -95,7 +95,7 @@ def read_score(
     """
     texts = [items] if isinstance(items, str) else list(items)
     if label_token_ids is None:
-        _check_labels_only(apply_softmax, item_first, temperature, return_token_logprobs)
+        _refuse_label_options(apply_softmax, item_first, temperature, return_token_logprobs)
     for name, value in unsupported.items():
         if name not in _NOT_SET:
             raise ParameterError(name, "score has no such parameter.")
@@ -124,7 +124,7 @@ def read_score(
     )
 
 
-def _check_labels_only(
+def _refuse_label_options(
     apply_softmax: bool, item_first: bool, temperature: float, with_logprobs: bool
 ) -> None:
     """Raises ParameterError if a parameter about labels is set, although no labels were given."""
@@ -143,7 +143,7 @@ def _check_labels_only(
         )
 
 
-def label_calls(
+def label_requests(
     query: Prompt | str | Sequence[int],
     texts: Sequence[object],
     labels: Sequence[int] | Sequence[Sequence[int]],

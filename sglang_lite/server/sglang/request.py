@@ -88,7 +88,7 @@ def read_request(
     _refuse_unsupported_fields(unsupported)
     if (prompt is None) == (input_ids is None):
         raise ParameterError("prompt", "exactly one of prompt and input_ids is needed.")
-    prompts, is_list = _prompts(prompt) if input_ids is None else _ids(input_ids)
+    prompts, is_list = _list_text_prompts(prompt) if input_ids is None else _ids(input_ids)
     count = len(prompts)
     params = _one_value_per_prompt(
         "sampling_params", {} if sampling_params is None else sampling_params, count
@@ -101,8 +101,8 @@ def read_request(
     priorities = _one_value_per_prompt("priority", priority, count)
     salts = _one_value_per_prompt("cache_salt", cache_salt, count)
     loras = _one_value_per_prompt("lora_path", lora_path, count)
-    rids = _rids(rid, count, is_list)
-    media = _media(
+    rids = _rids_per_prompt(rid, count, is_list)
+    media = _media_per_prompt(
         {"image": image_data, "video": video_data, "audio": audio_data}, count, is_list, modalities
     )
     outputs: list[Any] = (
@@ -136,7 +136,7 @@ def read_request(
                 constraint,
                 namespace="" if salts[i] is None else salts[i],
                 priority=0 if priorities[i] is None else priorities[i],
-                logit_processor=_processor(processors[i]),
+                logit_processor=_require_callable_processor(processors[i]),
                 rid=rids[i],
                 output_ids=() if outputs[i] is None else outputs[i],
                 stream=stream,
@@ -208,7 +208,7 @@ def replica_rank(routed_dp_rank: int | None, data_parallel_rank: int | None) -> 
     return data_parallel_rank if routed_dp_rank is None else routed_dp_rank
 
 
-def _prompts(prompt: Any) -> tuple[list[Any], bool]:
+def _list_text_prompts(prompt: Any) -> tuple[list[Any], bool]:
     if isinstance(prompt, str):
         return [prompt], False
     if not isinstance(prompt, list | tuple) or not all(isinstance(p, str) for p in prompt):
@@ -232,7 +232,7 @@ def _insert_prompt_media(prompt: Any, images: Sequence[Media]) -> Any:
     return Prompt((Span(prompt),), images=tuple(images))
 
 
-def _media(
+def _media_per_prompt(
     by_kind: Mapping[MediaKind, object], count: int, is_list: bool, modalities: object
 ) -> list[list[Media]]:
     """Returns the images, videos and sounds of each prompt. A single prompt has one medium or a
@@ -315,7 +315,7 @@ def _logprob_ids_per_prompt(value: Any, count: int) -> list[Any]:
     return _one_value_per_prompt("token_ids_logprob", value, count) if several else [value] * count
 
 
-def _rids(rid: Any, count: int, is_list: bool) -> list[str]:
+def _rids_per_prompt(rid: Any, count: int, is_list: bool) -> list[str]:
     if rid is None:
         return [random_id() for _ in range(count)]
     if isinstance(rid, str):
@@ -326,7 +326,7 @@ def _rids(rid: Any, count: int, is_list: bool) -> list[str]:
     return rids
 
 
-def _processor(value: Any) -> LogitProcessor | None:
+def _require_callable_processor(value: Any) -> LogitProcessor | None:
     if value is not None and not callable(value):
         raise ParameterError(
             "custom_logit_processor",
@@ -382,10 +382,10 @@ def read_sampling(
             near = difflib.get_close_matches(str(name), known, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"It has: {', '.join(known)}."
             raise ParameterError(name, "sampling_params has no such field.", hint=hint)
-    return read_params(written, {**_PARAMS, **_LOGPROBS}), _constraint(given)
+    return read_params(written, {**_PARAMS, **_LOGPROBS}), _parse_sglang_constraint(given)
 
 
-def _constraint(given: Mapping[str, Any]) -> Constraint | None:
+def _parse_sglang_constraint(given: Mapping[str, Any]) -> Constraint | None:
     # an empty value stands for no grammar
     grammars = [name for name in _GRAMMARS if given.get(name)]
     if not grammars:

@@ -91,9 +91,9 @@ class NativeRun:
         self._running = 0  # samples whose last event has not arrived
         # callback that waits for room in the engine, if any
         self._call: Callable[[], object] | None = None
-        self._submit()
+        self._submit_waiting()
 
-    def _submit(self) -> None:
+    def _submit_waiting(self) -> None:
         """Submits requests until the engine has no more room; the others are submitted when a
         sample has ended.
         """
@@ -133,7 +133,7 @@ class NativeRun:
             SglError: the only prompt failed, and the answer is streamed.
         """
         if item is None:
-            self._submit()
+            self._submit_waiting()
             return []
         at, event = item
         ticket = self._tickets[at]
@@ -148,7 +148,7 @@ class NativeRun:
         self._open -= sum(answer.outcome is not None for answer in changed)
         if not isinstance(event, Delta):
             self._running -= 1
-            self._submit()
+            self._submit_waiting()
         if self._request.stream and not self._request.is_list:
             self.results()
         return dictionaries

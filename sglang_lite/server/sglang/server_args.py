@@ -162,7 +162,7 @@ def translate_setting_value(name: str, value: UserValue) -> UserValue:
         ParameterError: the engine has no equivalent.
     """
     if name == "model_loader_extra_config":
-        return _load_threads(value)
+        return _parse_load_threads(value)
     if not isinstance(value, str):
         return value
     refused, hint = _REFUSED_VALUES.get(name, (frozenset(), ""))
@@ -171,7 +171,7 @@ def translate_setting_value(name: str, value: UserValue) -> UserValue:
     return _RENAMED_VALUES.get(name, {}).get(value, value)
 
 
-def _load_threads(value: UserValue) -> int:
+def _parse_load_threads(value: UserValue) -> int:
     """Returns the number of threads that `model_loader_extra_config` requests, as JSON, a mapping
     or the number itself.
 
@@ -196,7 +196,7 @@ def _load_threads(value: UserValue) -> int:
     return threads
 
 
-def engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
+def translate_engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
     """Translates the keywords of an engine, in which SGLang's ServerArgs become the fields of
     EngineConfig with the same meaning. A message names each one that changes nothing.
 
@@ -233,11 +233,11 @@ def engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
             )
         settings[ours] = value
     if given.get("quantize_and_serve"):
-        settings["quantization"] = _format_on_loading(settings.get("quantization"))
+        settings["quantization"] = _require_quantization_format(settings.get("quantization"))
     return settings
 
 
-def _format_on_loading(name: UserValue) -> UserValue:
+def _require_quantization_format(name: UserValue) -> UserValue:
     """Returns the name of the format in which `quantize_and_serve` quantises. Raises ParameterError
     if none is given.
     """
@@ -280,7 +280,7 @@ _DOC = """SGLang's settings: `sgl.Engine(**dataclasses.asdict(ServerArgs("model"
 meaning of each for this engine."""
 
 
-def record_type(module: str) -> Any:  # a class whose fields no type checker can know
+def create_server_args_class(module: str) -> Any:  # a class whose fields no type checker can know
     """Creates SGLang's `ServerArgs`: a data class of all fields. It takes 20 ms, so it happens only
     at the first import of the name.
 

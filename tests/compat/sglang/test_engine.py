@@ -25,7 +25,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.sglang.answer import SampleAnswer
 from sglang_lite.server.sglang.request import read_request, read_sampling
-from sglang_lite.server.sglang.server_args import engine_settings
+from sglang_lite.server.sglang.server_args import translate_engine_settings
 from tests.runtime import scripted
 from tests.runtime.models.tiny import VOCAB, save
 from tests.waiting import until
@@ -240,7 +240,7 @@ def test_input_logprobs_begin_with_a_null_where_nothing_is_before_them():
     ],
 )
 def test_server_args_with_a_meaning_here_are_translated(given, settings):
-    assert engine_settings(given) == settings
+    assert translate_engine_settings(given) == settings
 
 
 @pytest.mark.parametrize(

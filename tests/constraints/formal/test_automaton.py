@@ -10,7 +10,7 @@ import pytest
 from sglang_lite.constraints.formal.automaton import (
     Automaton,
     accepts,
-    automaton,
+    cached_automaton,
     is_empty,
     useful_states,
 )
@@ -90,7 +90,7 @@ def test_what_needs_too_many_states_is_refused():
 
 
 def test_equal_states_are_one():
-    found = automaton(parse("(a|b)*(c|c)"))
+    found = cached_automaton(parse("(a|b)*(c|c)"))
     assert len(found.reachable_transitions(found.start)) == 2
     assert found.run(found.start, "abab") == found.start
     assert complement(NOTHING) == ANY_TEXT

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sglang_lite.constraints.formal.counting import count_texts, has_text_outside
+from sglang_lite.constraints.formal.counting import count_texts, has_unused_text
 from sglang_lite.constraints.formal.nodes import alternation, concat, literal
 from sglang_lite.constraints.syntax.regex import parse
 
@@ -37,7 +37,7 @@ def test_listed_texts_and_an_automaton_of_them_are_counted_alike(seed):
             assert found.prefix_counts(beginning)[-1] == len(behind)
             assert found.has_text(beginning) == (beginning in texts)
             used = rng.sample(texts, half)
-            assert has_text_outside(found, beginning, used) == bool({*behind} - {*used})
+            assert has_unused_text(found, beginning, used) == bool({*behind} - {*used})
 
 
 def test_texts_without_end_have_no_count():

@@ -10,7 +10,7 @@ from sglang_lite.constraints.formal.shortest_search import UNKNOWN
 from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
 from sglang_lite.constraints.json_schema.quotes import quote
 from sglang_lite.constraints.json_schema.write_strings import quote_strings
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.protocol import ConstraintError, Ebnf, Regex
 from tests.constraints.random_grammars import grammar
 from tests.constraints.random_regexes import pattern
@@ -19,7 +19,7 @@ from tests.counts import some
 
 def check(constraint):
     """Returns whether the shortest text was compared."""
-    language = language_of(constraint)
+    language = language_for_constraint(constraint)
     automaton = Automaton(language.rules[language.start], rules=language.rules)
     texts = ShortestTexts(language.rules)
     text = texts.find_shortest_text(language.start)
@@ -49,7 +49,7 @@ def test_of_random_languages(kind, drawn):
     ("(?=.*[0-9])(?=.*[a-z]).{2,40}", 2), ("(?!aa).{3}", 3), ("(?=[ab]*a)(?=.*bbb)[ab]{2,}", 4), ("(?!xa?x)x[ab]*x", 3), ("a|bc{3}", 1), ("a*", 0),
 ])  # fmt: skip
 def test_of_intersections_and_complements(written, length):
-    language = language_of(Regex(written))
+    language = language_for_constraint(Regex(written))
     texts = ShortestTexts(language.rules)
     assert texts.lengths[language.start] == length
     assert len(texts.find_shortest_text(language.start) or "") == length
@@ -70,13 +70,13 @@ def test_of_quotes(document):
 
 def test_what_takes_too_much_work_is_unknown():
     parts = "".join(f"(?=(..){{{n}}}.{{0,{n}}}$)" for n in (31, 37, 41, 43))
-    language = language_of(Regex(parts + ".*"))
+    language = language_for_constraint(Regex(parts + ".*"))
     length = ShortestTexts(language.rules).lengths[language.start]
     assert length in (UNKNOWN, 86)
 
 
 def test_rules_that_begin_with_themselves_have_a_text():
-    language = language_of(
+    language = language_for_constraint(
         Ebnf('root ::= root "+" term | term\nterm ::= root | "(" root ")" | [0-9]')
     )
     assert ShortestTexts(language.rules).find_shortest_text(language.start) == "0"
@@ -84,6 +84,8 @@ def test_rules_that_begin_with_themselves_have_a_text():
 
 def test_a_text_that_is_too_long_is_not_written():
     doubled = "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(60))
-    texts = ShortestTexts(language_of(Ebnf(f'root ::= r0\n{doubled}\nr60 ::= "a"')).rules)
+    texts = ShortestTexts(
+        language_for_constraint(Ebnf(f'root ::= r0\n{doubled}\nr60 ::= "a"')).rules
+    )
     assert texts.lengths["root"] == 2**60
     assert texts.find_shortest_text("root") is None

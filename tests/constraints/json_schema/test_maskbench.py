@@ -13,7 +13,7 @@ import sglang_lite as sgl
 from sglang_lite.constraints.json_schema.write_value import value_text
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import ConstraintError, ValueValidationError
-from sglang_lite.runtime.structured_output.base import masks_allow
+from sglang_lite.runtime.structured_output.base import masks_allow_tokens
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from tests.constraints.engine import accepts, compiled
 from tests.constraints.suites import maskbench
@@ -82,4 +82,4 @@ def test_masks_of_a_real_vocabulary_allow_every_token_of_a_valid_text(model_file
         if valid and compiled(constraint)[1] is None:
             text = value_text(constraint, valid[0])
             assert text is not None
-            assert masks_allow(engine.compile(constraint), engine.encode(text)), name
+            assert masks_allow_tokens(engine.compile(constraint), engine.encode(text)), name

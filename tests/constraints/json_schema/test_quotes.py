@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 import sglang_lite as sgl
 from sglang_lite.constraints.byte_matcher import ByteMatcher
-from sglang_lite.constraints.json_schema.allowed_values import quotes_of
+from sglang_lite.constraints.json_schema.allowed_values import list_quotes
 from sglang_lite.constraints.python_types.value_type import value_type
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema
@@ -146,7 +146,7 @@ def test_generated_quotes_are_where_the_metadata_says(seed):
         text = sample(constraint, rng)
         assert accepts(grammar, text), text
         value = json.loads(text)
-        found = quotes_of(constraint, value)
+        found = list_quotes(constraint, value)
         one = [text for text in value["one"].values() if text is not None]
         assert len(found) == len(value["claims"]) + len(one)
         for quote, expected in zip(found, (*value["claims"], *one)):
@@ -156,7 +156,7 @@ def test_generated_quotes_are_where_the_metadata_says(seed):
 
 def test_the_first_location_of_a_repeated_quote_is_reported():
     constraint = schema_of(list[Annotated[str, sgl.quote("x cat", "the cat, the cat")]])
-    assert quotes_of(constraint, ["cat", "the cat", "cat,"]) == [
+    assert list_quotes(constraint, ["cat", "the cat", "cat,"]) == [
         {"pointer": "/0", "source": 0, "start": 2, "end": 5},
         {"pointer": "/1", "source": 1, "start": 0, "end": 7},
         {"pointer": "/2", "source": 1, "start": 4, "end": 8},

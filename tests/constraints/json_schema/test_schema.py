@@ -11,7 +11,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.constraints.json_schema import wellformed
 from sglang_lite.constraints.json_schema.normal_form import normalise
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import (
     ConstraintError,
@@ -299,7 +299,7 @@ def test_what_may_stay_unchecked_is_left_out_inside_another_constraint(name, ins
     make = {"in order": in_order, "between tags": between_tags}[inside]
     for enforce in ("strict", "best_effort"):
         with pytest.raises(ConstraintError):
-            language_of(make(schema, enforce))
+            language_for_constraint(make(schema, enforce))
     grammar, _ = compiled(make(schema, "unchecked"))
     for members, fits in (
         ({"b": "1"}, True),
@@ -328,7 +328,7 @@ def between_tags(schema, enforce):
 def test_what_contradicts_itself_is_refused_also_if_it_may_stay_unchecked(part):
     schema = {"type": "object", "properties": {"a": part}, "required": ["a"]}
     with pytest.raises(ConstraintError, match="contradicts itself"):
-        language_of(in_order(schema, "unchecked"))
+        language_for_constraint(in_order(schema, "unchecked"))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from sglang_lite.constraints.coerce import as_constraint
 from sglang_lite.constraints.emit.lexemes import split_into_lexemes
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.matching import matches
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.constraints.syntax import gbnf, lark
@@ -65,7 +65,7 @@ def test_random_grammars(seeds):
         rng = random.Random(seed)
         constraint = Ebnf(grammar(rng))
         try:
-            language_of(constraint)
+            language_for_constraint(constraint)
             byte_engine().compile(constraint)
         # a grammar without a text is one of many; one in 1,000 is too large
         except ConstraintError as error:
@@ -99,7 +99,7 @@ def test_llama_cpps_json_grammar():
     assert agree(constraint, texts) == texts[:4]
     lexemes = [
         body
-        for name, body in split_into_lexemes(language_of(constraint)).rules.items()
+        for name, body in split_into_lexemes(language_for_constraint(constraint)).rules.items()
         if name.startswith("lexeme")
     ]
     assert len(lexemes) < 12  # strings and numbers are lexemes, not characters
@@ -293,7 +293,7 @@ def test_a_broken_grammar_is_refused_with_its_place(parse, text, message, column
 @pytest.mark.parametrize("text", ['root ::= "a" root', 'root ::= x\nx ::= "(" x ")"'])
 def test_a_grammar_without_a_text_is_refused(text):
     with pytest.raises(ConstraintError, match="contradicts itself"):
-        language_of(Ebnf(text))
+        language_for_constraint(Ebnf(text))
 
 
 def test_left_recursion_circles_and_unreachable_rules_do_no_harm():
@@ -399,7 +399,7 @@ def test_a_structural_tag_may_say_how_many_there_are_and_what_is_not_in_text():
 )
 def test_broken_compositions_are_refused(constraint, message):
     with pytest.raises(ConstraintError, match=re.escape(message)):
-        language_of(constraint)
+        language_for_constraint(constraint)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from llguidance.gbnf_to_lark import any_to_lark
 
 from sglang_lite.constraints.emit.gbnf import to_gbnf
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.matching import matches
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.protocol import ConstraintError, Ebnf, Lark
@@ -86,7 +86,11 @@ def test_a_lark_grammar_is_read_as_others_read_it(name):
     text = LARKS[name]
     constraint = Lark(text)
     texts = texts_of(constraint, Random(name), text)
-    ours = agreed(constraint, texts, [by_lark(text), by_xgrammar(to_gbnf(language_of(constraint)))])
+    ours = agreed(
+        constraint,
+        texts,
+        [by_lark(text), by_xgrammar(to_gbnf(language_for_constraint(constraint)))],
+    )
     if name in UNKNOWN_TO_LLGUIDANCE:
         with pytest.raises(NotRead):
             by_llguidance(text)
@@ -118,4 +122,4 @@ def in_lark(text):
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_beyond_the_dialect_is_refused_by_name(name):
     with pytest.raises(ConstraintError, match=REFUSED[name]):
-        language_of(Lark(PUBLISHED[name]))
+        language_for_constraint(Lark(PUBLISHED[name]))

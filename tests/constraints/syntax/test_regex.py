@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_lite.constraints.emit.regex import to_rust
+from sglang_lite.constraints.emit.regex import to_rust_regex
 from sglang_lite.constraints.formal.automaton import accepts, is_empty
 from sglang_lite.constraints.formal.nodes import CharSet
 from sglang_lite.constraints.random_texts import sample
@@ -241,7 +241,9 @@ def test_unicode_categories():
 
 
 def test_rust_text_leaves_nothing_to_flags():
-    assert to_rust(parse("(?i)ab.")) == r"[Aa][Bb][\x{0}-\x{9}\x{B}-\x{D7FF}\x{E000}-\x{10FFFF}]"
+    assert (
+        to_rust_regex(parse("(?i)ab.")) == r"[Aa][Bb][\x{0}-\x{9}\x{B}-\x{D7FF}\x{E000}-\x{10FFFF}]"
+    )
 
 
 def test_an_empty_class_matches_nothing():

@@ -9,10 +9,10 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.constraints import memo
-from sglang_lite.constraints.byte_matcher import grammar_text
+from sglang_lite.constraints.byte_matcher import write_llguidance_grammar
 from sglang_lite.constraints.formal.automaton import accepts, is_empty
 from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.syntax.regex import parse, parse_schema_pattern
 from sglang_lite.protocol import ConstraintError, Regex
 from tests.constraints.random_regexes import pattern_with_assertions
@@ -132,8 +132,8 @@ def test_work_does_not_double_with_each_round(part):
     memo.clear()
     sys.setprofile(count)
     try:
-        language = language_of(Regex(f"(?a)(?:{part}){{16}}"))
-        text = grammar_text(language, ShortestTexts(language.rules).longest_forced)
+        language = language_for_constraint(Regex(f"(?a)(?:{part}){{16}}"))
+        text = write_llguidance_grammar(language, ShortestTexts(language.rules).longest_forced)
     finally:
         sys.setprofile(None)
     assert len(text) < 1_000_000

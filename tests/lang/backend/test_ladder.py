@@ -27,7 +27,7 @@ from pydantic import BaseModel
 import sglang_lite as sgl
 from sglang_lite.lang.backend.anthropic import Anthropic
 from sglang_lite.lang.backend.capabilities import Capabilities, Demands
-from sglang_lite.lang.backend.ladder.choose import choose_strategy, served_kinds
+from sglang_lite.lang.backend.ladder.choose import choose_strategy, served_constraint_kinds
 from sglang_lite.lang.backend.ladder.strategy import POLICIES, Refusal
 from sglang_lite.lang.backend.openai import OpenAI
 from sglang_lite.lang.backend.profiles.prices import price as known_price
@@ -163,7 +163,7 @@ def test_a_kind_of_constraint_is_served_or_refused_on_every_profile(policy):
     ]
     for provider in providers():
         for profile in profiles(provider):
-            kinds = served_kinds(profile, policy)
+            kinds = served_constraint_kinds(profile, policy)
             for constraint in samples:
                 found = choose_strategy(profile, policy, Demands(constraint=constraint))
                 assert isinstance(found, Refusal) == (type(constraint) not in kinds), (

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from sglang_lite.lang.backend.remote.turn import TurnHole, TurnValue, UnstoppedAnswer, read_pieces
+from sglang_lite.lang.backend.remote.turn import (
+    TurnHole,
+    TurnValue,
+    UnstoppedAnswer,
+    parse_turn_pieces,
+)
 
 WRITTEN = json.loads((Path(__file__).parent / "turns" / "written.json").read_text())
 LINE = TurnHole(("\n",))
@@ -19,7 +24,7 @@ def answer(text, *, ended=True, count=None, tokens=()):
 
 
 def texts(text, parts=FIELDS, **told):
-    return [value.text for value in read_pieces(answer(text, **told), parts).values]
+    return [value.text for value in parse_turn_pieces(answer(text, **told), parts).values]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +72,7 @@ def test_what_a_limit_has_cut_is_no_value():
 
 
 def test_the_first_of_several_stops_ends_a_value():
-    reading = read_pieces(
+    reading = parse_turn_pieces(
         answer("a, b; c"), (TurnHole((";", ",")), " ", TurnHole((";",)), TurnHole())
     )
     assert reading.values[0] == TurnValue("a", ",")
@@ -95,7 +100,7 @@ def test_a_limit_counts_tokens_and_not_characters():
     assert texts(said, limited, count=8) == []  # nobody knows how many they are
     assert texts(said, limited, count=2) == [" Annabella", " 1910"]  # no more than in all of it
     assert texts("Name: x\nYear: 1910", limited, count=8) == [" x", " 1910"]  # no more than bytes
-    cut = read_pieces(
+    cut = parse_turn_pieces(
         answer(said, count=8, tokens=tokens), ("Name:", TurnHole(("\n",), 1), "\nYear:", LINE)
     )
     assert cut.values == (TurnValue(" Anna", cut=True),)
@@ -113,18 +118,18 @@ def test_a_constraint_ends_a_value_before_the_next_constant():
 
 def test_tokens_that_are_not_used_are_counted():
     assert (
-        read_pieces(
+        parse_turn_pieces(
             answer("Name: Ann\nYear: 1910", count=10), ("Name:", LINE, "\nYear:", LINE)
         ).unused_tokens
         == 0
     )
     assert (
-        read_pieces(
+        parse_turn_pieces(
             answer("0123456789" * 2, count=10), (TurnHole(("5",)), "x", TurnHole())
         ).unused_tokens
         == 8
     )
-    assert read_pieces(answer("nothing of it", count=7), FIELDS).unused_tokens == 7
+    assert parse_turn_pieces(answer("nothing of it", count=7), FIELDS).unused_tokens == 7
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from openai_answers import called, said
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.remote.turn_plan import turn_text
+from sglang_lite.lang.backend.remote.turn_plan import turn_text_constraint
 from sglang_lite.protocol import Choices, Lark, Regex
 
 WORD = sgl.grammar.Lark("start: /[a-z]+/")
@@ -93,11 +93,11 @@ def test_a_model_without_grammars_refuses_the_turn_as_before(openai):
 
 def test_generations_have_to_be_told_apart_by_something_between_them():
     a, b = Regex("[a-z]+"), Lark('start: "b"')
-    assert turn_text(["x", a, "; ", b]) is not None
-    assert turn_text([a, b]) is None
-    assert turn_text([a, " ", b]) is None
-    assert turn_text(["x", None]) is None
-    assert turn_text([Choices(("x", "y")), "."]) is not None
+    assert turn_text_constraint(["x", a, "; ", b]) is not None
+    assert turn_text_constraint([a, b]) is None
+    assert turn_text_constraint([a, " ", b]) is None
+    assert turn_text_constraint(["x", None]) is None
+    assert turn_text_constraint([Choices(("x", "y")), "."]) is not None
 
 
 # --------------------------------------------------------------------------- explain, by statements

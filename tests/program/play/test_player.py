@@ -44,7 +44,7 @@ class Words(BranchText[str]):
     def mark(self):
         return tuple(self.added)
 
-    def go_back(self, mark):
+    def restore_position(self, mark):
         self.added = list(mark)
 
 
@@ -88,7 +88,7 @@ class Driver:
         self.take()
 
     def take(self):
-        for effect in self.player.take_effects():
+        for effect in self.player.pop_effects():
             self.events.append(effect)
             match effect:
                 case Ask(branch, place):
@@ -312,7 +312,7 @@ def test_the_next_ask_of_an_answered_branch_comes_first():
     driver.add((), Fork(((Gen("a"), Gen("b")), (Gen("c"),))), Join(0, (1, 0)), Gen("d"))
     assert asked(driver) == [(0, 0, 0), (0, 1, 0)]
     driver.player.accept_answer(driver.asks[0], ("A",))
-    effects = driver.player.take_effects()
+    effects = driver.player.pop_effects()
     assert [(*each.branch.path, each.place) for each in effects if isinstance(each, Ask)] == [
         (0, 0, 1),
         (2,),
@@ -337,7 +337,7 @@ def test_a_stale_answer_is_ignored():
     driver.add((), Rollback(0), Gen("b"))
     driver.player.accept_answer(ask, ("A",))
     driver.player.accept_failure(ask, ProgramError("late"))
-    assert driver.player.take_effects() == []
+    assert driver.player.pop_effects() == []
     assert asked(driver) == [(3,)]
     assert driver.prompts[3,] == "P"
 
@@ -381,7 +381,7 @@ def test_a_program_that_fails_as_a_whole_gives_up_what_it_asked_for():
     assert [type(each) for each in driver.events[-4:]] == [Idle, Idle, Idle, Ended]
     assert isinstance(driver.events[-1].error, SglError)
     driver.add((), Text("late"))
-    assert driver.player.take_effects() == []
+    assert driver.player.pop_effects() == []
 
 
 def test_a_branch_is_told_to_begin_before_its_first_ask():

@@ -75,7 +75,7 @@ def pickled(metadata: Any, **changes: Any) -> bytes:
 
 def test_handle_and_metadata_are_read_of_a_pickle(metadata, monkeypatch):
     monkeypatch.setattr(handles, "_open_tensor", lambda handle, device: handle)
-    found = handles.read_bucket(pickled(metadata), torch.device("cuda"))
+    found = handles.read_flattened_bucket(pickled(metadata), torch.device("cuda"))
     handle = found["flattened_tensor"]
     assert (handle.shape, handle.dtype, handle.memory, handle.start, handle.waits) == (
         (6,),
@@ -119,19 +119,19 @@ def test_nothing_of_another_pickle_is_run(case, metadata):
     with pytest.raises(
         sgl.ParameterError, match="serialized_named_tensors: is no flattened bucket of a GPU"
     ):
-        handles.read_bucket(HOSTILE[case](metadata), torch.device("cuda"))
+        handles.read_flattened_bucket(HOSTILE[case](metadata), torch.device("cuda"))
     assert ran == []
 
 
 def test_a_pickle_changes_nothing_for_the_next_one(metadata, monkeypatch):
     monkeypatch.setattr(handles, "_open_tensor", lambda handle, device: handle)
-    expected = handles.read_bucket(pickled(metadata), torch.device("cuda"))
+    expected = handles.read_flattened_bucket(pickled(metadata), torch.device("cuda"))
     for name in ("a\nFlattenedTensorMetadata\n", "torch\nrebuild_cuda_tensor\n"):
         # sets an attribute of what has the name
         setting = f"c{name}N}}V__setstate__\nI1\ns\x86b.".encode("latin-1")
         with pytest.raises(sgl.ParameterError):
-            handles.read_bucket(setting, torch.device("cuda"))
-    assert handles.read_bucket(pickled(metadata), torch.device("cuda")) == expected
+            handles.read_flattened_bucket(setting, torch.device("cuda"))
+    assert handles.read_flattened_bucket(pickled(metadata), torch.device("cuda")) == expected
 
 
 def test_a_changed_pickle_is_refused_or_read(metadata, monkeypatch):
@@ -142,7 +142,7 @@ def test_a_changed_pickle_is_refused_or_read(metadata, monkeypatch):
         for _ in range(draw.randrange(1, 4)):
             data[draw.randrange(len(data))] = draw.randrange(256)
         with contextlib.suppress(sgl.ParameterError):
-            handles.read_bucket(bytes(data), torch.device("cuda"))
+            handles.read_flattened_bucket(bytes(data), torch.device("cuda"))
     assert ran == []
 
 
@@ -161,7 +161,7 @@ DAMAGED: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_damaged_handle_is_refused_before_it_is_opened(case, metadata):
     changes, why = DAMAGED[case]
     with pytest.raises(sgl.ParameterError, match=why):
-        handles.read_bucket(pickled(metadata, **changes), torch.device("cuda:0"))
+        handles.read_flattened_bucket(pickled(metadata, **changes), torch.device("cuda:0"))
 
 
 def test_an_engine_on_a_cpu_refuses_handles(metadata, tmp_path):

@@ -151,8 +151,8 @@ def written(likely, tokens, budget, likeliest=1.0, asked=None, matcher=None):
             pass
 
     drafting = Drafting([Told()], 8, 100, frozenset(), jump=False)
-    drafting.share_of_right_guesses = lambda drafter, evidence: evidence  # type: ignore[method-assign]  # each is told
-    drafting.largest_right_share = lambda: likeliest  # type: ignore[method-assign]  # of those told
+    drafting.hit_rate_of_evidence = lambda drafter, evidence: evidence  # type: ignore[method-assign]  # each is told
+    drafting.highest_hit_rate = lambda: likeliest  # type: ignore[method-assign]  # of those told
     drafting.cost.use_measured_times({16: 0.010, 64: 0.015})
     params = SimpleNamespace(speculation=True, scores_tokens=False)
     rows = []

@@ -300,8 +300,8 @@ def test_the_commonest_token_follows_and_memory_is_bounded():
     table = ContextTable(entries=1000, lengths=(8, 5, 3, 2, 1))
     for last in (7, 8, 8, 7, 8):
         table.record_text(1, [4, 5, 6, last], 3)
-    assert table.likely_next(1, [5, 6])[0] == 8
-    assert table.likely_next(2, [5, 6]) == (0, 0)
+    assert table.likely_next_token(1, [5, 6])[0] == 8
+    assert table.likely_next_token(2, [5, 6]) == (0, 0)
     dice = random.Random(0)
     for _ in range(50):
         table.record_text(1, [dice.randrange(10**6) for _ in range(100)], 0)

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 import sglang_lite as sgl
-from sglang_lite.runtime.models.weights.folder import open_folder
+from sglang_lite.runtime.models.weights.folder import open_weight_folder
 from tests.runtime.embedding.tiny import saved
 
 TEXTS = [
@@ -331,6 +331,6 @@ def test_a_tensor_that_is_missing_is_named(tmp_path):
         if "layer.1.output.dense.bias" not in name
     }
     save_file(tensors, tmp_path / "model.safetensors")
-    assert not open_folder(tmp_path).has_tensor("encoder.layer.1.output.dense.bias")
+    assert not open_weight_folder(tmp_path).has_tensor("encoder.layer.1.output.dense.bias")
     with pytest.raises(sgl.ModelError, match=r"'encoder.layer.1.output.dense.bias' is missing"):
         sgl.Engine(tmp_path, in_process=True)

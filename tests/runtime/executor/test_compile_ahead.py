@@ -23,7 +23,7 @@ from sglang_lite.runtime.executor.compile_ahead import (
     collect_variants,
 )
 from sglang_lite.runtime.kernels import compile_process
-from sglang_lite.runtime.kernels.compile_process import CompileProcess, start_early
+from sglang_lite.runtime.kernels.compile_process import CompileProcess, start_compiler_early
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
@@ -306,19 +306,19 @@ def test_it_is_started_early_only_where_a_gpu_has_no_kernels_of_the_model(tmp_pa
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "executable", "/bin/true")
     monkeypatch.setattr(compile_process, "DRIVER", tmp_path / "driver")
-    assert start_early("model", "auto", None) is None
+    assert start_compiler_early("model", "auto", None) is None
     (tmp_path / "driver").touch()
-    found = start_early("model", "cuda:1", 4)
+    found = start_compiler_early("model", "cuda:1", 4)
     assert found is not None
     found.kill()
-    assert start_early("model", "cpu", None) is None
-    assert start_early("model", "auto", 0) is None
+    assert start_compiler_early("model", "cpu", None) is None
+    assert start_compiler_early("model", "auto", 0) is None
     with BackgroundCompilation(RUNNER, A10, "model", 0).waiting_for_kernels():
         pass  # the cache has the model's kernels
-    assert start_early("model", "auto", None) is None
-    another = start_early("another", "auto", None)
+    assert start_compiler_early("model", "auto", None) is None
+    another = start_compiler_early("another", "auto", None)
     assert another is not None
     another.kill()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "another"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
-    assert start_early("model", "auto", None) is None
+    assert start_compiler_early("model", "auto", None) is None

@@ -10,7 +10,7 @@ import torch
 
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.executor.sampler import SamplingTable, sample
-from sglang_lite.runtime.requests.random_uniforms import uniforms
+from sglang_lite.runtime.requests.random_uniforms import draw_uniforms
 from sglang_lite.runtime.requests.resolved_params import resolve_params
 from tests.runtime.executor.test_sampling import set_row
 
@@ -80,7 +80,7 @@ def test_each_order_leaves_the_tokens_that_its_definition_leaves(order):
         left = kept_by_hand(logits.tolist(), top_k, top_p, min_p, order)
         shares = np.cumsum([math.exp(logits[i]) if i in left else 0.0 for i in range(8)])
         targets = (
-            uniforms(np.full(n, 5, dtype=np.uint64), np.arange(n, dtype=np.int32)) * shares[-1]
+            draw_uniforms(np.full(n, 5, dtype=np.uint64), np.arange(n, dtype=np.int32)) * shares[-1]
         )
         assert drawn == np.searchsorted(shares, targets, side="right").tolist(), (
             top_k,
@@ -133,7 +133,7 @@ def test_filters_keep_the_tokens_that_a_sort_of_the_vocabulary_keeps(size):
             sequential=sequential,
         )
         mass = probs.double().cumsum(-1)
-        targets = torch.from_numpy(uniforms(table.rows["seed"][slots], positions)) * mass[-1]
+        targets = torch.from_numpy(draw_uniforms(table.rows["seed"][slots], positions)) * mass[-1]
         expected = torch.searchsorted(mass, targets, right=True).clamp(max=size - 1).tolist()
         assert sample(row.repeat(n, 1), table, slots, positions, {}).tokens == expected, (
             size,

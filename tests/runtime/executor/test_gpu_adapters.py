@@ -115,7 +115,7 @@ def test_pages_have_each_number_of_an_adapter_once_and_again_when_their_memory_w
     )
     adapter, packed = (
         reader.read_adapter("one", reader.open(reference.folders["one"]))
-        for room in (lambda rank: None, memory.allocate_room)
+        for room in (lambda rank: None, memory.allocate_adapter_buffer)
         for reader in [AdapterReader(spec, "base", torch.float32, 32, room)]
     )
     assert packed.pages.nbytes == pool_bytes(spec, 3, torch.float32) == packed.bytes

@@ -265,14 +265,14 @@ def _digests_and_awaited() -> tuple[str, list[str]]:
     """Digest of a variant that is told on a GPU's stand-in, and what a launch on the GPU waits for."""
     from sglang_lite.runtime.kernels.device_properties import properties_of
     from sglang_lite.runtime.kernels.page_table import update_pages
-    from sglang_lite.runtime.kernels.variants import collecting_variants, waiting_for_variants
+    from sglang_lite.runtime.kernels.variants import intercept_launches, waiting_for_variants
 
     def launch(device: str) -> None:
         update_pages(*(torch.zeros(n, dtype=torch.int32, device=device) for n in (64, 4, 4)))
 
     told: list[str] = []
     awaited: list[str] = []
-    with collecting_variants(
+    with intercept_launches(
         properties_of(torch.device("cuda:0")), lambda variant: told.append(variant.digest)
     ):
         launch("meta")

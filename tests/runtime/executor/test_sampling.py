@@ -17,7 +17,7 @@ from sglang_lite.runtime.executor.sampler import Masks, SamplingTable, sample
 from sglang_lite.runtime.executor.step_record import SAMPLING, sampling_row
 from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear
-from sglang_lite.runtime.requests.random_uniforms import derive_sample_seed, uniforms
+from sglang_lite.runtime.requests.random_uniforms import derive_sample_seed, draw_uniforms
 from sglang_lite.runtime.requests.resolved_params import resolve_params
 from tests.runtime import scripted
 from tests.runtime.models.tiny import VOCAB, randomise, save
@@ -69,11 +69,11 @@ def run_all(engine, requests):
 def test_draws_are_uniform_and_seeds_do_not_shift_each_other():
     positions = np.arange(4000, dtype=np.int32)
     streams = [
-        uniforms(np.full(4000, s % 2**64, dtype=np.uint64), positions)
+        draw_uniforms(np.full(4000, s % 2**64, dtype=np.uint64), positions)
         for s in (0, 1, -1, 0x9E3779B97F4A7C15)
     ]
     streams += [
-        uniforms(np.full(4000, derive_sample_seed(0, i), dtype=np.uint64), positions)
+        draw_uniforms(np.full(4000, derive_sample_seed(0, i), dtype=np.uint64), positions)
         for i in (1, 2)
     ]
     for stream in streams:

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import triton
 
-from sglang_lite.runtime.kernels.variants import KernelVariant, collecting_variants
+from sglang_lite.runtime.kernels.variants import KernelVariant, intercept_launches
 from tests.runtime.kernels.launches import Case, cases
 
 TABLE = Path(__file__).with_name("compiled.tsv")
@@ -82,7 +82,7 @@ def _digest(variants: list[KernelVariant]) -> str:
 def variants_of(case: Case) -> list[KernelVariant]:
     """Variants of kernels that a case launches."""
     variants: list[KernelVariant] = []
-    with collecting_variants(case.properties, variants.append):
+    with intercept_launches(case.properties, variants.append):
         case.launch()
     assert variants, f"{case} launches nothing"
     return variants

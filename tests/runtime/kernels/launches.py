@@ -1,4 +1,4 @@
-"""Every kernel launched on tensors without memory: what `variants.collecting_variants` can compile
+"""Every kernel launched on tensors without memory: what `variants.intercept_launches` can compile
 for a GPU that is not there.
 """
 
@@ -65,7 +65,7 @@ from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, nor
 from sglang_lite.runtime.kernels.packed_products import (
     add_parts,
     decode_weight,
-    max_rows,
+    max_packed_rows,
     packed_rows,
 )
 from sglang_lite.runtime.kernels.packed_row import packed_row
@@ -393,7 +393,9 @@ def packed_products(dtype: torch.dtype) -> None:
             row = empty(1, inputs, dtype=dtype)
             packed_row(row, weight, None)
             packed_row(row, weight, None, residual=row, norm=row[0], eps=1e-5, gate="silu")
-        packed_rows(empty(max_rows(DEVICE, dtype), inputs, dtype=dtype), weight, None, "silu")
+        packed_rows(
+            empty(max_packed_rows(DEVICE, dtype), inputs, dtype=dtype), weight, None, "silu"
+        )
 
 
 def packed_experts(dtype: torch.dtype) -> None:

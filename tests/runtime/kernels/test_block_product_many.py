@@ -7,7 +7,7 @@ import torch
 
 from sglang_lite.runtime.kernels.block_product import pack_blocks
 from sglang_lite.runtime.kernels.block_product_many import ManyRowsProduct
-from sglang_lite.runtime.models.layers.linear import block_library, many_rows_library
+from sglang_lite.runtime.models.layers.linear import load_block_library, many_rows_library
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from tests.runtime.kernels.test_block_product import KINDS
 
@@ -44,7 +44,7 @@ def random_blocks(kind, outputs, inputs):
 
 
 def multiplied(library, blocks, bias, x):
-    packing = block_library()
+    packing = load_block_library()
     assert packing is not None
     product = ManyRowsProduct(
         library, pack_blocks(packing, blocks.q, blocks.scale, blocks.minimum), bias

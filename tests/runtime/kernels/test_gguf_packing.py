@@ -9,7 +9,7 @@ from gguf.quants import dequantize
 
 from sglang_lite.runtime.kernels.block_product import BlockProduct, pack_blocks
 from sglang_lite.runtime.kernels.gguf_packing import PACKED_KINDS, pack_gguf
-from sglang_lite.runtime.models.layers.linear import block_library, gguf_library
+from sglang_lite.runtime.models.layers.linear import load_block_library, load_gguf_library
 from sglang_lite.runtime.models.weights.gguf_blocks import READERS
 from tests.runtime.models.test_gguf_blocks import random_blocks
 
@@ -18,12 +18,12 @@ ROWS, COLUMNS = 48, 768
 
 @pytest.fixture(scope="module")
 def library():
-    return gguf_library() or pytest.skip("needs AVX2 and a C++ compiler")
+    return load_gguf_library() or pytest.skip("needs AVX2 and a C++ compiler")
 
 
 @pytest.fixture(scope="module")
 def products():
-    return block_library() or pytest.skip("needs AVX2 and a C++ compiler")
+    return load_block_library() or pytest.skip("needs AVX2 and a C++ compiler")
 
 
 def matrix(kind, rows=ROWS):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sglang_lite.runtime.kernels.huge_pages import empty_bytes
+from sglang_lite.runtime.kernels.huge_pages import allocate_huge_page_tensor
 
 HUGE = 2 << 20
 MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -27,7 +27,7 @@ def mapping_at(address):
 @pytest.mark.skipif(not MODE.exists() or "VmFlags" not in Path("/proc/self/smaps").read_text(),
                     reason="the system has no transparent huge pages, or doesn't tell")  # fmt: skip
 def test_the_system_is_asked_for_huge_pages_where_whole_ones_fit():
-    tensor = empty_bytes(5 * HUGE + 100_000)
+    tensor = allocate_huge_page_tensor(5 * HUGE + 100_000)
     assert tensor.data_ptr() % HUGE == 0
     size, flags = mapping_at(tensor.data_ptr())
     assert size == 5 * HUGE
@@ -37,7 +37,7 @@ def test_the_system_is_asked_for_huge_pages_where_whole_ones_fit():
 
 @pytest.mark.parametrize("size", [0, 1, HUGE - 1, HUGE, 3 * HUGE + 1])
 def test_each_byte_can_be_written_and_read(size):
-    tensor = empty_bytes(size)
+    tensor = allocate_huge_page_tensor(size)
     assert tensor.shape == (size,)
     assert tensor.dtype == torch.uint8
     tensor.copy_(torch.arange(size) % 251)
@@ -45,5 +45,5 @@ def test_each_byte_can_be_written_and_read(size):
 
 
 def test_a_part_of_it_keeps_it():
-    part = empty_bytes(2 * HUGE)[HUGE:].fill_(3)
+    part = allocate_huge_page_tensor(2 * HUGE)[HUGE:].fill_(3)
     assert int(part.sum()) == 3 * HUGE

@@ -12,7 +12,11 @@ from sglang_lite.runtime.kernels.device_properties import (
     properties_of,
 )
 from sglang_lite.runtime.kernels.experts_tiled import down_launch, gate_up_launch
-from sglang_lite.runtime.kernels.launch_config import attention_launch, product_tile, tile_stages
+from sglang_lite.runtime.kernels.launch_config import (
+    choose_attention_launch,
+    choose_product_tile,
+    tile_stages,
+)
 from tests.runtime.kernels.launches import GPUS, HEADS
 
 A100, A10, RTX_4090, H200 = GPUS
@@ -54,7 +58,7 @@ CHOSEN = {
 
 
 def chosen(properties, kernel, dim, item, cached, queries, rows):
-    launch = attention_launch(
+    launch = choose_attention_launch(
         properties,
         kernel,
         dim=dim,
@@ -74,7 +78,9 @@ def test_an_h200_has_what_was_measured_there(asked):
 
 def test_rows_taken_from_their_product_have_programs_of_two_warps_where_they_are_one_or_some():
     asked = {"dim": 128, "item": 2, "cached": 2, "queries": 8, "heads": 8, "product": True}
-    launches = [attention_launch(H200, "decode", **asked, rows=rows) for rows in (1, 2, 64, 128)]
+    launches = [
+        choose_attention_launch(H200, "decode", **asked, rows=rows) for rows in (1, 2, 64, 128)
+    ]
     assert [(launch.tokens, launch.warps) for launch in launches] == [
         (64, 2),
         (32, 1),
@@ -87,7 +93,7 @@ def test_few_rows_of_8_bits_are_read_by_programs_that_have_a_multiprocessor_each
     asked = {"dim": 128, "item": 2, "cached": 1, "queries": 8, "heads": 4}
 
     def exclusive(properties, **more):
-        return attention_launch(properties, "decode", **asked, **more).exclusive
+        return choose_attention_launch(properties, "decode", **asked, **more).exclusive
 
     assert [exclusive(H200, rows=rows) for rows in (1, 4, 5, 64)] == [True, True, False, False]
     assert not exclusive(H200, rows=1, shared=True)
@@ -130,16 +136,16 @@ PRODUCT_TILES = {
 @pytest.mark.parametrize("asked", PRODUCT_TILES, ids=str)
 def test_products_of_few_rows_on_an_h200_are_what_was_measured_there(asked):
     rows, shape, gated = asked
-    tile = product_tile(H200, rows, shape, gated=gated)
+    tile = choose_product_tile(H200, rows, shape, gated=gated)
     assert (tile.outputs, tile.inputs, tile.stages) == PRODUCT_TILES[asked]
 
 
 def test_programs_share_a_multiprocessor_only_if_each_loads_three_tiles():
     blackwell = DeviceProperties("RTX 5090", 101_376, 1 << 16, 170, (12, 0))
-    tile = product_tile(blackwell, 64, (28_672, 4096), gated=True)
+    tile = choose_product_tile(blackwell, 64, (28_672, 4096), gated=True)
     assert (tile.inputs, tile.stages) == (128, 2)
     # adapters need the room
-    assert product_tile(H200, 64, (28_672, 4096), gated=True, beside=True).inputs == 128
+    assert choose_product_tile(H200, 64, (28_672, 4096), gated=True, beside=True).inputs == 128
 
 
 def test_smaller_cards_take_fewer_tokens_at_a_time():

@@ -19,7 +19,7 @@ from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.launcher import KernelLauncher, cached_launch, variant_key
 from sglang_lite.runtime.kernels.norm import add_norm
 from sglang_lite.runtime.kernels.reference.norm import norm as reference
-from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 EDGES = (
     0,
@@ -255,6 +255,6 @@ def test_unaligned_rows_after_aligned_ones_are_right():
 @given(st.integers(1, 10**6), st.integers(1, 10**4))
 def test_sizes(size, part):
     assert (cdiv(size, part) - 1) * part < size <= cdiv(size, part) * part
-    power = power_of_2(size)
+    power = round_up_to_power_of_2(size)
     assert power // 2 < size <= power
     assert power.bit_count() == 1

@@ -8,7 +8,7 @@ from sglang_lite.runtime.kernels.lora import lora_add, lora_add_and_gate, lora_r
 from sglang_lite.runtime.kernels.lora_few import join_ranks, shrink
 from sglang_lite.runtime.kernels.lora_own import own_expand, own_ranks, own_shrink
 from sglang_lite.runtime.kernels.lora_weights import RANKS
-from sglang_lite.runtime.kernels.tiled import can_expand, linear_by_tiles, linear_split_k
+from sglang_lite.runtime.kernels.tiled import can_fuse_adapters, linear_by_tiles, linear_split_k
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.adapters import DEVICE, lora_step, lora_weights
 from tests.runtime.kernels.test_kernels import close
@@ -71,7 +71,7 @@ def test_a_product_by_tiles_adds_adapters_where_its_sums_end(rows, inputs):
     weight = (torch.randn(192, inputs, device=DEVICE) / inputs**0.5).to(half)
     expected = by_token(x, weights, step, slots, x.double() @ weight.double().T)
     joined = join_ranks(step, slots)
-    assert can_expand(weight, weights.outputs)
+    assert can_fuse_adapters(weight, weights.outputs)
     for _ in range(2):  # the counters are left as they were found
         close(linear_by_tiles(x, weight, None, shrunk=shrink(x, weights, joined)), expected, half)
     close(linear_split_k(x, weight, 2, shrink(x, weights, joined)).sum(0), expected, half)

@@ -30,7 +30,7 @@ def test_pages_are_handed_out_once_and_come_back_after_their_step():
     assert pool.free == 1
     pool.settle_quarantine(5)
     assert (pool.free, pool.quarantined) == (3, 0)
-    assert set(pool.free_pages()) == {0, 1, 3}
+    assert set(pool.list_free_pages()) == {0, 1, 3}
     with pytest.raises(AssertionError):
         pool.allocate(4)
 

@@ -29,7 +29,7 @@ from transformers import (
 import sglang_lite as sgl
 from sglang_lite.cli import main
 from sglang_lite.runtime.loading.description import describe
-from sglang_lite.runtime.models.layers.linear import block_library, keeps_only_blocks
+from sglang_lite.runtime.models.layers.linear import keeps_only_blocks, load_block_library
 from tests.runtime.embedding.tiny import saved
 from tests.runtime.media.seeing import FAMILIES, save_seeing
 from tests.runtime.models.tiny import VOCAB, save
@@ -131,7 +131,7 @@ def test_a_gguf_file(model_file):
     assert (found.architecture, found.runs, found.refused) == ("llama", "native", ())
     assert found.cache_bytes == 30 * 2 * 3 * 64 * size_of(found.dtype)
     has_copy = found.dtype != "float32" and not keeps_only_blocks()
-    in_blocks = not has_copy and block_library() is not None  # they stay as stored
+    in_blocks = not has_copy and load_block_library() is not None  # they stay as stored
     norms = 61 * 576  # stored in float32
     as_stored = found.stored_bytes - norms * (4 - size_of(found.dtype))
     assert found.loaded_bytes == (as_stored if in_blocks else 134_515_008 * size_of(found.dtype))

@@ -14,7 +14,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor import kv_pool_size
 from sglang_lite.runtime.loading import load_model as load
 from sglang_lite.runtime.loading.load_model import load_model, pick_device
-from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
+from sglang_lite.runtime.models.memory_check import check_free_memory, rotary_bytes, weight_bytes
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.parallel.layout import ALONE, Parallel
 
@@ -153,7 +153,7 @@ def pool_tokens(
     half = torch.bfloat16
     model = SimpleNamespace(
         device=CUDA, spec=spec, attentions=[layer.attention for layer in spec.layers], shares_prefixes=True, vocab_size=spec.vocab_size, activation_elements=23_552,
-        active_parameters=sum(layer.active_weights(spec.hidden_size) for layer in spec.layers),
+        active_parameters=sum(layer.active_weight_elements(spec.hidden_size) for layer in spec.layers),
         token_bytes=2 * spec.kv_layout.numbers, precision=Precision(half, half, half),
     )  # fmt: skip
     sizes = EngineConfig().resolve_sizes(gpu=True, longest=spec.max_positions)
@@ -173,7 +173,7 @@ def test_a_card_with_8_gb_takes_a_small_model(card):
     card(7.2)
     spec = SHAPES["qwen3-0.6b"]
     weights = weight_bytes(spec, 2)
-    check_room(
+    check_free_memory(
         {"weights": weights, "positions": rotary_bytes(spec, spec.max_positions)}, CUDA, "qwen", ""
     )
     card(7.2 - weights / 2**30)
@@ -217,7 +217,7 @@ def test_rows_of_other_replicas_and_of_steps_at_other_stages_have_room(card):
 def test_a_model_too_large_for_it_is_refused_before_it_is_read(card):
     card(7.2)
     with pytest.raises(ModelError) as refused:
-        check_room(
+        check_free_memory(
             {"weights": weight_bytes(SHAPES["llama-3.1-8b"], 2)},
             CUDA,
             "llama",

@@ -38,7 +38,7 @@ from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.tokens.image_span import Grid, MediaItem
-from sglang_lite.runtime.tokens.virtual_ids import virtual_ids
+from sglang_lite.runtime.tokens.virtual_ids import hash_to_virtual_ids
 from tests.runtime.media.seeing import (
     FAMILIES,
     GREEDY,
@@ -181,24 +181,25 @@ def test_an_image_of_too_many_bytes_or_without_pillow_is_one_error(
     with pytest.raises(
         ParameterError, match=r"image: .* bytes, the limit is 100\. Save it smaller\."
     ):
-        header.read_header(Media(png(20, 20)))
+        header.read_image_size(Media(png(20, 20)))
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(
         ParameterError, match=r"needs the package pillow\. pip install 'sglang-lite\[media\]'"
     ):
-        header.read_header(Media(b"any"))
+        header.read_image_size(Media(b"any"))
 
 
 def test_images_that_are_seen_as_a_whole_are_cut_by_no_chunk() -> None:
     items = [MediaItem(Media(), key, 4, 99, both_ways=True) for key in (b"a", b"b")]
     tokens = np.array(
-        [5, *virtual_ids(b"a", 4, 100), *virtual_ids(b"b", 4, 100), 6, 7], dtype=np.int32
+        [5, *hash_to_virtual_ids(b"a", 4, 100), *hash_to_virtual_ids(b"b", 4, 100), 6, 7],
+        dtype=np.int32,
     )
     media = RequestMedia.from_tokens(items, tokens, 100)
     assert media is not None
     assert media.limits.tolist() == [1, 5, 5, 5, 5, 9, 9, 9, 9]
     inside = {2: (1, 5), 3: (1, 5), 4: (1, 5), 6: (5, 9), 7: (5, 9), 8: (5, 9)}
-    assert [media.unsplit_ends(end) for end in range(1, 12)] == [
+    assert [media.find_unsplit_ends(end) for end in range(1, 12)] == [
         inside.get(end, (end, end)) for end in range(1, 12)
     ]
 
@@ -546,11 +547,12 @@ def test_a_config_without_a_text_part_is_that_of_the_decoder(saved: Any) -> None
 def test_a_hash_that_two_images_share_by_chance_is_not_used() -> None:
     items = [MediaItem(Media(), key, 16, 99) for key in (b"a", b"b")]
     tokens = np.array(
-        [5, *virtual_ids(b"a", 16, 100), 6, *virtual_ids(b"b", 16, 100), 7], dtype=np.int32
+        [5, *hash_to_virtual_ids(b"a", 16, 100), 6, *hash_to_virtual_ids(b"b", 16, 100), 7],
+        dtype=np.int32,
     )
     media = RequestMedia.from_tokens(items, tokens, 100)
     assert media is not None
-    assert [media.trusted_length(cached) for cached in (0, 1, 2, 4, 5, 17, 18, 19, 21, 22, 35)] == [
+    assert [media.trusted_cached_length(cached) for cached in (0, 1, 2, 4, 5, 17, 18, 19, 21, 22, 35)] == [
         0, 1, 1, 1, 5, 17, 18, 18, 18, 22, 35,
     ]  # fmt: skip
-    assert media.with_placeholders(tokens).tolist() == [5, *[99] * 16, 6, *[99] * 16, 7]
+    assert media.restore_placeholders(tokens).tolist() == [5, *[99] * 16, 6, *[99] * 16, 7]

@@ -14,10 +14,10 @@ from sglang_lite.runtime.models.layers.linear import (
     BlockLinear,
     DenseLinear,
     StackedProducts,
-    bf16_linear,
-    block_head,
-    block_product,
     block_products_in,
+    build_bf16_linear,
+    build_block_head,
+    build_block_linear,
     many_rows_library,
 )
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
@@ -79,14 +79,14 @@ def test_matrices_in_blocks_of_two_kinds_are_multiplied_apart():
     ids=["beside a plain one", "plain", "too few outputs", "too few outputs of a kind"],
 )
 def test_others_are_decoded(parts):
-    assert block_product(parts, None) is None
+    assert build_block_linear(parts, None) is None
     assert isinstance(made(parts, blocks=True), DenseLinear)
 
 
 def test_without_a_compiler_they_are_decoded(monkeypatch):
     monkeypatch.setattr(linear, "load_cpu_library", lambda *_: None)
     assert isinstance(made([four()], blocks=True), DenseLinear)
-    assert block_head(eight()) is None
+    assert build_block_head(eight()) is None
 
 
 @needs_compiler
@@ -97,7 +97,7 @@ def test_many_rows_of_bfloat16_are_multiplied_without_a_decoded_copy(has_bf16, m
     if not has_bf16:
         monkeypatch.setattr(linear, "many_rows_library", lambda: None)
     parts, bias = [four(160), eight(96)], torch.randn(256).bfloat16()
-    found = bf16_linear(parts, bias, blocks=True)
+    found = build_bf16_linear(parts, bias, blocks=True)
     assert isinstance(found, BlockLinear if many_rows_library() and has_bf16 else StackedProducts)
     matrix = torch.cat([part.decode(0, len(part.q)) for part in parts])
     for rows in (1, MULTIPLIED_ROWS, MULTIPLIED_ROWS + 1, 600):
@@ -114,7 +114,7 @@ def test_matrices_of_a_file_are_packed_without_a_reading_of_torch(kind, monkeypa
     data = torch.from_numpy(random_blocks(kind, 32, 24))
     columns = READERS[kind](data).shape[1]
     monkeypatch.setitem(READERS, kind, None)
-    found = bf16_linear(
+    found = build_bf16_linear(
         [GgufBlocks(data, kind, columns), GgufBlocks(data[:16], kind, columns)], None, blocks=True
     )
     assert block_products_in(found)
@@ -124,7 +124,7 @@ def test_matrices_of_a_file_are_packed_without_a_reading_of_torch(kind, monkeypa
 @needs_compiler
 def test_units_for_tiles_are_worth_a_decoded_copy(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    found = bf16_linear([four()], None, blocks=True)
+    found = build_bf16_linear([four()], None, blocks=True)
     assert isinstance(found, Bf16Linear)
     assert isinstance(found.few, BlockProduct)
     x = torch.randn(9, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
@@ -133,7 +133,7 @@ def test_units_for_tiles_are_worth_a_decoded_copy(monkeypatch):
 
 @needs_compiler
 def test_logits_are_float32():
-    head, x = block_head(eight()), torch.randn(3, 64).bfloat16()
+    head, x = build_block_head(eight()), torch.randn(3, 64).bfloat16()
     assert head is not None
     assert torch.allclose(head(x), made([eight()])(x), rtol=1e-3, atol=0.1)
 

@@ -12,7 +12,7 @@ from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
-from sglang_lite.runtime.models.weights.quantised_formats import Q4_K, declared_matrices
+from sglang_lite.runtime.models.weights.quantised_formats import Q4_K, parse_quantization_config
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE
 from tests.runtime.models.packings import FORMATS, declare
@@ -24,9 +24,11 @@ NAME, CPU = "model.layers.3.self_attn.q_proj.weight", torch.device("cpu")
 
 @pytest.mark.parametrize("name", [*FORMATS, "gguf"])
 def test_matrices_of_layers_are_stored_as_declared(name):
-    matrices = Q4_K if name == "gguf" else declared_matrices(FORMATS[name].config, "config.json")
+    matrices = (
+        Q4_K if name == "gguf" else parse_quantization_config(FORMATS[name].config, "config.json")
+    )
     source = DummySource(CPU, matrices)
-    assert source.has_packed
+    assert source.has_packed_matrices
     found = source.take_tensor(NAME, (64, 256))
     assert isinstance(found, ScaledRows if matrices.scales else Blocks)
     values = found.decode(0, 64)
@@ -48,7 +50,7 @@ def test_matrices_of_layers_are_stored_as_declared(name):
 )
 def test_a_gpu_multiplies_them_as_stored(config, kind, formats):
     half = Precision(torch.float16, torch.float16, torch.float16, packed=True, **formats)
-    part = DummySource(DEVICE, declared_matrices(config, "config.json")).take_tensor(
+    part = DummySource(DEVICE, parse_quantization_config(config, "config.json")).take_tensor(
         NAME, (64, 256)
     )
     assert type(LinearBuilder(half, DEVICE, fused=True).build_linear([part], None)) is kind
@@ -61,11 +63,13 @@ def runs(folder, **settings):
 
 
 def test_matrices_in_eight_bit_floats_and_stacks_of_experts():
-    fp8 = declared_matrices({"quant_method": "fp8", "weight_block_size": [128, 128]}, "config.json")
+    fp8 = parse_quantization_config(
+        {"quant_method": "fp8", "weight_block_size": [128, 128]}, "config.json"
+    )
     assert DummySource(CPU, fp8).take_tensor(NAME, (256, 256)).decode(
         0, 256
     ).std().item() == pytest.approx(0.02, rel=0.05)
-    mxfp4 = declared_matrices({"quant_method": "mxfp4"}, "config.json")
+    mxfp4 = parse_quantization_config({"quant_method": "mxfp4"}, "config.json")
     stack = DummySource(CPU, mxfp4).take_stack(
         "model.layers.0.mlp.experts.gate_up_proj", (4, 64, 96)
     )

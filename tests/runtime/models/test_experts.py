@@ -21,7 +21,7 @@ from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.read_gguf import spec_from_gguf
 from sglang_lite.runtime.models.spec import ExpertsSpec, LayerSpec
-from sglang_lite.runtime.models.weights.folder import open_folder
+from sglang_lite.runtime.models.weights.folder import open_weight_folder
 from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.models.weights.quantised_formats import Matrices
@@ -189,7 +189,9 @@ def test_experts_in_eight_bits_are_as_stored_or_near(tmp_path, stored):
     eight = replace(BFLOAT16, fp8=stored == "16 bits", keep_fp8=True)
     spec = spec_from_config(json.loads((folder / "config.json").read_text()), "config.json")
     with torch.inference_mode():
-        model = GpuDecoder(spec, open_folder(folder, Matrices(block=(128, 128))), eight, DEVICE, 64)
+        model = GpuDecoder(
+            spec, open_weight_folder(folder, Matrices(block=(128, 128))), eight, DEVICE, 64
+        )
     matrices = model.layers[0].feed_forward.matrices
     assert matrices.gate_up.dtype == matrices.down.dtype == torch.float8_e4m3fn
     scales = matrices.gate_up_scales.repeat_interleave(128, 1).repeat_interleave(128, 2)

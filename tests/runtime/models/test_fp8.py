@@ -22,7 +22,7 @@ from sglang_lite.runtime.models.layers.eight_bit_linear import Fp8Linear
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.read_config import spec_from_config
-from sglang_lite.runtime.models.weights.folder import open_folder
+from sglang_lite.runtime.models.weights.folder import open_weight_folder
 from sglang_lite.runtime.models.weights.quantised_formats import Matrices
 from tests.runtime.kernels import needs_gpu, needs_kernels
 from tests.runtime.models.tiny import VOCAB, randomise, save
@@ -355,7 +355,7 @@ def test_a_product_in_eight_bits_takes_the_numbers_as_they_are(tmp_path, kind):
     """Exactly, where each output has one scale; nearly, where it has several."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     folder, reference = write(tmp_path, CONFIGS[kind][0], kind)
-    stored, source = open_state(folder), open_folder(folder, Matrices(block=BLOCK))
+    stored, source = open_state(folder), open_weight_folder(folder, Matrices(block=BLOCK))
     names = [f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up")]
     product = Fp8Linear([source.take_tensor(name, (80, 48)) for name in names], None, device)
     ours = product.weight.float() * product.scales.unsqueeze(1)
@@ -384,7 +384,7 @@ def test_a_device_keeps_eight_bits_of_what_has_them(tmp_path):
     spec = spec_from_config(json.loads((folder / "config.json").read_text()), "config.json")
     precision = Precision(torch.bfloat16, torch.bfloat16, torch.bfloat16, keep_fp8=True)
     with torch.inference_mode():
-        model = GpuDecoder(spec, open_folder(folder), precision, device, 64)
+        model = GpuDecoder(spec, open_weight_folder(folder), precision, device, 64)
     kinds = [
         [
             type(x)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM
 
-from sglang_lite.bench.limits import Rates, lower_bound
+from sglang_lite.bench.limits import Rates, estimate_minimum_seconds
 from sglang_lite.bench.shapes import SHAPES
 from sglang_lite.bench.workloads import Workload
 from sglang_lite.protocol import ModelError
@@ -329,7 +329,7 @@ def test_ideal_times_know_latents():
     spec = SHAPES["deepseek-v2-lite"]
     for rows, milliseconds in ((1, 1.15), (64, 7.3)):
         two, three = (
-            lower_bound(spec, Workload(0, (1000,) * rows, (count,) * rows), rates)
+            estimate_minimum_seconds(spec, Workload(0, (1000,) * rows, (count,) * rows), rates)
             for count in (2, 3)
         )
         assert (three - two) * 1e3 == pytest.approx(milliseconds, rel=0.07)
@@ -341,7 +341,7 @@ def test_ideal_times_with_weights_in_eight_bits_count_latents_in_sixteen():
 
     def step(length, bits):
         two, three = (
-            lower_bound(spec, Workload(0, (length,), (count,)), rates, bits=bits)
+            estimate_minimum_seconds(spec, Workload(0, (length,), (count,)), rates, bits=bits)
             for count in (2, 3)
         )
         return three - two

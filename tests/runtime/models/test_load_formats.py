@@ -226,7 +226,7 @@ def test_several_engines_may_make_the_copy_at_once(pickled, expected, monkeypatc
 
     monkeypatch.setattr(np, "save", waiting)
     with ThreadPoolExecutor(3) as pool:
-        made = list(pool.map(lambda _: numpy_copy.numpy_files(pickled), range(3)))
+        made = list(pool.map(lambda _: numpy_copy.prepare_numpy_files(pickled), range(3)))
     assert made[0] == made[1] == made[2]
     assert logits(pickled, "npcache") == expected
 
@@ -471,7 +471,7 @@ def indexed(folder: Path, shard: str) -> None:
 
 def numpy_copied(folder: Path) -> None:
     pickled_folder(folder, folder / "pickled")
-    numpy_copy.numpy_files(folder / "pickled")
+    numpy_copy.prepare_numpy_files(folder / "pickled")
     (folder / "pickled" / "np").rename(folder / "np")
 
 

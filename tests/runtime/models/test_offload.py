@@ -11,7 +11,7 @@ from sglang_lite.runtime.loading import load_model as load
 from sglang_lite.runtime.loading.model_files import read_spec
 from sglang_lite.runtime.loading.quantise import quantise
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
-from sglang_lite.runtime.models.offload import Offload, check_size, tensors_within
+from sglang_lite.runtime.models.offload import Offload, check_offload_size, tensors_within
 from sglang_lite.runtime.models.spec import ModelSpec
 from tests.runtime.kernels import INTERPRETED, needs_interpreter, needs_kernels
 from tests.runtime.models.test_families import FAMILIES, SHAPE, ask, engine
@@ -178,11 +178,11 @@ def test_more_than_the_layers_have_is_refused_before_they_are_read_or_when_they_
     spec = read_spec(folder)
     assert isinstance(spec, ModelSpec)
     item = (1 << 30) / spec.layers[0].weight_elements(spec.hidden_size)  # a layer has a GiB
-    check_size(spec, LAYERS, item)
+    check_offload_size(spec, LAYERS, item)
     with pytest.raises(
         sgl.ParameterError, match=r"cpu_offload_gb: 8 is more than the 7.0 GiB of the layers"
     ):
-        check_size(spec, 8, item)
+        check_offload_size(spec, 8, item)
     with pytest.raises(
         sgl.ParameterError, match=r"cpu_offload_gb: 1 is more than the 0.0 GiB of the layers"
     ):

@@ -20,14 +20,14 @@ from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.layers.eight_bit_linear import Fp8Linear, GpuInt8Linear
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear, SideBySide
 from sglang_lite.runtime.models.layers.invariant_linear import InvariantLinear
-from sglang_lite.runtime.models.layers.linear import StackedProducts, block_library
+from sglang_lite.runtime.models.layers.linear import StackedProducts, load_block_library
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.layers.packed_linear import PackedLinear
 from sglang_lite.runtime.models.new_weights import StagedWeights
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.weights.blocks import Blocks
-from sglang_lite.runtime.models.weights.folder import open_folder
+from sglang_lite.runtime.models.weights.folder import open_weight_folder
 from sglang_lite.runtime.models.weights.quantised_formats import read_quantisation
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE, apply_activation, close, normal
@@ -101,13 +101,13 @@ def gpu_decoder(folder):
     spec = spec_from_config(json.loads((folder / "config.json").read_text()), "config.json")
     with torch.inference_mode():
         return GpuDecoder(
-            spec, open_folder(folder, read_quantisation(folder).matrices), HALF, DEVICE, 64
+            spec, open_weight_folder(folder, read_quantisation(folder).matrices), HALF, DEVICE, 64
         )
 
 
 def stage(model, folder):
     return StagedWeights(
-        model, lambda: open_folder(folder, read_quantisation(folder).matrices), whole=True
+        model, lambda: open_weight_folder(folder, read_quantisation(folder).matrices), whole=True
     )
 
 
@@ -160,7 +160,7 @@ def test_a_row_has_the_same_bits_in_every_batch(tmp_path, form):
 def test_a_deterministic_gpu_decodes_a_packed_folder(tmp_path):
     """And multiplies as it does a plain one, whose rows have the same bits in every batch."""
     folder, reference = write(tmp_path, FORMATS["gptq"])
-    source = open_folder(folder, read_quantisation(folder).matrices)
+    source = open_weight_folder(folder, read_quantisation(folder).matrices)
     part = source.take_tensor(f"{Q}.weight", (64, 64))
     alike = Precision(torch.float16, torch.float16, torch.float16, batch_invariant=True)
     made = LinearBuilder(alike, DEVICE, fused=True).build_linear([part], None)
@@ -170,7 +170,7 @@ def test_a_deterministic_gpu_decodes_a_packed_folder(tmp_path):
 
 def two_orders(folder):
     """Matrices that a layer multiplies together, whose inputs are in two orders, and their values."""
-    source = open_folder(folder, read_quantisation(folder).matrices)
+    source = open_weight_folder(folder, read_quantisation(folder).matrices)
     first = source.take_tensor(f"{Q}.weight", (64, 64))
     assert isinstance(first, Blocks)
     assert first.order is not None
@@ -188,7 +188,7 @@ def blocks_of_four_bits():
 
 
 def test_orders_that_differ_in_a_product_are_multiplied_apart(tmp_path):
-    if block_library() is None:
+    if load_block_library() is None:
         pytest.skip("needs AVX2 and a C++ compiler")
     parts, values = two_orders(folder_of("gptq, reordered", tmp_path))
     precision = Precision(torch.float32, torch.float32, torch.float32, blocks=True)

@@ -22,15 +22,15 @@ from sglang_lite.runtime.loading.load_model import precision
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.layers.expert_stacker import ExpertStacker
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
-from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear, block_library
+from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear, load_block_library
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.layers.packed_linear import PackedLinear, pack_matrix
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.read_config import spec_from_config
-from sglang_lite.runtime.models.weights.folder import open_folder
+from sglang_lite.runtime.models.weights.folder import open_weight_folder
 from sglang_lite.runtime.models.weights.fp4 import Mxfp4Experts
 from sglang_lite.runtime.models.weights.quantised_formats import (
-    declared_matrices,
+    parse_quantization_config,
     read_quantisation,
 )
 from sglang_lite.runtime.models.weights.rounding import NF4, ROUNDINGS, round_matrix
@@ -63,7 +63,7 @@ TOLD = "quantised matrices are decoded while they are loaded (docs/models.md, Fo
 @pytest.mark.parametrize("name", FORMATS | MIXED)
 def test_its_matrices_have_the_values_that_the_tool_computes(tmp_path, name):
     folder, reference = write(tmp_path, (FORMATS | MIXED)[name])
-    source = open_folder(folder, read_quantisation(folder).matrices)
+    source = open_weight_folder(folder, read_quantisation(folder).matrices)
     for stored, weight in reference.state_dict().items():
         found = source.take_tensor(stored, tuple(weight.shape))
         values = found if isinstance(found, torch.Tensor) else found.decode(0, len(weight))
@@ -104,10 +104,10 @@ def test_it_is_the_model_that_it_describes(tmp_path, name):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_cpu_multiplies_it_without_decoding(tmp_path, name):
-    if block_library() is None:
+    if load_block_library() is None:
         pytest.skip("needs AVX2 and a C++ compiler")
     folder, reference = write(tmp_path, FORMATS[name])
-    source = open_folder(folder, read_quantisation(folder).matrices)
+    source = open_weight_folder(folder, read_quantisation(folder).matrices)
     names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
     weights = [reference.state_dict()[name] for name in names]
     parts = [source.take_tensor(name, tuple(weight.shape)) for name, weight in zip(names, weights)]
@@ -120,10 +120,10 @@ def test_a_cpu_multiplies_it_without_decoding(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["gptq", "nf4", "fp4"])
 def test_a_cpu_that_decodes_says_so(tmp_path, name, caplog):
-    if block_library() is None:
+    if load_block_library() is None:
         pytest.skip("no compiler")
     folder, reference = write(tmp_path, FORMATS[name])
-    source = open_folder(folder, read_quantisation(folder).matrices)
+    source = open_weight_folder(folder, read_quantisation(folder).matrices)
     weight = "model.layers.0.self_attn.q_proj.weight"
     parts = [source.take_tensor(weight, tuple(reference.state_dict()[weight].shape))]
     builder = LinearBuilder(FLOAT_IN_BLOCKS, CPU, fused=False)
@@ -158,7 +158,11 @@ def test_a_gpu_keeps_four_bits(tmp_path, name, caplog):
     def model():
         with torch.inference_mode():
             return GpuDecoder(
-                spec, open_folder(folder, read_quantisation(folder).matrices), half, DEVICE, 64
+                spec,
+                open_weight_folder(folder, read_quantisation(folder).matrices),
+                half,
+                DEVICE,
+                64,
             )
 
     packed = model()
@@ -531,7 +535,9 @@ def test_what_compressed_tensors_packs_it_unpacks_equally(form, settings, dtype)
         "config_groups": {"group_0": group},
     }
     packing = next(
-        p for p in declared_matrices(config, "").packings if p.parts[0].lstrip(".") in stored
+        p
+        for p in parse_quantization_config(config, "").packings
+        if p.parts[0].lstrip(".") in stored
     )
     ours = packing.read({f".{name}": tensor.detach() for name, tensor in stored.items()}).decode(
         0, 48
@@ -556,7 +562,7 @@ def test_a_description_counts_what_is_kept(tmp_path, name, monkeypatch):
     )
     assert found.formats[0] == FORMATS[name].names[0]
     assert found.loaded_bytes is not None
-    if block_library() is not None:
+    if load_block_library() is not None:
         assert found.products == (
             "decoded while loading" if FORMATS[name].wide else "as they are stored"
         )

@@ -14,7 +14,7 @@ import sglang_lite as sgl
 from sglang_lite.cli import main
 from sglang_lite.runtime.loading.quantise import quantise
 from sglang_lite.runtime.loading.save import save_sharded
-from sglang_lite.runtime.models.weights.folder import open_folder
+from sglang_lite.runtime.models.weights.folder import open_weight_folder
 from sglang_lite.runtime.models.weights.quantised_formats import read_quantisation
 from sglang_lite.runtime.models.weights.source import EncodedMatrix
 from tests.runtime.models.packings import FORMATS, TINY, write
@@ -46,7 +46,7 @@ def test_what_is_written_is_the_model_with_rounded_matrices(
         assert logprobs(running) == pytest.approx(expected_of(theirs), abs=1e-4)
     name, source = (
         "model.layers.1.mlp.down_proj.weight",
-        open_folder(out, read_quantisation(out).matrices),
+        open_weight_folder(out, read_quantisation(out).matrices),
     )
     weight = Qwen3ForCausalLM.from_pretrained(folder).state_dict()[name]
     found = source.take_tensor(name, (64, 96))

@@ -10,7 +10,7 @@ from transformers import (
     TorchAoConfig,
 )
 
-from sglang_lite.runtime.models.weights.folder import open_folder
+from sglang_lite.runtime.models.weights.folder import open_weight_folder
 from sglang_lite.runtime.models.weights.quantised_formats import read_quantisation
 from tests.runtime.models.packings import TINY
 from tests.runtime.models.tiny import randomise, save
@@ -89,7 +89,7 @@ def test_a_folder_has_the_values_that_its_library_computes(plain, tmp_path, name
         plain, quantization_config=config(), dtype=torch.float32
     )
     theirs.save_pretrained(tmp_path)
-    source = open_folder(tmp_path, read_quantisation(tmp_path).matrices)
+    source = open_weight_folder(tmp_path, read_quantisation(tmp_path).matrices)
     compared = 0
     for module, linear in theirs.model.layers.named_modules(prefix="model.layers"):
         if isinstance(linear, torch.nn.Linear):

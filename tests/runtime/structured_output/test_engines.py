@@ -26,7 +26,7 @@ from sglang_lite.protocol import (
     StructuralTag,
     Tag,
 )
-from sglang_lite.runtime.structured_output.base import masks_allow, next_mask
+from sglang_lite.runtime.structured_output.base import masks_allow_tokens, next_mask
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 from sglang_lite.runtime.structured_output.outlines import OutlinesEngine
@@ -183,8 +183,8 @@ def test_every_character_is_itself_in_every_engine(text):
         Regex(f"(?s).{{{len(text)}}}"),
     ):
         for engine in engines[:2]:
-            assert masks_allow(engine.compile(constraint), list(text.encode()))
-            assert not masks_allow(engine.compile(constraint), list(text.encode())[:-1])
+            assert masks_allow_tokens(engine.compile(constraint), list(text.encode()))
+            assert not masks_allow_tokens(engine.compile(constraint), list(text.encode())[:-1])
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_every_character_is_itself_in_every_engine(text):
 )
 def test_what_is_no_utf8_is_allowed_by_no_engine(bad):
     for engine in byte_engines()[1][:2]:
-        assert not masks_allow(engine.compile(Regex("(?s).*")), list(bad))
+        assert not masks_allow_tokens(engine.compile(Regex("(?s).*")), list(bad))
 
 
 @pytest.mark.parametrize(

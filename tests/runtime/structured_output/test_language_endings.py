@@ -5,7 +5,7 @@ import random
 import pytest
 
 from sglang_lite.constraints.formal import automaton
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.protocol import Ebnf, Regex
 from sglang_lite.runtime.structured_output.language_endings import LanguageEndings, RenewedStates
 from sglang_lite.runtime.structured_output.language_states import LanguageStates
@@ -20,7 +20,7 @@ TOKENS = [
 
 def endings_of(constraint):
     return LanguageEndings(
-        RenewedStates(lambda: LanguageStates(language_of(constraint), TOKENS, ()))
+        RenewedStates(lambda: LanguageStates(language_for_constraint(constraint), TOKENS, ()))
     )
 
 

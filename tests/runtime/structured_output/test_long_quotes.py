@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 import sglang_lite as sgl
 from sglang_lite.constraints.json_schema.any_strings import widen_quotes_to_strings
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.python_types.value_type import value_type
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Lark
@@ -125,7 +125,10 @@ def test_text_outside_of_the_documents_is_refused(made, monkeypatch):
     ],
 )
 def test_quotes_with_other_demands_are_left_to_the_engine(schema):
-    assert widen_quotes_to_strings(language_of(json_schema({"type": "string", **schema}))) is None
+    assert (
+        widen_quotes_to_strings(language_for_constraint(json_schema({"type": "string", **schema})))
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,13 +146,13 @@ def test_texts_that_need_no_quote_are_left_to_the_engine(other):
         "additionalProperties": False,
         "anyOf": options,
     }
-    assert widen_quotes_to_strings(language_of(json_schema(schema))) is None
+    assert widen_quotes_to_strings(language_for_constraint(json_schema(schema))) is None
 
 
 def test_substrings_of_grammars_are_left_to_the_engine():
     assert (
         widen_quotes_to_strings(
-            language_of(Lark('start: "<" X ">"\nX: %regex {"substring_words": "a b"}'))
+            language_for_constraint(Lark('start: "<" X ">"\nX: %regex {"substring_words": "a b"}'))
         )
         is None
     )

@@ -35,7 +35,7 @@ from sglang_lite.protocol import (
     Span,
     StructuralTag,
 )
-from sglang_lite.runtime.structured_output.open_end import end_rule
+from sglang_lite.runtime.structured_output.open_end import find_end_rule
 from tests.counts import some
 from tests.runtime.scripted import ended
 from tests.runtime.structured_output.test_distribution import p_value
@@ -473,4 +473,4 @@ def test_a_stream_holds_back_what_may_not_belong_to_the_text():
     (OneOf((Regex("a"), Lark('start: "a"'))), "written"), (OneOf((Regex("a"), StructuralTag((), ()))), None),
 ], ids=str)  # fmt: skip
 def test_which_texts_end_so(constraint, rule):
-    assert end_rule(constraint) == rule
+    assert find_end_rule(constraint) == rule

@@ -9,7 +9,7 @@ import sglang_lite as sgl
 from sglang_lite.runtime.structured_output import ruled_grammar
 from sglang_lite.runtime.structured_output.base import next_mask
 from sglang_lite.runtime.structured_output.ruled_grammar import (
-    mask_rules_of,
+    extract_mask_rules,
     pack_mask_rules,
     unpack_mask_rules,
 )
@@ -80,10 +80,10 @@ def test_what_lists_all_names_is_left_alone():
     closed = sgl.grammar.json_schema(
         {"properties": {"a": {"type": "integer"}}, "type": "object"}, closed=True
     )
-    assert mask_rules_of(closed) is None
-    assert mask_rules_of(sgl.grammar.json_schema(INTEGERS)) == ()
-    assert mask_rules_of(sgl.grammar.json_schema(True)) == ()
-    assert mask_rules_of(sgl.Regex("a")) is None
+    assert extract_mask_rules(closed) is None
+    assert extract_mask_rules(sgl.grammar.json_schema(INTEGERS)) == ()
+    assert extract_mask_rules(sgl.grammar.json_schema(True)) == ()
+    assert extract_mask_rules(sgl.Regex("a")) is None
 
 
 @pytest.mark.parametrize("found", [None, ()])

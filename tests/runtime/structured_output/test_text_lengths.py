@@ -9,11 +9,11 @@ from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.formal.earley import recognises
 from sglang_lite.constraints.formal.lengths import most_bytes
 from sglang_lite.constraints.formal.nodes import references
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Choices, Constraint, ConstraintError, Ebnf, Lark, Regex
 from sglang_lite.runtime.structured_output import fewest_tokens
-from sglang_lite.runtime.structured_output.base import masks_allow, next_mask
+from sglang_lite.runtime.structured_output.base import masks_allow_tokens, next_mask
 from sglang_lite.runtime.structured_output.token_rests import TokenRests
 from sglang_lite.runtime.structured_output.utf8 import byte_ranges, character_set_pattern
 from sglang_lite.runtime.structured_output.vocabulary import list_allowed_tokens
@@ -96,7 +96,7 @@ def test_random_languages(kind, drawn, letters):
     for seed in range(some(40, 600)):
         dice = random.Random(seed)
         try:
-            language = language_of(kind(drawn(dice)))
+            language = language_for_constraint(kind(drawn(dice)))
         except ConstraintError:  # has no text
             continue
         is_text = member_of(language)
@@ -121,7 +121,7 @@ def test_random_languages(kind, drawn, letters):
 @pytest.mark.parametrize("name", LANGUAGES)
 def test_languages_with_many_tokens(name):
     constraint, letters = LANGUAGES[name]
-    language = language_of(constraint)
+    language = language_for_constraint(constraint)
     own = [token for token in TOKENS if set(token) <= set(letters.encode())]
     expected = fewest_of_all(member_of(language), own, 4)
     assert found_fewest(language, TOKENS) == expected is not None
@@ -129,19 +129,19 @@ def test_languages_with_many_tokens(name):
 
 @pytest.mark.parametrize("before", ["", "{", "[ab.", "[a.b", "[a.b.", "a."])
 def test_what_was_written_does_not_count(before):
-    language = language_of(LANGUAGES["nesting"][0])
+    language = language_for_constraint(LANGUAGES["nesting"][0])
     own = [token for token in TOKENS if set(token) <= set(b"[]{}ab.")]
     expected = fewest_of_all(member_of(language), own, 4, before.encode())
     assert found_fewest(language, TOKENS, before.encode()) == expected is not None
 
 
 def test_nothing_follows_what_no_text_begins_with():
-    assert found_fewest(language_of(Regex("ab?")), TOKENS, b"c") is None
+    assert found_fewest(language_for_constraint(Regex("ab?")), TOKENS, b"c") is None
 
 
 def test_a_search_that_takes_too_much_work_tells_what_it_knows(monkeypatch):
     monkeypatch.setattr(fewest_tokens, "MAX_WORK", 200)
-    language = language_of(
+    language = language_for_constraint(
         Regex("".join(f"(?=[a-z]*{letter})" for letter in "abcdefghij") + "[a-z]+")
     )
     assert 0 <= found_fewest(language, TOKENS) <= 10
@@ -168,14 +168,14 @@ def test_bytes_of_characters(low, high):
     (Ebnf('root ::= root | "ab"'), 2), (Regex("(?=.{2,3}$)[a-z]+"), 9), (Regex("(?!a)[ab]{2}"), 2),
 ])  # fmt: skip
 def test_most_bytes(constraint, most):
-    found = most_bytes((language := language_of(constraint)).rules, language.start)
+    found = most_bytes((language := language_for_constraint(constraint)).rules, language.start)
     assert found == most or (most is not None and found is not None and most <= found <= 3 * most)
 
 
 def test_random_texts_have_no_more_bytes():
     for seed in range(some(40, 600)):
         try:
-            language = language_of(Regex(pattern(random.Random(seed))))
+            language = language_for_constraint(Regex(pattern(random.Random(seed))))
         except ConstraintError:
             continue
         most = most_bytes(language.rules, language.start)
@@ -276,7 +276,7 @@ def test_a_limit_of_the_fewest_tokens_admits_a_text(engine, name):
 
     found = witness(compiled, [*RANDOM_TOKENS, b""], allowed)
     assert found is not None
-    assert masks_allow(others, found)
+    assert masks_allow_tokens(others, found)
 
 
 PARTS = {

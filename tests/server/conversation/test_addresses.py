@@ -34,7 +34,7 @@ class Slow:
 
 async def fetched(images: ImageFetcher, key: str, path: str) -> bytes:
     key_in_use.set(key)
-    return (await images.fetch_prompt(asking(path))).images[0].data
+    return (await images.fetch_prompt_images(asking(path))).images[0].data
 
 
 @pytest.fixture

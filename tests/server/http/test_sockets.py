@@ -4,14 +4,14 @@ import resource
 
 import pytest
 
-from sglang_lite.server.http.sockets import allow_connections
+from sglang_lite.server.http.sockets import raise_open_file_limit
 from tests.children import in_a_child
 
 
 def limit_after(soft, hard):
     """Limit of open files after a server with 500 connections was started under these limits."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    allow_connections(500)
+    raise_open_file_limit(500)
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
@@ -24,5 +24,5 @@ def test_the_limit_of_open_files_is_raised_as_far_as_needed_and_allowed(soft, ha
 
 def test_a_limit_that_is_too_low_is_told_with_a_number_that_fits(caplog, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (600, 600))
-    allow_connections(500)
+    raise_open_file_limit(500)
     assert "this system allows 600 open files: start with --max-connections 344" in caplog.text

@@ -13,7 +13,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.server import flags
-from sglang_lite.server.sglang.server_args import engine_settings, server_args
+from sglang_lite.server.sglang.server_args import server_args, translate_engine_settings
 from tests.server.sglang.server_args_table import listed, read_package, table
 
 DOCS = Path(__file__).parents[3] / "docs" / "compatibility.md"
@@ -57,7 +57,7 @@ def test_the_docs_have_the_table():
 def test_a_default_changes_nothing_and_another_value_is_refused():
     for name in NEUTRAL:
         arg = server_args()[name]
-        assert engine_settings({name: arg.default}) == {}
+        assert translate_engine_settings({name: arg.default}) == {}
         other = {
             "bool": not arg.default,
             "int": 12345,
@@ -66,7 +66,7 @@ def test_a_default_changes_nothing_and_another_value_is_refused():
             "list": ["other"],
         }
         with pytest.raises(sgl.ParameterError, match=f"^{name}: .* is not supported") as refused:
-            engine_settings({name: other.get(arg.kind, {"other": 1})})
+            translate_engine_settings({name: other.get(arg.kind, {"other": 1})})
         assert refused.value.hint == arg.meaning
 
 
@@ -78,7 +78,7 @@ def test_a_default_changes_nothing_and_another_value_is_refused():
     ],
 )  # fmt: skip
 def test_what_says_nothing_changes_nothing(given):
-    assert engine_settings(given) == {}
+    assert translate_engine_settings(given) == {}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_says_nothing_changes_nothing(given):
 )
 def test_what_looks_like_a_default_is_none(given):
     with pytest.raises(sgl.ParameterError, match="is not supported"):
-        engine_settings(given)
+        translate_engine_settings(given)
 
 
 ALWAYS = ["enable_metrics", "skip_server_warmup", "enable_cache_report", "trust_remote_code"]
@@ -95,19 +95,19 @@ ALWAYS = ["enable_metrics", "skip_server_warmup", "enable_cache_report", "trust_
 @pytest.mark.parametrize("name", ALWAYS)
 def test_what_is_so_anyway_is_taken_with_a_line(name, caplog):
     with caplog.at_level("INFO", "sglang_lite"):
-        assert engine_settings({name: False}) == {}
+        assert translate_engine_settings({name: False}) == {}
         assert caplog.messages == []
-        assert engine_settings({name: True}) == {}
+        assert translate_engine_settings({name: True}) == {}
     assert caplog.messages == [f"{name} changes nothing. {server_args()[name].meaning}"]
 
 
 def test_requests_are_logged_by_a_server_and_not_by_an_engine():
     with pytest.raises(sgl.ParameterError, match="log_requests: True is not supported"):
-        engine_settings({"log_requests": True})
+        translate_engine_settings({"log_requests": True})
     parser = argparse.ArgumentParser()
     flags.add_serve_flags(parser)
     _, engine, _ = flags.read_serve_flags(parser.parse_args(["--model", "m", "--log-requests"]))
-    assert engine_settings(engine)["model"] == "m"
+    assert translate_engine_settings(engine)["model"] == "m"
     with pytest.raises(sgl.ParameterError, match="log_requests: log_level='error' hides them"):
         flags.read_serve_flags(
             parser.parse_args(["--model", "m", "--log-requests", "--log-level", "error"])
@@ -120,11 +120,11 @@ def test_tokenizer_workers_are_a_servers_processes_for_large_bodies():
     server, engine, _ = flags.read_serve_flags(
         parser.parse_args(["--model", "m", "--tokenizer-worker-num", "4"])
     )
-    assert (server.body_processes, engine_settings(engine)["model"]) == (4, "m")
+    assert (server.body_processes, translate_engine_settings(engine)["model"]) == (4, "m")
     with pytest.raises(
         sgl.ParameterError, match=r"tokenizer_worker_num: 4 is not supported.*--body-processes"
     ):
-        engine_settings({"tokenizer_worker_num": 4})
+        translate_engine_settings({"tokenizer_worker_num": 4})
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_tokenizer_workers_are_a_servers_processes_for_large_bodies():
 def test_what_is_refused_has_a_cure(given, cure, capsys):
     ((name, value),) = given.items()
     with pytest.raises(sgl.ParameterError, match=f"^{name}: ") as refused:
-        engine_settings(given)
+        translate_engine_settings(given)
     assert refused.value.hint.startswith(cure)
     with pytest.raises((sgl.ParameterError, SystemExit)) as ended:
         parser = argparse.ArgumentParser()
@@ -147,7 +147,7 @@ def test_what_is_refused_has_a_cure(given, cure, capsys):
         _, engine, _ = flags.read_serve_flags(
             parser.parse_args([f"--{name.replace('_', '-')}", str(value)])
         )
-        engine_settings(engine)
+        translate_engine_settings(engine)
     told = (
         ended.value.hint if isinstance(ended.value, sgl.ParameterError) else capsys.readouterr().err
     )
@@ -156,17 +156,23 @@ def test_what_is_refused_has_a_cure(given, cure, capsys):
 
 def test_values_of_sglang_are_translated():
     given = {"kv_cache_dtype": "fp8_e4m3", "attention_backend": "torch_native"}
-    assert engine_settings(given) == {"kv_dtype": "fp8", "attention_backend": "torch"}
-    assert engine_settings({"attention_backend": "fa4"}) == {"attention_backend": "flash_attn"}
-    assert engine_settings({"load_format": "layered"}) == {"load_format": "auto"}
-    assert engine_settings({"load_format": "fastsafetensors"}) == {"load_format": "safetensors"}
+    assert translate_engine_settings(given) == {"kv_dtype": "fp8", "attention_backend": "torch"}
+    assert translate_engine_settings({"attention_backend": "fa4"}) == {
+        "attention_backend": "flash_attn"
+    }
+    assert translate_engine_settings({"load_format": "layered"}) == {"load_format": "auto"}
+    assert translate_engine_settings({"load_format": "fastsafetensors"}) == {
+        "load_format": "safetensors"
+    }
     for threads, asked in (
         (8, {"enable_multithread_load": True}),
         (3, '{"enable_multithread_load": true, "num_threads": 3}'),
     ):
-        assert engine_settings({"model_loader_extra_config": asked}) == {"load_threads": threads}
+        assert translate_engine_settings({"model_loader_extra_config": asked}) == {
+            "load_threads": threads
+        }
     with pytest.raises(sgl.ParameterError, match="not of enable_multithread_load and num_threads"):
-        engine_settings({"model_loader_extra_config": {"distributed": True}})
+        translate_engine_settings({"model_loader_extra_config": {"distributed": True}})
     parser = argparse.ArgumentParser()
     flags.add_serve_flags(parser)
     line = [
@@ -177,7 +183,7 @@ def test_values_of_sglang_are_translated():
         "--load-format",
         "auto",
     ]
-    engine = engine_settings(flags.read_serve_flags(parser.parse_args(line))[1])
+    engine = translate_engine_settings(flags.read_serve_flags(parser.parse_args(line))[1])
     assert (engine["kv_dtype"], engine["attention_backend"], engine["load_format"]) == (
         "fp8",
         "torch",
@@ -187,16 +193,16 @@ def test_values_of_sglang_are_translated():
 
 def test_quantising_while_loading_takes_the_format_that_is_named():
     for named, expected in (("modelopt_fp8", "fp8"), ("int4", "int4")):
-        assert engine_settings({"quantize_and_serve": True, "quantization": named}) == {
+        assert translate_engine_settings({"quantize_and_serve": True, "quantization": named}) == {
             "quantization": expected
         }
-    assert engine_settings({"quantize_and_serve": False, "quantization": "fp8"}) == {
+    assert translate_engine_settings({"quantize_and_serve": False, "quantization": "fp8"}) == {
         "quantization": "fp8"
     }
     with pytest.raises(
         sgl.ParameterError, match="quantize_and_serve: no format is named"
     ) as refused:
-        engine_settings({"quantize_and_serve": True})
+        translate_engine_settings({"quantize_and_serve": True})
     assert refused.value.hint == 'Give quantization="fp8", "int4", "int8" or "nf4".'
 
 
@@ -211,7 +217,7 @@ def test_a_record_of_all_fields_is_taken():
         "a/model", random_seed=3, disable_cuda_graph=True, chunked_prefill_size=-1
     )
     assert (args.tp_size, args.encoder_urls, args.watchdog_timeout) == (1, [], 300)
-    settings = engine_settings(dataclasses.asdict(args))
+    settings = translate_engine_settings(dataclasses.asdict(args))
     assert {name: settings[name] for name in ("model", "seed", "cuda_graphs", "step_tokens", "policy")} == {
         "model": "a/model", "seed": 3, "cuda_graphs": False, "step_tokens": -1, "policy": "fcfs",
     }  # fmt: skip
@@ -250,9 +256,9 @@ def test_the_servers_command_takes_what_changes_nothing_and_hides_it():
         "300",
     ]
     _, engine, _ = flags.read_serve_flags(parser.parse_args(given))
-    assert engine_settings(engine)["model"] == "m"
-    assert "dcp_size" not in engine_settings(engine)
+    assert translate_engine_settings(engine)["model"] == "m"
+    assert "dcp_size" not in translate_engine_settings(engine)
     assert not re.search(r"--watchdog-timeout\b", parser.format_help())
     _, engine, _ = flags.read_serve_flags(parser.parse_args(["--model", "m", "--dcp-size", "2"]))
     with pytest.raises(sgl.ParameterError, match="dcp_size: 2 is not supported"):
-        engine_settings(engine)
+        translate_engine_settings(engine)

@@ -78,7 +78,7 @@ def _messages(request: ApiRequest) -> list[dict[str, Any]]:
     """
     messages: list[dict[str, Any]] = []
     for message, stored, calls in iterate_turns(
-        request.prompt.messages, request.provider_items, _calls_of
+        request.prompt.messages, request.provider_items, _extract_tool_calls
     ):
         (turn,) = messages_to_dicts([message])
         if stored is not None:
@@ -97,7 +97,7 @@ def _messages(request: ApiRequest) -> list[dict[str, Any]]:
     return messages
 
 
-def _calls_of(items: Sequence[Any]) -> list[Any]:
+def _extract_tool_calls(items: Sequence[Any]) -> list[Any]:
     return [call for item in items for call in item["tool_calls"]]
 
 
@@ -174,14 +174,14 @@ class ChatReader(ApiReader):
         if thought:
             sample.reasoning = (sample.reasoning or "") + thought
         for call in getattr(message, "tool_calls", None) or ():
-            _add_call(sample, call)
+            _add_tool_call(sample, call)
         logprobs = parse_logprobs(getattr(choice, "logprobs", None))
         return Delta(
             message.content or "", logprobs=logprobs, index=choice.index, reasoning=thought or ""
         )
 
 
-def _add_call(sample: PartialAnswer, chunk: Any) -> None:
+def _add_tool_call(sample: PartialAnswer, chunk: Any) -> None:
     """Adds a tool call, or a chunk of one, to the sample."""
     index = getattr(chunk, "index", None)
     index = len(sample.calls) if index is None else index
@@ -219,13 +219,13 @@ def parse_logprobs(logprobs: Foreign) -> tuple[TokenLogprob, ...]:
 
 CHAT = Api(
     request_arguments,
-    lambda client: with_raw_body(client.chat.completions.create, "messages"),
+    lambda client: wrap_with_extra_body(client.chat.completions.create, "messages"),
     {"stream": True, "stream_options": {"include_usage": True}},
     ChatReader,
 )
 
 
-def with_raw_body(
+def wrap_with_extra_body(
     create: Callable[..., Awaitable[Foreign]], *empty: str
 ) -> Callable[..., Awaitable[Json]]:
     """Wraps a method of the SDK to send all of the request except the model and `stream` in

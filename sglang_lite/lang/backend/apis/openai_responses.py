@@ -28,7 +28,7 @@ from sglang_lite.lang.backend.apis.openai_chat import (
     function_tool,
     parse_logprobs,
     parse_usage,
-    with_raw_body,
+    wrap_with_extra_body,
 )
 from sglang_lite.lang.results import messages_to_dicts
 from sglang_lite.protocol import Delta, Message
@@ -65,7 +65,7 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
     if target.effort is not None:
         arguments["reasoning"] = {"effort": target.effort}
     include += [_LOGPROBS] if request.params.return_logprob is True else []
-    shape = _shape_fields(request)
+    shape = _answer_format_fields(request)
     extra |= shape.pop("extra_body", {})
     return (
         arguments
@@ -75,7 +75,7 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
     )
 
 
-def _shape_fields(request: ApiRequest) -> dict[str, Any]:
+def _answer_format_fields(request: ApiRequest) -> dict[str, Any]:
     """Returns the request fields that specify the form of the answer."""
     match request.shape:
         case JsonFormat(schema, strict):
@@ -118,7 +118,7 @@ def input_items(
     expects back in place of turns, by message index.
     """
     items: list[dict[str, Any]] = []
-    for message, stored, calls in iterate_turns(messages, provider_items, _calls_of):
+    for message, stored, calls in iterate_turns(messages, provider_items, _extract_tool_calls):
         if stored is not None:
             items += stored
         elif calls:
@@ -132,7 +132,7 @@ def input_items(
     return items
 
 
-def _calls_of(items: Sequence[Any]) -> list[Any]:
+def _extract_tool_calls(items: Sequence[Any]) -> list[Any]:
     return [item for item in items if item["type"] == "function_call"]
 
 
@@ -214,7 +214,7 @@ def _read_output_item(item: Any, sample: PartialAnswer, inputs: list[str]) -> No
 
 RESPONSES = Api(
     request_arguments,
-    lambda client: with_raw_body(client.responses.create),
+    lambda client: wrap_with_extra_body(client.responses.create),
     {"stream": True},
     ResponsesReader,
 )

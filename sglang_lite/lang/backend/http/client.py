@@ -133,7 +133,7 @@ def split_address(url: UserValue) -> SplitResult:
     return parts
 
 
-def _tls_trusting(file: str) -> ssl.SSLContext:
+def _create_tls_context(file: str) -> ssl.SSLContext:
     """Creates a TLS context that trusts the certificate authorities in a file."""
     try:
         return ssl.create_default_context(cafile=file)
@@ -173,7 +173,7 @@ class ServerClient:
         retries: int,
     ) -> None:
         parts = split_address(url)
-        trusted = _tls_trusting(verify) if isinstance(verify, str) else verify is not False
+        trusted = _create_tls_context(verify) if isinstance(verify, str) else verify is not False
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
         self.retries = retries
@@ -259,7 +259,7 @@ class ServerClient:
         while True:
             try:
                 with self._translate_http_errors():
-                    for content, more in self._encode_attempts(body):
+                    for content, more in self._encode_request_bodies(body):
                         headers = {**_JSON, **trace_headers(), **more}
                         response = await self._client_of_loop().post(
                             path, content=content, headers=headers
@@ -296,7 +296,7 @@ class ServerClient:
         """
         headers = trace_headers() if headers is None else headers
         with self._translate_http_errors():
-            attempts = self._encode_attempts(body)
+            attempts = self._encode_request_bodies(body)
             while attempts:
                 content, more = attempts.pop(0)
                 sent = {**_JSON, **headers, **more}
@@ -321,7 +321,7 @@ class ServerClient:
                     problem = f"{self.url}: the stream ended before the answer was complete."
                     raise LostConnectionError(problem, hint="Try again.")
 
-    def _encode_attempts(self, body: object) -> list[tuple[bytes, dict[str, str]]]:
+    def _encode_request_bodies(self, body: object) -> list[tuple[bytes, dict[str, str]]]:
         """Returns the JSON bodies to try in order, each with headers to send. If the server may
         already know long schemas, the first body refers to them by hash. The last body is always
         complete.
@@ -392,12 +392,12 @@ class ServerClient:
         self, status: int, data: bytes | str, headers: Mapping[str, str] | None = None
     ) -> SglError:
         """Makes the error that a server's response reports, in any of the known formats."""
-        error = self._error_from(status, data)
+        error = self._parse_error_report(status, data)
         if isinstance(error, BackendError):
             error.retry_after = retry_after(headers or {})
         return error
 
-    def _error_from(self, status: int, data: bytes | str) -> SglError:
+    def _parse_error_report(self, status: int, data: bytes | str) -> SglError:
         report: Any = None
         with contextlib.suppress(ValueError, RecursionError):
             report = json.loads(data)

@@ -89,7 +89,7 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if self._room is not None:
-            await _wait_for_room(self._room, request)
+            await _wait_for_free_connection(self._room, request)
         connection = self._idle.pop()[1] if self._idle else self._create_connection()
         sent = sent_requests.get() or SentRequests()
         sent.tried += 1
@@ -117,14 +117,14 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         if self._room is not None:
             self._room.release()
         if self._sweeping is None:
-            self._sweep_after(self._idle_s)
+            self._schedule_idle_close(self._idle_s)
 
-    def _sweep_after(self, seconds: float) -> None:
+    def _schedule_idle_close(self, seconds: float) -> None:
         # runs in an empty context: the run's own would keep its backend alive
         loop = asyncio.get_running_loop()
-        self._sweeping = loop.call_later(seconds, self._sweep, context=Context())
+        self._sweeping = loop.call_later(seconds, self._close_idle_connections, context=Context())
 
-    def _sweep(self) -> None:
+    def _close_idle_connections(self) -> None:
         """Closes connections that have been idle for too long, because there may be no later
         request to do so.
         """
@@ -139,7 +139,7 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
         if self._idle:
-            self._sweep_after(self._idle[0][0] + self._idle_s - now)
+            self._schedule_idle_close(self._idle[0][0] + self._idle_s - now)
 
     async def aclose(self) -> None:
         if self._sweeping is not None:
@@ -186,7 +186,7 @@ class _Body(httpx2.AsyncByteStream):
                 leave()
 
 
-async def _wait_for_room(room: asyncio.Semaphore, request: httpx2.Request) -> None:
+async def _wait_for_free_connection(room: asyncio.Semaphore, request: httpx2.Request) -> None:
     """Delays a request until a connection is free, up to the request's `pool` timeout.
 
     Raises:

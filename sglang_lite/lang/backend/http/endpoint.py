@@ -23,7 +23,7 @@ from sglang_lite.lang.backend.http.native_protocol import (
     SampleStream,
     parse_choice_score,
     parse_generation,
-    parse_unconditional,
+    parse_prompt_logprobs,
     request_body,
     usage_from_meta,
 )
@@ -97,7 +97,7 @@ class RuntimeEndpoint(Backend):
         super().__init__()
         self.base_url = base_url
         self._server = ServerClient(base_url, api_key, verify, timeout, retries)
-        self.model_info = _parse_object(
+        self.model_info = _parse_server_description(
             self._server.request_blocking("GET", "/get_model_info").content
         )
         self.token_usage = TokenUsage()
@@ -141,7 +141,7 @@ class RuntimeEndpoint(Backend):
         # older servers, and gateways, have only the second
         for path in ("/server_info", "/get_server_info"):
             with contextlib.suppress(SglError):
-                return _parse_object(self._server.request_blocking("GET", path).content)
+                return _parse_server_description(self._server.request_blocking("GET", path).content)
         return {}
 
     # ---------------------------------------------------------------------------------- generations
@@ -178,7 +178,7 @@ class RuntimeEndpoint(Backend):
             ) as events:
                 async for event in events:
                     yield (
-                        self._warn_of_missing(event, params)
+                        self._warn_of_missing_data(event, params)
                         if isinstance(event, Generation)
                         else event
                     )
@@ -192,9 +192,9 @@ class RuntimeEndpoint(Backend):
         for index, each in enumerate(answers):
             generation = parse_generation(each, constraint, index)
             self.token_usage.add_usage(generation.usage)
-            yield self._warn_of_missing(generation, params)
+            yield self._warn_of_missing_data(generation, params)
 
-    def _warn_of_missing(self, answer: Generation, params: SamplingParams) -> Generation:
+    def _warn_of_missing_data(self, answer: Generation, params: SamplingParams) -> Generation:
         """Adds a warning about what the server left out of the answer."""
         missing = [] if self._own_info else missing_data_warnings(answer, params, answer.usage)
         return (
@@ -247,7 +247,9 @@ class RuntimeEndpoint(Backend):
             # One sample is continued. Several can't be, so they are generated again with the same
             # result.
             continues = count == 1
-            continued_ids = [i for sample in samples for i in sample.reconnect(continues=continues)]
+            continued_ids = [
+                i for sample in samples for i in sample.prepare_for_reconnect(continues=continues)
+            ]
 
     def _play_single_node(
         self, prompt: Prompt, node: Node, *, stream: bool = False
@@ -308,7 +310,7 @@ class RuntimeEndpoint(Backend):
             }
             found = await self._server.post("/generate", alone)
             scores = [
-                msgspec.structs.replace(s, unconditional=parse_unconditional(f))
+                msgspec.structs.replace(s, unconditional=parse_prompt_logprobs(f))
                 for s, f in zip(scores, found)
             ]
         usages = [usage_from_meta(each["meta_info"]) for each in answers]
@@ -385,7 +387,7 @@ class RuntimeEndpoint(Backend):
         await self._server.close()
 
 
-def _parse_object(data: bytes) -> dict[str, Any]:
+def _parse_server_description(data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_lite.constraints.number_text import PATTERNS, TERMINATORS, first_number
+from sglang_lite.constraints.number_text import PATTERNS, TERMINATORS, extract_leading_number
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http.client import LostConnectionError, typed_error
 from sglang_lite.protocol import (
@@ -88,11 +88,11 @@ def request_body(
         body["text"] = prompt.text
         sampling |= _constraint_fields(constraint)
         for image in prompt.images:
-            body.setdefault(f"{image.kind}_data", []).append(_image(image))
+            body.setdefault(f"{image.kind}_data", []).append(_encode_image(image))
     return {**body, "sampling_params": sampling}
 
 
-def _image(image: Media) -> str:
+def _encode_image(image: Media) -> str:
     return image.url or base64.b64encode(image.data).decode()
 
 
@@ -142,7 +142,7 @@ class SampleStream:
         self._continued_logprobs: list[TokenLogprob] = []
         self._logprobs: list[TokenLogprob] = []
 
-    def reconnect(self, *, continues: bool) -> list[int]:
+    def prepare_for_reconnect(self, *, continues: bool) -> list[int]:
         """Prepares for a new connection. Returns the token ids to continue from; empty if the
         sample starts over.
         """
@@ -160,7 +160,7 @@ class SampleStream:
             BackendError: the answer can't be read, reports a failure, or differs from the output
                 that was already delivered.
         """
-        with _reading_answer():
+        with _translate_parse_errors():
             meta = answer["meta_info"]
             reason = meta.get("finish_reason")
             text = answer["text"]
@@ -174,7 +174,7 @@ class SampleStream:
                 self._text = text
                 self.ids = list(ids)
                 self._logprobs = logprobs
-            check_failure(reason)
+            raise_reported_failure(reason)
         if reason is None:
             return self._take_undelivered()
         whole = parse_generation(
@@ -225,17 +225,17 @@ def parse_generation(
     Raises:
         BackendError: the answer can't be read, or reports a failure.
     """
-    with _reading_answer():
+    with _translate_parse_errors():
         if "generation" in answer:
             return msgspec.structs.replace(
                 msgspec.convert(answer["generation"], Generation), index=index
             )
         meta = answer["meta_info"]
         reason = meta["finish_reason"]
-        check_failure(reason)
+        raise_reported_failure(reason)
         text = answer["text"]
         if isinstance(constraint, Number):
-            text = first_number(constraint, text)
+            text = extract_leading_number(constraint, text)
         return Generation(
             text=text,
             token_ids=tuple(answer.get("output_ids") or ()),
@@ -255,7 +255,7 @@ def parse_generation(
 
 
 @contextlib.contextmanager
-def _reading_answer() -> Iterator[None]:
+def _translate_parse_errors() -> Iterator[None]:
     """Raises BackendError if an answer that is read in the `with` block does not have the expected
     fields.
     """
@@ -273,7 +273,7 @@ _READ = frozenset({
 })  # fmt: skip
 
 
-def check_failure(reason: Mapping[str, Json] | None) -> None:
+def raise_reported_failure(reason: Mapping[str, Json] | None) -> None:
     """Raises the error that a finish reason reports, if any."""
     if reason is None or reason["type"] != "abort":
         return
@@ -363,6 +363,6 @@ def parse_choice_score(
     )
 
 
-def parse_unconditional(answer: Mapping[str, Json]) -> tuple[float | None, ...]:
+def parse_prompt_logprobs(answer: Mapping[str, Json]) -> tuple[float | None, ...]:
     """Returns the log-probabilities of all tokens of an answer's prompt; None for the first one."""
     return tuple(entry.logprob for entry in _parse_logprobs(answer.get("meta_info") or {}, "input"))

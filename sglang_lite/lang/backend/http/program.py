@@ -83,12 +83,14 @@ class RemoteProgram:
 
     def extend(self, path: Path, nodes: Sequence[Node]) -> None:
         """Adds nodes to a branch. Raises WireError if a node can't be sent."""
-        seeded = tuple(map(_with_seeds, nodes))
-        executor().post(self._queue_item, {"path": list(path), "nodes": _as_data(seeded)}, seeded)
+        seeded = tuple(map(_fill_missing_seeds, nodes))
+        executor().post(
+            self._queue_item, {"path": list(path), "nodes": _nodes_to_data(seeded)}, seeded
+        )
 
     def judge(self, path: Path, place: int, verdict: Verdict) -> None:
         """Sends the verdict on a node of a branch. Raises WireError if it can't be sent."""
-        again = None if verdict.again is None else _with_seeds(verdict.again)
+        again = None if verdict.again is None else _fill_missing_seeds(verdict.again)
         assert again is None or isinstance(again, Gen | Select)
         verdict = msgspec.structs.replace(verdict, again=again)
         data = json.loads(wire.encode(verdict))["data"]
@@ -179,11 +181,11 @@ class RemoteProgram:
                 hint="Call shutdown() after all results are read.",
             )
         branches = self._take_first_nodes()
-        self._delivered.start_over()
+        self._delivered.reset_for_replay()
         grows = bool(self._unsent) or not self._closed
         body: dict[str, Any] = {
             "version": wire.VERSION,
-            "program": {"nodes": _as_data(_collect_nodes(branches))},
+            "program": {"nodes": _nodes_to_data(_collect_nodes(branches))},
             "stream": self._stream,
             "open": True,
         }
@@ -290,7 +292,7 @@ async def play_single_node(
     program = {
         "version": wire.VERSION,
         "prompt": msgspec.to_builtins(msgspec.structs.replace(prompt, messages=())),
-        "program": {"nodes": _as_data((_with_seeds(node),))},
+        "program": {"nodes": _nodes_to_data((_fill_missing_seeds(node),))},
         "stream": True,
     }
     path = "/program"
@@ -301,7 +303,7 @@ async def play_single_node(
     retries = Retries(server)
     delivered = _DeliveredEvents()
     while True:
-        delivered.start_over()
+        delivered.reset_for_replay()
         try:
             datas = server.stream_events(path, body)
             async with contextlib.aclosing(
@@ -326,9 +328,9 @@ class _DeliveredEvents:
     def __init__(self) -> None:
         self._finished: Counter[_Attempt] = Counter()  # number of finished samples
         self._texts: dict[tuple[_Attempt, int], str] = {}
-        self.start_over()
+        self.reset_for_replay()
 
-    def start_over(self) -> None:
+    def reset_for_replay(self) -> None:
         """Prepares for the events of a program that is played from its start."""
         self._finished_now: Counter[_Attempt] = Counter()
         self._texts_now: dict[tuple[_Attempt, int], str] = {}
@@ -395,11 +397,11 @@ def _decode_event(server: ServerClient, data: str) -> ProgramEvent | Usage:
     raise BackendError(f"a {type(event).__name__} is not an event of a program.")
 
 
-def _as_data(nodes: Sequence[Node]) -> Any:  # plain data
+def _nodes_to_data(nodes: Sequence[Node]) -> Any:  # plain data
     return json.loads(wire.encode(Program(tuple(nodes))))["data"]["nodes"]
 
 
-def _with_seeds(node: Node) -> Node:
+def _fill_missing_seeds(node: Node) -> Node:
     """Returns the node with a seed for each of its draws, so that playing it again gives the same
     result.
     """
@@ -409,7 +411,7 @@ def _with_seeds(node: Node) -> Node:
         )
     if isinstance(node, Fork):
         return msgspec.structs.replace(
-            node, branches=tuple(tuple(map(_with_seeds, each)) for each in node.branches)
+            node, branches=tuple(tuple(map(_fill_missing_seeds, each)) for each in node.branches)
         )
     return node
 

@@ -19,11 +19,11 @@ from typing import Any, Final
 
 from sglang_lite.constraints.emit.gbnf import to_gbnf
 from sglang_lite.constraints.emit.lark import to_lark
-from sglang_lite.constraints.emit.regex import to_rust
+from sglang_lite.constraints.emit.regex import to_rust_regex
 from sglang_lite.constraints.json_schema.keywords import REPEATS
 from sglang_lite.constraints.json_schema.quotes import KEYWORD, without_documents
 from sglang_lite.constraints.json_schema.repeats import has_repeats_keyword
-from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.number_text import PATTERNS
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.lang.backend.apis.api import (
@@ -93,7 +93,11 @@ def choose_strategy(profile: Profile, policy: Policy, demands: Demands) -> Strat
     if _may_stop_inside_value(demands):
         return Refusal("stop together with a constraint", "Leave stop out.")
     found = _strategy_for_constraint(profile, policy, demands)
-    return found if isinstance(found, Refusal) else with_parameters(found, profile, policy, demands)
+    return (
+        found
+        if isinstance(found, Refusal)
+        else adapt_to_parameters(found, profile, policy, demands)
+    )
 
 
 def _may_stop_inside_value(demands: Demands) -> bool:
@@ -125,7 +129,7 @@ def _strategy_for_constraint(
         # only a call can show that it is useless
         elif step.name == "token_logprobs" and not demands.scores:
             behind = (
-                with_parameters(each, profile, policy, demands)
+                adapt_to_parameters(each, profile, policy, demands)
                 for each in steps
                 if isinstance(each, Strategy)
             )
@@ -176,7 +180,9 @@ def _repair_strategy(profile: Profile, policy: Policy, demands: Demands) -> Iter
         else None
     )
     shape = (
-        None if hint is None else JsonFormat(schema_to_show(hint.constraint.schema), strict=False)
+        None
+        if hint is None
+        else JsonFormat(format_schema_for_prompt(hint.constraint.schema), strict=False)
     )
     yield Strategy(
         "repair", profile.api, False, (1, 1 + REPAIRS), form=hint, shape=shape, warnings=(warning,)
@@ -184,7 +190,7 @@ def _repair_strategy(profile: Profile, policy: Policy, demands: Demands) -> Iter
 
 
 def _suggest_supported_kinds(profile: Profile) -> str:
-    kinds = served_kinds(profile, "strict")
+    kinds = served_constraint_kinds(profile, "strict")
     if not kinds:
         unknown = (
             ""
@@ -197,7 +203,7 @@ def _suggest_supported_kinds(profile: Profile) -> str:
     return f"It enforces: {enforced}. Or {other}"
 
 
-def served_kinds(profile: Profile, policy: Policy) -> frozenset[type]:
+def served_constraint_kinds(profile: Profile, policy: Policy) -> frozenset[type]:
     """Returns the types of constraint that a strategy of the profile serves."""
     if policy != "strict" and profile.api != "completions":
         return SERVED
@@ -221,10 +227,10 @@ def capabilities_of(profile: Profile, policy: Policy) -> Capabilities:
     rules = TurnRules(
         "continued" if continues or prefill else otherwise,
         "continued" if continues or continues_last else otherwise,
-        OneOf in served_kinds(profile, "strict"),
+        OneOf in served_constraint_kinds(profile, "strict"),
     )
     return Capabilities(
-        served_kinds(profile, policy),
+        served_constraint_kinds(profile, policy),
         profile.params,
         select=isinstance(selection, Strategy),
         scores=isinstance(scored, Strategy),
@@ -242,7 +248,7 @@ RESPONSES_PARAMS: Final = frozenset({"max_tokens", "temperature", "top_p"})
 _OF_TEXT: Final = frozenset({"return_logprob", "top_logprobs_num", "return_text_in_logprobs"})
 
 
-def with_parameters(
+def adapt_to_parameters(
     strategy: Strategy, profile: Profile, policy: Policy, demands: Demands
 ) -> Strategy | Refusal:
     """Adapts a strategy to a node's parameters, or returns the reason why they are rejected."""
@@ -255,9 +261,7 @@ def with_parameters(
             "reasoning_effort is left out: the model does not accept it"
         )
     else:
-        instead = (
-            f"Leave it out of the backend. {_unknown_hint(profile, 'reasoning_effort')}".strip()
-        )
+        instead = f"Leave it out of the backend. {_unknown_support_hint(profile, 'reasoning_effort')}".strip()
         return Refusal("reasoning_effort", instead)
     stops = () if isinstance(params.stop, Unset) or constraint is not None else params.stop
     in_text = not isinstance(strategy.shape, Tools | GrammarTool | OwnField)
@@ -288,27 +292,28 @@ def with_parameters(
         else:
             elsewhere = "Leave it out, or use another backend for this node: gen(backend=…)."
             return Refusal(
-                name, f"{elsewhere} {_unknown_hint(profile, name)}{_accepts_hint(profile)}"
+                name,
+                f"{elsewhere} {_unknown_support_hint(profile, name)}{_accepted_parameters_hint(profile)}",
             )
     both = not isinstance(params.temperature, Unset) and not isinstance(params.top_p, Unset)
     if both and not profile.supports("temperature_with_top_p") and "top_p" not in strategy.left_out:
         if policy != "warn":
             return Refusal("temperature and top_p together", "Set one of them.")
         strategy = _without_parameter(strategy, "top_p")
-    return _with_stops(strategy, profile, policy, stops) if stops else strategy
+    return _adapt_to_stops(strategy, profile, policy, stops) if stops else strategy
 
 
 def _without_parameter(strategy: Strategy, name: str) -> Strategy:
     return strategy.mark_as_emulated(f"{name} is left out: the model does not accept it", name)
 
 
-def _with_stops(
+def _adapt_to_stops(
     strategy: Strategy, profile: Profile, policy: Policy, stops: tuple[str, ...]
 ) -> Strategy | Refusal:
     limit = profile.limits.get("stop")
     if not profile.supports("stop") or strategy.api == "responses":
         feature = "stop"
-        instead = f"Leave it out. {_unknown_hint(profile, 'stop')}{_accepts_hint(profile)}"
+        instead = f"Leave it out. {_unknown_support_hint(profile, 'stop')}{_accepted_parameters_hint(profile)}"
     elif limit is not None and len(stops) > limit:
         feature = f"{len(stops)} stop strings"
         instead = f"Give at most {limit}."
@@ -323,13 +328,13 @@ def _with_stops(
     return replace(strategy, stops=stops).mark_as_emulated(warning, "stop")
 
 
-def _unknown_hint(profile: Profile, name: str) -> str:
+def _unknown_support_hint(profile: Profile, name: str) -> str:
     if name in profile.features:
         return ""
     return f"Whether it accepts {name} is not known: set profile= or capabilities=. "
 
 
-def _accepts_hint(profile: Profile) -> str:
+def _accepted_parameters_hint(profile: Profile) -> str:
     return f"It accepts: {', '.join(sorted(profile.params)) or 'no parameters'}."
 
 
@@ -345,7 +350,7 @@ def native_strategies(profile: Profile, demands: Demands) -> Iterator[Strategy |
         and profile.supports("tools")
         and (not use.required or profile.supports("forced_tools"))
     ):
-        yield Strategy("tools", profile.api, shape=_fit_tools(use, profile))
+        yield Strategy("tools", profile.api, shape=_convert_to_tools(use, profile))
     if demands.kind == "select":
         yield from selection_strategies(profile, demands)
         if demands.scores:
@@ -353,10 +358,10 @@ def native_strategies(profile: Profile, demands: Demands) -> Iterator[Strategy |
     if profile.schema is not None:
         yield from _json_strategies(profile, demands)
     yield from custom_tool_strategies(profile, constraint)
-    yield from own_field_strategies(profile, constraint)
+    yield from dialect_field_strategies(profile, constraint)
 
 
-def _fit_tools(use: ToolUse, profile: Profile) -> Tools:
+def _convert_to_tools(use: ToolUse, profile: Profile) -> Tools:
     """Converts functions into tools of the provider. If a function's schema is not accepted in
     strict mode, it is sent as a hint, and the arguments are checked.
     """
@@ -377,7 +382,7 @@ def _fit_tools(use: ToolUse, profile: Profile) -> Tools:
     return Tools(tuple(tools), use.required, use.parallel)
 
 
-def schema_to_show(schema: str) -> str:
+def format_schema_for_prompt(schema: str) -> str:
     """Returns a JSON Schema as text for the model to read. Documents that its values have to quote
     from are left out.
     """
@@ -480,17 +485,19 @@ def custom_tool_strategies(profile: Profile, constraint: Constraint) -> Iterator
         yield Strategy(
             "regex_tool",
             "responses",
-            shape=GrammarTool("regex", to_rust(parse(constraint.pattern))),
+            shape=GrammarTool("regex", to_rust_regex(parse(constraint.pattern))),
         )
     elif profile.supports("lark_tool") and type(constraint) in _GRAMMARS:
         grammar = (
-            constraint.grammar if isinstance(constraint, Lark) else to_lark(language_of(constraint))
+            constraint.grammar
+            if isinstance(constraint, Lark)
+            else to_lark(language_for_constraint(constraint))
         )
         if not _BEYOND_LARK.search(grammar):
             yield Strategy("lark_tool", "responses", shape=GrammarTool("lark", grammar))
 
 
-def own_field_strategies(profile: Profile, constraint: Constraint) -> Iterator[Strategy]:
+def dialect_field_strategies(profile: Profile, constraint: Constraint) -> Iterator[Strategy]:
     """Yields the strategies with request fields that only one dialect has. The answer is the text
     itself.
     """
@@ -523,7 +530,11 @@ def own_field_strategies(profile: Profile, constraint: Constraint) -> Iterator[S
 
 def constraint_to_gbnf(constraint: Constraint) -> str:
     """Returns the grammar of a constraint's texts in llama.cpp's GBNF."""
-    return constraint.grammar if isinstance(constraint, Ebnf) else to_gbnf(language_of(constraint))
+    return (
+        constraint.grammar
+        if isinstance(constraint, Ebnf)
+        else to_gbnf(language_for_constraint(constraint))
+    )
 
 
 def _regex_pattern(constraint: Constraint) -> str | None:

@@ -113,7 +113,7 @@ class _Fitter:
                 self._checked.append(
                     (here, "sent as anyOf: the answer is checked to match only one of them")
                 )
-            elif self._enforces(key, value):
+            elif self._supports_keyword(key, value):
                 kept[key] = value
                 self._enforced.append(here)
             elif key == KEYWORD:
@@ -132,7 +132,7 @@ class _Fitter:
             return self._fit_reference(schema, kept, at)
         return self._fit_unreferenced(schema, kept, at)
 
-    def _enforces(self, key: str, value: Any) -> bool:
+    def _supports_keyword(self, key: str, value: Any) -> bool:
         rules = self._rules
         if key not in rules.kept:
             return False

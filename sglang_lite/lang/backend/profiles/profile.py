@@ -143,7 +143,7 @@ class Profile:
         }
         return replace(self, features=MappingProxyType({**self.features, **found}))
 
-    def for_strategies(self, strategies: AbstractSet[str]) -> Profile:
+    def restrict_to_strategies(self, strategies: AbstractSet[str]) -> Profile:
         """Returns the profile for a backend that can make requests only for these strategies (and
         for "tools", if included).
         """

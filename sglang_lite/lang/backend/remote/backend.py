@@ -162,7 +162,7 @@ class RemoteBackend(Backend):
                     if self._stated is not None:
                         found = found.with_capabilities(self._stated)
                     # only strategies that have a request
-                    found = self._find = found.for_strategies(self.strategies)
+                    found = self._find = found.restrict_to_strategies(self.strategies)
                     self._found = found, capabilities_of(found, self.policy)
         return self._found
 
@@ -194,7 +194,7 @@ class RemoteBackend(Backend):
             TraceError: the body branches on a value that only a run knows, in a way that can't be
                 explored.
         """
-        facts = RunFacts.at_run_start(params, program.api_drafts)
+        facts = RunFacts.for_new_run(params, program.api_drafts)
         traced = program.trace(backend=TracedBackend(self, facts), explore=explore, **arguments)
         return Explainer(self, params, retries, count, price).explain(
             traced.graph(), traced.answers

@@ -44,9 +44,9 @@ from sglang_lite.lang.backend.token_counts import (
     count_text_tokens,
     estimate_tokens,
     is_credible,
-    missing_usage,
     sent_requests,
     unreported_usages,
+    usage_difference,
 )
 from sglang_lite.lang.results import missing_data_warnings, with_warnings
 from sglang_lite.protocol import (
@@ -59,7 +59,7 @@ from sglang_lite.protocol import (
     Usage,
     ValueValidationError,
 )
-from sglang_lite.text.tool_use import answer_object, call_object, calls_object
+from sglang_lite.text.tool_use import answer_as_json, call_as_json, calls_as_json
 
 _MAX_PAUSES = 16  # calls for one answer if the model keeps pausing and has to be asked to continue
 
@@ -144,7 +144,7 @@ class ApiClient:
             create = api.create(self.connection.client())
             if stream or api.always_streams:
                 async with _open_stream(
-                    await account.count_requests(create(**arguments, **api.streamed))
+                    await account.await_counting_requests(create(**arguments, **api.streamed))
                 ) as events:
                     async for event in events:
                         for delta in reader.read_event(event):
@@ -152,7 +152,7 @@ class ApiClient:
                             if stream and (delta.text or delta.reasoning):
                                 yield delta
             else:
-                response = await account.count_requests(create(**arguments))
+                response = await account.await_counting_requests(create(**arguments))
                 if isinstance(response, str):  # SDKs return a body that is not JSON as a string
                     raise self.errors.unreadable_response_error(
                         f"the answer is not JSON, but {shorten_message(response)[:200] or 'empty'}"
@@ -240,13 +240,13 @@ class ApiClient:
             raise BackendError(
                 f"{name} returned no text{spent}.", hint="Raise max_tokens, or change the prompt."
             )
-        return answer_object(sample.text) if isinstance(request.shape, Tools) else sample.text
+        return answer_as_json(sample.text) if isinstance(request.shape, Tools) else sample.text
 
     def _calls_as_json(self, sample: PartialAnswer, shape: Tools | JsonTool) -> str:
         """Returns the JSON text of a sample's tool calls, in their order."""
         calls = [call for _, call in sorted(sample.calls.items())]
         if isinstance(shape, Tools) and shape.parallel:
-            return calls_object([(call.name, call.arguments) for call in calls])
+            return calls_as_json([(call.name, call.arguments) for call in calls])
         if len(calls) > 1:
             names = ", ".join(call.name for call in calls)
             problem = f"{self.errors.name} called {len(calls)} tools at once ({names}), but this node accepts one call."
@@ -255,7 +255,7 @@ class ApiClient:
         return (
             calls[0].arguments
             if isinstance(shape, JsonTool)
-            else call_object(calls[0].name, calls[0].arguments)
+            else call_as_json(calls[0].name, calls[0].arguments)
         )
 
 
@@ -319,7 +319,7 @@ class CallAccount:
         self._over = False
         self.answered = 0
 
-    async def count_requests(self, sending: Awaitable[_T]) -> _T:
+    async def await_counting_requests(self, sending: Awaitable[_T]) -> _T:
         """Awaits `sending` and counts the requests that it makes."""
         token = sent_requests.set(self._sent)
         try:
@@ -340,9 +340,9 @@ class CallAccount:
         samples = self._reader.samples.values()
         whole = all(sample.finish_reason is not None for sample in samples)
         if not whole or not is_credible(
-            reported, self._request.prompt, map(_all_text, samples), self._tokenizer
+            reported, self._request.prompt, map(_join_received_text, samples), self._tokenizer
         ):
-            add_unreported_usage(missing_usage(reported, self._maximum_usage()))
+            add_unreported_usage(usage_difference(reported, self._maximum_usage()))
             self._reader.meta.setdefault("warnings", []).append(NOT_CREDIBLE)
 
     def end_failed_call(self, error: SglError | None) -> None:
@@ -361,7 +361,7 @@ class CallAccount:
         if error is None:
             add_unreported_usage(self._maximum_usage(), unanswered - 1)
         elif unanswered > 0:
-            add_unreported_usage(missing_usage(self._reader.usage, self._maximum_usage()))
+            add_unreported_usage(usage_difference(self._reader.usage, self._maximum_usage()))
             add_unreported_usage(self._maximum_usage(), unanswered - 1)
 
     def _maximum_usage(self) -> Usage:
@@ -374,14 +374,14 @@ class CallAccount:
                 json.dumps(asdict(request.shape), default=dict), self._tokenizer
             )
         seen = sum(
-            count_text_tokens(_all_text(sample), self._tokenizer)
+            count_text_tokens(_join_received_text(sample), self._tokenizer)
             for sample in self._reader.samples.values()
         )
         longest = 0 if isinstance(params.max_tokens, Unset) else params.max_tokens * params.samples
         return Usage(prompt, 0, max(longest, seen))
 
 
-def _all_text(sample: PartialAnswer) -> str:
+def _join_received_text(sample: PartialAnswer) -> str:
     """Joins everything that was received of a sample."""
     return " ".join(
         [

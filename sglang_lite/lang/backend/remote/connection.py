@@ -16,7 +16,7 @@ from sglang_lite.lang.backend.http.client import LOCAL_HOSTS, split_address
 from sglang_lite.lang.backend.http.connection_pool import pool_arguments
 from sglang_lite.lang.backend.http.rate_limit import RateLimit, shared_limit
 from sglang_lite.lang.backend.remote.errors import ErrorTranslator
-from sglang_lite.lang.concurrency.loop import executor_loop, on_executor
+from sglang_lite.lang.concurrency.loop import executor_loop, is_on_executor_thread
 from sglang_lite.lang.concurrency.loop_end import Handle, close_with_loop
 from sglang_lite.protocol import BackendError, ParameterError
 from sglang_lite.protocol.anything import Foreign
@@ -117,7 +117,7 @@ class ApiConnection:
             handle is not None
             and loop is not None
             and loop is executor_loop()
-            and not on_executor()
+            and not is_on_executor_thread()
         ):
             asyncio.run_coroutine_threadsafe(_close_handle(handle), loop).result()
 
@@ -143,7 +143,7 @@ async def _close_handle(handle: Handle) -> None:
     await handle.aclose()
 
 
-def sdk_client(
+def sdk_client_factory(
     kind: str, args: Sequence[Foreign], options: Mapping[str, Foreign], client: object
 ) -> Callable[..., Foreign]:
     """Returns a factory of clients for OpenAI's or Anthropic's SDK, which are alike.
@@ -200,7 +200,7 @@ def sdk_client(
     return make
 
 
-def sdk_errors(base: str) -> Callable[[Foreign], tuple[Errors, Errors, Errors]]:
+def sdk_error_getter(base: str) -> Callable[[Foreign], tuple[Errors, Errors, Errors]]:
     """Returns a function that returns the error classes of OpenAI's or Anthropic's SDK. `base` is
     the name of their common base class.
     """

@@ -133,7 +133,7 @@ class ErrorTranslator:
             )
             lost.retryable = True
             return lost
-        status, (message, kinds) = _status_of(error), _read_report(error)
+        status, (message, kinds) = _status_of(error), _parse_api_error(error)
         request = getattr(error, "request_id", None)
         facts = [f"HTTP {status}"] * (status >= 400) + [f"request {request}"] * bool(request)
         text = f"{self.name}: {self.redact_secrets(message)}" + (
@@ -148,7 +148,7 @@ class ErrorTranslator:
         return ours
 
 
-def _read_report(error: Exception) -> tuple[str, set[str]]:
+def _parse_api_error(error: Exception) -> tuple[str, set[str]]:
     """Returns an API's message about a failure, and its words for the kind of failure."""
     body = getattr(error, "body", None)
     fields = body.get("error", body) if isinstance(body, dict) else body

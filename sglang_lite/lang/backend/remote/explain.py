@@ -19,7 +19,7 @@ from sglang_lite.lang.backend.ladder.strategy import Refusal, Strategy
 from sglang_lite.lang.backend.planning import RunFacts
 from sglang_lite.lang.backend.remote.planner import SharedCall
 from sglang_lite.lang.backend.remote.turn import TurnSource
-from sglang_lite.lang.backend.remote.turn_plan import TurnPlan, turn_text
+from sglang_lite.lang.backend.remote.turn_plan import TurnPlan, turn_text_constraint
 from sglang_lite.lang.backend.rendering import without_partial_turn
 from sglang_lite.lang.expressions import (
     NUMBER_STOPS,
@@ -313,7 +313,7 @@ class Explainer:
         """
         own = node.calls[1]
         if turn.as_text:
-            whole = turn_text((prompt.partial, *turn.span.fields))
+            whole = turn_text_constraint((prompt.partial, *turn.span.fields))
             strategy = self._backend.strategy(
                 Demands("gen", turn.common_params or SamplingParams(), whole)
             )

@@ -102,7 +102,7 @@ class Fallback(Backend):
                     async for event in events:
                         begun = True
                         yield (
-                            self._name_answerer(backend, event, failed)
+                            self._record_answering_backend(backend, event, failed)
                             if isinstance(event, Generation)
                             else event
                         )
@@ -122,7 +122,7 @@ class Fallback(Backend):
                 picked = await backend.aselect(
                     self._render_for(prompt, backend), choices, unconditional=unconditional
                 )
-                return self._name_answerer(backend, picked, failed)
+                return self._record_answering_backend(backend, picked, failed)
             except BackendError as error:
                 if not error.retryable or backend is self.backends[-1]:
                     raise
@@ -149,7 +149,9 @@ class Fallback(Backend):
             else rerender_with_template(prompt, backend.get_chat_template(), self.chat_template)
         )
 
-    def _name_answerer(self, backend: Backend, answer: _Answer, failed: Sequence[Any]) -> _Answer:
+    def _record_answering_backend(
+        self, backend: Backend, answer: _Answer, failed: Sequence[Any]
+    ) -> _Answer:
         known = {"failed": tuple(failed)} if failed else {}
         meta = {**answer.meta, "backend": name_with_model(backend), **known}
         return msgspec.structs.replace(answer, meta=meta)

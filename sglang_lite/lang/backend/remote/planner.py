@@ -18,7 +18,7 @@ import msgspec
 from sglang_lite.lang.backend.apis.api import MIN_PREFIX_CHARS
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.planning import AnswerSource, NodeQuestion, Planner, RunFacts
-from sglang_lite.lang.backend.remote.turn import sources_in_turns
+from sglang_lite.lang.backend.remote.turn import create_turn_sources
 from sglang_lite.lang.backend.remote.turn_plan import TurnContext
 from sglang_lite.lang.expressions import SglGen, SglSelect, is_constant
 from sglang_lite.program.nodes import Expression, Expressions
@@ -78,7 +78,7 @@ class BehindGate(AnswerSource):
         self.source = source
 
     @asynccontextmanager
-    async def around_attempts(self, text: str) -> AsyncIterator[None]:
+    async def guard_attempts(self, text: str) -> AsyncIterator[None]:
         self._leads = await self._gate.pass_or_wait(text)
         try:
             yield
@@ -125,7 +125,7 @@ class CallPlanner(Planner):
         self, expressions: Sequence[Expression], role: str | None, where: Location | None
     ) -> Sequence[Expression]:
         planned = list(expressions)
-        for i, turn in sources_in_turns(
+        for i, turn in create_turn_sources(
             expressions, TurnContext(self._backend, role, self._run, where)
         ).items():
             expression = planned[i]
@@ -200,7 +200,7 @@ class SharedCall(AnswerSource):
         if self._samples is None:
             self._question = question
             self._samples = asyncio.get_running_loop().create_future()
-            async for event in self._call_for_all(question, self._samples):
+            async for event in self._generate_all_samples(question, self._samples):
                 yield event
             return
         alike = (
@@ -214,7 +214,7 @@ class SharedCall(AnswerSource):
         async for event in question.request_events():
             yield event
 
-    async def _call_for_all(
+    async def _generate_all_samples(
         self, question: NodeQuestion, made: asyncio.Future[list[Generation]]
     ) -> AsyncGenerator[Delta | Generation, None]:
         samples: list[Generation] = []

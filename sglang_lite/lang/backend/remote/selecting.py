@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sglang_lite.lang.backend.base import only_answer
+from sglang_lite.lang.backend.base import collect_single_answer
 from sglang_lite.lang.backend.capabilities import Demands
 from sglang_lite.lang.backend.ladder.strategy import Strategy
-from sglang_lite.lang.backend.remote.serving import append_to_user_turn, serve, with_strategy
+from sglang_lite.lang.backend.remote.serving import add_strategy_to_meta, append_to_user_turn, serve
 from sglang_lite.lang.backend.token_counts import TiktokenEncoding
 from sglang_lite.lang.results import with_warnings
 from sglang_lite.protocol import (
@@ -64,8 +64,8 @@ async def select_by_strategy(
     if strategy.name == "token_logprobs":
         return await _select_by_first_token(backend, prompt, demands, strategy, choices)
     if strategy.name == "logit_bias_steps":
-        return await _select_by_steps(backend, prompt, demands, strategy, choices)
-    picked = await only_answer(
+        return await _select_token_by_token(backend, prompt, demands, strategy, choices)
+    picked = await collect_single_answer(
         serve(backend, prompt, demands.params, demands.constraint, strategy, stream=False)
     )
     return Selection((), picked.usage, picked.text, picked.meta)
@@ -92,7 +92,7 @@ async def _select_by_first_token(
     params = msgspec.structs.replace(
         demands.params, max_tokens=1, return_logprob=True, top_logprobs_num=count
     )
-    answer = await only_answer(
+    answer = await collect_single_answer(
         backend.call_api(shown, params, strategy, constrained=False, stream=False)
     )
     found = _choice_probabilities(answer.output_logprobs, choices)
@@ -117,7 +117,7 @@ async def _select_by_first_token(
         scores,
         answer.usage,
         None,
-        with_warnings(with_strategy(answer.meta, strategy, 1), *warnings),
+        with_warnings(add_strategy_to_meta(answer.meta, strategy, 1), *warnings),
     )
 
 
@@ -141,7 +141,7 @@ def _choice_probabilities(logprobs: Sequence[TokenLogprob], choices: Sequence[st
 # ---------------------------------------------------------------------------------- biases by steps
 
 
-async def _select_by_steps(
+async def _select_token_by_token(
     backend: RemoteBackend,
     prompt: Prompt,
     demands: Demands,
@@ -167,7 +167,7 @@ async def _select_by_steps(
             params = msgspec.structs.replace(demands.params, max_tokens=1, logit_bias=bias)
             spans = (*prompt.spans, Span(beginning, special=False)) if beginning else prompt.spans
             shown = msgspec.structs.replace(prompt, spans=spans, partial=prompt.partial + beginning)
-            answer = await only_answer(
+            answer = await collect_single_answer(
                 backend.call_api(shown, params, strategy, constrained=False, stream=False)
             )
             calls = calls + 1
@@ -182,7 +182,7 @@ async def _select_by_steps(
         remaining = {choice: ids for choice, ids in remaining.items() if ids[at] == picked_token}
         at += 1
     (picked,) = remaining
-    return Selection((), total_usage(usages), picked, with_strategy(meta, strategy, calls))
+    return Selection((), total_usage(usages), picked, add_strategy_to_meta(meta, strategy, calls))
 
 
 def _as_json_list(choices: Sequence[str]) -> str:

@@ -16,8 +16,8 @@ import msgspec
 from sglang_lite.constraints.matching import validate
 from sglang_lite.errors import Origin
 from sglang_lite.lang.backend.apis.api import GrammarTool, JsonTool, Tools
-from sglang_lite.lang.backend.base import only_answer
-from sglang_lite.lang.backend.ladder.choose import constraint_to_gbnf, schema_to_show
+from sglang_lite.lang.backend.base import collect_single_answer
+from sglang_lite.lang.backend.ladder.choose import constraint_to_gbnf, format_schema_for_prompt
 from sglang_lite.lang.backend.ladder.object_constraints import unwrap_answer
 from sglang_lite.lang.backend.ladder.strategy import REPAIRS, Strategy
 from sglang_lite.lang.backend.token_counts import add_unreported_usage
@@ -72,7 +72,9 @@ async def serve(
             serve(backend, prompt, params, constraint, single, stream=False)
             for _ in range(strategy.samples)
         ]
-        for index, each in enumerate(await _await_all_calls([only_answer(each) for each in calls])):
+        for index, each in enumerate(
+            await _await_all_calls([collect_single_answer(each) for each in calls])
+        ):
             yield msgspec.structs.replace(each, index=index)
     elif strategy.name == "repair":
         assert constraint is not None
@@ -119,12 +121,19 @@ def _finish_answer(
         ValueValidationError: the answer breaks the constraint.
     """
     try:
-        text = answer.text if constraint is None else _read_value(constraint, strategy, answer.text)
+        text = (
+            answer.text
+            if constraint is None
+            else _unwrap_and_validate(constraint, strategy, answer.text)
+        )
     except ValueValidationError as error:
         error.origin = Origin.of(answer.meta)
         error.usage = answer.usage
         raise
-    found: dict[str, Any] = {"text": text, "meta": with_strategy(answer.meta, strategy, calls)}
+    found: dict[str, Any] = {
+        "text": text,
+        "meta": add_strategy_to_meta(answer.meta, strategy, calls),
+    }
     if strategy.stops:
         at, stop = min(
             ((text.find(stop), stop) for stop in strategy.stops if stop in text), default=(-1, "")
@@ -143,14 +152,16 @@ def _finish_answer(
     return msgspec.structs.replace(answer, **found)
 
 
-def with_strategy(meta: Mapping[str, Json], strategy: Strategy, calls: int) -> dict[str, Json]:
+def add_strategy_to_meta(
+    meta: Mapping[str, Json], strategy: Strategy, calls: int
+) -> dict[str, Json]:
     """Builds the metadata of a node that was served with a strategy, from the metadata of its last
     call.
     """
     return with_warnings({**meta, "strategy": strategy.name, "calls": calls}, *strategy.warnings)
 
 
-def _read_value(constraint: Constraint, strategy: Strategy, text: str) -> str:
+def _unwrap_and_validate(constraint: Constraint, strategy: Strategy, text: str) -> str:
     if strategy.form is not None:
         text = unwrap_answer(constraint, strategy.form, text)
         if strategy.form.wrapped or strategy.name != "repair":
@@ -181,7 +192,7 @@ async def _repair_until_valid(
     for attempt in range(1 + REPAIRS):
         # one that is cut is repaired
         events = backend.call_api(current, params, strategy, constrained=False, stream=False)
-        answer = await only_answer(events)
+        answer = await collect_single_answer(events)
         usages.append(answer.usage)
         plain = msgspec.structs.replace(
             answer, text=_strip_fences(answer.text), usage=total_usage(usages)
@@ -243,7 +254,7 @@ def _constraint_instruction(constraint: Constraint) -> str:
     alone = "and with nothing else"
     match constraint:
         case JsonSchema(schema):
-            shown = schema_to_show(schema)
+            shown = format_schema_for_prompt(schema)
             return f"Answer with one JSON value that is valid under this JSON Schema, {alone}:\n{shown}"
         case Choices(options):
             return f"Answer with exactly one of these texts, {alone}:\n{json.dumps(options, ensure_ascii=False)}"

@@ -23,7 +23,7 @@ from sglang_lite.lang.backend.remote.turn_plan import (
     TurnPlan,
     effective_stops,
     plan_turns,
-    turn_text,
+    turn_text_constraint,
 )
 from sglang_lite.lang.backend.rendering import with_continue_request, without_partial_turn
 from sglang_lite.lang.expressions import SglGen, SglSelect
@@ -51,7 +51,7 @@ _NOT_ASKED = {"calls": 0, "cost": 0.0}
 _BESIDE = 16  # tokens of the constant text beside a value, at most
 
 
-def sources_in_turns(
+def create_turn_sources(
     expressions: Sequence[Expression], setting: TurnContext
 ) -> dict[int, TurnSource]:
     """Returns the sources of a statement's generations in its turns, by their indices in the
@@ -115,7 +115,7 @@ class Turn:
         """Yields the events of the generation at `index`. A later attempt makes its own call and
         drops the answers that were already known.
         """
-        found = await self._planned_answer(index, question)
+        found = await self._find_or_request_answer(index, question)
         if found is not None:
             yield found
         elif self.plan.asks_to_continue and question.prompt.partial.strip():
@@ -128,7 +128,7 @@ class Turn:
         self, index: int, question: NodeQuestion, choices: Sequence[str]
     ) -> Selection:
         """Returns the answer of the selection at `index`."""
-        found = await self._planned_answer(
+        found = await self._find_or_request_answer(
             index, replace(question, params=self.plan.common_params or NO_PARAMS)
         )
         if found is not None:
@@ -148,7 +148,9 @@ class Turn:
             else question.prompt
         )
 
-    async def _planned_answer(self, index: int, question: NodeQuestion) -> Generation | None:
+    async def _find_or_request_answer(
+        self, index: int, question: NodeQuestion
+    ) -> Generation | None:
         """Returns the answer for the generation at `index`, from an earlier call or a shared call
         made now. Returns None if it needs its own call.
         """
@@ -166,7 +168,7 @@ class Turn:
     async def _request_turn_ahead(self, index: int, question: NodeQuestion) -> None:
         """Makes a call that may bring the answers of this generation and later ones of the turn."""
         if self.plan.as_text:
-            await self._ask_as_one_text(index, question)
+            await self._request_turn_as_text(index, question)
         if not self._ahead:
             return
         turn_start = question.prompt.partial if self.plan.asks_to_continue else ""
@@ -201,13 +203,13 @@ class Turn:
         free = msgspec.structs.replace(
             question.params, stop=self.plan.stops or UNSET, max_tokens=self._drafts.tokens
         )
-        response = await question.ask_other_question(prompt, free)
+        response = await question.request_single_sample(prompt, free)
         tokens = tuple(entry.text or "" for entry in response.output_logprobs)
         text = strip_repetition(turn_start, response.text) if turn_start else response.text
         answer = UnstoppedAnswer(
             text, response.finish_reason == "stop", response.usage.completion_tokens, tokens
         )
-        reading = read_pieces(answer, pieces)
+        reading = parse_turn_pieces(answer, pieces)
         possible = len(self._indices) - index
         found = len(reading.values)
         saved = max(found - 1, 0)
@@ -227,7 +229,7 @@ class Turn:
         self._keep_found_values(index, self._add_wasted_usage(own), reading.values, others)
         return True
 
-    async def _ask_as_one_text(self, index: int, question: NodeQuestion) -> None:
+    async def _request_turn_as_text(self, index: int, question: NodeQuestion) -> None:
         """Requests the turn as one text under a grammar, and finds the generations from `index` on
         in it.
 
@@ -235,7 +237,7 @@ class Turn:
             ValueValidationError: the text can't be split into the generations.
         """
         begun = question.prompt.partial
-        whole = turn_text((begun, *self.plan.span.fields[self._indices[index] :]))
+        whole = turn_text_constraint((begun, *self.plan.span.fields[self._indices[index] :]))
         assert whole is not None  # a plan has `as_text` only if its pieces fit into one text
         limits = [
             p.max_tokens for p in self._pieces[self._indices[index] :] if isinstance(p, TurnHole)
@@ -244,12 +246,12 @@ class Turn:
         params = msgspec.structs.replace(
             question.params, stop=UNSET, max_tokens=UNSET if None in limits else total
         )
-        response = await question.ask_other_question(
+        response = await question.request_single_sample(
             without_partial_turn(question.prompt), params, whole
         )
         remaining = self._pieces[self._indices[index] : self._indices[-1] + 1]
         pieces = [piece for piece in (begun, *remaining) if piece != ""]
-        values = read_pieces(
+        values = parse_turn_pieces(
             UnstoppedAnswer(response.text, True, response.usage.completion_tokens), pieces
         ).values
         if len(values) < len(self._indices) - index:
@@ -291,7 +293,9 @@ class Turn:
         """
         turn_start = question.prompt.partial
         request = self._continuation_prompt(question)
-        response = await question.ask_other_question(request, question.params, question.constraint)
+        response = await question.request_single_sample(
+            request, question.params, question.constraint
+        )
         if question.constraint is not None:
             return msgspec.structs.replace(
                 response, meta={**response.meta, "turn": {"by": "asked"}}
@@ -300,14 +304,14 @@ class Turn:
         # a stop ended the answer within the repeated text
         if not text.strip() and response.text.strip():
             self._wasted.append(response)
-            response = await question.ask_other_question(
+            response = await question.request_single_sample(
                 request, msgspec.structs.replace(question.params, stop=self.plan.stops or UNSET)
             )
             hole = TurnHole(() if isinstance(question.params.stop, Unset) else question.params.stop)
             answer = UnstoppedAnswer(
                 strip_repetition(turn_start, response.text), True, response.usage.completion_tokens
             )
-            values = read_pieces(answer, (hole,)).values
+            values = parse_turn_pieces(answer, (hole,)).values
             if not values:
                 raise BackendError(
                     f"{question.backend.get_model_name()} did not continue {turn_start[-60:]!r}: it repeated it."
@@ -462,7 +466,7 @@ class Reading:
     unused_tokens: int
 
 
-def read_pieces(answer: UnstoppedAnswer, pieces: Sequence[TurnPiece]) -> Reading:
+def parse_turn_pieces(answer: UnstoppedAnswer, pieces: Sequence[TurnPiece]) -> Reading:
     """Reads the pieces of a turn, from the first on, out of an answer.
 
     The first constant may also be some lines further down. A generation ends at its first stop
@@ -485,7 +489,7 @@ def read_pieces(answer: UnstoppedAnswer, pieces: Sequence[TurnPiece]) -> Reading
             if index:
                 span = _find_constant_after(piece, text, at, values)
             else:
-                span = _find_line(piece, text, 0) if piece.strip() else (0, 0)
+                span = _find_line_starting_with(piece, text, 0) if piece.strip() else (0, 0)
             if span is None:
                 break
             start, at = span
@@ -506,10 +510,14 @@ def _find_constant_after(
         if match is not None:
             return match.span()
     words = constant.lstrip()
-    return _find_line(words, text, at) if words and "\n" in constant[: -len(words)] else None
+    return (
+        _find_line_starting_with(words, text, at)
+        if words and "\n" in constant[: -len(words)]
+        else None
+    )
 
 
-def _find_line(constant: str, text: str, at: int) -> tuple[int, int] | None:
+def _find_line_starting_with(constant: str, text: str, at: int) -> tuple[int, int] | None:
     """Finds a line that begins with a constant, at most `_SKIPPED` non-blank lines below `at`.
     Returns the constant's span, or None.
     """

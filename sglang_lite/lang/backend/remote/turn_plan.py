@@ -266,7 +266,7 @@ def _constraint_of_piece(generated: Generated) -> Constraint | None:
 
 def _fits_one_text(span: TurnSpan, setting: TurnContext) -> bool:
     """Returns True if the backend can generate the whole span as one text under a grammar."""
-    whole = turn_text(span.fields)
+    whole = turn_text_constraint(span.fields)
     if whole is None:
         return False
     try:
@@ -277,7 +277,7 @@ def _fits_one_text(span: TurnSpan, setting: TurnContext) -> bool:
     return True
 
 
-def turn_text(pieces: Sequence[str | Constraint | None]) -> Constraint | None:
+def turn_text_constraint(pieces: Sequence[str | Constraint | None]) -> Constraint | None:
     """Returns the constraint on a turn's text up to its last generation: its constant text
     unchanged, with the generations' constraints between. Returns None if a generation may be any
     text (None), or if only whitespace separates two generations, so that the end of the first is

@@ -29,7 +29,7 @@ from sglang_lite.runtime.kernels.lora_own import (
 from sglang_lite.runtime.kernels.lora_weights import LoraStep, LoraWeights
 from sglang_lite.runtime.kernels.tiled import (
     MAX_ROWS,
-    can_expand,
+    can_fuse_adapters,
     linear_by_tiles,
     linear_split_k,
     tiled_reduction_splits,
@@ -120,7 +120,7 @@ class AdaptedLinear(GpuProduct):
         if (
             isinstance(low, Shrunk)
             and linear is not None
-            and can_expand(linear.weight, self._weights.outputs)
+            and can_fuse_adapters(linear.weight, self._weights.outputs)
         ):
             return tiled(linear, x, low)
         y = tiled(linear, x, low) if isinstance(low, OwnShrunk) and linear is not None else plain(x)

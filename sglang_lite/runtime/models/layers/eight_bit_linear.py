@@ -54,7 +54,7 @@ class EightBitLinear(GpuProduct):
         at = 0
         for part in parts:
             end = at + part.shape[0]
-            if (stored := _stored_rows(part, kind)) is not None:
+            if (stored := _find_eight_bit_rows(part, kind)) is not None:
                 weight[at:end], self.scales[at:end] = stored
             else:
                 for start, rows in stacked_rows([part]):
@@ -183,12 +183,14 @@ class GpuInt8Linear(EightBitLinear):
         return int8_parts(self._quantise(x), self.weight, self.scales, self._split), None
 
 
-def is_rows_of_integers(part: Weight) -> bool:
+def has_int8_rows(part: Weight) -> bool:
     """Returns whether a checkpoint stores a matrix as 8-bit integers with a scale per row."""
-    return _stored_rows(part, torch.int8) is not None
+    return _find_eight_bit_rows(part, torch.int8) is not None
 
 
-def _stored_rows(part: Weight, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _find_eight_bit_rows(
+    part: Weight, kind: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Returns a matrix's numbers and the scale of each row if the checkpoint stores it in this
     8-bit type with a scale per row, else None.
     """

@@ -13,7 +13,7 @@ from sglang_lite.runtime.models.layers.packed_linear import pack_experts
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.fp8 import BLOCK, ScaledRows, quantise_blocks
-from sglang_lite.runtime.models.weights.rounding import can_round_in_blocks, round_part
+from sglang_lite.runtime.models.weights.rounding import can_round_in_blocks, round_unless_quantised
 from sglang_lite.runtime.models.weights.source import Weight
 
 logger = logging.getLogger("sglang_lite")
@@ -95,7 +95,8 @@ class ExpertStacker:
                 pack_experts(experts, len(experts), self._device) if p.packed or rounding else None
             )
         rounded = (
-            [round_part(part, rounding, self._device) for part in parts] for parts in experts
+            [round_unless_quantised(part, rounding, self._device) for part in parts]
+            for parts in experts
         )
         return pack_experts(rounded, len(experts), self._device)
 

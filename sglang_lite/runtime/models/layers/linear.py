@@ -30,7 +30,7 @@ from sglang_lite.runtime.kernels.block_product import (
 )
 from sglang_lite.runtime.kernels.block_product_many import ManyRowsProduct
 from sglang_lite.runtime.kernels.gguf_packing import pack_gguf
-from sglang_lite.runtime.models.weights.blocks import Blocks, Format, comparable_column_order
+from sglang_lite.runtime.models.weights.blocks import Blocks, Format, column_order_key
 from sglang_lite.runtime.models.weights.gguf_blocks import GgufBlocks
 from sglang_lite.runtime.models.weights.source import PlainRows, Weight
 
@@ -281,7 +281,7 @@ def _decode_into(blocks: Blocks, out: torch.Tensor) -> bool:
         and blocks.table is None
         and blocks.order is None
     )
-    if not allowed or (library := block_library()) is None:
+    if not allowed or (library := load_block_library()) is None:
         return False
     decode_blocks(library, blocks.q, blocks.scale, blocks.minimum, out)
     return True
@@ -309,14 +309,14 @@ def stacked_rows(parts: Sequence[Weight]) -> Iterator[tuple[int, torch.Tensor]]:
             at += len(rows)
 
 
-def block_library() -> ctypes.CDLL | None:
+def load_block_library() -> ctypes.CDLL | None:
     """Returns the compiled library of matmuls with blocks, or None without processor support or a
     compiler.
     """
     return load_cpu_library(SOURCE, cache_folder() / "compiled") if is_supported() else None
 
 
-def gguf_library() -> ctypes.CDLL | None:
+def load_gguf_library() -> ctypes.CDLL | None:
     """Returns the compiled library that packs a GGUF file's blocks, or None without processor
     support or a compiler.
     """
@@ -336,10 +336,14 @@ def many_rows_library() -> ctypes.CDLL | None:
         if is_supported()
         else None
     )
-    return library if library is not None and block_product_many.has_products(library) else None
+    return (
+        library
+        if library is not None and block_product_many.supports_avx512_bf16(library)
+        else None
+    )
 
 
-def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear | None:
+def build_block_linear(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear | None:
     """Builds a linear layer over a checkpoint's blocks without decoding, or returns None if one of
     the matrices doesn't allow it.
     """
@@ -347,12 +351,12 @@ def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear 
     alike = [
         list(run)
         for _, run in itertools.groupby(
-            blocks, key=lambda part: (part.format, comparable_column_order(part))
+            blocks, key=lambda part: (part.format, column_order_key(part))
         )
     ]
     if len(blocks) < len(parts) or not all(supports_shape(*stacked_shape(run)) for run in alike):
         return None
-    library = block_library()
+    library = load_block_library()
     if library is None:
         return None
     products: list[BlockProduct | ReorderedInputs] = []
@@ -374,7 +378,7 @@ def _pack_matrices(library: ctypes.CDLL, run: Sequence[Blocks]) -> PackedBlocks:
         for part in run
         if isinstance(part, GgufBlocks) and supports_shape(*part.shape)
     ]
-    if len(of_file) == len(run) and (gguf := gguf_library()) is not None:
+    if len(of_file) == len(run) and (gguf := load_gguf_library()) is not None:
         return pack_gguf(gguf, of_file, run[0].shape[1])
     q = _concatenate([b.q for b in run])
     scale = _concatenate([b.scale for b in run])
@@ -439,11 +443,11 @@ def block_products_in(linear: Linear) -> tuple[BlockProduct, ...]:
     return found if len(found) == len(linear.products) else ()
 
 
-def block_head(weight: Weight) -> Linear | None:
+def build_block_head(weight: Weight) -> Linear | None:
     """Builds a linear layer over blocks that returns float32 logits. Returns None if
-    `block_product` can't multiply the matrix.
+    `build_block_linear` can't multiply the matrix.
     """
-    product = block_product([weight], None)
+    product = build_block_linear([weight], None)
     return None if product is None else lambda x: product(x.float())
 
 
@@ -455,10 +459,12 @@ def keeps_only_blocks() -> bool:
     memory. Without a compiler, torch needs such a copy.
     """
     has_tiles = torch.cpu._is_amx_tile_supported()  # noqa: SLF001 # torch has no other name for it
-    return block_library() is not None and not has_tiles
+    return load_block_library() is not None and not has_tiles
 
 
-def bf16_linear(parts: Sequence[Weight], bias: torch.Tensor | None, *, blocks: bool) -> Linear:
+def build_bf16_linear(
+    parts: Sequence[Weight], bias: torch.Tensor | None, *, blocks: bool
+) -> Linear:
     """Builds a linear layer with bf16 activations, in the fastest form for a checkpoint's matrices.
 
     Args:
@@ -467,7 +473,7 @@ def bf16_linear(parts: Sequence[Weight], bias: torch.Tensor | None, *, blocks: b
         blocks: whether to use the checkpoint's blocks; if False, a row is computed the same way at
             every M.
     """
-    product = block_product(parts, bias) if blocks else None
+    product = build_block_linear(parts, bias) if blocks else None
     if product is not None:
         if not keeps_only_blocks():
             return Bf16Linear(parts, bias, product, 8)

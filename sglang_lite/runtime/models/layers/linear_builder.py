@@ -18,17 +18,17 @@ from sglang_lite.runtime.models.layers.linear import (
     Linear,
     PairedLinear,
     RowByRow,
-    bf16_linear,
-    block_head,
-    block_product,
+    build_bf16_linear,
+    build_block_head,
+    build_block_linear,
     is_batch_invariant,
     stack_weights,
     stacked_shape,
 )
 from sglang_lite.runtime.models.precision import Precision
-from sglang_lite.runtime.models.weights.blocks import Blocks, comparable_column_order
+from sglang_lite.runtime.models.weights.blocks import Blocks, column_order_key
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
-from sglang_lite.runtime.models.weights.rounding import round_part
+from sglang_lite.runtime.models.weights.rounding import round_unless_quantised
 from sglang_lite.runtime.models.weights.source import Weight
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class LinearBuilder:
     ) -> Linear:
         p = self._precision
         if quantise and p.rounding is not None:
-            parts = [round_part(part, p.rounding, self._device) for part in parts]
+            parts = [round_unless_quantised(part, p.rounding, self._device) for part in parts]
         if self._fused:
             return self._build_on_gpu(
                 parts, None if bias is None else bias.to(self._device, p.weights), quantise=quantise
@@ -81,8 +81,8 @@ class LinearBuilder:
         bias = None if bias is None else bias.to(self._device, p.weights)
         linear: Linear
         if on_cpu and p.weights == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001 # torch has no other name for it
-            linear = bf16_linear(parts, bias, blocks=p.blocks)
-        elif p.blocks and (product := block_product(parts, bias)) is not None:
+            linear = build_bf16_linear(parts, bias, blocks=p.blocks)
+        elif p.blocks and (product := build_block_linear(parts, bias)) is not None:
             linear = product
         elif on_cpu and p.weights == torch.float32 and p.batch_invariant:
             linear = Float32Linear(parts, bias)
@@ -97,23 +97,23 @@ class LinearBuilder:
         from sglang_lite.runtime.models.layers.eight_bit_linear import (
             Fp8Linear,
             GpuInt8Linear,
-            is_rows_of_integers,
+            has_int8_rows,
         )
         from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear, SideBySide
         from sglang_lite.runtime.models.layers.invariant_linear import InvariantLinear
-        from sglang_lite.runtime.models.layers.packed_linear import packed_linear
+        from sglang_lite.runtime.models.layers.packed_linear import build_packed_linear
 
         p = self._precision
         self._few = self._few or SmallBatchLinear(self._device)
         outputs, inputs = stacked_shape(parts)
         fp8 = p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts))
         if quantise and not (outputs % 16 or inputs % 16):
-            if p.int8 and (not p.packed or all(map(is_rows_of_integers, parts))):
+            if p.int8 and (not p.packed or all(map(has_int8_rows, parts))):
                 return GpuInt8Linear(parts, bias, self._device, p.compute)
             if fp8:
                 return Fp8Linear(parts, bias, self._device)
         if (p.packed or p.rounding) and (
-            packed := packed_linear(parts, bias, self._device)
+            packed := build_packed_linear(parts, bias, self._device)
         ) is not None:
             return packed
         runs = [list(run) for _, run in itertools.groupby(parts, key=self._format_key)]
@@ -140,7 +140,7 @@ class LinearBuilder:
         if not (isinstance(part, Blocks) and self._precision.packed):
             return None
         return (
-            (part.format, comparable_column_order(part))
+            (part.format, column_order_key(part))
             if part.format.bits == 4 or self._precision.int8
             else None
         )
@@ -202,7 +202,7 @@ class LinearBuilder:
         if (
             p.blocks
             and bias is None
-            and (head := block_head(weight if kept is None else kept)) is not None
+            and (head := build_block_head(weight if kept is None else kept)) is not None
         ):
             return head
         if self._fused or p.int8 or p.weights == torch.float32 or bias is not None:

@@ -12,7 +12,7 @@ from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
 from sglang_lite.runtime.kernels.packed_products import (
     add_parts,
     decode_weight,
-    max_rows,
+    max_packed_rows,
     packed_rows,
     parts_of,
 )
@@ -25,7 +25,7 @@ from sglang_lite.runtime.kernels.packed_weight import (
     shortest_exact_dtype,
 )
 from sglang_lite.runtime.models.layers.gpu_linear import GpuProduct
-from sglang_lite.runtime.models.weights.blocks import Blocks, comparable_column_order
+from sglang_lite.runtime.models.weights.blocks import Blocks, column_order_key
 from sglang_lite.runtime.models.weights.fp4 import E2M1
 from sglang_lite.runtime.models.weights.source import Weight
 
@@ -63,7 +63,7 @@ class PackedLinear(GpuProduct):
         x = self._reorder_inputs(x)
         if len(x) == 1 and self._single:
             return packed_row(x, self.packed, self.bias)[0], None
-        if len(x) > max_rows(x.device, x.dtype):
+        if len(x) > max_packed_rows(x.device, x.dtype):
             return F.linear(x, decode_weight(self.packed, x.dtype), self.bias), None
         parts = parts_of(self.packed, len(x), x.dtype) if self.bias is None else 1
         return packed_rows(x, self.packed, self.bias, parts=parts), None
@@ -71,7 +71,11 @@ class PackedLinear(GpuProduct):
     def multiply_gated(
         self, x: torch.Tensor | EightBitRows, activation: str, *, eight: torch.dtype | None
     ) -> torch.Tensor | EightBitRows:
-        if isinstance(x, torch.Tensor) and len(x) <= max_rows(x.device, x.dtype) and eight is None:
+        if (
+            isinstance(x, torch.Tensor)
+            and len(x) <= max_packed_rows(x.device, x.dtype)
+            and eight is None
+        ):
             return packed_rows(self._reorder_inputs(x), self.packed, self.bias, activation)
         return super().multiply_gated(x, activation, eight=eight)
 
@@ -92,7 +96,7 @@ class PackedLinear(GpuProduct):
         return x if self.order is None else x[:, self.order]
 
 
-def packed_linear(
+def build_packed_linear(
     parts: Sequence[Weight], bias: torch.Tensor | None, device: torch.device
 ) -> PackedLinear | None:
     """Builds a linear layer over matrices [N_i, K] stacked along N, and keeps its weights in 4
@@ -148,7 +152,7 @@ def pack_matrix(parts: Sequence[Weight], device: torch.device) -> PackedWeight |
     blocks = [part for part in parts if isinstance(part, Blocks)]
     if (
         len(blocks) < len(parts)
-        or len({(part.format, comparable_column_order(part)) for part in blocks}) > 1
+        or len({(part.format, column_order_key(part)) for part in blocks}) > 1
     ):
         return None
     first = blocks[0]

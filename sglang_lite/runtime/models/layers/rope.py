@@ -91,7 +91,7 @@ def _frequencies(spec: RopeSpec, dim: int, positions: int) -> tuple[torch.Tensor
     if spec.kind == "linear":
         return inverse / p["factor"], 1.0
     if spec.kind == "llama3":
-        return _llama3(
+        return _llama3_frequencies(
             inverse,
             p["factor"],
             p["low_freq_factor"],
@@ -99,7 +99,7 @@ def _frequencies(spec: RopeSpec, dim: int, positions: int) -> tuple[torch.Tensor
             p["original_max_position_embeddings"],
         ), 1.0
     if spec.kind == "yarn":
-        return _yarn(spec, dim, inverse)
+        return _yarn_frequencies(spec, dim, inverse)
     if spec.kind == "longrope":
         factor = p["factor"]
         original = p["original_max_position_embeddings"]
@@ -111,7 +111,7 @@ def _frequencies(spec: RopeSpec, dim: int, positions: int) -> tuple[torch.Tensor
     return inverse, 1.0
 
 
-def _llama3(
+def _llama3_frequencies(
     inverse: torch.Tensor, factor: float, low: float, high: float, original: int
 ) -> torch.Tensor:
     """Returns the frequencies of Llama 3.1: keeps short wavelengths, divides long ones by `factor`,
@@ -122,7 +122,9 @@ def _llama3(
     return inverse * (blend + (1 - blend) / factor)
 
 
-def _yarn(spec: RopeSpec, dim: int, inverse: torch.Tensor) -> tuple[torch.Tensor, float]:
+def _yarn_frequencies(
+    spec: RopeSpec, dim: int, inverse: torch.Tensor
+) -> tuple[torch.Tensor, float]:
     """Returns the frequencies and amplitude of YaRN (arXiv:2309.00071)."""
     p = spec.params
     factor = p["factor"]

@@ -20,7 +20,7 @@ import torch
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.lora_weights import LoraWeights
-from sglang_lite.runtime.kernels.sizes import power_of_2
+from sglang_lite.runtime.kernels.sizes import round_up_to_power_of_2
 from sglang_lite.runtime.models.lora.config import (
     ADAPTER_CONFIG,
     AdapterConfig,
@@ -112,7 +112,7 @@ class Adapter:
     def bytes(self) -> int:
         """Bytes that it takes in host memory."""
         if self.pages is not None and self.pages.is_pinned():
-            return power_of_2(self.pages.nbytes)  # torch pins that many
+            return round_up_to_power_of_2(self.pages.nbytes)  # torch pins that many
         return sum(each.nbytes for each in self.tensors)
 
 
@@ -126,13 +126,13 @@ def product_shapes(spec: ModelSpec) -> tuple[Mapping[str, ProductShape], ...]:
         shapes.append(
             {
                 product: ProductShape(sizes[roles[0]][1], tuple(sizes[role][0] for role in roles))
-                for product, roles in _products(layer).items()
+                for product, roles in _roles_by_product(layer).items()
             }
         )
     return tuple(shapes)
 
 
-def _products(layer: LayerSpec) -> dict[str, tuple[str, ...]]:
+def _roles_by_product(layer: LayerSpec) -> dict[str, tuple[str, ...]]:
     """Returns the roles of the matrices stacked in each linear layer that takes adapters."""
     products: dict[str, tuple[str, ...]] = {}
     if isinstance(layer.attention, AttentionSpec):
@@ -221,7 +221,7 @@ class AdapterReader:
             piece.name.removesuffix(".weight") for parameter in tables for piece in parameter.slices
         } | {head_name(spec)}
         for index, layer in enumerate(spec.layers):
-            taking = {role for roles in _products(layer).values() for role in roles}
+            taking = {role for roles in _roles_by_product(layer).values() for role in roles}
             for parameter in layer_parameters(spec, index):
                 for piece in parameter.slices:
                     module = piece.name.removesuffix(".weight")
@@ -252,7 +252,7 @@ class AdapterReader:
         stamp = _file_identity(
             file
         )  # before reading the headers, so that later changes are detected
-        modules = self._collect_modules(config, file, _tensors_without_values(file))
+        modules = self._collect_modules(config, file, _load_meta_tensors(file))
         self._check_targets(config, modules)
         if outside := [token for token in config.invocation if token >= self._spec.vocab_size]:
             raise ModelError(
@@ -288,7 +288,7 @@ class AdapterReader:
                 hint="Unload the adapter, and load it again.",
             )
         rank = -(-files.rank // PAGE_RANK) * PAGE_RANK
-        modules = self._collect_modules(config, file, _tensors(file))
+        modules = self._collect_modules(config, file, _load_tensors(file))
         by_role: dict[tuple[int, str], _Matrices] = {}
         for module, stored in modules.items():
             for index, role, piece in self._modules_of_model[module]:
@@ -318,7 +318,7 @@ class AdapterReader:
             raise ModelError(
                 f"{file}: {wrong} has NaN, infinite or too large elements.", hint="Train it again."
             )
-        return replace(adapter, digest=_digest(adapter))
+        return replace(adapter, digest=_digest_adapter(adapter))
 
     def _build_deltas(
         self,
@@ -333,7 +333,7 @@ class AdapterReader:
         layer = self._spec.layers[index]
         deltas = {}
         sizes = {p.role: p.shape for p in layer_parameters(self._spec, index)}
-        for product, roles in _products(layer).items():
+        for product, roles in _roles_by_product(layer).items():
             if not any((index, role) in by_role for role in roles):
                 continue
             outputs = tuple(sizes[role][0] for role in roles)
@@ -372,7 +372,7 @@ class AdapterReader:
         for name, tensor in tensors.items():
             match = _NAME.fullmatch(name)
             if match is None and _TABLE.search(name):
-                raise self._table_error(
+                raise self._embedding_error(
                     file, name.removesuffix(".weight").removesuffix(".base_layer")
                 )
             if match is None:
@@ -393,7 +393,7 @@ class AdapterReader:
                 )
             found[module][match[2]] = tensor
             names[module] = match[1]
-        self._log_left_out(config, file, left_out, taken=bool(found))
+        self._log_excluded_modules(config, file, left_out, taken=bool(found))
         for module in found:
             if module not in self._modules_of_model:
                 raise self._unknown_module_error(file, module)
@@ -419,7 +419,7 @@ class AdapterReader:
             for module, pair in found.items()
         }
 
-    def _log_left_out(
+    def _log_excluded_modules(
         self, config: AdapterConfig, file: Path, modules: set[str], *, taken: bool
     ) -> None:
         """Logs which modules' matrices are ignored because the config excludes them, as in peft.
@@ -465,7 +465,7 @@ class AdapterReader:
 
     def _unknown_module_error(self, file: Path, module: str) -> ModelError:
         if _TABLE.search(module):
-            return self._table_error(file, module)
+            return self._embedding_error(file, module)
         if module in self._others or ".experts." in module:
             return _merge_error(
                 f"{file}: the adapter changes {module}; only projections of attention and dense feed-forwards can."
@@ -475,7 +475,7 @@ class AdapterReader:
             hint="It was made for another model.",
         )
 
-    def _table_error(self, file: Path, module: str) -> ModelError:
+    def _embedding_error(self, file: Path, module: str) -> ModelError:
         """Returns the error for an adapter that changes embeddings or a head."""
         problem = f"{file}: the adapter changes {module}: embeddings and heads are not supported."
         if not self._spec.tied_embeddings:
@@ -516,7 +516,7 @@ def _matches_module_suffix(target: str, module: str) -> bool:
     return module == target or module.endswith(f".{target}")
 
 
-def _digest(adapter: Adapter) -> str:
+def _digest_adapter(adapter: Adapter) -> str:
     found = hashlib.blake2b(str([[*layer] for layer in adapter.layers]).encode(), digest_size=16)
     for tensor in adapter.tensors:
         found.update(f"{tuple(tensor.shape)}".encode())
@@ -538,7 +538,7 @@ def _file_identity(file: Path) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def _tensors_without_values(file: Path) -> dict[str, torch.Tensor]:
+def _load_meta_tensors(file: Path) -> dict[str, torch.Tensor]:
     """Returns the tensors of a file without their values."""
     if file.suffix == ".bin":
         return pickled_tensors(file, "meta")
@@ -551,7 +551,7 @@ def _tensors_without_values(file: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def _tensors(file: Path) -> dict[str, torch.Tensor]:
+def _load_tensors(file: Path) -> dict[str, torch.Tensor]:
     """Returns the tensors of a file. Never runs code in a pickled file."""
     if file.suffix == ".bin":
         return pickled_tensors(file)

@@ -289,9 +289,9 @@ def largest_rank(setting: int | None, paths: Sequence[str]) -> int:
     """Returns the maximum rank of an adapter: the setting if given, else the largest rank of the
     adapters in these folders, or 64 if there are none.
     """
-    return setting or max(map(_rank_of, paths), default=_RANK)
+    return setting or max(map(_read_largest_rank, paths), default=_RANK)
 
 
-def _rank_of(path: str) -> int:
+def _read_largest_rank(path: str) -> int:
     config = read_adapter_config(Path(path).expanduser())
     return min(max([config.rank, *config.ranks.values()]), MAX_RANK)

@@ -109,7 +109,7 @@ class CpuLoraStep:
                 ),
             )
         each = enumerate(np.split(order, counts.cumsum()[:-1]))
-        return tuple(AdapterGroup(i, _as_slice(tokens), None) for i, tokens in each)
+        return tuple(AdapterGroup(i, _slice_if_contiguous(tokens), None) for i, tokens in each)
 
     @property
     def compiled(self) -> StepAdapters:
@@ -140,7 +140,7 @@ class AdapterGroup:
     own: torch.Tensor | None
 
 
-def _as_slice(tokens: NDArray[np.int64]) -> torch.Tensor | slice:
+def _slice_if_contiguous(tokens: NDArray[np.int64]) -> torch.Tensor | slice:
     """Converts ascending tokens to an index: a slice if they are contiguous, because indexing with
     it makes no copy.
     """
@@ -230,7 +230,7 @@ class CpuAdapters:
         # adapters of the last steps, by generations
         self._sets: dict[tuple[int, ...], AdapterSet] = {}
 
-    def allocate_room(self, rank: int) -> AdapterRoom | None:
+    def allocate_adapter_buffer(self, rank: int) -> AdapterRoom | None:
         """Returns None: adapters keep separate tensors, which steps use directly."""
         return None
 
@@ -248,7 +248,7 @@ class CpuAdapters:
         own = sum(adapter.bytes for adapter in self._adapters if adapter is not None)
         return own + sum(each.bytes for each in self._sets.values())
 
-    def forget(self) -> None:
+    def free_step_copies(self) -> None:
         """Frees the copies that steps have made of adapters. They are made again when needed."""
         self._sets.clear()
 

@@ -92,11 +92,11 @@ class LoadedAdapters:
             ModelError: the adapter can't be used.
         """
         with self._lock:
-            self._check_new(name, pinned=pinned)
+            self._check_can_register(name, pinned=pinned)
         files = self._reader.open(path)
         adapter = self._read_tensors(name, files) if pinned else None
         with self._lock:
-            self._check_new(name, pinned=pinned)
+            self._check_can_register(name, pinned=pinned)
             if adapter is not None:
                 self._make_room(adapter.bytes)
             self._by_name[name] = LoadedAdapter(name, files, pinned, adapter)
@@ -176,7 +176,7 @@ class LoadedAdapters:
             )
         return self._by_name[name]
 
-    def _check_new(self, name: str, *, pinned: bool) -> None:
+    def _check_can_register(self, name: str, *, pinned: bool) -> None:
         if not name or ":" in name or "," in name:
             raise ParameterError(
                 "lora_name",

@@ -22,7 +22,7 @@ class LoraPath:
     pinned: bool = False
 
 
-def lora_texts(value: UserValue) -> tuple[str, ...]:
+def normalise_lora_paths(value: UserValue) -> tuple[str, ...]:
     """Converts `lora_paths` to strings that `read_lora_path` parses, one per adapter.
 
     Args:

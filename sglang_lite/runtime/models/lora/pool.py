@@ -39,7 +39,7 @@ class PoolSize:
 class AdapterMemory(Protocol):
     """A runner's memory for adapters, by adapter slot."""
 
-    def allocate_room(self, rank: int) -> AdapterRoom | None:
+    def allocate_adapter_buffer(self, rank: int) -> AdapterRoom | None:
         """Allocates host memory for an adapter of this rank, in the layout that
         `write_adapter_slot` copies. Returns the same as `room` of AdapterReader. Any thread may
         call this.
@@ -120,7 +120,7 @@ class AdapterPool:
         if len(kept) >= self._most and adapter.generation not in in_use:
             return None
         if slot is None:
-            slot = self._make_slot_empty(adapter.rank // PAGE_RANK, kept)
+            slot = self._evict_until_fits(adapter.rank // PAGE_RANK, kept)
             own = self.pages[slot] = [self._free.pop() for _ in range(adapter.rank // PAGE_RANK)]
             self._memory.write_adapter_slot(slot, own, adapter)
             self.slots[slot] = adapter
@@ -147,7 +147,7 @@ class AdapterPool:
         self._pinned.clear()
 
     def remove_when_unused(self, adapters: Sequence[Adapter], done: Callable[[], object]) -> None:
-        """Schedules adapters for removal once none of them is in use. `free_unused` then removes
+        """Schedules adapters for removal once none of them is in use. `free_unused_slots` then removes
         them and calls `done`. `close` calls `done` without removing them.
         """
         self._leaving.append((adapters, done))
@@ -157,7 +157,7 @@ class AdapterPool:
         """True if adapters are to be removed once they are unused."""
         return bool(self._leaving)
 
-    def free_unused(self, used: Collection[int]) -> None:
+    def free_unused_slots(self, used: Collection[int]) -> None:
         """Frees the slots of unloaded adapters that are no longer used.
 
         Args:
@@ -185,7 +185,7 @@ class AdapterPool:
             self._order.remove(slot)
             self._order.insert(0, slot)
 
-    def _make_slot_empty(self, pages: int, kept: Collection[int]) -> int:
+    def _evict_until_fits(self, pages: int, kept: Collection[int]) -> int:
         """Empties slots in the order in which they are to be reused, until a slot and enough pages
         are free. Returns an empty slot.
         """

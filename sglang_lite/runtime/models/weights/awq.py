@@ -16,7 +16,7 @@ from sglang_lite.runtime.models.weights.packing import (
     Parts,
     build_scaled_blocks,
     columns_per_block,
-    four_bits_in,
+    count_bits_with_scales,
     unpack_integers,
 )
 
@@ -29,7 +29,7 @@ def awq(group: int | None) -> Packing:
     declared.
     """
     parts = ".qweight", ".qzeros", ".scales"
-    return Packing(parts, partial(_read, group=group), 5.0, gpu_bits=four_bits_in(group))
+    return Packing(parts, partial(_read, group=group), 5.0, gpu_bits=count_bits_with_scales(group))
 
 
 def _read(parts: Parts, *, group: int | None) -> Blocks:

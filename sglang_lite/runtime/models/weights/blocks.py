@@ -126,6 +126,6 @@ class Blocks(EncodedMatrix):
         )
 
 
-def comparable_column_order(blocks: Blocks) -> tuple[int, ...] | None:
+def column_order_key(blocks: Blocks) -> tuple[int, ...] | None:
     """Returns the order of a matrix's columns as a value that can be compared."""
     return None if blocks.order is None else tuple(blocks.order.tolist())

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 import torch
 
 from sglang_lite.runtime.models.weights.blocks import Blocks
-from sglang_lite.runtime.models.weights.gptq import input_order
+from sglang_lite.runtime.models.weights.gptq import inputs_sorted_by_group
 from sglang_lite.runtime.models.weights.packing import (
     Packing,
     Parts,
     build_scaled_blocks,
     columns_per_block,
-    four_bits_in,
+    count_bits_with_scales,
     unpack_integers,
 )
 from sglang_lite.runtime.models.weights.source import EncodedMatrix
@@ -51,7 +51,7 @@ def word_packing(schemes: Sequence[Scheme]) -> Packing:
         index = parts.get(".weight_g_idx")
         order = None
         if index is not None and (index != -1).any():  # -1: as llm-compressor initialises it
-            order = input_order(index, columns, scale.shape[1])
+            order = inputs_sorted_by_group(index, columns, scale.shape[1])
         numbers = unpack_integers(words, bits, columns)
         if len(numbers) != rows:
             raise ValueError(f"weight_packed has {len(numbers)} rows, and weight_shape says {rows}")
@@ -73,7 +73,7 @@ def word_packing(schemes: Sequence[Scheme]) -> Packing:
         5.0 if few else 9.0,
         (".weight_zero_point", ".weight_g_idx"),
         (".input_scale", ".output_scale"),
-        gpu_bits=max(four_bits_in(group) for _, group in schemes) if few else None,
+        gpu_bits=max(count_bits_with_scales(group) for _, group in schemes) if few else None,
     )
 
 

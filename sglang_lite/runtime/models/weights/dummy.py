@@ -41,7 +41,7 @@ class DummySource(WeightSource):
         self._generator = None if device.type == "meta" else torch.Generator(device)
 
     @property
-    def has_packed(self) -> bool:
+    def has_packed_matrices(self) -> bool:
         return bool(self._matrices.packings) or self._matrices.format is not None
 
     def take_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
@@ -53,7 +53,7 @@ class DummySource(WeightSource):
             if len(shape) == 2 and self._matrices.format is not None:
                 return self._blocks(self._matrices.format, *shape)
             if len(shape) == 2 and self._matrices.scales:
-                return self._scaled_rows(*shape)
+                return self._random_scaled_rows(*shape)
             if len(shape) == 3 and self._matrices.stacks:
                 return self._experts(*shape)
         dtype = torch.float32 if self._device.type == "cpu" else torch.bfloat16
@@ -63,7 +63,7 @@ class DummySource(WeightSource):
 
     def _blocks(self, form: Format, rows: int, columns: int) -> Blocks:
         low, high, dtype = (0, 16, torch.uint8) if form.bits == 4 else (-127, 128, torch.int8)
-        numbers = self._integers(low, high, (rows, columns), dtype)
+        numbers = self._random_integers(low, high, (rows, columns), dtype)
         values = torch.tensor(form.table) if form.table else torch.arange(float(low), high)
         blocks = columns // math.gcd(form.group or columns, columns)
         scale = (
@@ -78,7 +78,7 @@ class DummySource(WeightSource):
             table=form.table,
         )
 
-    def _scaled_rows(self, rows: int, columns: int) -> ScaledRows:
+    def _random_scaled_rows(self, rows: int, columns: int) -> ScaledRows:
         numbers = torch.randn((rows, columns), generator=self._generator, device=self._device).to(
             torch.float8_e4m3fn
         )
@@ -91,11 +91,11 @@ class DummySource(WeightSource):
         )
 
     def _experts(self, experts: int, inputs: int, outputs: int) -> Mxfp4Experts:
-        numbers = self._integers(0, 256, (experts, outputs, inputs // 32, 16), torch.uint8)
+        numbers = self._random_integers(0, 256, (experts, outputs, inputs // 32, 16), torch.uint8)
         exponent = 127 + round(math.log2(_DEVIATION / torch.tensor(E2M1).std().item()))
         return Mxfp4Experts(numbers, torch.full_like(numbers[..., 0], exponent))
 
-    def _integers(
+    def _random_integers(
         self, low: int, high: int, shape: tuple[int, ...], dtype: torch.dtype
     ) -> torch.Tensor:
         return torch.randint(

@@ -16,7 +16,7 @@ import torch
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import abbreviate, read_any_json
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
-from sglang_lite.runtime.models.weights.packing import Packed, Packing, packed_matrices
+from sglang_lite.runtime.models.weights.packing import Packed, Packing, match_packings
 from sglang_lite.runtime.models.weights.quantised_formats import PLAIN, Matrices
 from sglang_lite.runtime.models.weights.source import (
     PlainRows,
@@ -29,12 +29,12 @@ from sglang_lite.runtime.models.weights.source import (
 KINDS = ("safetensors", "bin")  # kinds of weight files; the first that exists is read
 
 
-def index_name(kind: str) -> str:
+def index_file_name(kind: str) -> str:
     """Returns the name of the index file that lists the shards of a format, "safetensors" or "bin"."""
     return f"{'model' if kind == 'safetensors' else 'pytorch_model'}.{kind}.index.json"
 
 
-def open_folder(folder: Path, matrices: Matrices = PLAIN) -> WeightSource:
+def open_weight_folder(folder: Path, matrices: Matrices = PLAIN) -> WeightSource:
     """Opens the weights in `folder`; safetensors take precedence over `.bin`.
 
     Args:
@@ -60,22 +60,22 @@ def weight_files(
         exists: function that checks whether a file exists.
 
     Raises:
-        ModelError: as `open_folder`.
+        ModelError: as `open_weight_folder`.
     """
     for suffix in kinds:
-        index = folder / index_name(suffix)
+        index = folder / index_file_name(suffix)
         single = folder / index.name.removesuffix(".index.json")
         if index.exists():
-            return suffix, _shards(index, exists)
+            return suffix, _read_shard_index(index, exists)
         if exists(single):
-            return suffix, {_check_regular(single)}
+            return suffix, {_require_regular_file(single)}
     hint = "Supported: model.safetensors, pytorch_model.bin (sharded too), or a .gguf file given by its path."
     if any(folder.glob("model-rank-*-part-*.safetensors")):
         hint = 'Its files are those of ranks: load_format="sharded_state".'
     elif any(folder.glob("consolidated*.safetensors")):
         hint = 'Its files are in Mistral\'s own format: load_format="mistral".'
     elif any(
-        (folder / index_name(kind).removesuffix(end)).exists()
+        (folder / index_file_name(kind).removesuffix(end)).exists()
         for kind in KINDS
         for end in ("", ".index.json")
     ):
@@ -98,7 +98,7 @@ def pickle_files(folder: Path) -> set[Path]:
         raise
 
 
-def _shards(index: Path, exists: Callable[[Path], bool]) -> set[Path]:
+def _read_shard_index(index: Path, exists: Callable[[Path], bool]) -> set[Path]:
     content = read_any_json(index)
     files = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(files, dict) or not files:
@@ -129,10 +129,10 @@ def _shards(index: Path, exists: Callable[[Path], bool]) -> set[Path]:
             f"{index.parent}: the shard {missing[0]} is missing ({len(missing)} of {len(names)}).",
             hint="Fetch the folder again.",
         )
-    return {_check_regular(index.parent / name) for name in names}
+    return {_require_regular_file(index.parent / name) for name in names}
 
 
-def _check_regular(file: Path) -> Path:
+def _require_regular_file(file: Path) -> Path:
     if file.exists() and not file.is_file():  # opening a pipe would block for ever
         raise ModelError(f"{file}: not a regular file.", hint="Replace it by the file itself.")
     return file
@@ -144,7 +144,7 @@ class FolderSource(WeightSource):
     Args:
         folder: folder of the model, for messages.
         files: files to read.
-        matrices: as for `open_folder`.
+        matrices: as for `open_weight_folder`.
 
     Raises:
         ModelError: a file is damaged, a tensor occurs twice, or a part of one is missing.
@@ -170,10 +170,10 @@ class FolderSource(WeightSource):
             )
         self._files = {name: stored[stored_as] for name, stored_as in self._stored_as.items()}
         self._packed = find_packed_matrices(str(folder), self._files, matrices.packings)
-        super().__init__(str(folder), unpacked_files(self._files, self._packed))
+        super().__init__(str(folder), merge_packed_names(self._files, self._packed))
 
     @property
-    def has_packed(self) -> bool:
+    def has_packed_matrices(self) -> bool:
         return bool(self._packed)
 
     def _read_stored(self, name: str, file: Path) -> Stored:
@@ -244,12 +244,12 @@ def find_packed_matrices(
     ModelError if one of them lacks a tensor.
     """
     try:
-        return packed_matrices(files.keys(), packings)
+        return match_packings(files.keys(), packings)
     except ValueError as error:
         raise ModelError(f"{label}: {error}.", hint="Fetch the checkpoint again.") from error
 
 
-def unpacked_files(files: Mapping[str, Path], packed: Mapping[str, Packed]) -> dict[str, Path]:
+def merge_packed_names(files: Mapping[str, Path], packed: Mapping[str, Packed]) -> dict[str, Path]:
     """Returns the file of each tensor by name. A packed matrix has one entry, under the name by
     which a model takes it, instead of one for each of its tensors.
     """
@@ -314,7 +314,7 @@ class TensorSource(FolderSource):
     Args:
         label: where they come from, for messages.
         tensors: tensors by their names in a checkpoint.
-        matrices: as for `open_folder`.
+        matrices: as for `open_weight_folder`.
         copies: whether to copy each tensor when it is taken; if not, the model may keep the tensor
             itself.
     """

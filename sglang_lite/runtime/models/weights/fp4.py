@@ -21,7 +21,7 @@ from sglang_lite.runtime.models.weights.source import EncodedStack
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
-def nvfp4_of_compressed_tensors() -> Packing:
+def compressed_nvfp4_packing() -> Packing:
     """Returns the packing of NVFP4 with the inverse of the matrix's scale in `weight_global_scale`."""
 
     def read(parts: Parts) -> Blocks:
@@ -37,7 +37,7 @@ def nvfp4_of_compressed_tensors() -> Packing:
     )
 
 
-def nvfp4_of_model_optimizer() -> Packing:
+def modelopt_nvfp4_packing() -> Packing:
     """Returns the packing of NVFP4 with the matrix's scale in `weight_scale_2`."""
 
     def read(parts: Parts) -> Blocks:
@@ -51,17 +51,19 @@ def nvfp4_of_model_optimizer() -> Packing:
     return Packing(parts, read, 9.0, ignored=(".input_scale",), gpu_bits=5.0)
 
 
-def mxfp4_of_compressed_tensors() -> Packing:
+def compressed_mxfp4_packing() -> Packing:
     return Packing(
         (".weight_packed", ".weight_scale"),
-        lambda parts: _blocks(parts[".weight_packed"], _powers(parts[".weight_scale"]), 32),
+        lambda parts: _blocks(
+            parts[".weight_packed"], _decode_exponents(parts[".weight_scale"]), 32
+        ),
         8.5,
         ignored=(".input_global_scale",),
         gpu_bits=4.5,
     )
 
 
-def mxfp4_experts() -> Packing:
+def mxfp4_experts_packing() -> Packing:
     """Returns the packing of MXFP4 in gpt-oss: `_blocks` uint8 [experts, outputs, groups, 16],
     `_scales` uint8 [experts, outputs, groups].
     """
@@ -90,7 +92,9 @@ class Mxfp4Experts(EncodedStack):
 
     def matrix(self, expert: int, outputs: slice) -> Blocks:
         return _blocks(
-            self._numbers[expert, outputs].flatten(1), _powers(self._scales[expert, outputs]), 32
+            self._numbers[expert, outputs].flatten(1),
+            _decode_exponents(self._scales[expert, outputs]),
+            32,
         )
 
 
@@ -107,7 +111,7 @@ def _blocks(numbers: torch.Tensor, scale: torch.Tensor, group: int) -> Blocks:
     return Blocks(q, scale, table=E2M1)
 
 
-def _powers(exponents: torch.Tensor) -> torch.Tensor:
+def _decode_exponents(exponents: torch.Tensor) -> torch.Tensor:
     if exponents.dtype != torch.uint8 or (exponents == 255).any():
         raise ValueError(
             f"scales are {exponents.dtype} with a largest value of {exponents.max()}, not uint8 up to 254"

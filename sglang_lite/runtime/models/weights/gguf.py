@@ -52,7 +52,7 @@ class GgufSource(WeightSource):
         super().__init__(str(file.path), dict.fromkeys(self._tensors, file.path))
 
     @property
-    def has_packed(self) -> bool:
+    def has_packed_matrices(self) -> bool:
         return any(tensor.kind in IN_FOUR_BITS for tensor in self._tensors.values())
 
     def _read_stored(self, name: str, file: Path) -> Weight:
@@ -133,7 +133,8 @@ def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor | Lat
     for parameter in parameters(spec):
         name = parameter.slices[0].name
         found = [
-            table.get_name(theirs, (".weight", ".bias")) for theirs in _converted_names(parameter)
+            table.get_name(theirs, (".weight", ".bias"))
+            for theirs in _names_for_converter(parameter)
         ]
         if not all(each in file.tensors for each in found):
             continue
@@ -176,7 +177,7 @@ def _stack_sizes(spec: ModelSpec) -> Counter[tuple[int | None, str]]:
     return Counter((each.layer, each.role.partition(".")[0]) for each in stacked)
 
 
-def _converted_names(parameter: ParameterSpec) -> list[str]:
+def _names_for_converter(parameter: ParameterSpec) -> list[str]:
     """Returns the names of a parameter's tensors before llama.cpp's converter renames them.
 
     Latent attention's keys and values have two names. A parameter in a stack has the stack's name.

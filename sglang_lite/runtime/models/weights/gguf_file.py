@@ -135,7 +135,7 @@ class _Header:
             )
         start = -(-self.at // alignment) * alignment
         self.tensors = [self.tensor(*info, start) for info in found]
-        self.check_order(start, alignment)
+        self.check_tensor_order(start, alignment)
 
     def fail_truncated(self) -> NoReturn:
         raise ModelError(
@@ -228,7 +228,7 @@ class _Header:
     ) -> GgufTensor:
         from gguf.constants import GGML_QUANT_SIZES
 
-        known = _types()
+        known = _ggml_types()
         kind = known[type_id].name if type_id in known else f"type {type_id}"
         if kind not in SUPPORTED_TYPES:
             raise ModelError(
@@ -248,7 +248,7 @@ class _Header:
             self.fail_truncated()
         return GgufTensor(self.path, name, shape, kind, start + offset, size)
 
-    def check_order(self, start: int, alignment: int) -> None:
+    def check_tensor_order(self, start: int, alignment: int) -> None:
         """Checks that each tensor occurs once, and that they follow one another from `start`, as
         llama.cpp writes them.
         """
@@ -268,7 +268,7 @@ class _Header:
 
 
 @cache
-def _types() -> Mapping[int, GGMLQuantizationType]:
+def _ggml_types() -> Mapping[int, GGMLQuantizationType]:
     from gguf.constants import GGMLQuantizationType
 
     return {kind.value: kind for kind in GGMLQuantizationType}

@@ -20,7 +20,7 @@ from sglang_lite.protocol import ParameterError
 _MEMORY = Path("/dev/shm")  # files of this folder are in memory
 
 
-def memory_folder() -> Path | None:
+def in_memory_folder() -> Path | None:
     """Returns a folder whose files are in memory, or None for the default folder of temporary
     files.
     """
@@ -36,7 +36,7 @@ def write_shared_file(tensors: Mapping[str, torch.Tensor]) -> Path:
     Raises:
         ParameterError: there is too little space.
     """
-    handle, name = tempfile.mkstemp(".safetensors", "sglang_lite-", memory_folder())
+    handle, name = tempfile.mkstemp(".safetensors", "sglang_lite-", in_memory_folder())
     os.close(handle)
     path = Path(name)
     try:
@@ -61,7 +61,7 @@ def _without_shared_memory(tensors: Mapping[str, torch.Tensor]) -> dict[str, tor
     return found
 
 
-def tensors_by_name(
+def validate_named_tensors(
     tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
 ) -> dict[str, torch.Tensor]:
     """Returns tensors by name. Raises ParameterError if an entry is not a name with a tensor, a
@@ -87,7 +87,7 @@ def tensors_by_name(
     return found
 
 
-def unpack_bucket(bucket: Any) -> list[tuple[str, torch.Tensor]]:  # of the caller
+def unpack_flattened_bucket(bucket: Any) -> list[tuple[str, torch.Tensor]]:  # of the caller
     """Returns the names and tensors in SGLang's flattened bucket: one tensor with the data of all,
     and metadata that gives the name, dtype, shape and range of each. Raises ParameterError if the
     argument is not such a bucket.

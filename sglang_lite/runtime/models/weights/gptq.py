@@ -20,7 +20,7 @@ from sglang_lite.runtime.models.weights.packing import (
     Parts,
     build_scaled_blocks,
     columns_per_block,
-    four_bits_in,
+    count_bits_with_scales,
     unpack_integers,
 )
 
@@ -43,7 +43,7 @@ def gptq(schemes: Sequence[Scheme], *, second_version: bool) -> Packing:
         read,
         5.0 if few else 9.0,
         optional=(".g_idx",),
-        gpu_bits=max(four_bits_in(group) for _, group in schemes) if few else None,
+        gpu_bits=max(count_bits_with_scales(group) for _, group in schemes) if few else None,
     )
 
 
@@ -60,7 +60,7 @@ def _read(parts: Parts, *, schemes: Sequence[Scheme], offset: int) -> Blocks:
         raise ValueError(
             f"qweight, qzeros and scales are of {len(numbers)}, {zeros.shape[1]} and {outputs} outputs"
         )
-    order = input_order(parts[".g_idx"], inputs, groups) if ".g_idx" in parts else None
+    order = inputs_sorted_by_group(parts[".g_idx"], inputs, groups) if ".g_idx" in parts else None
     zero = zeros.t().to(torch.int16) + offset
     return build_scaled_blocks(
         numbers if order is None else numbers[:, order], bits, scales.t(), zero, order
@@ -75,7 +75,7 @@ def _fits_scheme(parts: Parts, bits: int, group: int | None) -> bool:
     return alike and parts[".qzeros"].shape[-1] == -(-outputs * bits // 32)
 
 
-def input_order(index: torch.Tensor, inputs: int, groups: int) -> torch.Tensor | None:
+def inputs_sorted_by_group(index: torch.Tensor, inputs: int, groups: int) -> torch.Tensor | None:
     """Returns the indices of the inputs, sorted by their group, or None if they already are. Raises
     ValueError if the groups differ in size.
     """

@@ -56,7 +56,7 @@ class TensorForm:
         return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
 
-def tensor_forms(
+def build_tensor_forms(
     names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]
 ) -> list[TensorForm]:
     """Builds the forms of tensors from lists of equal length; dtypes may begin with "torch.".
@@ -157,7 +157,7 @@ class UpdateGroups:
                 lacks the backend.
             ModelError: the others have not joined in time, or the group is left before they have.
         """
-        self._check(name, backend, port)
+        self._check_group_arguments(name, backend, port)
         if not 0 < rank < size:
             raise ParameterError(
                 "rank_offset",
@@ -207,7 +207,7 @@ class UpdateGroups:
         Raises:
             ParameterError, ModelError: as for `join`, or the port is taken.
         """
-        self._check(name, backend, port, least=0)
+        self._check_group_arguments(name, backend, port, least=0)
         for idle in [
             each for each, at in self._used.items() if time.monotonic() - at > 2 * self._timeout_s
         ]:
@@ -219,7 +219,7 @@ class UpdateGroups:
             )
         except RuntimeError as error:
             raise ModelError(
-                f"the group {name!r} can't be made at {address}:{port}: {_first_line(error)}"
+                f"the group {name!r} can't be made at {address}:{port}: {_first_error_sentence(error)}"
             ) from error
         self._names.add(name)
         self._used[name] = time.monotonic()
@@ -253,10 +253,10 @@ class UpdateGroups:
         except (RuntimeError, TimeoutError) as error:
             self._drop_group(name)
             raise ModelError(
-                f"the group {name!r} has not received the weights: {_first_line(error)}"
+                f"the group {name!r} has not received the weights: {_first_error_sentence(error)}"
             ) from error
 
-    def _check(self, name: str, backend: str, port: int, least: int = 1) -> None:
+    def _check_group_arguments(self, name: str, backend: str, port: int, least: int = 1) -> None:
         """Raises ParameterError if a group can't be created with these arguments, or exists
         already.
         """
@@ -307,7 +307,7 @@ class UpdateGroups:
             )
         except RuntimeError as error:  # torch's DistError is one
             raise ModelError(
-                f"the group {name!r} at {address}:{port} did not come together: {_first_line(error)}",
+                f"the group {name!r} at {address}:{port} did not come together: {_first_error_sentence(error)}",
                 hint=f"All of its {size} processes have to join it within {self._timeout_s:g} s (dist_timeout).",
             ) from error
 
@@ -370,7 +370,7 @@ class UpdateGroups:
             )
             again = ", or read a whole checkpoint: update_weights_from_disk." if begun else "."
             raise ModelError(
-                f"the group {name!r} has sent no weights: {_first_line(error)} {kept}",
+                f"the group {name!r} has sent no weights: {_first_error_sentence(error)} {kept}",
                 hint=f"The group is left: join it again, and send all weights{again}",
             ) from error
 
@@ -472,7 +472,7 @@ def _receive_buffer(group: _Group, size: int) -> torch.Tensor:
     return torch.zeros(size, dtype=torch.uint8, device=group.device)
 
 
-def _first_line(error: BaseException) -> str:
+def _first_error_sentence(error: BaseException) -> str:
     """Returns the first sentence of a torch error, without the location in its sources."""
     line = re.sub(r"^\[[^\]]*\] ", "", str(error).partition("\n")[0])
     return f"{line.partition('. ')[0].rstrip('.')}."

@@ -120,7 +120,9 @@ class _Reader(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}"[:200])
 
 
-def read_bucket(data: bytes, device: torch.device) -> Mapping[str, Any]:  # a tensor, and JSON
+def read_flattened_bucket(
+    data: bytes, device: torch.device
+) -> Mapping[str, Any]:  # a tensor, and JSON
     """Reads SGLang's flattened bucket from a pickle: its `flattened_tensor`, opened, and its
     `metadata`.
 

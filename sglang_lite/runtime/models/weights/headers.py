@@ -14,8 +14,8 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.read_gguf import spec_from_gguf
 from sglang_lite.runtime.models.weights.folder import (
     find_packed_matrices,
+    merge_packed_names,
     pickled_tensors,
-    unpacked_files,
     weight_files,
 )
 from sglang_lite.runtime.models.weights.gguf import LatentHeads, named_tensors
@@ -67,7 +67,7 @@ def read_headers(path: Path) -> Headers:
     }
 
 
-def headers_of_hub(repository: SafetensorsRepoMetadata, folder: Path) -> Headers:
+def headers_from_hub_metadata(repository: SafetensorsRepoMetadata, folder: Path) -> Headers:
     """Returns the headers of all tensors in a repository, from the metadata that the hub provides.
 
     Args:
@@ -128,13 +128,13 @@ class HeaderSource(WeightSource):
     def __init__(self, label: str, headers: Headers, packings: Sequence[Packing] = ()) -> None:
         files = {name: header.file for name, header in headers.items()}
         self._packed = find_packed_matrices(label, files, packings)
-        super().__init__(label, unpacked_files(files, self._packed))
+        super().__init__(label, merge_packed_names(files, self._packed))
         self._headers = headers
         self.elements = self.in_8_bits = 0
         self.packed: Counter[Packing] = Counter()
 
     @property
-    def has_packed(self) -> bool:
+    def has_packed_matrices(self) -> bool:
         return bool(self._packed)
 
     def take_stack(self, name: str, shape: tuple[int, ...]) -> Stored:

@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from sglang_lite.protocol import ModelError, ParameterError
-from sglang_lite.runtime.models.weights.groups import UpdateGroups, tensor_forms
+from sglang_lite.runtime.models.weights.groups import UpdateGroups, build_tensor_forms
 from sglang_lite.runtime.models.weights.seed import Seed
 from sglang_lite.runtime.models.weights.source import Stored, WeightSource
 
@@ -67,7 +67,7 @@ class InstanceSource(WeightSource):
         self._come: dict[str, torch.Tensor] = {}
         self._asking = ThreadPoolExecutor(1, "sglang_lite-seed")
         backend = ("nccl" if device.type == "cuda" else "gloo") if backend == "auto" else backend
-        offer = self._request(
+        offer = self._request_from_seed(
             OFFER,
             master_address=seed.host,
             ports=str(port),
@@ -77,7 +77,7 @@ class InstanceSource(WeightSource):
         )
         try:
             offered = msgspec.convert(offer, _Offer)
-            forms = tensor_forms(offered.names, offered.dtypes, offered.shapes)
+            forms = build_tensor_forms(offered.names, offered.dtypes, offered.shapes)
         except (msgspec.ValidationError, ParameterError) as error:
             raise ModelError(f"{seed}: is no engine of this package: {error!r}") from error
         self._forms = {form.name: form for form in forms}
@@ -86,7 +86,7 @@ class InstanceSource(WeightSource):
 
     def check_all_used(self, may_ignore: tuple[str, ...] = ()) -> None:
         super().check_all_used(may_ignore)
-        self._request(SEND, names=[])  # ends the transfer
+        self._request_from_seed(SEND, names=[])  # ends the transfer
         self._groups.close()
         self._asking.shutdown()
 
@@ -105,8 +105,8 @@ class InstanceSource(WeightSource):
         return self._come.pop(name)
 
     def _receive_tensors(self, names: list[str]) -> dict[str, torch.Tensor]:
-        sent = self._asking.submit(self._request, SEND, names=names)
-        sent.add_done_callback(self._end_if_refused)
+        sent = self._asking.submit(self._request_from_seed, SEND, names=names)
+        sent.add_done_callback(self._close_groups_on_failure)
         try:
             tensors = self._groups.receive(
                 self._group, [self._forms[name] for name in names], flattened=True
@@ -117,11 +117,11 @@ class InstanceSource(WeightSource):
         sent.result()
         return dict(tensors)
 
-    def _end_if_refused(self, sent: Future[Any]) -> None:  # of its answer
+    def _close_groups_on_failure(self, sent: Future[Any]) -> None:  # of its answer
         if sent.exception() is not None:
             self._groups.close()
 
-    def _request(self, path: str, **body: Any) -> dict[str, Any]:  # JSON
+    def _request_from_seed(self, path: str, **body: Any) -> dict[str, Any]:  # JSON
         answer = self._seed.request_json(
             path,
             {"master_address": self._seed.host, "group_name": self._group, "ports": "", **body},

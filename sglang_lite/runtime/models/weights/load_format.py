@@ -11,12 +11,12 @@ from sglang_lite.runtime.models.weights.folder import (
     KINDS,
     SafetensorsSource,
     TorchSource,
-    index_name,
+    index_file_name,
     pickle_files,
     weight_files,
 )
 from sglang_lite.runtime.models.weights.mistral import MistralSource, mistral_files
-from sglang_lite.runtime.models.weights.numpy_copy import NumpySource, numpy_files
+from sglang_lite.runtime.models.weights.numpy_copy import NumpySource, prepare_numpy_files
 from sglang_lite.runtime.models.weights.quantised_formats import PLAIN, Matrices
 from sglang_lite.runtime.models.weights.ranges import LocalRanges, RangeSource
 from sglang_lite.runtime.models.weights.rank_files import RankFilesSource, rank_files
@@ -77,7 +77,7 @@ def open_weights(
         case "pt":
             return TorchSource(folder, pickle_files(folder), matrices)
         case "npcache":
-            return NumpySource(folder, numpy_files(folder), matrices)
+            return NumpySource(folder, prepare_numpy_files(folder), matrices)
         case "sharded_state":
             return RankFilesSource(
                 folder, rank_files(folder), matrices, ranges, threads, pinned=pinned
@@ -96,7 +96,7 @@ def open_weights(
     raise AssertionError(load_format)
 
 
-def files_read(folder: Path, load_format: str) -> set[Path]:
+def list_files_to_read(folder: Path, load_format: str) -> set[Path]:
     """Returns the files that `open_weights` reads in a folder, including indexes. Raises ModelError
     in the same cases.
     """
@@ -109,17 +109,17 @@ def files_read(folder: Path, load_format: str) -> set[Path]:
             kind = "bin"
             files = pickle_files(folder)
         case "npcache":
-            return numpy_files(folder, with_list=True)
+            return prepare_numpy_files(folder, with_list=True)
         case "sharded_state":
             return rank_files(folder)
         case "mistral":
             return mistral_files(folder)
         case _:
             return set()
-    return files | {each for each in (folder / index_name(kind),) if each.exists()}
+    return files | {each for each in (folder / index_file_name(kind),) if each.exists()}
 
 
-def check_gguf(load_format: str, path: Path) -> None:
+def check_gguf_load_format(load_format: str, path: Path) -> None:
     """Raises ModelError if a GGUF file is to be read in another format."""
     if load_format not in ("auto", "gguf", "dummy"):
         raise ModelError(

@@ -45,7 +45,7 @@ class NumpySource(FolderSource):
         return self._read_tensor(name, file)
 
 
-def numpy_files(folder: Path, *, with_list: bool = False) -> set[Path]:
+def prepare_numpy_files(folder: Path, *, with_list: bool = False) -> set[Path]:
     """Returns the files of the copy. Makes a new copy if there is none or the pickled tensors have
     changed.
 
@@ -112,7 +112,7 @@ def _make_copy(copy: Path, files: Iterable[Path]) -> None:
             hint=f"Remove the folder {copy}.",
         )
     origin = _origin(files)
-    _check_names(files)
+    _check_tensor_names(files)
     try:
         with tempfile.TemporaryDirectory(prefix=".np-", dir=copy.parent) as scratch:
             written = Path(scratch, "new")
@@ -127,7 +127,7 @@ def _make_copy(copy: Path, files: Iterable[Path]) -> None:
         ) from error
 
 
-def _check_names(files: Iterable[Path]) -> None:
+def _check_tensor_names(files: Iterable[Path]) -> None:
     """Raises ModelError if a tensor's name is no valid file name, or occurs twice."""
     found: dict[str, Path] = {}
     for file in sorted(files):

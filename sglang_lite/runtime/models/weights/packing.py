@@ -44,7 +44,7 @@ class Packing:
     gpu_bits: float | None = None
 
 
-def four_bits_in(group: int | None) -> float:
+def count_bits_with_scales(group: int | None) -> float:
     """Returns the number of bits that a 4-bit number takes, including its share of the group's
     16-bit scale and zero. Groups of 128 are assumed if `group` is -1 or None.
     """
@@ -68,7 +68,7 @@ class Packed:
     ignored: tuple[str, ...] = ()
 
 
-def packed_matrices(names: Collection[str], packings: Sequence[Packing]) -> dict[str, Packed]:
+def match_packings(names: Collection[str], packings: Sequence[Packing]) -> dict[str, Packed]:
     """Returns the packed matrices among a checkpoint's tensors, by the names under which a model
     takes them.
 
@@ -104,7 +104,7 @@ def unpack_integers(words: torch.Tensor, bits: int, columns: int) -> torch.Tenso
     if words.dtype != torch.int32 or words.shape[-1] != -(-columns * bits // 32):
         wanted = -(-columns * bits // 32)
         raise ValueError(
-            f"{wanted} words of int32 hold {columns} numbers of {bits} bits, not {_kind(words)}"
+            f"{wanted} words of int32 hold {columns} numbers of {bits} bits, not {_describe_tensor(words)}"
         )
     if 8 % bits == 0:
         shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
@@ -188,5 +188,5 @@ def columns_per_block(columns: int, scales: int, group: int | None) -> int:
     return columns // scales
 
 
-def _kind(tensor: torch.Tensor) -> str:
+def _describe_tensor(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} of shape {tuple(tensor.shape)}"

@@ -71,7 +71,7 @@ class Quantisation:
 
     def check_checkpoint(self, source: WeightSource) -> None:
         """Raises ModelError if quantised matrices are declared but the checkpoint has none."""
-        if self.matrices.packings and not source.has_packed:
+        if self.matrices.packings and not source.has_packed_matrices:
             method = self.matrices.names[0]
             parts = [packing.parts[0] for packing in self.matrices.packings]
             raise ModelError(
@@ -85,7 +85,7 @@ class Quantisation:
                 hint="Remove quantization_config, if the checkpoint is not quantised.",
             )
 
-    def check_name(self, name: str | None) -> None:
+    def check_requested_format(self, name: str | None) -> None:
         """Raises ParameterError if `Engine(quantization=name)` contradicts the declaration, or
         would quantise matrices that are quantised already.
         """
@@ -129,10 +129,10 @@ def read_quantisation(folder: Path) -> Quantisation:
             given = quantisation
             if isinstance(quantisation, dict):
                 given = {"quant_method": "modelopt", **quantisation}
-    return Quantisation(str(file), declared_matrices(given, str(file)))
+    return Quantisation(str(file), parse_quantization_config(given, str(file)))
 
 
-def declared_matrices(given: Json, source: str) -> Matrices:
+def parse_quantization_config(given: Json, source: str) -> Matrices:
     """Reads what a `quantization_config` declares.
 
     Args:
@@ -166,7 +166,7 @@ class _UnsupportedError(Exception):
     pass
 
 
-def _fp8(config: Mapping[str, Json]) -> Matrices:
+def _read_fp8_format(config: Mapping[str, Json]) -> Matrices:
     if config.get("fmt", "e4m3") != "e4m3":
         raise _UnsupportedError(f"'fp8' ({config['fmt']})")
     return Matrices(("fp8",), block=_read_block_size(config.get("weight_block_size")), scales=True)
@@ -183,7 +183,7 @@ def _read_modelopt_format(config: Mapping[str, Json]) -> Matrices:
                 config.get("group_size", 16) == 16, "group_size", config.get("group_size"), "16"
             )
             return Matrices(
-                ("modelopt_fp4", "modelopt"), (fp4.nvfp4_of_model_optimizer(),), format=_NVFP4
+                ("modelopt_fp4", "modelopt"), (fp4.modelopt_nvfp4_packing(),), format=_NVFP4
             )
         case "MIXED_PRECISION":
             kinds = {layer["quant_algo"] for layer in config["quantized_layers"].values()}
@@ -192,7 +192,7 @@ def _read_modelopt_format(config: Mapping[str, Json]) -> Matrices:
                     f"'modelopt' (MIXED_PRECISION with {', '.join(sorted(others))})"
                 )
             few = "NVFP4" in kinds
-            packings = (fp4.nvfp4_of_model_optimizer(),) if few else ()
+            packings = (fp4.modelopt_nvfp4_packing(),) if few else ()
             return Matrices(
                 ("modelopt", "modelopt_fp4", "modelopt_fp8"),
                 packings,
@@ -203,7 +203,7 @@ def _read_modelopt_format(config: Mapping[str, Json]) -> Matrices:
             raise _UnsupportedError(f"'modelopt' ({other})")
 
 
-def _gptq(config: Mapping[str, Json]) -> Matrices:
+def _read_gptq_format(config: Mapping[str, Json]) -> Matrices:
     version = config.get("checkpoint_format", "gptq")
     if version not in ("gptq", "gptq_v2"):
         raise _UnsupportedError(f"'gptq' (checkpoint_format {version!r})")
@@ -214,7 +214,7 @@ def _gptq(config: Mapping[str, Json]) -> Matrices:
     ]
     schemes = [_gptq_scheme({**config, **each}) for each in ({}, *own)]
     packing = gptq(list(dict.fromkeys(schemes)), second_version=version == "gptq_v2")
-    return Matrices(("gptq", "gptq_marlin"), (packing,), format=_integers(*schemes[0]))
+    return Matrices(("gptq", "gptq_marlin"), (packing,), format=_integer_format(*schemes[0]))
 
 
 def _gptq_scheme(config: Mapping[str, Json]) -> tuple[int, int | None]:
@@ -227,16 +227,16 @@ def _gptq_scheme(config: Mapping[str, Json]) -> tuple[int, int | None]:
     return bits, _require_group_size(config.get("group_size"))
 
 
-def _awq(config: Mapping[str, Json]) -> Matrices:
+def _read_awq_format(config: Mapping[str, Json]) -> Matrices:
     bits = config.get("bits", config.get("w_bit"))
     _require(bits == 4, "bits", bits, "4")
     if str(config.get("version", "gemm")).lower() != "gemm":
         raise _UnsupportedError(f"'awq' (version {config['version']!r})")
     group = _require_group_size(config.get("group_size", config.get("q_group_size")))
-    return Matrices(("awq", "awq_marlin"), (awq(group),), format=_integers(4, group))
+    return Matrices(("awq", "awq_marlin"), (awq(group),), format=_integer_format(4, group))
 
 
-def _bitsandbytes(config: Mapping[str, Json]) -> Matrices:
+def _read_bitsandbytes_format(config: Mapping[str, Json]) -> Matrices:
     if config.get("load_in_8bit"):
         return Matrices(("bitsandbytes",), (bitsandbytes.eight_bit_packing(),), format=_BYTES)
     kind = config.get("bnb_4bit_quant_type", "fp4")
@@ -250,7 +250,7 @@ _FLOATS = "8-bit floats"
 _INTEGERS = "integers"
 
 
-def _compressed_tensors(config: Mapping[str, Json]) -> Matrices:
+def _read_compressed_tensors_format(config: Mapping[str, Json]) -> Matrices:
     if config.get("transform_config"):
         raise _UnsupportedError("'compressed-tensors' (rotated by a transform)")
     if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
@@ -259,7 +259,7 @@ def _compressed_tensors(config: Mapping[str, Json]) -> Matrices:
         )
     groups = [each for each in config["config_groups"].values() if each.get("weights") is not None]
     found: dict[str, list[Any]] = {}
-    for kind, setting in (_kind_of_group(each["weights"]) for each in groups):
+    for kind, setting in (_classify_group(each["weights"]) for each in groups):
         found[kind] = list(dict.fromkeys([*found.get(kind, ()), setting]))
     inputs = [each.get("input_activations") or {} for each in groups]
     # a module has the first packing whose first tensor it has: nvfp4's is unique
@@ -287,17 +287,17 @@ def _matrices_of_kind(
     """Returns the format of compressed-tensors matrices of the given kind.
 
     Args:
-        kind, settings: as `_kind_of_group` returns them.
+        kind, settings: as `_classify_group` returns them.
         inputs: each group's declaration of its inputs.
     """
     match kind:
         case "nvfp4":
             return Matrices(
-                ("compressed-tensors",), (fp4.nvfp4_of_compressed_tensors(),), format=_NVFP4
+                ("compressed-tensors",), (fp4.compressed_nvfp4_packing(),), format=_NVFP4
             )
         case "mxfp4":
             return Matrices(
-                ("compressed-tensors",), (fp4.mxfp4_of_compressed_tensors(),), format=_MXFP4
+                ("compressed-tensors",), (fp4.compressed_mxfp4_packing(),), format=_MXFP4
             )
         case "integers":
             rows_of_bytes = settings == [(8, None)]
@@ -308,7 +308,9 @@ def _matrices_of_kind(
                 compressed_tensors.word_packing(settings),
                 compressed_tensors.byte_packing(integer_inputs=integers),
             )
-            form = _BYTES if rows_of_bytes else _integers(settings[0][0], settings[0][1] or -1)
+            form = (
+                _BYTES if rows_of_bytes else _integer_format(settings[0][0], settings[0][1] or -1)
+            )
             names = (
                 ("compressed-tensors", "w8a8_int8") if rows_of_bytes else ("compressed-tensors",)
             )
@@ -319,7 +321,7 @@ def _matrices_of_kind(
     return Matrices(("compressed-tensors", "w8a8_fp8", "fp8"), block=block, scales=True)
 
 
-def _kind_of_group(weights: Mapping[str, Json]) -> tuple[str, Any]:
+def _classify_group(weights: Mapping[str, Json]) -> tuple[str, Any]:
     """Returns the kind of the matrices in a group of compressed-tensors, and the group's further
     settings.
     """
@@ -340,15 +342,15 @@ def _kind_of_group(weights: Mapping[str, Json]) -> tuple[str, Any]:
     )
 
 
-def _fbgemm(config: Mapping[str, Json]) -> Matrices:
+def _read_fbgemm_format(config: Mapping[str, Json]) -> Matrices:
     return Matrices(("fbgemm_fp8", "fp8"), scales=True)
 
 
-def _mxfp4(config: Mapping[str, Json]) -> Matrices:
-    return Matrices(("mxfp4",), (fp4.mxfp4_experts(),), stacks=True)
+def _read_mxfp4_format(config: Mapping[str, Json]) -> Matrices:
+    return Matrices(("mxfp4",), (fp4.mxfp4_experts_packing(),), stacks=True)
 
 
-def _torchao(config: Mapping[str, Json]) -> Matrices:
+def _read_torchao_format(config: Mapping[str, Json]) -> Matrices:
     kinds = config["quant_type"]
     kind = (
         kinds["default"]["_type"]
@@ -363,15 +365,15 @@ def _torchao(config: Mapping[str, Json]) -> Matrices:
 
 
 _METHODS: dict[str, Callable[[Mapping[str, Json]], Matrices]] = {
-    "fp8": _fp8,
-    "fbgemm_fp8": _fbgemm,
+    "fp8": _read_fp8_format,
+    "fbgemm_fp8": _read_fbgemm_format,
     "modelopt": _read_modelopt_format,
-    "compressed-tensors": _compressed_tensors,
-    "gptq": _gptq,
-    "awq": _awq,
-    "bitsandbytes": _bitsandbytes,
-    "mxfp4": _mxfp4,
-    "torchao": _torchao,
+    "compressed-tensors": _read_compressed_tensors_format,
+    "gptq": _read_gptq_format,
+    "awq": _read_awq_format,
+    "bitsandbytes": _read_bitsandbytes_format,
+    "mxfp4": _read_mxfp4_format,
+    "torchao": _read_torchao_format,
 }
 
 
@@ -380,7 +382,7 @@ _NVFP4 = Format(4, 16, minimum=False, table=fp4.E2M1)
 _MXFP4 = replace(_NVFP4, group=32)
 
 
-def _integers(bits: int, group: int | None) -> Format:
+def _integer_format(bits: int, group: int | None) -> Format:
     """Returns the format of integers with a scale per group of inputs. `group` is -1 for all
     inputs, None if not declared.
     """

@@ -57,16 +57,16 @@ class LocalRanges:
 
     def read_bytes_into(self, file: Path, start: int, out: memoryview) -> None:
         with open(file, "rb", buffering=0) as opened:
-            _fill(opened.fileno(), start, out)
+            _read_until_full(opened.fileno(), start, out)
 
     def read_rows(self, file: Path, start: int, stride: int, out: Bytes) -> None:
         with open(file, "rb", buffering=0) as opened:
             for row in out:
-                _fill(opened.fileno(), start, row.data)
+                _read_until_full(opened.fileno(), start, row.data)
                 start += stride
 
 
-def _fill(descriptor: int, start: int, out: memoryview) -> None:
+def _read_until_full(descriptor: int, start: int, out: memoryview) -> None:
     at = 0
     while at < len(out):
         count = os.preadv(descriptor, [out[at:]], start + at)
@@ -118,7 +118,7 @@ def read_header(ranges: Ranges, file: Path) -> Mapping[str, StoredTensor]:
                 if not 8 + length <= start <= end <= size:
                     raise ValueError(f"{name} is not within it")
                 found[name] = StoredTensor(each["dtype"], tuple(each["shape"]), start, end)
-        _check_order(found, 8 + length, size)
+        _check_no_gaps(found, 8 + length, size)
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(
             f"{file}: damaged or truncated: {error}", hint="Fetch the file again."
@@ -126,7 +126,7 @@ def read_header(ranges: Ranges, file: Path) -> Mapping[str, StoredTensor]:
     return found
 
 
-def _check_order(tensors: Mapping[str, StoredTensor], start: int, end: int) -> None:
+def _check_no_gaps(tensors: Mapping[str, StoredTensor], start: int, end: int) -> None:
     """Checks that tensors follow one another from `start` to `end`, as the format requires. Raises
     ValueError if not.
     """

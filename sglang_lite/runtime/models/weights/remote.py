@@ -27,7 +27,7 @@ def is_address(model: str) -> bool:
     return _ADDRESS.fullmatch(model) is not None
 
 
-def copy_description(address: str, cache: Path) -> Path:
+def download_description_files(address: str, cache: Path) -> Path:
     """Copies the files that describe a model if they have changed, and returns their folder.
 
     Args:
@@ -104,13 +104,17 @@ class RemoteRanges:
         self._folder = folder
 
     def has_remote_file(self, file: Path) -> bool:
-        return bool(self._system.isfile(self._path(file)))
+        return bool(self._system.isfile(self._remote_path(file)))
 
     def size(self, file: Path) -> int:
-        return int(self._system.size(self._path(file)))
+        return int(self._system.size(self._remote_path(file)))
 
     def read_bytes_into(self, file: Path, start: int, out: memoryview) -> None:
-        data = self._system.cat_file(self._path(file), start, start + len(out)) if len(out) else b""
+        data = (
+            self._system.cat_file(self._remote_path(file), start, start + len(out))
+            if len(out)
+            else b""
+        )
         if len(data) != len(out):
             raise OSError(f"it ends at {start + len(data):,}")
         out[:] = data
@@ -123,5 +127,5 @@ class RemoteRanges:
         for i, row in enumerate(out):
             row.data[:] = whole[i * stride : i * stride + len(row)]
 
-    def _path(self, file: Path) -> str:
+    def _remote_path(self, file: Path) -> str:
         return f"{self._root.rstrip('/')}/{file.relative_to(self._folder).as_posix()}"

@@ -43,7 +43,7 @@ def round_matrix(weight: torch.Tensor, to: Rounding, group: int) -> Blocks:
     )
 
 
-def round_part(part: Weight, to: Rounding, device: torch.device) -> Weight:
+def round_unless_quantised(part: Weight, to: Rounding, device: torch.device) -> Weight:
     """Quantises a matrix on a device and returns it. Matrices that are stored quantised are
     returned unchanged.
     """

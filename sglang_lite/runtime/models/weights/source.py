@@ -180,7 +180,7 @@ class WeightSource(ABC):
         return any(name.endswith(("weight_scale", "weight_scale_inv")) for name in self._unused)
 
     @property
-    def has_packed(self) -> bool:
+    def has_packed_matrices(self) -> bool:
         """True if the checkpoint has packed matrices."""
         return False
 
