@@ -403,6 +403,7 @@ class AccessControl:
         self._token = token
         self._keys = settings.api_key
         self._admin = settings.admin_api_key
+        self._scheme = settings.scheme
         self._is_local = settings.is_local
         self._most = settings.max_open
         self._most_per_key = settings.max_open_per_key
@@ -475,7 +476,8 @@ class AccessControl:
         that page.
         """
         origin = request.headers.get("origin")
-        if origin is not None and origin != f"http://{request.headers.get('host')}":
+        own = f"{self._scheme}://{request.headers.get('host')}"
+        if origin is not None and origin != own and origin not in self._origins:
             raise ForbiddenError(
                 "another page sent the request.",
                 hint="Open the address that the server has printed.",

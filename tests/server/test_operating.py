@@ -94,6 +94,20 @@ def test_a_servers_streams_are_told_of_as_seldom_as_it_says():
     assert engine["stream_interval_s"] == 0.25
 
 
+def test_the_playground_over_https_takes_requests_of_its_own_page(engine):
+    with serving(engine, token="token", ssl_certfile=PEM, ssl_keyfile=KEY) as url:
+        address = url.replace("http:", "https:")
+        trusting = ssl.create_default_context(cafile=PEM)
+        with httpx2.Client(verify=trusting, timeout=60, headers={"x-token": "token"}) as client:
+            for origin, status in ((address, 200), (url, 403), ("https://evil.example", 403)):
+                answer = client.post(
+                    f"{address}/playground/check",
+                    json={"kind": "regex", "text": "a"},
+                    headers={"origin": origin},
+                )
+                assert answer.status_code == status, origin
+
+
 def test_https(engine):
     with serving(engine, ssl_certfile=PEM, ssl_keyfile=KEY) as url:
         address = url.replace("http:", "https:")
