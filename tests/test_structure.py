@@ -213,7 +213,7 @@ def test_names_in_the_pages_for_readers_of_the_code_are_there():
 
 # Rooms with a README of one page. docs/internals/README.md lists them.
 ROOMS = (
-    "constraints", "engine", "lang", "lang/backend", "lang/execution", "runtime/core", "runtime/executor",
+    "constraints", "engine", "lang", "lang/backend", "lang/execution", "runtime/adapters", "runtime/core", "runtime/executor",
     "runtime/kernels", "runtime/kv_cache", "runtime/models", "runtime/scheduler", "runtime/structured_output", "server",
 )  # fmt: skip
 

@@ -1,5 +1,10 @@
-"""Adapter slots of requests: requests whose adapter is on the device are admitted first, and no
-others starve.
+"""Adapter slots of requests. A request names its adapter in `lora_path`, and holds it in its prefix
+space (kv_cache/prefix_space.py) until it ends. Here it gets a slot of the device when it is admitted,
+and each step's record tells the runner which slot computes a row. docs/internals/lora.md has the
+whole way.
+
+Among the first waiting requests, those whose adapter is on the device go before others, and none
+starves.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ class AdapterSlots(Resource):
         pool: adapters on the device.
         table: slot table, which gets the adapter slot of each request (-1 for none), and the
             position of its first token that the adapter computes.
-        queues: requests that have not ended.
+        queues: requests that wait for a slot or run.
 
     Attributes:
         pool: the argument of this name.
@@ -79,8 +84,9 @@ class AdapterSlots(Resource):
             return False
         if self.pool.assign(adapter, self._in_use) is None:
             if not self._draining and self._is_prioritised(request):
-                least = self.pool.unpinned_generations & self._in_use.keys()
-                self._draining.add(min(least, key=lambda each: (self._in_use[each], each)))
+                in_use = self.pool.unpinned_generations & self._in_use.keys()
+                if in_use:  # pinned ones never give way
+                    self._draining.add(min(in_use, key=lambda each: (self._in_use[each], each)))
             return False
         self._in_use[adapter.generation] += 1
         return True

@@ -27,8 +27,10 @@ Counts: TypeAlias = dict[str, Any]  # numbers, and mappings of numbers
 class EnginePart:
     """Feature of an engine, such as adapters or images.
 
-    A core knows its parts through this class alone, and rejects what no part can do. It calls the
-    methods below in their order. A part overrides those that concern it.
+    A core knows its parts through this class alone, and rejects what no part can do. It calls
+    `join_scheduler`, `join_builder` and `answers` once, in this order, and the others whenever they are
+    needed. A part overrides those that concern it. Only one part of an engine may have a `replacer`,
+    a `preparation` or `device_memory`.
 
     Attributes:
         resource: what the part's requests hold while they run; set by `join_scheduler`.
@@ -49,7 +51,7 @@ class EnginePart:
 
         Args:
             store: pages, slots and radix tree.
-            queues: requests that have not ended.
+            queues: requests that wait for a slot or run.
             capacity: sizes and limits of the engine.
         """
 

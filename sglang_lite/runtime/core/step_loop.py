@@ -283,7 +283,7 @@ class StepLoop:
         return bool(self.holds) or (self.preparation is not None and self.preparation.blocks_steps)
 
     def receive_request(self, request: Request) -> None:
-        """Starts a request like `submit`, but on the loop's own thread."""
+        """Starts a request like `submit_request`, but on the loop's own thread."""
         if request.ended:
             return  # aborted while its grammar was compiled
         try:
@@ -376,7 +376,7 @@ class StepLoop:
         self._launched.clear()
         try:
             self._read_step_in_flight()
-        except Exception as error:  # as in `step`
+        except Exception as error:  # as in `run_step`
             if not memory_shortage.is_out_of_memory(error):
                 raise
         memory_shortage.release_cached_memory()

@@ -1,8 +1,9 @@
 """A step as a record: everything that a device needs for the forward of a step, as plain arrays.
 
 The step loop writes records from its slot table, and a runner executes them. A runner knows slots
-only from records, so the same records, executed in the same order, give the same state on any
-device: in another process, on several devices in parallel, or from a file.
+only from records, so the same records, executed in the same order, give the same keys and values on
+any device: in another process, on several devices in parallel, or from a file. Weights of adapters
+and features of images reach a device beside them, and draws are given to `sample`.
 """
 
 from __future__ import annotations

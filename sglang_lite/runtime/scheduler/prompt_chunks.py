@@ -20,7 +20,8 @@ def chunk_end(
     """Returns the end of the next chunk of a prompt; `start` if it has to wait for another step.
 
     Rules may cut the chunk again at the end that another rule has chosen, so they are asked until
-    none of them shortens it.
+    none of them shortens it. A rule that then lengthens it has the last word: no other rule may cut
+    inside what it keeps whole.
 
     Args:
         request: request whose prompt is computed.

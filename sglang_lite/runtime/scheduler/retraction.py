@@ -1,8 +1,8 @@
 """Retraction: if pages run short, the program that ranks last gives up pages. If one of its
 requests is running, that request gives up its slot and waits again.
 
-Its prefix goes into the radix tree, and the output so far is recomputed with the rest, so no token
-changes.
+Its computed pages go into the radix tree. When it continues, it computes what is no longer there, so
+no token changes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Retraction:
     """Makes pages available for running requests, if necessary those of programs that are paused or
     came later.
 
-    Of two requests that compete for pages the one of lower rank wins. So the oldest running request
-    always advances.
+    Ranks sort by priority, then by age. Of two requests that compete for pages, the one with the
+    smaller rank wins. So the oldest running request of the highest priority always advances.
 
     Args:
         store: pages, slots and radix tree.

@@ -51,7 +51,7 @@ class Scheduler:
 
     Args:
         store: pages, slots and radix tree.
-        queues: requests that have not ended.
+        queues: requests that wait for a slot or run.
         step_tokens: maximum number of tokens in a step; decoding rows come first, prompts share the
             rest.
         policy: order of admission.
@@ -126,8 +126,8 @@ class Scheduler:
 
     @property
     def waits(self) -> bool:
-        """Whether nothing runs because paused programs are expected soon, or pages are being
-        copied.
+        """Whether the loop may pause before the next plan: pages are being copied, or nothing runs
+        because paused programs are expected soon.
         """
         if self.awaits_copies:
             return True

@@ -312,6 +312,34 @@ def test_an_unload_waits_for_running_requests_and_ends_nobody(llama, alone):
     assert adapters_of(engine).list() == []
 
 
+def test_an_old_request_waits_while_pinned_adapters_have_all_slots(llama, alone):
+    """One is unloaded while a request still uses it, so two adapters in use are pinned, and no
+    adapter can give way.
+    """
+    model, folders = llama
+    engine = AdaptedEngine(model=model, enable_lora=True, max_loras_per_batch=2)
+    asked = []
+
+    def start(name):
+        asked.append((engine.start([5, 6], params(name, 12))[1], folders[name]))
+        engine.step()
+
+    engine.load_lora_adapter("one", folders["one"], pinned=True)
+    start("one")
+    leaving = engine.core.submit_call(UnloadLoraAdapter("one"))
+    engine.load_lora_adapter("two", folders["two"], pinned=True)
+    start("two")
+    engine.load_lora_adapter("three", folders["three"])
+    start("three")
+    (waiting,) = engine.scheduler.queues.waiting
+    waiting.passed_over = AGE_BOUND
+    engine.drain()
+    assert leaving.done()
+    for events, folder in asked:
+        assert list(ended(events).token_ids) == alone(folder, [5, 6], 12)
+    engine.check_empty()
+
+
 def test_an_adapter_that_gave_way_is_read_again(llama, alone, tmp_path):
     model, folders = llama
     copies = {name: shutil.copytree(folders[name], tmp_path / name) for name in NAMES}
