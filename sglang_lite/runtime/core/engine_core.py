@@ -619,7 +619,7 @@ def _fail_on_error(
         failure = error if isinstance(error, SglError) else kind(f"{problem}: {error!r}")
         error.__traceback__ = None  # its frames hold the error: a cycle with the requests
         for request in requests:
-            loop.fail_during_preparation(
+            loop.fail_before_start(
                 request, copy(failure)
             )  # copied, as programs add a source location to it
 
@@ -649,7 +649,7 @@ def _compile_and_start(
         try:
             matcher = request.make_free_matcher()
         except ParameterError as error:  # reported as an event, like other errors of preparation
-            context.loop.fail_during_preparation(request, error)
+            context.loop.fail_before_start(request, error)
         else:
             _start_request(context, request, matcher)
 
@@ -664,7 +664,7 @@ def _start_request(
     try:
         context.encoder.submit(_resume_request, context.loop, request, matcher)
     except RuntimeError:  # the executor has been shut down
-        context.loop.fail_during_preparation(request, EngineClosedError("the engine is closed."))
+        context.loop.fail_before_start(request, EngineClosedError("the engine is closed."))
 
 
 def _resume_request(loop: StepLoop, request: Request, matcher: RequestMatcher | None) -> None:

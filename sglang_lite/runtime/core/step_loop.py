@@ -192,7 +192,7 @@ class StepLoop:
 
         self.inbox.post_if_open(mark_winding_down)
 
-    def fail_during_preparation(self, request: Request, error: SglError) -> None:
+    def fail_before_start(self, request: Request, error: SglError) -> None:
         """Ends a request whose preparation has failed."""
         try:
             self.inbox.post(lambda: self._fail_now(request, error))
@@ -291,7 +291,7 @@ class StepLoop:
                 raise EngineClosedError("the engine is closed.") from self.inbox.crash
             if (refusal := next(filter(None, self.holds.values()), None)) is not None:
                 raise copy(refusal)
-            self._reader.prepare(request)
+            self._reader.begin_output(request)
             if self.preparation is not None and self.preparation.requires_preparation(request):
                 self.preparation.queue_request(request)
                 return
@@ -558,7 +558,7 @@ class RequestEnds:
                 self._loop.receive_request(following)
             return
         try:
-            self._reader.prepare(following)
+            self._reader.begin_output(following)
         except SglError as error:
             self._scheduler.retire_request(request, State.FINISHED)
             self._fail(following, error)

@@ -41,9 +41,9 @@ class TokenReader:
         self._clock = clock
         self._jump = jump
 
-    def prepare(self, request: Request) -> None:
-        """Prepares a request's first step: appends the tokens its grammar forces, and sets `ending`
-        if nothing is left to draw.
+    def begin_output(self, request: Request) -> None:
+        """Appends the tokens that a request's grammar forces before its first draw, and sets
+        `ending` if nothing is left to draw.
         """
         if request.times.winds_down:
             self.wind_down(request)
