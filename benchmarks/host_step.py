@@ -6,7 +6,7 @@ All requests decode with a model that computes nothing. Timed is everything the 
 model's own calls and the draw, which are the accelerator's work. "plain" rows end by their limit;
 "stops" have stop strings, so a token that may complete one is looked at; "streams" have both and
 stream, so each token becomes text at once. "first" are the steps that admit and prefill all of
-them.
+them. Last is the record of a step in which all rows decode, which is a part of the above.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from benchmarks.machine import describe
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.executor import cpu_runner as runner_module
 from sglang_lite.runtime.executor.sampler import Sampled
+from sglang_lite.runtime.executor.step_record import StepWriter
 from tests.runtime.scripted import ScriptedModel, SteppedEngine, loaded
 
 
@@ -73,6 +74,29 @@ def measure(
     return times, first
 
 
+def time_record(rows: int, repeats: int) -> list[float]:
+    """Times writing the record of a step in which all rows decode, in microseconds."""
+    engine = Unchecked(
+        max_running=rows, page_size=16, context_length=512, max_total_tokens=rows * 512
+    )
+    for i in range(rows):
+        engine.start(
+            [1 + i % 29, 2, 3], SamplingParams(max_tokens=80, temperature=0, ignore_eos=True)
+        )
+    while len(engine.scheduler.queues.decoding) < rows:
+        engine.step()
+    batch = engine.scheduler.plan_batch()
+    assert batch is not None
+    assert batch.decoding == rows
+    writer = StepWriter(engine.store.table, engine.store.windows)
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        writer.write_record(batch)
+        times.append((time.perf_counter() - began) * 1e6)
+    return times
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -105,6 +129,10 @@ def report(rows: int, steps: int) -> None:
                 f"{statistics.quantiles(ms, n=100)[-1]:7.3f} {statistics.median(ms) / rows * 1e3:9.2f} "
                 f"{first * 1e3:6.1f} ms"
             )
+    print("record of a step, us:    median   least")
+    for count in (1, 16, rows):
+        us = time_record(count, 10 * steps)
+        print(f"{count:>4} decoding rows {statistics.median(us):15.1f} {min(us):7.1f}")
 
 
 if __name__ == "__main__":
