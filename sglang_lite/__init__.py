@@ -181,8 +181,8 @@ __all__ = [  # a literal, for type checkers
 
 
 def _suggest_name(name: str) -> str:
-    """Returns the end of the message for a name that does not exist: the name that was probably
-    meant, if one is similar.
+    """Returns the end of an error message about an unknown name: a question that suggests a similar
+    name, or "" if no name is similar.
     """
     if name.startswith("_"):  # pytest and others look up thousands of these
         return ""

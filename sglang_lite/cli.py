@@ -477,8 +477,8 @@ def _add_grammar_flags(grammar: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """Command in the form that help lists: its name, what it does, and an example. Also has the
-    function that adds its flags.
+    """Command of `sglang-lite`: its name, what it does, an example, and the function that adds its
+    flags.
     """
 
     name: str

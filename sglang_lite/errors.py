@@ -105,7 +105,9 @@ class SglError(Exception):
 def restored(
     kind: type[SglError], args: tuple[Any, ...], attributes: Mapping[str, Any]
 ) -> SglError:  # depends on the kind of error
-    """Creates an error with these attributes without calling its constructor."""
+    """Creates an error with the given attributes, without calling its constructor. Used to unpickle
+    errors.
+    """
     error = kind.__new__(kind, *args)
     error.args = args  # OSError's __new__ does not set them
     error.__dict__.update(attributes)
@@ -113,8 +115,8 @@ def restored(
 
 
 class ParameterError(SglError, ValueError):
-    """Raised before anything runs if a parameter of a public function has a value that can't be
-    honoured.
+    """Raised if a parameter of a public function has a value that can't be honoured. It is raised
+    before anything runs.
     """
 
     def __init__(
@@ -168,8 +170,8 @@ class DownloadError(ModelError):
 
 
 class CapabilityError(SglError):
-    """Raised if a program needs a feature that its backend lacks, before the first call that would
-    need it.
+    """Raised if a program needs a feature that its backend lacks. It is raised before the first
+    call that would need the feature.
 
     Attributes:
         parameter: parameter, or location in a request, that needs the feature; None for other
@@ -191,8 +193,8 @@ class CapabilityError(SglError):
 
 
 class ProgramError(SglError):
-    """Raised if a node of a program fails with an exception of other code (the `__cause__`), or a
-    program is misused.
+    """Raised if a node of a program fails because other code raised an exception (the `__cause__`).
+    Also raised if a program is misused.
     """
 
 
@@ -203,13 +205,13 @@ class UnknownVariableError(ProgramError, KeyError):
 
 
 class TraceError(ProgramError):
-    """Raised while tracing if the body of a program branches on a value that is known only in a
-    run, or if the body never ends.
+    """Raised while tracing a program whose body never ends, or branches on a value that is known
+    only in a run.
     """
 
 
 class CompileError(TraceError):
-    """Raised by `compile`: programs are no longer compiled."""
+    """Kept for compatibility: raised by `compile`, because programs are no longer compiled."""
 
 
 class ToolError(ProgramError):
@@ -241,7 +243,8 @@ class ValueValidationError(SglError, ValueError):
 
 
 class TruncatedError(ValueValidationError):
-    """Raised if a limit cut an answer before its value was complete. See `gen(shortened=…)`.
+    """Raised if a limit cut an answer before its value was complete. See the argument `shortened`
+    of `gen`.
 
     Attributes:
         text: the answer: a shorter value if closing brackets could complete it, else the text as it

@@ -79,7 +79,7 @@ _ONCE = "that an object has a name which is not listed once"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Which parts of a constraint are enforced.
+    """Report on a constraint: which of its parts are enforced.
 
     Attributes:
         refused: all reasons why the constraint is refused, each as (JSON Pointer into the schema,
@@ -162,9 +162,9 @@ def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) 
 def explain(
     constraint: ConstraintLike | Sequence[str], backend: str | Path | Engine | Backend | None = None
 ) -> ConstraintExplanation:
-    """Explains, before any call, how a generation would be held to a constraint: by which grammar
-    engine or strategy of a provider, what is refused, what is only checked in the finished value,
-    and what limits there are.
+    """Explains how a generation would be held to a constraint, without making a call. Names the
+    grammar engine or the strategy of a provider, and lists what is refused, what is only checked in
+    the finished value, and how texts are limited.
 
     Args:
         constraint: constraint, JSON schema or Python type, as for `gen(type=…)`; or a list of
@@ -216,8 +216,8 @@ def explain(
 
 
 def _describe_limits(constraint: Constraint) -> Iterator[str]:
-    """Yields descriptions of where generated texts are more restricted than a constraint says, or
-    end differently.
+    """Yields descriptions of how generated texts differ from what a constraint allows, such as a
+    maximum number of digits.
     """
     if isinstance(constraint, Number):
         yield (
@@ -255,8 +255,8 @@ def _split_keywords_by_enforcement(
 def matches(
     constraint: ConstraintLike, text: str, model: str | Path | Engine | None = None
 ) -> bool:
-    """Returns True if a constraint's masks allow the text token by token to its end, and its value
-    is valid.
+    """Returns True if a text could be generated under a constraint: the masks allow each of its
+    tokens and its end, and its value is valid.
 
     For a JSON schema, the text may have any whitespace, order of members and spelling of numbers:
     its value is rewritten in the style of generated text, and the result is matched. JSON inside
@@ -308,8 +308,8 @@ def validate(constraint: ConstraintLike, text: str) -> UserValue:
 
 
 def complete(constraint: ConstraintLike, text: str = "") -> Completion:
-    """Returns the possible continuations of a text: the characters that are forced, and those that
-    may follow them.
+    """Returns what may follow the beginning of a text: the characters that are forced, and the
+    characters that may come after them.
 
     Args:
         constraint: constraint, JSON schema or Python type.
@@ -331,8 +331,9 @@ def complete(constraint: ConstraintLike, text: str = "") -> Completion:
 
 
 def describe(constraint: ConstraintLike) -> str:
-    """Describes the required form of a text, for a prompt: `sgl.describe(T)`. With masks but no
-    description, a model is forced into a form that it may not expect.
+    """Describes the form that a constraint requires, as text for a prompt. Also available as
+    `sgl.describe(T)`. Masks force a model into the form in any case; the description lets it expect
+    the form.
 
     For a type or schema, the text has the names of members (with `?` if they may be left out),
     types, limits, docstrings and descriptions. It depends on nothing else, so prompts that begin
@@ -428,8 +429,8 @@ def _load_tokenizer_from_path(path: Path) -> Tokenizer:
 
 
 def _matcher_with_mask_rules(constraint: Constraint) -> Matcher | None:
-    """Returns a byte matcher that also enforces requirements which no grammar expresses, such as
-    distinct member names. Returns None if the constraint has none.
+    """Returns a matcher that also enforces requirements that no grammar expresses, such as distinct
+    member names. Returns None if the constraint has no such requirements.
     """
     from sglang_lite.runtime.structured_output.ruled_grammar import RuledGrammar
 

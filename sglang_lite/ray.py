@@ -88,7 +88,7 @@ class RayOptions:
 
     def identity(self) -> object:
         """Returns data that identifies the engine: its settings, or the name of the function that
-        creates it. A checkpoint is only valid for a batch with equal data.
+        creates it. A checkpoint can only be used by batches with equal data.
         """
         if isinstance(self.engine, Mapping):
             return "sglang_lite.ray", sorted(
@@ -103,7 +103,8 @@ class RayOptions:
     def pool(
         self, program: BaseProgram, plan: BatchPlan, report: Report, *, until_released: bool
     ) -> ActorPool:
-        """Creates a pool of actors that run the items of a batch whose outcomes are not known yet.
+        """Creates a pool of actors that run the items of a batch. Items with a known outcome are
+        skipped.
 
         Raises:
             CapabilityError: Ray is not installed.
@@ -112,9 +113,9 @@ class RayOptions:
 
 
 def group_rows(rows: Sequence[tuple[int, Item]], max_rows: int) -> list[list[int]]:
-    """Groups rows that share a long text, such as several questions about one document. The longest
-    text among a row's arguments that some other rows have, but not all, determines its group. Rows
-    without such a text form one group. Groups are in the order of their first rows.
+    """Groups rows that share a long text, such as several questions about one document. A row's
+    group is determined by its longest text that some other rows share, but not all. Rows without
+    such a text form one group. Groups are in the order of their first rows.
 
     Args:
         rows: index and arguments of each row.
@@ -140,8 +141,8 @@ def group_rows(rows: Sequence[tuple[int, Item]], max_rows: int) -> list[list[int
 
 
 class ActorPool:
-    """Pool (lang/batches/body_pool.py) whose items run on Ray actors. A thread supervises each
-    actor.
+    """Runs the items of a batch on Ray actors, like the pool in lang/batches/body_pool.py does on
+    threads. A thread supervises each actor.
 
     Args:
         report: called with each row's index and outcome.
@@ -226,7 +227,9 @@ class ActorPool:
             self._ray.kill(actor)
 
     def release_run_slot(self) -> None:
-        """Lets one more row start, if rows count towards the limit until they are released."""
+        """Lets one more row start. Called when a row no longer counts towards the limit of
+        unfinished rows.
+        """
         with self._bell:
             self._room += 1
             self._bell.notify_all()
@@ -234,7 +237,9 @@ class ActorPool:
     # --------------------------------------------------------------------------- an actor's threads
 
     def _supervise_actor(self, kind: Any, task: Any, max_rows: int) -> None:
-        """Runs and supervises an actor, and a second one if the first dies."""
+        """Starts an actor and sends it rows until none are left. If the actor dies, does the same
+        with a second one.
+        """
         error: Exception = BackendError("it was stopped.")
         for _ in range(2):
             with self._bell:
@@ -283,8 +288,8 @@ class ActorPool:
                 return
 
     def _take_rows(self, actor: Any, max_rows: int) -> list[int]:
-        """Returns the indices of the next rows, waiting until there are some and the limit lets
-        them start. Returns an empty list if no rows are left or the actor has died.
+        """Waits until the limit lets more rows start, and returns the indices of the next rows.
+        Returns an empty list if no rows are left or the actor has died.
         """
         with self._bell:
             while self._unfinished and actor in self._actors and not (self._waiting and self._room):
@@ -309,8 +314,8 @@ class ActorPool:
         self._report(index, outcome)
 
     def _requeue_rows(self, actor: Any, rows: list[int], error: Exception) -> None:
-        """Requeues the unfinished rows of a dead actor. Rows whose actor has died for the second
-        time fail.
+        """Requeues the unfinished rows of a dead actor. A row fails if this is the second actor
+        that has died with it.
         """
         with self._bell:
             self._actors.discard(actor)
@@ -372,8 +377,8 @@ _Sent = bytes | tuple[Callable[..., UserValue], int | None, dict[str, UserValue]
 
 
 def serialize_program(program: SglFunction) -> _Sent:
-    """Converts a program to data for an actor. A program of the running script, which no actor can
-    import, is sent as its code. Others are sent by name.
+    """Converts a program to data for an actor. Most programs are sent by name. A program of the
+    running script is sent as code, because actors can't import the script.
     """
     if program.func.__module__ != "__main__":
         return pickle.dumps(program)
@@ -394,8 +399,8 @@ def deserialize_program(data: _Sent) -> SglFunction:
 
 
 def _serialize_outcome(outcome: Outcome) -> tuple[str, Any]:
-    """Converts an outcome to its kind ("state", "failure" or "error") and data that can be sent to
-    another process.
+    """Converts an outcome to data that can be sent to another process. Returns the outcome's kind
+    ("state", "failure" or "error") and the data.
     """
     if not isinstance(outcome, Exception):
         try:

@@ -13,7 +13,7 @@ from sglang_lite.cli import main
 
 def torchrun_rank_flags(environment: dict[str, str]) -> list[str]:
     """Returns the flags for a process's rank, the number of ranks and the address of rank 0, from
-    the variables that torchrun sets. The port follows torchrun's own.
+    torchrun's variables. The port is the one after torchrun's.
 
     Raises:
         SystemExit: a variable is missing.

@@ -1,5 +1,5 @@
-"""Benchmark of agents: conversations of many turns that wait for a tool between turns, in engines
-whose memory holds all of them or only some.
+"""Benchmark of agents. An agent is a conversation of many turns that waits for a tool between
+turns. The agents run in engines of several memory sizes, which hold all agents or only some.
 
 The shape is that of published traces of coding agents (vLLM's: a median of 43 turns and 142,000
 tokens in, 444 out, with subagents in 44 %), with fewer turns and a 30th of the tokens, so that a
@@ -29,8 +29,8 @@ TIMES_MEMORY = (0.7, 1.0, 2.0, 4.0)  # tokens of all agents, relative to those t
 
 @dataclass(frozen=True, slots=True)
 class AgentTurn:
-    """One turn of an agent: the numbers of tokens that it reads and generates, the seconds that its
-    tool then takes, and the turns of a subagent to wait for, if any.
+    """One turn of an agent: how many tokens it reads and generates, how many seconds its tool then
+    takes, and the turns of a subagent to wait for, if any.
     """
 
     reads: int
@@ -45,7 +45,7 @@ class AgentsMeasured:
 
     Attributes:
         seconds: time until the last agent has ended.
-        again: computed prompt tokens, divided by those that must be computed at least once.
+        again: computed prompt tokens, divided by the tokens that must be computed at least once.
         programs: number of agents, subagents included.
     """
 
@@ -81,7 +81,7 @@ def draw_agents(count: int = 64, *, scale: float = 1.0) -> list[tuple[AgentTurn,
 
 
 def iterate_agent_turns(turns: tuple[AgentTurn, ...]) -> Iterator[tuple[AgentTurn, ...]]:
-    """Yields an agent's turns as a tuple, then those of each of its subagents."""
+    """Yields the turns of an agent as a tuple, then the turns of each subagent as a tuple."""
     yield turns
     for turn in turns:
         if turn.subagent:
@@ -89,9 +89,7 @@ def iterate_agent_turns(turns: tuple[AgentTurn, ...]) -> Iterator[tuple[AgentTur
 
 
 def total_tokens_at_end(all_turns: Sequence[tuple[AgentTurn, ...]]) -> int:
-    """Returns how many tokens all agents and subagents together have read and generated when they
-    end.
-    """
+    """Returns the number of tokens that all agents and subagents together read and generate."""
     return sum(
         turn.reads + turn.writes
         for each in all_turns
@@ -145,9 +143,9 @@ def run_agents(
 
 
 def measure_agents(loaded: LoadedModel, *, scale: float = 1.0, count: int = 64) -> Iterator[str]:
-    """Yields the lines of a table that compares agents run as programs with agents run as requests,
-    in engines of several memory sizes. Where the memory is too small for all agents, also runs them
-    as programs in an engine that keeps the rest in host memory ("tiers").
+    """Compares agents run as programs with agents run as requests, in engines of several memory
+    sizes. Yields the lines of a table. If the memory is too small for all agents, they also run as
+    programs in an engine that uses host memory, too ("tiers").
 
     Args:
         scale: factor of all token counts.

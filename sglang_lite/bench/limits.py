@@ -63,11 +63,10 @@ def _time_on_gpu(run: object) -> float:
 def estimate_minimum_seconds(
     spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16
 ) -> float:
-    """Returns the minimum seconds for a workload: all prompts are computed, then each step
+    """Returns the minimum seconds for a workload. First all prompts are computed, then each step
     generates one token per row. A step reads each row's keys and values once, and a shared prefix
-    once for all rows. With several GPUs, the hidden states of all tokens are summed across GPUs
-    twice per layer. For each sum, a GPU sends its terms to the others, and then its share of the
-    result.
+    once for all rows. With several GPUs, each layer sums the hidden states of all tokens across
+    GPUs twice. For each sum, a GPU sends its terms to the others, and then its share of the result.
 
     Args:
         bits: width of weights, keys and values; latents have 16 bits, as in the benchmarks.
@@ -118,8 +117,8 @@ def estimate_minimum_seconds(
 
 
 def _feed_forward_weights(spec: FeedForwardSpec, hidden: int, rows: int) -> int:
-    """Returns how many weights of a feed-forward layer a step with `rows` rows reads. For a mixture
-    of experts, this is the expected number under a uniform router.
+    """Returns how many weights of a feed-forward layer are read by a step with `rows` rows. For a
+    mixture of experts, returns the number expected if the router chooses experts uniformly.
     """
     if isinstance(spec, DenseSpec):
         return spec.weight_elements(hidden)

@@ -59,8 +59,8 @@ class Machine:
 
     Attributes:
         ranks: number of devices, or processes of a CPU, that share each layer.
-        copy, matmul, link: measured rates, as in `limits.Rates`; None on a CPU, `link` also for one
-            GPU.
+        copy, matmul, link: measured rates, as in `limits.Rates`; None on a CPU. `link` is also None
+            with one GPU.
         ready: seconds that the engine took to start in this process.
         first_token: seconds from the start of another process to its first token.
         compiled: number of kernels that this other process had to compile.

@@ -79,8 +79,8 @@ def print_report(
 
 
 def print_agents_report(shape: str, *, fp8: bool = False) -> None:
-    """Measures agents that wait for tools, in engines with memory for all of them or only for some,
-    and prints a table.
+    """Measures agents that wait for tools, and prints a table. The engines have memory for all
+    agents or only for some.
 
     Args:
         shape, fp8: as in `print_report`.

@@ -90,8 +90,8 @@ def prepare_workload(
     generate: Callable[[list[list[int]], tuple[int, ...], float], object],
     flush: Callable[[], object],
 ) -> list[list[int]]:
-    """Returns the prompts of a workload and prepares the engine's cache: it holds only the shared
-    tokens if the workload is `cached`, otherwise nothing.
+    """Prepares the engine's cache for a workload and returns the prompts. If the workload is
+    `cached`, the cache then holds only the shared tokens. Otherwise the cache is empty.
 
     Args:
         generate: function of prompts, tokens to generate for each, and a temperature.

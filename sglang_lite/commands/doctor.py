@@ -49,8 +49,8 @@ class Diagnosis:
 
 
 def diagnose_all() -> Iterator[Diagnosis]:
-    """Yields each finding as soon as it was made. If the default model has been fetched, the last
-    one is a measurement, which takes as long as starting an engine.
+    """Yields each finding as soon as it is known. If the default model has been fetched, the last
+    finding is the model's speed, which is measured with an engine.
     """
     advice = _PLATFORMS.get(sys.platform, "")
     yield Diagnosis(

@@ -174,8 +174,8 @@ def _read_labelled_rows(
 
 
 def _collect_result_inputs(program: str, model: str | None, seed: int | None) -> dict[str, Json]:
-    """Returns what identifies an evaluation in its results file: the program, a digest of its file,
-    the model and the seed.
+    """Returns the values that identify an evaluation in its results file: the program, a digest of
+    its file, the model and the seed.
     """
     file, function = split_file_and_function(program)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -301,8 +301,8 @@ def _run_rows(
 
 
 def _confidence_at(state: ProgramState, path: str) -> float | None:
-    """Returns the model's confidence in a variable or in a member of its value, or None if it is
-    not known. For a selection, this is the probability of the picked choice.
+    """Returns the model's confidence in a variable or in a member of its value. For a selection,
+    this is the probability of the picked choice. Returns None if the confidence is not known.
     """
     name, *members = path.split(".")
     try:
@@ -326,9 +326,9 @@ def _score_by_judge(
     backend: BackendLike | None,
     out: FileIO | None,
 ) -> None:
-    """Lets a program score the results of rows. The program's arguments are columns of a row and
-    variables of the row's run, by name. The score is the return value of its body, or its variable
-    `score`.
+    """Scores the results of rows with a judge, which is a program. The program's arguments are
+    columns of a row and variables of the row's run, by name. The score is the value that the
+    program returns, or its variable `score`.
 
     Raises:
         ParameterError: the program needs arguments that a row does not have, or gives no score from

@@ -56,9 +56,9 @@ def build_mcp_server(
     backend: BackendLike | None,
     lifespan: Lifespan | None = None,
 ) -> MCPServer:
-    """Builds an MCP server whose tools are programs. A tool's arguments are those of the program
-    that are not given by `bind`, with their annotations. Its result is the variables of a run as
-    JSON, with `return` for the value that the body has returned.
+    """Builds an MCP server with a tool for each program. The tool has the program's arguments and
+    annotations, without arguments given by `bind`. It returns the variables of a run as JSON, with
+    the body's return value as `return`.
 
     Args:
         name: name of the server.

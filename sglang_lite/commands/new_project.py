@@ -34,8 +34,8 @@ def write_project(folder: Path) -> list[Path]:
 
 
 def proposed_model() -> str | None:
-    """Returns the name of the model that is proposed for this machine. Returns None if it is the
-    default one, if there is none, or if no engine is installed.
+    """Returns the name of the model that is proposed for this machine. Returns None if the default
+    model is proposed, if no model is proposed, or if no engine is installed.
     """
     if not all(map(is_installed, NEEDED)):
         return None

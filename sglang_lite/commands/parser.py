@@ -32,8 +32,8 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def suggest_near(word: str, known: Iterable[str]) -> str:
-    """Returns the end of a message about an unknown word: the known word that was probably meant,
-    if one is similar.
+    """Returns the end of an error message about an unknown word: a question that suggests a similar
+    known word, or "" if no word is similar.
     """
     found = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"; did you mean {found[0]}?" if found else ""

@@ -15,8 +15,9 @@ _MAXIMUM = 16_384  # tokens; longer texts count as unbounded
 
 @memoize
 def estimate_max_answer_tokens(constraint: Constraint) -> int | None:
-    """Returns a number of tokens that is enough for every text of a constraint if their length is
-    bounded, else for most of them. Returns None if the constraint can't be enforced.
+    """Estimates how many tokens a text of a constraint needs at most. If the constraint sets no
+    limit, or a very high one, the number is enough for most texts, but not for all. Returns None if
+    the constraint can't be enforced.
     """
     try:
         language = language_for_constraint(constraint)

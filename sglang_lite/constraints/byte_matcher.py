@@ -69,17 +69,17 @@ def write_llguidance_grammar(language: Language, longest_forced: int) -> str:
 
 
 def _build_lark_grammar(language: Language, longest_forced: int) -> tuple[str, bool]:
-    """Returns the text of a language's grammar, and whether the text that it forces at its start is
-    expensive to find.
+    """Returns the text of a language's grammar. Also returns whether llguidance needs too much work
+    to find the text that every output begins with.
     """
     text = to_lark(split_into_lexemes(language))
     return text, longest_forced > _SHORT and _is_forced_text_expensive(text)
 
 
 def _is_forced_text_expensive(text: str) -> bool:
-    """Returns True if llguidance needs more work to find the text that a grammar forces at its
-    start than the computation of a mask may take. llguidance does not limit this work before the
-    first mask.
+    """Returns True if llguidance needs too much work to find the text that every output of a
+    grammar begins with: more than a mask may take. llguidance limits this work only after the first
+    mask.
 
     Raises:
         ConstraintError: the first byte alone takes too much work.
@@ -115,7 +115,9 @@ def start(text: str, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def _parser_limits(text: str) -> LLParserLimits:
-    """Limits llguidance's work for a grammar, according to its number of alternatives."""
+    """Returns limits for llguidance's work on a grammar. Some of them grow with the number of
+    alternatives and the size of texts to take substrings from.
+    """
     # a terminal is always one item
     rules = (line for line in text.split("\n") if not line.startswith("T"))
     alternatives = sum(1 + line.count(" | ") + line.count("(") for line in rules)
@@ -143,7 +145,9 @@ def matcher_error(matcher: LLMatcher) -> ConstraintError:
 
 
 def is_lexer_error(matcher: LLMatcher) -> bool:
-    """Returns True if a matcher failed in its lexer. Its copies share the lexer, so they all fail."""
+    """Returns True if a matcher failed in its lexer. Copies of a matcher share its lexer, so all of
+    them fail.
+    """
     return matcher.is_error() and "lexer error" in matcher.get_error()
 
 
@@ -196,8 +200,8 @@ class _Start:
         self._matcher = start(text, _byte_tokenizer())
 
     def copy_start_matcher(self) -> Any:
-        """Returns a matcher at the start of the grammar, with a working lexer even if the shared
-        one failed on another text.
+        """Returns a matcher at the start of the grammar. If the shared lexer has failed on another
+        text, compiles the grammar again.
         """
         matcher = self._matcher.deep_copy()
         matcher.compute_bitmask()

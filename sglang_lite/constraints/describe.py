@@ -144,8 +144,8 @@ class _Describer:
         return "\n".join(parts)
 
     def _describe_shortest_object(self) -> str:
-        """Returns the shortest object: each member is null or left out wherever possible. Returns
-        "" if no member may be null.
+        """Returns the shortest object that the schema allows: each member is null or left out
+        wherever possible. Returns "" if no member may be null.
 
         A 1.5B model that sees this object, and null as the first option, invents fewer values
         that a text doesn't state (docs/typing.md).
@@ -327,9 +327,10 @@ def _item_schemas(schema: Mapping[str, Any]) -> tuple[list[Any], Any]:
 
 
 def _names(schema: Any) -> dict[str, str]:
-    """Names the subschemas that are described once and referenced by name, in the order of their
-    first use. These are the ones used more than once that contain references themselves, so that a
-    description is never longer than its schema, and the objects that are used often.
+    """Returns names for the subschemas that are described once and then referenced by name, in the
+    order of their first use. Objects are named if they are used often. Other subschemas are named
+    if they contain references and are used more than once, so that a description is never longer
+    than its schema.
     """
     counts = {"#": 1}
     composed: set[str] = set()

@@ -65,8 +65,8 @@ _START = "start"
 
 
 def language_for_constraint(constraint: Constraint) -> Language:
-    """Returns the language of the texts that a constraint allows. JSON is in the style in which it
-    is generated.
+    """Returns the language of the texts that a constraint allows. JSON texts are limited to the
+    style in which JSON is generated.
 
     Raises:
         ConstraintError: the constraint is not valid, no text satisfies it, or it can't be enforced.
@@ -140,8 +140,8 @@ def _combine_part_rules(
 
 
 def _structural_tag_rules(constraint: StructuralTag, contents: list[Ref]) -> dict[str, Node]:
-    """Returns the rules of a structural tag: free text without triggers, interrupted by tags, each
-    of which starts at the first trigger in the remaining text.
+    """Returns the rules of a structural tag: free text without triggers, interrupted by tags. Each
+    tag starts at the first trigger in the remaining text.
     """
     triggers = list(dict.fromkeys(constraint.triggers))
     if not triggers or "" in triggers:
@@ -190,8 +190,8 @@ def _embedded_language(constraint: Constraint) -> Language:
 
 
 def _embed_languages(outer: Language, inner: dict[str, Language]) -> Language:
-    """Adds inner languages to an outer one, each under the rule name that the outer one uses for
-    it.
+    """Adds inner languages to an outer one. Each gets the rule name by which the outer language
+    refers to it.
     """
     rules = dict(outer.rules)
     sealed = set(outer.sealed)

@@ -130,8 +130,8 @@ def estimate_bytes(value: object) -> int:
 
 @cache
 def _fields_reader(kind: Hashable) -> tuple[int, Callable[[object], Any]] | None:
-    """Returns the number of fields of a record or dataclass and a function that reads them, or None
-    if a class has no fields or reports its own `size`.
+    """Returns the number of a class's fields, and a function that reads them. Returns None if the
+    class has no fields or reports its own `size`.
     """
     names: Any = (
         [field.name for field in fields(kind)]

@@ -59,8 +59,8 @@ _LARGE: Final = 10**5  # limits of numbers that only express how many digits fit
 
 
 def describe_string_type(schema: Mapping[str, Any]) -> str:  # any JSON
-    """Returns the word for the strings of a schema: the layout or kind of text that its format or
-    pattern implies, else "string".
+    """Returns a word for the strings of a schema, such as "URL", according to its format or
+    pattern. The default is "string".
     """
     pattern = schema.get("pattern", "")
     if len(pattern) > _LONGEST_PATTERN and "://" in pattern:
@@ -81,8 +81,8 @@ def list_schema_notes(schema: Mapping[str, Any], word: str) -> list[str]:  # any
 
 
 def decimal_notes(schemas: Sequence[Any]) -> list[str] | None:  # any JSON
-    """Returns the notes on alternatives that together are one decimal number, like the schemas of
-    `Decimal`. Returns None for any others.
+    """Returns the notes on alternatives that together describe one decimal number, as in the schema
+    of `Decimal`. Returns None for other alternatives.
     """
     known = [each for each in schemas if isinstance(each, dict) and each.get("type") == "number"]
     if not known or len(known) < len(schemas):

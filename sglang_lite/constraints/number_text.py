@@ -88,7 +88,7 @@ class NumberText:
             self.close()
 
     def close(self, kept: int | None = None) -> None:
-        """Marks the text as finished; `committed` becomes the number it begins with.
+        """Marks the text as finished. `committed` becomes the number that the text begins with.
 
         Args:
             kept: number of tokens that belong to the text; None for all.
@@ -101,8 +101,8 @@ class NumberText:
 
     @property
     def certain_text(self) -> str:
-        """Part of `committed` that the pushed tokens wrote, without the text before the first
-        token.
+        """Part of `committed` that comes from pushed tokens. The text before the first token is
+        left out.
         """
         return self.committed[self._before :]
 

@@ -132,7 +132,7 @@ class _Sampler:
 
 
 def _rule_depths(language: Language) -> dict[str, float]:
-    """Returns, by rule name, how deeply rules are nested in the least nested text of each rule."""
+    """Returns, for each rule, the nesting depth of its least nested text."""
     heights = dict.fromkeys(language.rules, float("inf"))
     referring = referring_rules({name: references(body) for name, body in language.rules.items()})
     for name in (queue := list(language.rules)):

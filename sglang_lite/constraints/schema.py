@@ -95,8 +95,8 @@ def client_schema(
 
 
 def raise_if_example_document(constraint: JsonSchema) -> None:
-    """Raises ConstraintError if the supposed schema is an example document: it has names that no
-    schema has, and no keyword that asserts anything, so any JSON would be valid.
+    """Raises ConstraintError if a schema seems to be an example document. It then has names that
+    are no keywords, and no keyword that restricts values, so any JSON would be valid.
     """
     from sglang_lite.constraints.json_schema.assertions import find_unknown_keywords
 

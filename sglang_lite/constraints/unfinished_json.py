@@ -39,11 +39,11 @@ _MAX_TRIED = 64  # places tried per text
 
 @dataclass(frozen=True, slots=True)
 class ClosedText:
-    """A text that was cut off, closed.
+    """Result of closing a text that was cut off.
 
     Attributes:
-        kept: number of characters of the text that are kept.
-        brackets: text after them that completes the value.
+        kept: number of characters of the original text that are kept.
+        brackets: text to append to these characters, which completes the value.
         left_out: JSON Pointer of the first missing value. `-` stands for a member whose name
             is not known.
     """
@@ -78,7 +78,7 @@ class _Container:
 
 
 class UnfinishedJson:
-    """Reads a generated JSON text as it grows, and closes it.
+    """Reads a JSON text while it is generated, and can close it at any time.
 
     Args:
         schema: schema of the JSON.
@@ -187,7 +187,7 @@ class UnfinishedJson:
             top.name = None
 
     def close(self, first: int = 0) -> ClosedText | None:
-        """Closes the text at the last place where that gives a valid value.
+        """Closes the text at the last position where closing it gives a valid value.
 
         Args:
             first: number of characters of the generation that must be kept.
@@ -204,8 +204,8 @@ class UnfinishedJson:
         return None
 
     def close_at_last_position(self) -> str:
-        """Returns the JSON closed at the last possible place, valid or not. Returns "" if it has
-        not begun.
+        """Returns the JSON closed at the last possible position. The result may be invalid under
+        the schema. Returns "" if the JSON has not begun.
         """
         last = next(self._iterate_possible_closings(), None)
         return "" if last is None else self._text[: last[0]] + last[1]
@@ -218,8 +218,8 @@ class UnfinishedJson:
         return True
 
     def _iterate_possible_closings(self) -> Iterator[tuple[int, str, str]]:
-        """Yields the ways to complete the JSON with brackets only, last place first: the index, the
-        brackets, and the JSON Pointer of the first missing value.
+        """Yields the ways to complete the JSON with brackets, the last position first. Each is a
+        tuple of the position, the brackets to add, and the JSON Pointer of the first missing value.
         """
         if (
             self._string is not None
@@ -262,8 +262,8 @@ class UnfinishedJson:
 
 
 def create_unfinished_json(constraint: Constraint) -> UnfinishedJson | None:
-    """Returns a reader for the texts of a constraint, or None if they are not JSON, with or without
-    reasoning before it.
+    """Creates a reader for the texts of a constraint. Returns None if the texts are not JSON.
+    Reasoning may precede the JSON.
     """
     match constraint:
         case JsonSchema():
@@ -280,7 +280,9 @@ def create_unfinished_json(constraint: Constraint) -> UnfinishedJson | None:
 
 
 def _find_reasoning_end_mark(constraint: Constraint) -> str | None:
-    """Returns the text that ends the reasoning, or None if the constraint is not for reasoning."""
+    """Returns the text that ends the reasoning. Returns None if the constraint does not describe
+    reasoning.
+    """
     match constraint:
         case StructuralTag((tag,), _, True, True):
             return tag.begin

@@ -48,8 +48,8 @@ class Connection:
         self._closed = False
 
     def send(self, frame: bytes) -> None:
-        """Sends a frame without waiting for its reader. A thread sends the part that doesn't fit
-        into the socket's buffer now.
+        """Sends a frame without blocking. If the frame doesn't fit into the socket's buffer, a
+        thread sends the rest later.
 
         Raises:
             BrokenPipeError: the connection is closed at either end.
@@ -83,8 +83,8 @@ class Connection:
         raise OSError(code, os.strerror(code))
 
     def send_now(self, frame: bytes) -> None:
-        """Sends a frame and waits until the socket has accepted it. Only for connections on which
-        nobody calls `send`.
+        """Sends a frame and waits until the socket has accepted all of it. Must not be mixed with
+        `send` on one connection.
 
         Raises:
             OSError: the connection is closed at either end.
@@ -112,8 +112,8 @@ class Connection:
                     self._unsent[0] = rest[sent:]
 
     def send_heartbeat(self) -> None:
-        """Sends a frame without messages, unless the other end is not reading. Only for connections
-        on which nobody calls `send`, and while nobody calls `send_now`.
+        """Sends an empty frame, unless the other end has stopped reading. Must not be mixed with
+        `send` on one connection, and must not run during `send_now`.
 
         Raises:
             OSError: the connection is closed at either end.
@@ -125,8 +125,8 @@ class Connection:
     def read_frames(
         self, look: Callable[[], object] = lambda: None, look_s: float = 0.0
     ) -> Iterator[memoryview]:
-        """Yields the content of each received frame until either end is closed. Each view is only
-        valid until the next one is requested.
+        """Yields the content of each received frame until either end closes the connection. A
+        yielded view is valid only until the next frame is requested.
 
         Args:
             look: called whenever nothing has arrived for `look_s` seconds; 0 for never.
@@ -165,8 +165,8 @@ class Connection:
             del unread[:start]
 
     def close(self) -> None:
-        """Ends the connection for both ends. In a forked copy of this process, does not touch the
-        socket. Takes no lock, because a garbage collector may call it.
+        """Closes the connection at both ends. Takes no lock, because a garbage collector may call
+        it. Leaves the socket alone in a forked copy of this process.
         """
         self._closed = True
         if os.getpid() == self._process:
@@ -174,7 +174,9 @@ class Connection:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def release_socket(self) -> None:
-        """Closes the socket's descriptor, once no thread reads from the connection any more."""
+        """Closes the socket's descriptor. Must be called only once no thread reads from the
+        connection.
+        """
         self.close()
         with self._lock:
             self._more.notify()

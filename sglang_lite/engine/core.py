@@ -1,5 +1,5 @@
-"""Interface of an engine's core: the calls that `Engine` needs, whichever process the engine runs
-in.
+"""Interface of an engine's core. It has the calls that `Engine` needs, no matter which process the
+engine runs in.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class OpenProgram(Protocol):
 
 
 class Core(Protocol):
-    """Core of an engine: `EngineCore`, `EmbeddingCore` or `TowerCore` in this process, or
-    `CoreClient` for one in another process. `Engine` documents the submissions, and
+    """Core of an engine. In this process, it is an `EngineCore`, `EmbeddingCore` or `TowerCore`;
+    for an engine in another process, it is a `CoreClient`. `Engine` documents the submissions, and
     runtime/calls.py the calls that `submit_call` accepts.
     """
 

@@ -284,8 +284,8 @@ class CoreClient:
         return future
 
     def ask_process(self, call: EngineCall[Any]) -> Future[Any]:  # as the call's own
-        """Returns the future of the engine process's answer to a call that involves only that
-        process.
+        """Sends a call to the engine's process and returns the future of its answer. Only for calls
+        that need nothing from the caller's process.
         """
         return self._link.call_engine(call)
 
@@ -302,8 +302,8 @@ class CoreClient:
         )
 
     def _compile(self, call: CompileGrammar) -> Future[CompiledGrammar]:
-        """Compiles a constraint in both processes: first in the caller's and, if that succeeds, in
-        the engine's.
+        """Compiles a constraint in the caller's process. If that succeeds, compiles it in the
+        engine's process, too.
         """
         self._check_generates()
         self.gate.check_blocking_call("compile_grammar")
@@ -369,7 +369,9 @@ class CoreClient:
     # -------------------------------------------------------------------------- state of the engine
 
     def call_soon(self, call: Callable[[], object]) -> None:
-        """Schedules a call on the reader's thread after the next frame. Takes no lock."""
+        """Schedules a call on the thread that calls the sinks, after the next frame from the
+        engine. Takes no lock.
+        """
         self._link.submissions.call_soon(call)
 
     @property
@@ -378,14 +380,14 @@ class CoreClient:
 
     @property
     def is_silent(self) -> bool:
-        """True if the process was stopped or swapped out when last checked. Cheap enough to be read
-        for each request.
+        """True if the process was stopped or swapped out when it was last checked. This is cheap:
+        it makes no system call.
         """
         return self._link.is_silent
 
     @property
     def is_up(self) -> bool:
-        """True if the process runs its engine; False while another one starts in its place."""
+        """True if the process has loaded its engine. False while a replacement process is starting."""
         return not self.gate.reason and self._link.is_ready
 
     def close(self, patience_s: float | None = None) -> None:
@@ -396,8 +398,9 @@ class CoreClient:
         self._link.close(patience_s)
 
     def disconnect(self, reason: str | None = None) -> None:
-        """Makes the process end: see `EngineLink.disconnect`. With a reason, ends it immediately:
-        see `EngineLink.end_process`.
+        """Ends the engine's process. Without a reason, closes the connection, and the process
+        exits: see `EngineLink.disconnect`. With a reason, kills the process: see
+        `EngineLink.end_process`.
         """
         if reason is None:
             self._link.disconnect()
@@ -460,8 +463,8 @@ class _OpenProgram:
 def update_tensors_through_file(
     call: WriteTensors, update: Callable[[UpdateTensors], Future[str]]
 ) -> Future[str]:
-    """Writes the tensors of a call to a file in shared memory and returns the future of `update`
-    with that file. Deletes the file when the future is done.
+    """Writes a call's tensors to a file in shared memory and calls `update` with the file's path.
+    Returns the future of the update. The file is deleted when the future is done.
     """
     from sglang_lite.runtime.models.weights.given import write_shared_file  # needs torch
 
@@ -472,8 +475,8 @@ def update_tensors_through_file(
 
 
 def load_tokenizer_and_media(config: EngineConfig, path: Path) -> ReadingParts:
-    """Returns the model's tokenizer, and how its prompts embed images, videos and sounds. For an
-    embedding or classification model, also returns its specification, otherwise None.
+    """Returns three values: the specification of an embedding or classification model, or None for
+    other models; the model's tokenizer; and how its prompts embed images, videos and sounds.
     """
     if is_encoder(path):
         spec = encoder_spec(path)
@@ -485,8 +488,8 @@ def load_tokenizer_and_media(config: EngineConfig, path: Path) -> ReadingParts:
 
 
 def _importable_name_and_args(given: LogitProcessor | None) -> tuple[str | None, tuple[Any, ...]]:
-    """Returns the name by which the engine's process can import a logit processor, and its first
-    arguments. Raises ParameterError like `_importable_name`.
+    """Returns the name under which the engine's process can import a logit processor, and the
+    arguments that a `partial` has bound to it. Raises ParameterError like `_importable_name`.
     """
     if isinstance(given, partial) and not given.keywords:
         return _importable_name(given.func), given.args
@@ -494,7 +497,7 @@ def _importable_name_and_args(given: LogitProcessor | None) -> tuple[str | None,
 
 
 def _importable_name(processor: Callable[..., Any]) -> str:
-    """Returns the name by which the engine's process can import a logit processor, as
+    """Returns the name under which the engine's process can import a logit processor, as
     "module:name".
 
     Raises:

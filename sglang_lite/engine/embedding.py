@@ -43,8 +43,8 @@ AdapterNames: TypeAlias = str | Sequence[str | None] | None  # of all texts, or 
 
 # a dictionary, or a list: by the prompt
 def encode_in_sglang_form(compute: Callable[[Any], Numbers], prompt: Texts) -> Any:
-    """Returns the vectors of texts in the form of `sgl.Engine.encode`. For a reward model, returns
-    its outputs in place of vectors.
+    """Computes the vectors of texts and returns them in the form of `sgl.Engine.encode`. For a
+    reward model, its outputs take the place of the vectors.
 
     Args:
         compute: `embeddings` or `classifier_outputs` with all arguments except the texts.
@@ -131,8 +131,8 @@ def score_text_pairs(
     lora_path: AdapterNames = None,
     field: str = "pairs",
 ) -> Numbers:
-    """Computes scores of pairs, float32 [N]. Also returns the number of tokens of each pair. Raises
-    the errors of `score_pairs`.
+    """Computes a score for each pair of texts, float32 [N]. Also returns the number of tokens of
+    each pair. Raises the errors of `score_pairs`.
     """
     classifier = _require_classifier(engine)
     _require_sequence(pairs, field)
@@ -202,8 +202,8 @@ def classifier_outputs(
 
 
 def prompt_to_texts(prompt: Texts) -> tuple[Any, bool]:  # a list of any texts
-    """Returns the texts of a prompt, each a text or token ids, and whether the prompt is a single
-    text.
+    """Returns the texts of a prompt, each a string or a list of token ids. Also returns whether the
+    prompt is a single text instead of a list.
     """
     single = isinstance(prompt, str) or is_token_id_list(prompt)
     if not single:
@@ -279,7 +279,9 @@ def _compute_outputs(
 def _set_request_adapters(
     requests: Sequence[EncodeRequest], lora_path: str | Sequence[str | None]
 ) -> list[EncodeRequest]:
-    """Adds adapters to requests, by name. Raises ParameterError unless there is one name per text."""
+    """Adds the adapters with the given names to requests. Raises ParameterError unless there is one
+    name per text.
+    """
     count = sum(len(each.lengths) for each in requests)
     names = [lora_path] * count if isinstance(lora_path, str) else [*lora_path]
     if wrong := [name for name in names if not isinstance(name, str | None)]:
@@ -308,8 +310,8 @@ def tokenize_texts(
     field: str,
     prompt: str,
 ) -> list[EncodeRequest]:
-    """Tokenizes texts or pairs into requests, each of which fits into one message to the engine's
-    process: see `build_encode_request`.
+    """Tokenizes texts or pairs and returns them as requests. Each request is small enough for one
+    message to the engine's process: see `build_encode_request`.
     """
     return [
         build_encode_request(

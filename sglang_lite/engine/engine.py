@@ -1,4 +1,4 @@
-"""The engine: a loaded model behind thread-safe calls, some of which block until they have a
+"""The engine: a loaded model with thread-safe calls. Some of the calls block until they have a
 result.
 """
 
@@ -121,8 +121,8 @@ class Engine:
 
     @classmethod
     def from_default_model_files(cls) -> Self:
-        """Creates a handle of the default engine that only knows what its model's files say:
-        `config`, `model_name`, `tokenizer` and `chat_template`.
+        """Creates a handle of the default engine without starting it. The handle has only what can
+        be read from the model's files: `config`, `model_name`, `tokenizer` and `chat_template`.
         """
         from sglang_lite.runtime.loading.model_files import open_model_files
 
@@ -264,7 +264,7 @@ class Engine:
         params: SamplingParams = SamplingParams(),
         constraint: Constraint | None = None,
     ) -> Generation:
-        """Generates one sample like `submit`, and waits for the result."""
+        """Generates one sample and waits for it. Otherwise like `submit`."""
         self.core.gate.check_blocking_call("complete")
         if isinstance(params.n, int) and params.n > 1:
             raise ParameterError(
@@ -274,8 +274,8 @@ class Engine:
         return found
 
     def submit_when_room(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
-        """Submits as soon as there is room for `count` requests, and returns the result of
-        `submit()`.
+        """Calls `submit` as soon as the engine has room for `count` requests. Returns an awaitable
+        of its result.
 
         Raises:
             SglError: as `submit`; OverloadedError only if `count` exceeds the engine's limit.
@@ -336,7 +336,7 @@ class Engine:
         unconditional: bool = False,
         lora_path: str | None = None,
     ) -> Selection:
-        """Selects like `submit_select`, and waits for the result."""
+        """Scores choices like `submit_select`, and waits for the result."""
         self.core.gate.check_blocking_call("select")
         submit = partial(
             self.submit_select, prompt, choices, unconditional=unconditional, lora_path=lora_path
@@ -355,9 +355,9 @@ class Engine:
         namespace: str = "",
         priority: int = 0,
     ) -> OpenProgram:
-        """Opens a program that runs while nodes are still being added. When a generation ends, the
-        text that follows is appended and the row continues in the same slot. A program with nothing
-        to run holds no slot and doesn't count as open.
+        """Opens a program that accepts more nodes while it runs. After each generation, the program
+        appends the following text and continues in the same slot. A program with nothing to run
+        holds no slot and doesn't count as open.
 
         Args:
             sink: function called on the engine's thread with the result of each node (Played), and
@@ -410,9 +410,9 @@ class Engine:
         return found, played
 
     def abort(self, rid: str) -> None:
-        """Ends the request with this name with a RequestAbortedError whose `partial` is the result
-        so far. A call of SGLang's `generate` that waits for the request returns that result, with a
-        `finish_reason` of type "abort".
+        """Ends the request with this name. It fails with a RequestAbortedError whose `partial` is
+        the result so far. A call of SGLang's `generate` that waits for the request returns that
+        result instead, with a `finish_reason` of type "abort".
 
         Raises:
             ParameterError: no waiting or running request has this name.
@@ -456,8 +456,8 @@ class Engine:
         weights.update_from_disk(self, path, weight_version=weight_version)
 
     def chat_template(self) -> JinjaTemplate | None:
-        """Returns the chat template that the engine was given, or else the model's own, or None if
-        there is neither.
+        """Returns the engine's chat template: the one in its settings, or else the one that comes
+        with the model. Returns None if there is neither.
         """
         source = self.config.chat_template
         if source is None:
@@ -591,8 +591,9 @@ class Engine:
         namespace: str = "",
         secret: str | None = None,
     ) -> int:
-        """Loads a file written by `export_prefix` into the host cache, where requests that begin
-        with its prompt find it. Also copies it to the device, as far as free pages allow.
+        """Loads a file written by `export_prefix` into the host cache. Requests that begin with its
+        prompt then find it there. Its keys and values are also copied to the device, as far as
+        pages are free there.
 
         Args:
             path: the file.
@@ -645,7 +646,8 @@ class Engine:
 
     def close(self) -> None:
         """Stops the engine and frees its memory. Requests that have not ended fail with
-        EngineClosedError. May be called again. An engine without references is also closed.
+        EngineClosedError. May be called more than once. An engine is also closed when it is
+        garbage-collected.
         """
         self.core.close()
 
@@ -678,8 +680,8 @@ class Engine:
 
 
 def _start_core(engine: Engine, config: EngineConfig, path: Path) -> tuple[Core, str]:
-    """Starts the core of an engine, and ends it when the engine is garbage-collected. Also returns
-    a line of advice on the model.
+    """Starts the core of an engine. The core is ended when the engine is garbage-collected. Also
+    returns a line of advice on the choice of model.
     """
     if config.node_rank:
         hint = "Run `sglang-lite serve` there: it starts that machine's ranks."
@@ -710,8 +712,8 @@ def _start_core(engine: Engine, config: EngineConfig, path: Path) -> tuple[Core,
 def _wait_for_last_event(
     submit: Callable[..., Ticket], also: Callable[[Played], object] = lambda _: None
 ) -> Any:
-    """Returns the last event of a submission, and passes the results of a program's nodes to
-    `also`. Aborts the submission if the waiting thread is interrupted.
+    """Waits for the last event of a submission and returns it. Passes the results of a program's
+    nodes to `also`. If the wait is interrupted with Ctrl-C, aborts the submission.
     """
     future: Future[Any] = Future()
 

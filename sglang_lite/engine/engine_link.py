@@ -1,5 +1,5 @@
-"""Link to the process of an engine: sends it messages, passes its events to sinks on one thread,
-and restarts it if it dies.
+"""Link to an engine's process. It sends messages to the process, passes events to sinks on a single
+thread, and restarts the process if it dies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Watch: TypeAlias = Callable[[frames.Ready | frames.Prefixes | None], object]
 
 
 def ignore_status_message(_: object) -> None:
-    """Does nothing: for links whose owner needs no news about the process."""
+    """Does nothing. Used as the `watch` of a link whose owner needs no news about the process."""
 
 
 class EngineLink:
@@ -81,8 +81,8 @@ class EngineLink:
 
     @property
     def responds(self) -> bool:
-        """False while the process is stopped or swapped out, and once it is ending: see
-        `SignsOfLife`.
+        """False while the process is stopped or swapped out, and from the moment it begins to end:
+        see `SignsOfLife`.
 
         Asks the operating system, which takes about 0.1 ms.
         """
@@ -100,8 +100,8 @@ class EngineLink:
         return ready.done() and ready.exception() is None
 
     def remember_weights(self, config: EngineConfig, path: Path | None = None) -> None:
-        """Remembers the settings and folder of the loaded weights, so that a replacement process
-        can load them.
+        """Remembers the settings and folder of the weights that are loaded now. A replacement
+        process loads these.
 
         Args:
             path: the folder; None if it is the same.
@@ -124,16 +124,16 @@ class EngineLink:
             self.submissions.reader.join(patience_s)
 
     def disconnect(self) -> None:
-        """Makes the process end, so that open requests fail. Does not block and takes no lock: a
-        garbage collector may call it on a thread that holds any lock.
+        """Closes the connection, which ends the process and fails open requests. Does not block and
+        takes no lock, because a garbage collector may call it on any thread.
         """
         if not self._gate.is_forked_copy and not self._gate.reason:
             self._gate.reason = CLOSED
             self._process.child.connection.close()
 
     def end_process(self, reason: str) -> None:
-        """Ends the process, so that open requests fail with a reason. Does nothing if it was
-        already ended.
+        """Kills the process. Open requests fail with the given reason. Does nothing if the process
+        was already ended.
         """
         if not self._gate.reason:
             self._gate.reason = reason
@@ -153,8 +153,8 @@ class EngineLink:
         # sinks of each kind of submission have their own events
         counted: Callable[[], Callable[[Any], None]],
     ) -> None:
-        """Registers a submission and sends it to the process. Its sink then receives events until
-        the last one.
+        """Registers a submission and sends it to the process. From then on, its sink receives all
+        its events.
 
         Args:
             counted: function that counts the submission as open and returns its sink.
@@ -171,8 +171,8 @@ class EngineLink:
     def register_program(
         self, number: int, request: OpenRequest, entry: OpenSubmission, sink: ProgramSink
     ) -> None:
-        """Registers a program that will be extended. The request to open it is sent together with
-        its first nodes, because until then there is nothing to run.
+        """Registers a program that will be extended. Nothing is sent yet: the request to open the
+        program goes out together with its first nodes.
         """
         entry.unsent = encode_frame([(number, request)])
         with self.submissions.lock:
@@ -190,8 +190,8 @@ class EngineLink:
         self._send_data(number, encode_frame([(number, message)]))
 
     def notify_submission(self, number: int, message: frames.Later) -> None:
-        """Sends a message that needs no answer, unless its submission has ended or this process is
-        a forked copy.
+        """Sends a message that needs no answer. Does nothing if the submission has ended or if this
+        process is a forked copy.
         """
         if not self._gate.is_forked_copy:
             self._send_data(number, encode_frame([(number, message)]))
@@ -219,8 +219,8 @@ class EngineLink:
     # -------------------------------------------------------------------------- the reader's thread
 
     def _read_until_end(self, process: EngineProcess) -> None:
-        """Reads the frames of a process until it ends, and then fails everything that is open in
-        it.
+        """Reads the frames of a process until it ends. Then fails everything that is open in that
+        process.
         """
         problem = ""
         self._gate.claim_thread()
@@ -279,8 +279,8 @@ class EngineLink:
                 process.child.connection.close()
 
     def _on_death(self, process: EngineProcess, why: str) -> None:
-        """Fails everything that was open in a dead process, and starts another process if the
-        settings allow it.
+        """Fails everything that was open in a process that has died. If the settings allow it,
+        starts another process.
         """
         with contextlib.suppress(Exception):  # the caller's logging handlers may raise
             logger.error("%s", why)
@@ -300,8 +300,8 @@ class EngineLink:
         return len(self._starts) <= MAX_RESTARTS
 
     def _restart(self, why: str) -> None:
-        """Restarts the engine in another process, with the weights that were loaded last. New
-        submissions wait until it is ready.
+        """Starts another process for the engine, with the weights that were loaded last. New
+        submissions wait until the process is ready.
         """
         try:
             self._process = EngineProcess(self._config, self._path, self._process.name)

@@ -29,9 +29,9 @@ class EngineProcess:
         path: folder of the model.
         name: name of the process in messages.
         child: the process, if it runs on another machine, where it already has its settings.
-        meeting: where it meets the replicas that share its feed-forwards; None if it does not share
-            them. A process that shares them is killed if it falls silent: the others wait for
-            it.
+        meeting: files through which it synchronizes with replicas that share the weights of its
+            feed-forward layers, or None. With such files, the process is killed if it falls silent,
+            because the other replicas wait for it.
 
     Attributes:
         name: the argument.

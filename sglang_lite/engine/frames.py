@@ -41,7 +41,9 @@ class _Message(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Meeting(_Message, frozen=True):
-    """Files through which replicas that share the weights of their feed-forward layers synchronize."""
+    """Paths of the files through which replicas synchronize. Used only by replicas that share the
+    weights of their feed-forward layers.
+    """
 
     replica: int  # number of this replica
     file: str  # path of the file through which collectives meet
@@ -78,7 +80,7 @@ class Submit(_Message, frozen=True, tag="submit"):
 
 
 class Encode(_Message, frozen=True, tag="encode"):
-    """EncodeRequest as a message. All fields of bytes are int32 arrays."""
+    """EncodeRequest as a message. Its fields of type bytes contain int32 arrays."""
 
     ids: bytes
     types: bytes
@@ -87,8 +89,8 @@ class Encode(_Message, frozen=True, tag="encode"):
 
 
 class Extend(_Message, frozen=True, tag="extend"):
-    """More nodes for a branch of an open program. `refused` maps the indices of nodes to the
-    reasons why they fail: see `EngineProgram.extend`.
+    """More nodes for a branch of an open program. Some of the nodes may be invalid: `refused` maps
+    their indices to the reasons why they fail (see `EngineProgram.extend`).
     """
 
     path: Path
@@ -97,7 +99,9 @@ class Extend(_Message, frozen=True, tag="extend"):
 
 
 class Judge(_Message, frozen=True, tag="judge"):
-    """Verdict on a node of a branch. `place` is the index of the node in the branch."""
+    """The caller's verdict on a node's answer, or at a pause. `place` is the index of the node in
+    its branch.
+    """
 
     path: Path
     place: int
@@ -105,26 +109,26 @@ class Judge(_Message, frozen=True, tag="judge"):
 
 
 class DropBranch(_Message, frozen=True, tag="drop"):
-    """Branch of an open program that its caller has abandoned."""
+    """Notice that the caller of an open program has abandoned a branch."""
 
     path: Path
 
 
 class ExpectPause(_Message, frozen=True, tag="expect_pause"):
-    """Notice that the caller of an open program will add nothing to a branch for some seconds."""
+    """Notice that a branch of an open program will receive no nodes for some seconds."""
 
     path: Path
     seconds: float
 
 
 class WindDown(_Message, frozen=True, tag="wind_down"):
-    """Request to end a submission's generations as soon as each reaches a place where a limit may
-    cut it.
+    """Request to end a submission's generations early. Text ends at the next token, JSON at the
+    next position where closing brackets complete it.
     """
 
 
 class Close(_Message, frozen=True, tag="close"):
-    """Notice that an open program receives no more nodes."""
+    """Notice that an open program will receive no more nodes."""
 
 
 class Abort(_Message, frozen=True, tag="abort"):
@@ -159,8 +163,8 @@ class Progress(_Message, frozen=True, tag="progress"):
 
 
 class Loaded(_Message, frozen=True, tag="loaded"):
-    """Notice that a rank has loaded its part of the model, with the bytes of its GPU then in use by
-    any process.
+    """Notice that a rank has loaded its part of the model. `taken` is the number of bytes in use on
+    its GPU at that time, by all processes.
     """
 
     taken: int
@@ -187,14 +191,14 @@ class StartFailed(_Message, frozen=True, tag="failed"):
 
 
 class ProgramEnded(msgspec.Struct, frozen=True, tag_field="kind", tag="Ended"):
-    """End of a program, with its text."""
+    """Event for the end of a program. It has the program's text."""
 
     text: str
 
 
 class RequestEvent(_Message, frozen=True, tag="told"):
-    """Event of a submission. For an event of a program, also has the path and name of the node, and
-    the number of the attempt.
+    """Event of a submission. If the submission is a program, the event also has the path and name
+    of a node, and the number of the attempt.
 
     Attributes:
         cached: number of tokens of the prompt that were found in the cache; -1 while unknown.
@@ -219,7 +223,9 @@ class AskReply(_Message, frozen=True, tag="answer"):
 
 
 class Prefixes(_Message, frozen=True, tag="prefixes"):
-    """Changes of the radix tree of one of several engines: a TreeChange, as little-endian uint64."""
+    """Changes of one replica's radix tree. The fields are those of a TreeChange, with digests as
+    arrays of little-endian uint64.
+    """
 
     gained: bytes
     lost: bytes
@@ -290,9 +296,9 @@ def encode_frame(messages: Sequence[Command] | Sequence[Report]) -> bytes:
 
 
 def decode_commands(content: memoryview) -> Sequence[Command | tuple[int, ParameterError]]:
-    """Decodes the messages of a frame to the engine. If a message has a value of the wrong type,
-    which comes from the user's call, returns an error in its place. Raises msgspec.MsgspecError if
-    the content can't be decoded.
+    """Decodes the messages of a frame to the engine. A message with a value of the wrong type is
+    replaced by an error, because such a value comes from the user's call. Raises
+    msgspec.MsgspecError if the content can't be decoded at all.
     """
     try:
         return _commands.decode(content)

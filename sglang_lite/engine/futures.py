@@ -1,4 +1,4 @@
-"""Combinators of futures. Callbacks run on the thread that settles the last of the futures, or on a
+"""Combinators of futures. A callback runs on the thread that completes the last future, or on a
 timer's thread.
 """
 
@@ -14,8 +14,8 @@ R = TypeVar("R")
 
 
 def convert_result(future: Future[Any], convert: Callable[[Any], R]) -> Future[R]:  # of anything
-    """Returns a future of the converted result of another future. It is done once the conversion
-    has run; if that fails, it has the error.
+    """Returns a future of another future's result, converted by a function. If the conversion
+    fails, the new future has its error.
     """
     converted: Future[R] = Future()
 
@@ -33,8 +33,8 @@ def convert_result(future: Future[Any], convert: Callable[[Any], R]) -> Future[R
 
 
 def all_done_future(futures: Sequence[Future[Any]]) -> Future[None]:  # of anything
-    """Returns a future that is done when all of the given futures (at least one) are done, whatever
-    their results.
+    """Returns a future that is done once all the given futures are done, whether they succeed or
+    fail. At least one future must be given.
     """
     ended: Future[None] = Future()
     missing = len(futures)
@@ -56,8 +56,8 @@ def all_done_future(futures: Sequence[Future[Any]]) -> Future[None]:  # of anyth
 def all_done_or_any_after_delay(
     futures: Sequence[Future[Any]], seconds: float
 ) -> Future[None]:  # of anything
-    """Returns a future that is done when all of the given futures are done, or, after some seconds,
-    as soon as one is.
+    """Returns a future that is done once all the given futures are done. After some seconds, a
+    single one of them is enough.
     """
     ended: Future[None] = Future()
 
@@ -78,8 +78,8 @@ def all_done_or_any_after_delay(
 
 
 def gather_results(futures: Sequence[Future[R]]) -> Future[list[R]]:
-    """Returns the future of the results of the given futures (at least one), once all are done. If
-    some fail, it has the first one's error.
+    """Returns a future of the results of all the given futures. If some of them fail, it has the
+    error of the first that failed, in the given order. At least one future must be given.
     """
     return convert_result(
         all_done_future(futures), lambda _: [future.result() for future in futures]

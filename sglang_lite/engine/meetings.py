@@ -1,6 +1,6 @@
-"""Files through which replicas that share the weights of their feed-forward layers synchronize: one
-for their collectives, and for each replica a pipe that announces steps. They have no name in any
-folder; the replicas open them while they start.
+"""Files through which replicas synchronize if they share the weights of their feed-forward layers.
+One file is for collectives, and each replica has a pipe that announces steps. The files have no
+name in any folder; the replicas open them while they start.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_rendezvous(config: EngineConfig) -> Iterator[Sequence[Meeting | None]]:
-    """Creates the files through which replicas synchronize, and keeps them open while the replicas
-    start. Yields one Meeting per replica, or None for replicas that do not share a model.
+    """Creates the files through which replicas synchronize, and closes them on exit, once the
+    replicas have started. Yields one Meeting per replica, or None for each replica if they share no
+    weights.
 
     Raises:
         ParameterError: the system has no such files.
@@ -47,8 +48,8 @@ def open_rendezvous(config: EngineConfig) -> Iterator[Sequence[Meeting | None]]:
 
 
 def join_rendezvous(meeting: Meeting, config: EngineConfig) -> SharedSteps:
-    """Waits until all replicas have arrived, and returns this replica's part in the steps that they
-    run together.
+    """Waits until all replicas have arrived. Returns the object through which this replica takes
+    part in their common steps.
 
     Raises:
         RuntimeError: not all have arrived in time.

@@ -1,6 +1,6 @@
-"""Ranks or replicas on several machines, called nodes. Node 0 has the engine. An agent on each
-other node starts that node's processes, and relays what they and node 0 send, over one TCP
-connection per process.
+"""Runs ranks or replicas on several machines, called nodes. The engine is on node 0. On each other
+node, an agent starts that node's processes and relays messages between them and node 0. Each
+process has its own TCP connection.
 
 An agent opens a connection by stating what it runs. Node 0 answers, and rejects what differs from
 its own. Nothing is secret or signed, and torch's own connections between ranks are just as open:
@@ -79,8 +79,8 @@ class Hello(msgspec.Struct, frozen=True):
         return Hello(rank, __version__, _model_digest(path), settings)
 
     def describe_difference(self, own: Hello) -> str | None:
-        """Returns how this greeting differs from what node 0 runs, as part of a message, or None if
-        they match.
+        """Describes how a process's version, settings or model differ from those of node 0. The
+        text is part of a message. Returns None if all are the same.
         """
         if self.version != own.version:
             return f"sglang_lite {self.version}, and node 0 has {own.version}"
@@ -95,16 +95,16 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """Reply of node 0 to a rank's greeting: None if the rank is accepted, otherwise the reason for
-    rejecting it.
+    """Reply of node 0 to a process's greeting. Contains the reason if node 0 rejects the process,
+    and None if it accepts it.
     """
 
     refusal: str | None
 
 
 class RemoteProcess:
-    """Process on another node, with the methods of a `SpawnedProcess`. Its agent ends it when the
-    connection ends.
+    """Process on another node, with the methods of a `SpawnedProcess`. When the connection ends,
+    the agent on that node ends the process.
 
     Args:
         connection: connection to its agent.
@@ -127,7 +127,8 @@ class RemoteProcess:
 
 
 class NodeListener:
-    """Listener of node 0, to which the agents of other nodes connect for each of their processes.
+    """Listener on node 0. Agents of other nodes open one connection to it for each of their
+    processes.
 
     Args:
         config: settings of the engine.
@@ -162,8 +163,8 @@ class NodeListener:
         threading.Thread(target=self._accept, name="sglang_lite-nodes", daemon=True).start()
 
     def wait_for_processes(self, timeout_s: float, ended: Callable[[], bool]) -> None:
-        """Awaits the processes of other nodes until all have connected, or until `ended` returns
-        True because the engine has ended.
+        """Waits until the processes of all other nodes have connected. Stops waiting if `ended`
+        returns True, because the engine has then ended.
 
         Raises:
             BackendError: one has not connected in time.
@@ -204,8 +205,8 @@ class NodeListener:
                     ).start()
 
     def _answer_handshake(self, line: socket.socket, host: str) -> None:
-        """Answers the greeting on a new connection: accepts a rank that is still missing, and
-        refuses anything else. The other end may be anyone.
+        """Answers the greeting on a new connection. Accepts a rank that is still missing and
+        rejects everything else, because anyone may have connected.
         """
         refusal = "this is no agent of a node"
         rank = -1
@@ -268,12 +269,16 @@ def run_worker_node(config: EngineConfig, path: Path) -> int:
 
 
 def processes_per_node(config: EngineConfig) -> int:
-    """Returns the number of a node's processes: its replicas, or its ranks of one engine."""
+    """Returns the number of processes that each node runs: its replicas or, for a single engine,
+    its ranks.
+    """
     return (config.dp_size if config.dp_size > 1 else config.parallel.ranks) // config.nnodes
 
 
 def settings_of_replica(config: EngineConfig, rank: int) -> EngineConfig:
-    """Returns the settings of a replica: its GPU, among those of its node, and its seeds."""
+    """Returns the settings of one replica. They differ from the engine's settings in the GPU and,
+    if a seed is set, in the seed.
+    """
     place = rank % processes_per_node(config) * config.parallel.ranks
     gpu = 0 if config.device == "cpu" else config.base_gpu_id + place * config.gpu_id_step
     return replace(
@@ -282,7 +287,7 @@ def settings_of_replica(config: EngineConfig, rank: int) -> EngineConfig:
 
 
 class _Relay:
-    """Process of this node, and the threads that relay what it and node 0 send.
+    """Process of this node, with the threads that relay messages between the process and node 0.
 
     Args:
         config, path: as for `run_worker_node`.
@@ -313,12 +318,14 @@ class _Relay:
         ).start()
 
     def relay_until_end(self) -> bool:
-        """Relays what the process sends until it ends. Returns whether node 0 has ended it."""
+        """Relays what the process sends until the process ends. Returns True if node 0 has ended
+        it.
+        """
         used = processor_time(self.child.pid)
 
         def look() -> None:
-            """Sends a sign of life on behalf of the process if it has used processor time. The
-            process's own sign may be delayed by the GIL.
+            """Sends a sign of life on the process's behalf if the process has used processor time.
+            The GIL may delay the sign of life that the process itself sends.
             """
             nonlocal used
             before = used
@@ -359,8 +366,8 @@ class _Relay:
 
 
 def connect_to_node_0(config: EngineConfig, path: Path, rank: int) -> Connection:
-    """Connects to node 0 and returns the connection once node 0 has accepted the rank. Arguments
-    and errors as for `run_worker_node`.
+    """Connects to node 0 and waits until node 0 accepts the rank. Returns the connection. Arguments
+    and errors are those of `run_worker_node`.
     """
     there = parse_address(config.dist_init_addr)
     patience = config.dist_timeout or DIST_TIMEOUT_S
@@ -392,7 +399,7 @@ def connect_to_node_0(config: EngineConfig, path: Path, rank: int) -> Connection
 
 
 def _receive_handshake(line: socket.socket) -> bytes:
-    """Receives the next message of a handshake. Raises OSError if it doesn't arrive in time,
+    """Receives the next message of a handshake. Raises OSError if it doesn't arrive in time, and
     BrokenFrameError if it is too long.
     """
     deadline = time.monotonic() + _HANDSHAKE_S
@@ -421,7 +428,7 @@ def _prepend_length(content: bytes | memoryview) -> bytes:
 
 
 def _model_digest(path: Path) -> str:
-    """Computes a digest that shows whether nodes have the same model. Reads only a small part of
+    """Computes a digest that tells whether nodes have the same model. Reads only a small part of
     the weights.
     """
     files = (

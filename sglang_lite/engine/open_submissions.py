@@ -1,4 +1,4 @@
-"""Submissions that are open in an engine's process, and the delivery of their events to sinks."""
+"""Submissions that are still open in an engine's process. Their events are delivered to sinks here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("sglang_lite")
 
 @dataclass(slots=True, eq=False)
 class OpenSubmission:
-    """Submission whose last event has not arrived.
+    """Submission that still expects at least one event.
 
     Attributes:
         expected_ends: number of last events that have not arrived.
@@ -68,15 +68,15 @@ class OpenSubmissions:
     # ------------------------------------------------------------------------- called on any thread
 
     def register_call(self, number: int, process: EngineProcess) -> Future[Json]:
-        """Registers a call that the process will answer, and returns the answer's future. The
-        caller holds `lock`.
+        """Registers a call that the process will answer, and returns the future of the answer. The
+        caller must hold `lock`.
         """
         future: Future[Any] = Future()
         self._calls[number] = (process, future)
         return future
 
     def call_soon(self, call: Callable[[], object]) -> None:
-        """Schedules a call on the reader's thread after the next frame. Takes no lock."""
+        """Schedules a call on the thread that calls the sinks, after the next frame. Takes no lock."""
         self._late.append(call)
 
     # ---------------------------------------------------------------- called on the reader's thread

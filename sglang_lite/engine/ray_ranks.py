@@ -1,6 +1,6 @@
-"""Ranks of an engine on a Ray cluster. Each is its own node (nodes.py), whose agent is an actor
-with a reserved device. Rank 0 is in the engine's process, and an actor reserves a device of this
-machine for it.
+"""Runs the ranks of an engine on a Ray cluster. Each rank counts as a node of its own (nodes.py),
+and its agent is an actor with a reserved device. Rank 0 runs in the engine's process; an actor only
+reserves its device on this machine.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _OF_THIS_MACHINE = 0.001  # share of Ray's resource of a machine, to place a bun
 
 
 def start_rank_actors(config: EngineConfig) -> EngineConfig:
-    """Creates Ray actors that run an engine's ranks. They end as soon as one of them or the engine
-    ends.
+    """Creates Ray actors that run an engine's ranks. When the engine or one of the actors ends, all
+    actors end.
 
     Args:
         config: settings with `use_ray`.
@@ -73,7 +73,9 @@ def start_rank_actors(config: EngineConfig) -> EngineConfig:
 
 
 class _Agent:
-    """Ray actor that reserves a device and, except for rank 0, runs the agent of a rank."""
+    """Ray actor that reserves a device for a rank. It also runs the rank's agent, except for rank
+    0.
+    """
 
     def gpu(self) -> int:
         """Returns the index of the actor's GPU on its machine."""
@@ -82,7 +84,7 @@ class _Agent:
         return int(ray.get_gpu_ids()[0])
 
     def run(self, settings: dict[str, Any]) -> int:
-        """Runs the rank of a node, like `sglang-lite serve` with a node_rank."""
+        """Runs a rank as a node of its own, like `sglang-lite serve` with a `node_rank`."""
         from sglang_lite.engine.nodes import run_worker_node
         from sglang_lite.runtime.models.resolve import resolve_for_engine
 
@@ -98,14 +100,16 @@ def _create_actor(ray: Any, group: Any, rank: int, *, on_gpus: bool) -> Any:
 
 
 def _release_when_one_ends(ray: Any, group: Any, actors: list[Any], runs: list[Any]) -> None:
-    """Ends all actors once one run has ended, and releases what was reserved for them."""
+    """Waits until one of the runs has ended. Then ends all actors and releases the reserved
+    devices.
+    """
     ray.wait(runs, num_returns=1)
     actors.clear()
     ray.util.remove_placement_group(group)
 
 
 def _find_free_ports(host: str) -> int:
-    """Returns the first of several consecutive free ports, as many as the ranks need."""
+    """Finds consecutive free ports, as many as the ranks need. Returns the first one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for _ in range(100):
         # none that the system gives to connections

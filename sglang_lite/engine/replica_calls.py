@@ -1,5 +1,5 @@
-"""Calls with one answer to several replicas: which replicas each call goes to, and how their
-answers are combined.
+"""Calls to several replicas that have a single answer. Decides which replicas each call goes to,
+and combines their answers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _LARGEST = ("asleep", "mask_", "max_")  # prefixes of counts that are combined b
 
 
 class ReplicaCalls:
-    """Calls to the running replicas. Also remembers the calls that must be repeated to a process
-    that replaces one of them.
+    """Calls to the running replicas. Also remembers calls such as loading an adapter, to repeat
+    them to a process that replaces a replica's.
 
     Args:
         clients: all replicas.
@@ -54,7 +54,9 @@ class ReplicaCalls:
         return self._ask_all(call) if answer is None else answer(self, call)
 
     def repeat_calls_to(self, client: CoreClient) -> Future[list[Any]]:  # answers that nobody needs
-        """Sends a replacement process the remembered calls that its predecessor had received."""
+        """Brings a replacement process up to date: sends it the remembered calls that the previous
+        process had received.
+        """
         if self._written or self._groups:
             raise ModelError(_WRITTEN)
         return gather_results(
@@ -62,11 +64,11 @@ class ReplicaCalls:
         )
 
     def close(self) -> None:
-        """Ends the thread of updates once its last update has ended."""
+        """Ends the thread that runs updates. An update in progress is finished first."""
         self._updates.shutdown(wait=False)
 
     def accepting_replicas(self) -> Sequence[CoreClient]:
-        """Returns the replicas that accept calls, or all of them if none does."""
+        """Returns the replicas that accept calls. If there are none, returns all replicas."""
         return [client for client in self._clients if not client.gate.reason] or self._clients
 
     # ------------------------------------------------------------------------------------------ all
@@ -84,8 +86,8 @@ class ReplicaCalls:
         )
 
     def _remember_call(self, call: EngineCall[Any]) -> None:
-        """Remembers a call that must be repeated to a replacement process, or forgets earlier calls
-        that it cancels.
+        """Remembers a call if it must be repeated to a replacement process. If the call cancels
+        earlier ones, forgets them instead.
         """
         with self._lock:
             match call:
@@ -111,8 +113,8 @@ class ReplicaCalls:
         self._repeated = [call for call in self._repeated if not over(call)]
 
     def _gather_replica_stats(self, call: calls.Stats) -> Future[dict[str, Any]]:
-        """Returns the counts of all replicas together and of each one that answers now. A stopped
-        replica is left out.
+        """Returns the combined counts of all replicas, and the counts of each replica that answers
+        in time. Stopped replicas are left out.
         """
         ranks = [
             rank for rank, client in enumerate(self._clients) if client.is_up and client.responds
@@ -194,7 +196,9 @@ class ReplicaCalls:
         return self._updates.submit(name)
 
     def _join_group(self, call: calls.JoinGroup) -> Future[None]:
-        """Makes each replica join a process group, under consecutive ranks from the call's rank on."""
+        """Makes all replicas join a process group. Their ranks are consecutive, starting at the
+        call's rank.
+        """
         for client in self._clients:
             client.gate.check_open()
         joins = [
@@ -210,8 +214,8 @@ class ReplicaCalls:
     def _call_all_or_undo(
         self, call: EngineCall[Any], undo: Callable[[CoreClient], object], *, together: bool = False
     ) -> Any:  # as the call's own
-        """Returns the answer of the first replica. If a replica fails, undoes the call at those
-        that succeeded.
+        """Calls all replicas and returns the first one's answer. If the call fails at one replica,
+        undoes it at the replicas where it succeeded.
 
         Args:
             together: whether to ask all at the same time, instead of the others once the first one
@@ -232,8 +236,9 @@ class ReplicaCalls:
         return answers[0][1].result()
 
     def _reload_common_weights(self, client: CoreClient) -> None:
-        """Reloads a replica's weights from the folder that all replicas last loaded. If tensors
-        have been written since, those weights no longer exist anywhere, and the replica is ended.
+        """Reloads a replica's weights from the last folder that all replicas have loaded. If
+        tensors were written since then, the common weights can't be restored, and the replica is
+        ended.
         """
         try:
             if self._written:
@@ -279,8 +284,8 @@ def _ask_or_fail(client: CoreClient, call: EngineCall[R]) -> Future[R]:
 
 
 def _combine_counts(stats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Combines the counts of several engines as if they were one: adds them up, but takes the
-    maximum of times and states and the mean of averages.
+    """Combines the counts of several engines. Most numbers are added up. Times and states become
+    their maximum, and averages their mean.
     """
     found: dict[str, Any] = {}
     for name in {name: None for each in stats for name in each}:
@@ -313,8 +318,8 @@ def _check_equal_checksums(checks: Sequence[Mapping[str, Any]]) -> dict[str, Any
 
 
 def _combine_loras(lists: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Returns the adapters, which all replicas have. One is resident if some replica has it on its
-    device.
+    """Combines the replicas' lists of adapters, which all contain the same adapters. An adapter
+    counts as resident if at least one replica has it on its device.
     """
     found = {adapter["lora_name"]: adapter for adapter in lists[0]}
     resident = {adapter["lora_name"] for each in lists for adapter in each if adapter["resident"]}
@@ -322,7 +327,7 @@ def _combine_loras(lists: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, 
 
 
 def _discard_answers(_: Sequence[object]) -> None:
-    """Returns nothing, for calls without an answer."""
+    """Returns None in place of the answers. Used for calls that have no answer."""
 
 
 # How to combine the answers to a call that goes to all replicas.

@@ -1,5 +1,5 @@
-"""Chooses a replica for each request and program: the one that has its prefix, or else the one with
-the least to compute.
+"""Chooses a replica for each request and program: the one that has its prefix in its cache, or else
+the one with the least left to compute.
 
 Knows replicas by number and prompts by digests of their prefixes, and knows neither processes nor
 messages. A replica's cache is assumed to hold what its radix tree reports, and the prompts that
@@ -28,7 +28,7 @@ AHEAD_TIMES: Final = 1.5
 
 @dataclass(eq=False, slots=True)
 class Placement:
-    """A request or program at its replica.
+    """A request or program that was placed on a replica.
 
     Attributes:
         rank: number of the replica.
@@ -122,8 +122,8 @@ class ReplicaChooser:
             self._adjust_counts(placement, rows, tokens)
 
     def forget_placement(self, placement: Placement) -> None:
-        """Forgets a placement that has ended. Its prefixes stay known only as far as the replica's
-        tree has them.
+        """Forgets a placement that has ended. After that, only the prefixes in the replica's radix
+        tree are still known to be there.
         """
         with self._lock:
             self._adjust_counts(placement, -placement.rows, -placement.tokens)
@@ -138,7 +138,7 @@ class ReplicaChooser:
             placement.over = True
 
     def find_holder(self, digests: Sequence[int]) -> int:
-        """Returns the number of the replica that has the longest beginning of a prompt."""
+        """Returns the number of the replica that has the longest prefix of a prompt in its cache."""
         with self._lock:
             known = self._count_leading_digests(digests)
         return known.index(max(known))
@@ -174,7 +174,9 @@ class ReplicaChooser:
         replica.tokens = replica.tokens + tokens
 
     def _count_leading_digests(self, digests: Sequence[int]) -> list[int]:
-        """Returns, for each replica, how many of a prompt's leading digests it has or will have."""
+        """Returns a list with one count per replica: how many of a prompt's first digests the
+        replica has in its cache, or is about to have.
+        """
         known = [len(digests)] * len(self._replicas)
         there = (1 << len(known)) - 1
         for number, digest in enumerate(digests):
@@ -213,20 +215,22 @@ class ReplicaChooser:
         return min((rank for rank in ranks if known[rank] == longest), key=self._load_sort_key)
 
     def _load_sort_key(self, rank: int) -> tuple[int, int, int]:
-        """Returns the sort key of a replica's load: the tokens to compute, then the cached digests,
-        then its number.
+        """Returns a key that sorts replicas by load. It compares the tokens left to compute, then
+        the number of cached digests, then the replica's number.
         """
         return self._replicas[rank].tokens, self._replicas[rank].cached, rank
 
     def _is_overloaded(self, rank: int, fewest: int) -> bool:
-        """Returns True if a replica has so many more rows than the emptiest one that new rows
-        belong elsewhere.
+        """Returns True if a replica has far more rows than the least busy one, so that new rows
+        should go elsewhere.
         """
         rows = self._replicas[rank].rows
         return rows - fewest >= AHEAD_ROWS and rows > AHEAD_TIMES * fewest
 
     def _has_room(self, rank: int, rows: int) -> bool:
-        """Returns True if additional rows need not wait at a replica for others to end."""
+        """Returns True if a replica can start more rows immediately, without waiting for others to
+        end.
+        """
         replica = self._replicas[rank]
         capacity = self._capacity
         return (
@@ -235,7 +239,9 @@ class ReplicaChooser:
 
 
 def _remove_from_set(sets: dict[int, int], digest: int, bit: int) -> None:
-    """Removes a replica's bit from the set of replicas that have a digest."""
+    """Removes a replica from the set of replicas that have a digest. The set is an integer with one
+    bit per replica.
+    """
     if left := sets.get(digest, 0) & ~bit:
         sets[digest] = left
     else:

@@ -1,5 +1,5 @@
-"""Program that runs on one of several replicas. The replica is chosen when the program first asks
-for a generation or selection, since the text that it begins with is known by then.
+"""Program that runs on one of several replicas. The replica is chosen when the program asks for its
+first generation or selection, because the text before it is then known.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """Forked branches that have not asked for a generation or selection yet.
+    """Branches of a fork that have not asked for a generation or selection yet.
 
     Attributes:
         branches: number of these branches.
@@ -51,9 +51,9 @@ Early: TypeAlias = Sequence[tuple[BranchPath, Sequence[Node]]]
 
 
 def estimate_forked_load(early: Early, builder: RequestBuilder) -> Coming:
-    """Counts the branches forked by a program's first nodes. They count as load from the start:
-    many programs may begin together, and otherwise too many would be placed on one replica before
-    their branches ask.
+    """Estimates the load of the branches that a program's first nodes fork. They count before they
+    ask for anything: if many programs start together, one replica would otherwise receive too many
+    of them.
     """
     nodes = [node for _, nodes in early for node in nodes]
     forked = sum(
@@ -64,8 +64,8 @@ def estimate_forked_load(early: Early, builder: RequestBuilder) -> Coming:
 
 
 class ProgramLoad:
-    """Load that a program adds to its replica, in rows and tokens. It consists of the program's
-    unanswered generations and selections, and of the branches that have not asked for any yet.
+    """Load that a program adds to its replica, in rows and tokens. It includes unanswered
+    generations and selections, and branches that have not asked for any yet.
 
     Args:
         chooser: chooser that counts them.
@@ -89,8 +89,8 @@ class ProgramLoad:
         self._lock = threading.Lock()
 
     def add_nodes(self, path: BranchPath, nodes: Sequence[Node]) -> None:
-        """Adds a branch's new nodes to the load. Generations and selections that a fork's own node
-        lists contain count until the program ends, even if they have been answered.
+        """Adds a branch's new nodes to the load. Generations and selections listed inside a fork
+        count until the program ends, even after they are answered.
         """
         tokens = sum(self._expected_tokens_of(node) for node in _iterate_gens_and_selects(nodes))
         asked = Counter[BranchPath]({path: sum(isinstance(node, Gen | Select) for node in nodes)})
@@ -109,7 +109,7 @@ class ProgramLoad:
             self._chooser.adjust(self._placement, self._expected_rows - before, tokens)
 
     def make_counting_sink(self, sink: ProgramSink) -> ProgramSink:
-        """Returns a callback that counts answers and passes all events on to a sink."""
+        """Wraps a sink in a callback that counts answers and passes every event on."""
 
         def count_and_forward_event(event: ProgramEvent) -> None:
             if not isinstance(event, Played):
@@ -130,8 +130,8 @@ class ProgramLoad:
 
     @property
     def _expected_rows(self) -> int:
-        """Number of branches that have an unanswered question or have not asked one yet; at least
-        1.
+        """Number of branches that have an unanswered generation or selection, or have not asked for
+        one yet. At least 1.
         """
         return max(sum(count > 0 for count in self._asked.values()), 1) + self._coming.branches
 
@@ -140,7 +140,8 @@ class ProgramLoad:
 
 
 class ProgramAtReplica:
-    """Open program (see `EngineProgram`) whose calls wait until its replica is chosen.
+    """Open program (see `EngineProgram`) on one of several replicas. Its first nodes are kept here
+    until a replica is chosen.
 
     Args:
         gate: checks that the engine is open and that the caller may wait.
@@ -227,9 +228,7 @@ class ProgramAtReplica:
 
     @contextlib.contextmanager
     def _report_closed_engine(self) -> Iterator[None]:
-        """Reports an EngineClosedError raised in the `with` block to the sink instead of raising
-        it.
-        """
+        """Catches an EngineClosedError from the `with` block and reports it to the sink."""
         try:
             yield
         except EngineClosedError as error:
@@ -239,8 +238,8 @@ class ProgramAtReplica:
 
 
 def collect_opening_spans(prompt: Sequence[Span], nodes: Sequence[Node]) -> list[Span]:
-    """Returns the text that a program with known nodes begins with: its prompt, and the text before
-    its first generation, selection, pause or fork.
+    """Returns the text that a program begins with: its prompt, and the text before its first
+    generation, selection, pause or fork.
     """
     return [*prompt, *_spans_before_first_answer(nodes)]
 

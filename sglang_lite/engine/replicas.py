@@ -67,8 +67,8 @@ _NAME = "the process of replica {}"
 
 
 class _ReplicasGate(Gate):
-    """Gate for all replicas together. The thread of any replica's sinks counts as the engine's own
-    thread.
+    """Gate for all replicas together. A thread that calls the sinks of any replica counts as the
+    engine's own thread.
     """
 
     def __init__(self, gates: Sequence[Gate]) -> None:
@@ -218,8 +218,8 @@ class Replicas:
     def open_program(
         self, request: OpenRequest, sink: ProgramSink, flush: Callable[[], object] | None = None
     ) -> ProgramAtReplica:
-        """Opens a program like `Engine.open_program`. Its replica is chosen when the program first
-        asks for a generation or selection.
+        """Opens a program like `Engine.open_program`. Its replica is chosen when the program asks
+        for its first generation or selection.
         """
         self.gate.check_open()
         request.check_for_policy(self.config.policy)
@@ -274,8 +274,8 @@ class Replicas:
         return found
 
     def _ids_of_spans(self, spans: Sequence[Span]) -> Sequence[int]:
-        """Returns the token ids of a text, for looking up its cached prefixes. Spans after the
-        first `_MAX_TOKENS` characters are left out.
+        """Returns the token ids of a text, with which its cached prefixes are looked up. A very
+        long text is cut: no span is added after `_MAX_TOKENS` characters.
         """
         log = self.builder.start_token_log("")
         characters = 0
@@ -289,8 +289,8 @@ class Replicas:
     def _make_row_counting_sink(
         self, placement: Placement, sink: Callable[[Any], None]
     ) -> Callable[[Any], None]:
-        """Returns a callback that passes events on to a sink. Before each event that ends a row, it
-        takes that row off the replica's load.
+        """Wraps a sink in a callback that passes every event on. When an event ends a row, the
+        callback first subtracts the row from the replica's load.
         """
 
         def forward_and_count(event: object) -> None:
@@ -370,7 +370,7 @@ class Replicas:
 
     def _readiness(self, rank: int) -> int:
         """Returns how ready a replica is for requests: 2 if it can compute now, 1 if it is silent
-        or restarting, 0 if it has ended.
+        or restarting, and 0 if it has ended.
         """
         client = self._clients[rank]
         computes = client.is_up and not client.is_silent and rank not in self._coming_back
@@ -397,8 +397,8 @@ class Replicas:
                     self.gate.reason = self._clients[rank].gate.reason
 
     def _catch_up_replacement(self, rank: int) -> None:
-        """Brings a replica's replacement process up to date by repeating earlier calls. The process
-        receives requests only after that.
+        """Brings a replica's replacement process up to date by repeating earlier calls to it. Until
+        the calls have been answered, the replica counts as restarting.
         """
         client = self._clients[rank]
 
@@ -418,8 +418,8 @@ def _start_clients(
     told: Callable[[int, Ready | Prefixes | None], object],
     places: Sequence[Meeting | None],
 ) -> list[CoreClient]:
-    """Starts the replicas' processes and returns their clients once all are running. If one can't
-    be started, the others are ended.
+    """Starts the replicas' processes. Returns their clients once all of them are running. If one
+    fails to start, all are ended.
 
     Args:
         config, path: as for `Replicas`.

@@ -1,4 +1,6 @@
-"""Detects a process that is stopped or swapped out: it sends nothing, but has not ended."""
+"""Detects that a process is stopped or swapped out. Such a process sends nothing, but has not
+ended.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ class SignsOfLife:
 
     @property
     def is_ending(self) -> bool:
-        """True once the process has been killed, or has ended: see `is_ending`."""
+        """True once the process has been killed or has ended: see the function `is_ending`."""
         return is_ending(self._pid)
 
     def record_sign(self) -> None:
@@ -62,9 +64,9 @@ class SignsOfLife:
         self.missing = False
 
     def look_for_sign(self) -> None:
-        """Checks for another sign of life when nothing has arrived for `every_s`, and logs once if
-        there is none. Counts checks rather than time, because this process may also have been
-        stopped.
+        """Checks whether the process has used processor time. Called when nothing has arrived for
+        `every_s`. After several checks without a sign of life, logs an error once. Checks are
+        counted instead of seconds, because this process may have been stopped, too.
         """
         before = self._used
         self._used = processor_time(self._pid)
@@ -87,8 +89,7 @@ class SignsOfLife:
 
 
 def is_ending(pid: int | None) -> bool:
-    """Returns True once a process of this machine has ended or can only end: it was killed, is a
-    zombie, or is gone.
+    """Returns True if a process of this machine has ended, or was killed and is about to end.
 
     The end of its connection comes later: the system first reclaims its memory, which takes up to
     seconds. If the system does not show processes (only Linux does), no process is ever ending.

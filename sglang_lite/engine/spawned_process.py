@@ -88,8 +88,8 @@ class SpawnedProcess:
         self._drain.start()
 
     def await_process_end(self) -> ProcessEnd:
-        """Gives the process `PATIENCE_S` to exit after its connection was closed, and then kills
-        it. Returns how it ended.
+        """Waits `PATIENCE_S` for the process to exit after its connection was closed, and then
+        kills it. Returns how the process ended.
         """
         try:
             code = self._process.wait(PATIENCE_S)

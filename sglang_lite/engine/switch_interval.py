@@ -20,8 +20,8 @@ _before = SHORT_S
 
 
 def shorten_switch_interval() -> None:
-    """Shortens the switch interval until `restore_switch_interval` has been called as often as this
-    function.
+    """Shortens the switch interval. Calls may be nested: the interval stays short until
+    `restore_switch_interval` has been called equally often.
     """
     global _wanted, _before
     with _lock:
@@ -32,8 +32,8 @@ def shorten_switch_interval() -> None:
 
 
 def restore_switch_interval() -> None:
-    """Restores the former switch interval on the last call, unless other code has changed it in the
-    meantime.
+    """Undoes one call of `shorten_switch_interval`. The last call restores the former interval,
+    unless other code has changed it meanwhile.
     """
     global _wanted
     with _lock:

@@ -1,5 +1,5 @@
-"""Functions that replace, read or check the weights of a running engine, and that pause the engine
-or release its memory.
+"""Functions for the weights of a running engine: replacing, reading and checking them. Other
+functions pause the engine or release its memory.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def update_from_bytes(
 def update_from_handle(
     engine: Engine, bucket: bytes, *, flush_cache: bool = True, weight_version: str | None = None
 ) -> None:
-    """Replaces weights like `update_from_tensors`, from SGLang's flattened bucket in the memory of
-    the engine's GPU, pickled in another process by its `MultiprocessingSerializer`. Only the
-    handles are read from the pickle.
+    """Replaces weights like `update_from_tensors`, with tensors in the memory of the engine's GPU
+    that belong to another process. `bucket` is a flattened bucket, pickled in that process by
+    SGLang's `MultiprocessingSerializer`. Only memory handles are read from the pickle.
     """
     engine.answer(calls.OpenTensors(bucket, flush_cache, weight_version))
 
@@ -130,7 +130,7 @@ def init_update_group(
     group_name: str = "weight_update_group",
     backend: str = "nccl",
 ) -> None:
-    """Joins a group of processes in which a trainer, with rank 0, will broadcast weights.
+    """Joins a group of processes in which a trainer will broadcast weights. The trainer has rank 0.
 
     The trainer creates the group with torch.distributed at the same time, like
     `init_custom_process_group` of SGLang and its clients. All wait for each other, at most
@@ -221,7 +221,8 @@ def destroy_update_group(engine: Engine, group_name: str = "weight_update_group"
 def offer_weights(
     engine: Engine, master_address: str, port: int, group_name: str, backend: str = "nccl"
 ) -> dict[str, Any]:  # JSON
-    """Creates a group of two processes, in which another engine can receive this one's weights.
+    """Creates a group of two processes. Another engine can join it to receive this engine's
+    weights.
 
     Returns:
         `names`, `dtypes` and `shapes` of the tensors, the `port` of the group, and the
@@ -242,8 +243,8 @@ def offer_weights(
 
 
 def send_weights(engine: Engine, group_name: str, names: Sequence[str]) -> str:
-    """Sends some of the tensors listed by `offer_weights` to its group, packed into one tensor of
-    bytes. Without names, ends the group.
+    """Sends some of the tensors that `offer_weights` has listed to the group that it has created.
+    They are packed into one tensor of bytes. Without names, ends the group.
 
     Returns:
         Version of the weights.
@@ -340,8 +341,8 @@ def read_weights(engine: Engine, name: str, truncate_size: int = 100) -> list[An
 
 
 def check_weights(engine: Engine, action: str = "checksum") -> dict[str, Any]:  # JSON
-    """Returns the SHA-256 `checksums` of all tensors by name. The names of quantized tensors, which
-    can't be read, are returned as `unreadable`.
+    """Returns the SHA-256 `checksums` of all tensors by name. Quantized tensors can't be read, so
+    only their names are returned, as `unreadable`.
 
     Args:
         action: "checksum"; "snapshot" to keep them; "compare" to add the names of tensors that have
@@ -355,8 +356,8 @@ def check_weights(engine: Engine, action: str = "checksum") -> dict[str, Any]:  
 
 
 def pause_generation(engine: Engine, mode: str = "abort") -> int:
-    """Pauses generating until `continue_generation`. New requests wait. Weight updates during the
-    pause form one update.
+    """Pauses generating until `continue_generation`. New requests wait. All weight updates during
+    the pause count as one update.
 
     Args:
         mode: "abort" ends all requests; "retract" recomputes them from their tokens, with the

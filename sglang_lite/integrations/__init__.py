@@ -1,3 +1,3 @@
-"""Adapters that let other libraries use an engine of this process as their model. There is one file
-per library, which is loaded only together with that library.
+"""Adapters that let other libraries use an engine of this process as their model. Each library has
+its own file, which is loaded only if the library is used.
 """

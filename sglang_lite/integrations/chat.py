@@ -1,5 +1,5 @@
-"""Conversations with an engine of this process. They take the fields of OpenAI's chat completions,
-a format that other libraries know, and are read by the same code as a server's requests.
+"""Conversations with an engine of this process, in the format of OpenAI's chat completions. Other
+libraries know this format. Requests are read by the same code as in the server.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """Answer to a conversation; the last event of a stream.
+    """Answer to a conversation. In a stream, it is the last event.
 
     Attributes:
         text: text of the answer, without reasoning and tool calls.
@@ -119,7 +119,7 @@ class EngineChat:
         raise AssertionError("a stream ends with its answer")
 
     def stream(self, parts: bool = True, /, **fields: Json) -> Iterator[ChatEvent]:
-        """Yields the pieces of an answer as they arrive and, last, the finished ChatAnswer. If
+        """Yields the pieces of an answer as they arrive, and finally the complete ChatAnswer. If
         `parts` is False, the text comes as one piece at the end. Closing the iterator aborts the
         request.
         """
@@ -134,7 +134,7 @@ class EngineChat:
     async def stream_async(
         self, parts: bool = True, /, **fields: Json
     ) -> AsyncGenerator[ChatEvent, None]:
-        """Yields the pieces of an answer as they arrive and, last, the finished ChatAnswer. If
+        """Yields the pieces of an answer as they arrive, and finally the complete ChatAnswer. If
         `parts` is False, the text comes as one piece at the end.
         """
         timeout = fields.get("timeout")
@@ -197,7 +197,9 @@ class EngineChat:
 
 
 def _run_on_executor(asked: Awaitable[T]) -> T:
-    """Awaits `asked` on the executor's event loop, and blocks until its result can be returned."""
+    """Runs an awaitable on the executor's event loop. Blocks until it is done and returns its
+    result.
+    """
 
     async def wait() -> T:
         return await asked

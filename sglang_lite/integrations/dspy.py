@@ -31,8 +31,8 @@ _ERRORS = {
 
 
 def lm(engine: Engine, **options: Any) -> dspy.LM:  # as for dspy.LM
-    """Returns a language model that an engine of this process runs. Typed outputs are constrained
-    through `dspy.JSONAdapter`.
+    """Returns a `dspy.LM` whose model is an engine of this process. With `dspy.JSONAdapter`, typed
+    outputs are constrained to their types.
 
     Args:
         engine: the engine, which stays open.
@@ -44,8 +44,8 @@ def lm(engine: Engine, **options: Any) -> dspy.LM:  # as for dspy.LM
 
 
 class _Dialect:
-    """Capabilities that DSPy's adapters query, and the translation of records and errors between
-    DSPy's terms and ours.
+    """Translates records and errors between DSPy and this package. Also states the capabilities
+    that DSPy's adapters ask for.
     """
 
     supports_function_calling = supports_reasoning = supports_response_schema = True
@@ -61,7 +61,7 @@ class _Dialect:
         )
 
     def completion_fields(self, request: lm15.Request) -> dict[str, Json]:
-        """Returns a request as fields of a chat completion."""
+        """Converts a DSPy request to the fields of a chat completion."""
         written = json.loads(self._dialect.build_request(request, stream=False).body or b"{}")
         return {name: value for name, value in written.items() if name != "model"}
 
@@ -71,8 +71,8 @@ class _Dialect:
 
     @contextlib.contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Converts our errors raised in the `with` block into DSPy's, which tell DSPy whether to
-        retry.
+        """Converts our errors raised in the `with` block into DSPy's errors. DSPy decides by their
+        classes whether to retry.
         """
         try:
             yield
@@ -84,9 +84,7 @@ class _Dialect:
 
 
 class DspyEngine(_Dialect):
-    """Engine of `dspy.LM` for blocking calls. Closing it does not close the engine that it was
-    created with.
-    """
+    """Engine of `dspy.LM` for blocking calls. Closing it leaves the underlying engine open."""
 
     def complete(self, request: lm15.Request) -> lm15.Response:
         with self.translate_errors():

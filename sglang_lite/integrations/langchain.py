@@ -33,7 +33,7 @@ from sglang_lite.protocol.anything import Json, UserValue
 
 
 class ChatSglangLite(BaseChatModel):
-    """Chat model that an engine of this process runs.
+    """LangChain chat model that runs on an engine of this process.
 
     Args:
         engine: the engine, which stays open.
@@ -73,8 +73,8 @@ class ChatSglangLite(BaseChatModel):
     def _call_fields(
         self, messages: list[BaseMessage], stop: list[str] | None, given: dict[str, Json]
     ) -> dict[str, Json]:
-        """Returns the fields of a call. Leaves out what only LangChain's callbacks and tracer read
-        (`run_manager`, `ls_…`).
+        """Returns the fields of a call. Keywords that only LangChain's callbacks and tracer read
+        are left out (`run_manager`, `ls_…`).
         """
         own = {
             "temperature": self.temperature,
@@ -212,9 +212,9 @@ class ChatSglangLite(BaseChatModel):
 
 
 def runnable(program: SglFunction) -> Runnable[dict[str, Json], UserValue]:
-    """Wraps a program as a runnable that takes its arguments by name. Its output is what the
-    program returns, or else its finished state. `batch` and `abatch` run it once for each input;
-    equal beginnings are computed once.
+    """Wraps a program as a runnable that takes a dict of the program's arguments. The runnable's
+    output is what the program returns or, if it returns nothing, its finished state. `batch` and
+    `abatch` run the program once for each input.
     """
 
     def output(state: Any) -> Any:

@@ -38,8 +38,8 @@ from sglang_lite.protocol.anything import Json
 
 
 class SglangLite(FunctionCallingLLM):
-    """LLM of LlamaIndex that an engine of this process runs. Tool calls and structured predictions
-    fit their schemas.
+    """LlamaIndex LLM that runs on an engine of this process. Tool calls and structured predictions
+    always fit their schemas.
 
     Args:
         engine: the engine, which stays open.
@@ -213,8 +213,8 @@ def _to_chat_response(answer: ChatAnswer) -> ChatResponse:
 
 
 def _to_partial_response(event: ChatEvent, text: str) -> ChatResponse:
-    """Converts an event to a response of a stream, which has all text so far and the new part. The
-    last response also has the tool calls.
+    """Converts an event of a stream to a response with the text so far and the new part. The last
+    response also has the tool calls.
     """
     if isinstance(event, ChatAnswer):
         return _to_chat_response(event).model_copy(update={"delta": ""})

@@ -31,7 +31,7 @@ _NAMES = {"until": "stop", "max_gen_toks": "max_new_tokens"}
 
 @register_model("sglang_lite")
 class SglangLiteLM(TemplateLM):
-    """Model of lm-evaluation-harness that an engine of this process runs.
+    """Model for lm-evaluation-harness that runs on an engine of this process.
 
     Args:
         pretrained: the model: a name, folder or file, as for `Engine`. Or an engine, which stays
@@ -90,8 +90,8 @@ class SglangLiteLM(TemplateLM):
         return self._special_token_id("bos_token", self.eot_token_id)
 
     def _special_token_id(self, name: str, other: int) -> int:
-        """Returns the id of a special token of the tokenizer, or `other` if it has none of that
-        name.
+        """Returns the id of one of the tokenizer's special tokens. Returns `other` if the tokenizer
+        has no such token.
         """
         text = self.engine.tokenizer.special_tokens.get(name)
         return other if text is None else self.engine.tokenizer.encode(text, first=False)[0]
@@ -170,8 +170,8 @@ class SglangLiteLM(TemplateLM):
         prompts: Sequence[tuple[int, ...]],
         members: Sequence[Sequence[int]],
     ) -> list[Answer]:
-        """Returns the engine's answers to prompts, with the log-probabilities of all tokens of
-        their continuations.
+        """Returns the engine's answers to prompts. The answers contain the log-probabilities of all
+        tokens of the continuations.
         """
         lengths = [max(len(requests[index][2]) for index in group) - 1 for group in members]
         return self.engine.generate(
@@ -249,7 +249,7 @@ def _score(
     answer: Answer, prompt: Sequence[int], continuation: Sequence[int]
 ) -> tuple[float, bool]:
     """Returns the log-probability of a continuation, and whether each of its tokens is the
-    likeliest one.
+    likeliest one at its position.
 
     Args:
         answer: the engine's answer for the prompt and the token after it.

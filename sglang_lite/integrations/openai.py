@@ -1,5 +1,5 @@
-"""Client of the package openai whose requests an engine of this process answers, without a server
-or a port. For libraries that take such a client. Needs the package openai.
+"""Client of the package openai that sends its requests to an engine of this process, without a
+server or a port. For libraries that expect such a client. Needs the package openai.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ BASE_URL = "http://engine/v1"  # placeholder: nothing is sent there
 
 
 def async_client(engine: Engine) -> AsyncOpenAI:
-    """Returns a client whose chat completions the engine answers. Other calls raise
-    openai.NotFoundError. Invalid requests raise the same errors as with a server.
+    """Returns an openai client whose chat completions an engine answers. Calls of other endpoints
+    raise openai.NotFoundError. Invalid requests raise the same errors as with a server.
 
     Args:
         engine: the engine, which stays open.
@@ -38,7 +38,7 @@ def async_client(engine: Engine) -> AsyncOpenAI:
 
 
 class EngineTransport(httpx2.AsyncBaseTransport):
-    """Transport of httpx2 that answers chat completions.
+    """Transport of httpx2 that lets an engine answer chat completions.
 
     Args:
         engine: the engine, which stays open.

@@ -1,5 +1,5 @@
-"""Model for Pydantic AI. Needs the package pydantic-ai-slim[openai], whose reader and writer of
-chat completions it uses.
+"""Model for Pydantic AI. Needs the package pydantic-ai-slim[openai], whose code for chat
+completions it uses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PROFILE = OpenAIModelProfile(
 
 
 class SglangLiteModel(OpenAIChatModel):
-    """Model of Pydantic AI that an engine of this process runs.
+    """Pydantic AI model that runs on an engine of this process.
 
     Args:
         engine: the engine, which stays open.

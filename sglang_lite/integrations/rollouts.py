@@ -1,5 +1,5 @@
-"""Runs programs as rollouts for reinforcement learning. Shared by slime.py and verl.py, which pass
-the results to the trainers of those names.
+"""Runs programs as rollouts for reinforcement learning. slime.py and verl.py use it and pass the
+results to their trainers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Rollouts:
     async def run(
         self, url: str, columns: Mapping[str, UserValue], sampling: Mapping[str, UserValue]
     ) -> tuple[ProgramState, list[TokenSequence]]:
-        """Runs the program. Returns its state, and the token sequences of its branches and samples,
-        except those that contain a failed or rejected answer.
+        """Runs the program. Returns its final state and the token sequences of its branches and
+        samples. Sequences with a failed or rejected answer are left out.
 
         Args:
             url: address of the server.
@@ -79,8 +79,9 @@ def returned_reward(state: ProgramState) -> float | None:
 
 
 def response_tokens(sequence: TokenSequence) -> tuple[list[int], list[int], list[float]]:
-    """Returns the ids after the prompt of the first generation, a mask with 1 for each id that the
-    model drew and 0 for others, and their log-probabilities (0.0 for others).
+    """Returns three lists for the tokens after the first generation's prompt: their ids; a mask
+    with 1 for ids that the model drew; and their log-probabilities. Ids that the model did not draw
+    have 0 in both the mask and the log-probabilities.
     """
     start = sequence.prompt_len
     mask = list(map(int, sequence.loss_mask[start:]))
@@ -88,8 +89,8 @@ def response_tokens(sequence: TokenSequence) -> tuple[list[int], list[int], list
 
 
 def response_text(trace: Trace, sequence: TokenSequence) -> str:
-    """Returns the text of a run from a sequence's first generation to its last, without the
-    template's turn markers.
+    """Returns the text of a sequence from its first generation to its last. The template's turn
+    markers are left out.
     """
     first = sequence.spans[0]
     last = sequence.spans[-1]

@@ -1,5 +1,5 @@
-"""Rollouts of slime that are runs of a program: pass the result of `generate_function` to slime
-with `--custom-generate-function-path`.
+"""Rollouts for slime, each of which is a run of a program. Pass the result of `generate_function`
+to slime with `--custom-generate-function-path`.
 
 slime is not needed to import this.
 """
@@ -27,9 +27,9 @@ _Generate: TypeAlias = Callable[[Foreign, Foreign, Mapping[str, UserValue]], Awa
 
 
 def generate_function(program: SglFunction) -> _Generate:
-    """Returns a function with the interface of slime's `generate(args, sample, sampling_params)`
-    that runs a program on the server or gateway at `args.sglang_router_ip` and
-    `args.sglang_router_port`.
+    """Returns a function that runs a program as a rollout for slime. The function has the interface
+    of slime's `generate(args, sample, sampling_params)`. It sends requests to the server or gateway
+    at `args.sglang_router_ip` and `args.sglang_router_port`.
 
     Args:
         program: the program. Its arguments are a sample's `prompt` and `label`, and entries of its

@@ -1,4 +1,4 @@
-"""Rollouts of verl that are runs of a program, as an agent loop. Needs the package verl."""
+"""Agent loop for verl, in which each rollout is a run of a program. Needs the package verl."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ProgramAgentLoop(AgentLoopBase):
     async def run(
         self, sampling_params: dict[str, UserValue], **columns: UserValue
     ) -> AgentLoopOutput:
-        """Runs the program for a row.
+        """Runs the program with the values of one row.
 
         Raises:
             CapabilityError: the run has several branches or samples, but verl takes one sequence
@@ -76,7 +76,7 @@ class ProgramAgentLoop(AgentLoopBase):
 
 @lru_cache
 def _cached_rollouts(program: SglFunction) -> Rollouts:
-    """Returns the rollouts of a program, which keep their connections: verl creates an agent loop
-    for each row.
+    """Returns a program's Rollouts, the same object each time. verl creates an agent loop for each
+    row, and this way all of them share connections.
     """
     return Rollouts(program)

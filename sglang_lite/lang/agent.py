@@ -28,8 +28,8 @@ def describe(
     *,
     parallel_tool_calls: bool = False,
 ) -> str:
-    """Describes tools for a prompt: the name, signature and first docstring line of each, and the
-    format of a call.
+    """Describes tools for a prompt. The description has the name, signature and first docstring
+    line of each tool, and the format of a call.
 
     Args:
         s: state whose prompt the text is for: the format depends on its model. None for the JSON

@@ -1,4 +1,4 @@
-"""Functions that programs are written with: `gen`, `select`, roles and others return expressions to
+"""Functions for writing programs, such as `gen`, `select` and the roles. They return expressions to
 add to a state (expressions.py).
 """
 
@@ -116,9 +116,9 @@ def function(
     *,
     untrusted_arguments: bool = False,
 ) -> SglFunction | _ProgramDecorator:
-    """Turns a function whose first parameter is the state into a program. It is a decorator, used
-    with or without parentheses; `num_api_spec_tokens` and `untrusted_arguments` are described at
-    SglFunction.
+    """Turns a function into a program. Used as a decorator. The function's first parameter is the
+    state. The parentheses may be left out. SglFunction describes `num_api_spec_tokens` and
+    `untrusted_arguments`.
     """
 
     def decorate(func: Callable[..., UserValue]) -> UserValue:
@@ -469,8 +469,8 @@ def _check_gen_options(
 
 
 def _parse_constraint(kind: str, value: Any) -> tuple[Constraint | None, ValueType | None]:
-    """Returns the constraint of a generation and the type that reads its text into a value, or None
-    for the type if the value is the text.
+    """Returns the constraint of a generation, and the type that converts its text to a value. The
+    type is None if the text itself is the value.
     """
     if kind == "type":
         read_type = value_type(value)
@@ -525,8 +525,8 @@ _SHORT_IN_ORDER = ("name", *(name for name in _IN_ORDER if name in named("run"))
 
 
 class _GenText(Protocol):
-    """Signature of the functions that generate a value as text: a string for one sample, a list of
-    strings for several.
+    """Signature of the functions that generate a value as text. With one sample, the variable is a
+    string; with several, a list of strings.
     """
 
     @overload
@@ -561,8 +561,8 @@ def gen_int(
     *others: UserValue,
     **sampling: Unpack[SamplingOptions],
 ) -> SglGen:
-    """Returns a generation of the text of a whole number; the same as `gen(dtype=int)`. The result
-    stays text.
+    """Returns a generation of a whole number. The result is the number's text, as with
+    `gen(dtype=int)`.
     """
     return _gen_of_dtype(int, name, max_tokens, sampling)
 
@@ -574,8 +574,8 @@ def gen_string(
     *others: UserValue,
     **sampling: Unpack[SamplingOptions],
 ) -> SglGen:
-    """Returns a generation of a string in double quotes, which are part of the result; the same as
-    `gen(dtype=str)`.
+    """Returns a generation of a string in double quotes, as with `gen(dtype=str)`. The quotes are
+    part of the result.
     """
     return _gen_of_dtype(str, name, max_tokens, sampling)
 
@@ -709,8 +709,8 @@ def audio(expr: object) -> SglAudio:
 def separate_reasoning(
     expr: Expression | None = None, model_type: str | None = None
 ) -> Expressions:
-    """Returns an expression whose generations put their reasoning into `<name>_reasoning_content`,
-    and only the answer into `<name>`.
+    """Returns an expression that separates reasoning from answers. Its generations put their
+    reasoning into `<name>_reasoning_content`, and only the answer into `<name>`.
 
     Args:
         expr: expression with the generations.

@@ -1,4 +1,4 @@
-"""Errors for wrong argument and attribute names that suggest the right ones."""
+"""Errors for misspelled argument and attribute names, with suggestions."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ _LISTED = 16  # maximum number of names listed in a message
 
 
 def explains_wrong_arguments(func: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorates a function so that calling it with wrong arguments raises a ParameterError that
-    suggests the right ones, instead of a TypeError.
+    """Decorates a function to suggest the right arguments. A call with wrong ones raises a
+    ParameterError with suggestions instead of a TypeError.
     """
     signature = inspect.signature(func)
     owner, _, name = func.__qualname__.rpartition(".")
@@ -96,8 +96,8 @@ def explains_wrong_arguments(func: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def explains_wrong_fields(record: type[_T]) -> type[_T]:
-    """Decorates a dataclass so that its constructor explains wrong arguments, like
-    `explains_wrong_arguments` does for functions.
+    """Decorates a dataclass to suggest the right fields. Its constructor then reports wrong
+    arguments like a function with `explains_wrong_arguments`.
     """
     record.__init__ = explains_wrong_arguments(record.__init__)  # type: ignore[method-assign] # the class has no subclasses
     return record
@@ -164,8 +164,8 @@ def unknown_argument_error(called: str, unknown: str, known: Collection[str]) ->
 
 
 def suggest_argument(unknown: str, known: Collection[str]) -> str:
-    """Returns a hint that names the parameter probably meant by an unknown argument name, or an
-    empty string if none is similar.
+    """Returns a hint with the known name that is most similar to an unknown argument name. Returns
+    an empty string if none is similar.
     """
     here, _, value = _ELSEWHERE.get(unknown, "").partition("=")
     if here in known:
@@ -175,8 +175,8 @@ def suggest_argument(unknown: str, known: Collection[str]) -> str:
 
 
 def suggest_or_list_arguments(unknown: str, known: Collection[str]) -> str:
-    """Returns a hint that names the parameter probably meant by an unknown argument name. If none
-    is similar, the hint lists the known names.
+    """Returns a hint with the known name that is most similar to an unknown argument name. If none
+    is similar, the hint lists all known names.
     """
     listed = sorted(known) if isinstance(known, Set) else [*known]
     return suggest_argument(unknown, known) or (
@@ -185,8 +185,8 @@ def suggest_or_list_arguments(unknown: str, known: Collection[str]) -> str:
 
 
 def unknown_attribute_error(state: object, name: str) -> AttributeError:
-    """Returns the error for an attribute that a state does not have. Its message says how to read
-    variables, or how to call `gen`, `select` and the like, which are functions.
+    """Returns the error for an attribute that a state does not have. The message explains how to
+    read variables. For a function such as `gen` or `select`, it explains how to call the function.
     """
     if name == "probs":
         return AttributeError("s.probs(name) is now s.selection(name).probs.", name=name, obj=state)
@@ -210,8 +210,8 @@ def unknown_attribute_error(state: object, name: str) -> AttributeError:
 
 
 def _known_variables(state: object) -> Sequence[str]:
-    """Returns the names of the first few variables that a state has so far, or an empty list if the
-    object is not a state.
+    """Returns the names of a state's first few variables. Returns an empty list for any other
+    object.
     """
     try:
         return list(object.__getattribute__(state, "branch").names.variables)[:_LISTED]

@@ -1,4 +1,6 @@
-"""Runs a program's body in this thread, in another one or in an event loop, and handles its errors."""
+"""Runs a program's body in this thread, in another one or in an event loop, and handles the errors
+that the body raises.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,7 @@ _NESTED = 8
 
 
 def nesting_error(name: str) -> ProgramError:
-    """Returns the error of a program that is nested in others more deeply than Python's stack
-    allows.
-    """
+    """Returns the error for programs that are nested more deeply than Python's stack allows."""
     limit = sys.getrecursionlimit()
     return ProgramError(
         f"{name}(…) is nested in itself or in others more deeply than Python's {limit:,} frames.",
@@ -49,14 +49,16 @@ def nesting_error(name: str) -> ProgramError:
 
 
 def _explain_uncalled_role(error: BaseException) -> None:
-    """Adds a note to Python's own error of `with s.user:` on what to write instead."""
+    """Adds a note to the TypeError that Python raises for `with s.user:`. The note says what to
+    write instead.
+    """
     if isinstance(error, TypeError) and _UNCALLED in str(error) and not hasattr(error, "__notes__"):
         error.add_note("A role is called: with s.user(): …")
 
 
 def _wait_until_played(ref: weakref.ref[Player]) -> None:
     """Waits until everything that was added to a run has been executed. Returns immediately if the
-    player no longer exists.
+    player has already been garbage-collected.
     """
     player = ref()
     if player is not None:
@@ -160,15 +162,15 @@ class BodyRun:
         return self.state
 
     def _state_for_caller(self) -> ProgramState:
-        """Creates the state that the caller of a streamed run gets; the body has a separate one."""
+        """Creates the state for the caller of a streamed run. The body has a separate one."""
         body_state = self.state
         found = ProgramState(self._branch)
         found.streamed_body = StreamedBody(self._branch.run, lambda: body_state.ret_value)
         return found
 
     async def astart(self) -> ProgramState:
-        """Runs the body like `start`, for coroutines. Unless the run streams, awaits everything
-        that the body adds. Implements `program.arun`.
+        """Runs the body like `start`, for coroutines. Unless the run streams, also awaits
+        everything that the body adds. Implements `program.arun`.
         """
         run = self._branch.run
         if not run.settings.stream:
@@ -183,7 +185,7 @@ class BodyRun:
         return self._state_for_caller()
 
     def run(self) -> ProgramState:
-        """Runs the body in this thread, or in a new one if it is a coroutine and this thread runs
+        """Runs the body in this thread. A coroutine body gets a new thread if this one already runs
         an event loop. An exception of the body ends the run and is raised.
         """
         state = self.state
@@ -207,8 +209,8 @@ class BodyRun:
             self.run()
 
     def _start_in_thread(self) -> Variable:
-        """Starts the body in a new thread. Returns a variable that is set at the end of the body,
-        to the exception that the body raised or None.
+        """Starts the body in a new thread. Returns a variable that is set when the body ends. Its
+        value is the exception that the body raised, or None.
         """
         ended = Variable()
 

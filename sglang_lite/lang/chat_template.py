@@ -73,7 +73,7 @@ class ChatTemplate:
 
     def get_prompt(self, messages: Sequence[Mapping[str, Json]]) -> str:
         """Returns the text of a whole conversation. A system message whose content is None gets the
-        default system prompt, or is left out if the template has none.
+        default system prompt. It is left out if the template has no default.
         """
         prompt = ""
         for i, message in enumerate(messages):

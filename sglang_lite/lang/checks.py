@@ -17,8 +17,8 @@ def check_whole_number(
     where: Location | None = None,
     hint: str = "",
 ) -> None:
-    """Raises ParameterError if a value is not a whole number, or is less than `least`; TraceError
-    if it is a symbol.
+    """Raises ParameterError if a value is not a whole number or is less than `least`. Raises
+    TraceError if it is a symbol of a trace.
     """
     check_known(name, value)
     if (
@@ -73,8 +73,8 @@ def check_booleans(**flags: UserValue) -> None:
 
 
 def refuse_position_ids_offset(offset: UserValue, where: Location | None) -> None:
-    """Raises ParameterError if `position_ids_offset` is given, which SGLang's `fork` and `copy`
-    accept but ignore.
+    """Raises ParameterError if `position_ids_offset` is given. SGLang's `fork` and `copy` accept
+    this argument but ignore it.
     """
     if offset is not None:
         raise ParameterError(

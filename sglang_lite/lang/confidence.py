@@ -1,9 +1,9 @@
 """Confidence of a model in a generated value and in each of its parts.
 
-Most values are rated by the scores of their sampled tokens. Choices are scored again, in the way
-`select` scores them: the sampled tokens are only one of several spellings, and the last of them
-may also contain what follows. If one choice is the beginning of another, the probability of the
-longer one does not count for the shorter one.
+Most values are rated by the scores of their sampled tokens. Choices, such as enums and booleans,
+are scored again, the way `select` scores them. Their sampled tokens are only one of several
+spellings, and the last token may also contain text after the choice. If one choice is the beginning
+of another, the probability of the longer one does not count for the shorter one.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ class Confidence:
 
 
 def _iterate_table_rows(confidence: Confidence, path: str) -> Iterator[tuple[object, ...]]:
-    """Yields table rows for a value and all of its parts: path, text, probability and choices."""
+    """Yields a table row for a value and for each of its parts. A row has a path, a text, a
+    probability and the choices.
+    """
     likeliest = sorted((confidence.probs or {}).items(), key=lambda each: -each[1])
     choices = ", ".join(f"{shorten_text(str(choice))} {share:.1%}" for choice, share in likeliest)
     yield path or "(all)", confidence.text, share_meter(confidence.prob), choices
@@ -113,7 +115,7 @@ class AnsweredQuestion:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Choice in an answer.
+    """Value in an answer that was chosen from a list of options, such as an enum or a boolean.
 
     Attributes:
         start: index of its first character.
@@ -180,8 +182,8 @@ def _require_scores(answer: Generation, constraint: Constraint | None) -> TokenS
 
 
 def _locate_value(answer: Generation, constraint: Constraint | None) -> PlacedValue:
-    """Returns the value of an answer with its positions. Text other than JSON is one value without
-    parts.
+    """Returns the value of an answer, with the positions of its parts in the text. Text other than
+    JSON is a single value without parts.
     """
     text = answer.text
     if not isinstance(constraint, JsonSchema):
@@ -227,7 +229,9 @@ def scalar_as_json(value: Json) -> str:
 def _enumerated_scalars(
     value: PlacedValue, allowed: AllowedValues
 ) -> Iterator[tuple[PlacedValue, Sequence[Json]]]:
-    """Yields the scalars of a value that are restricted to a list of options, with their options."""
+    """Yields those scalars of a value that are restricted to a list of options, each with its
+    options.
+    """
     if value.parts is None:
         if options := allowed.options:
             yield value, options
@@ -308,8 +312,9 @@ class _Reader:
 
 
 def _choice_probabilities(selection: Selection) -> list[float]:
-    """Returns the probability that each choice is generated and ends there: the probability of its
-    tokens, minus that of longer choices that continue them. The results add up to 1.
+    """Returns the probability that each choice is generated and ends there. This is the probability
+    of its tokens, minus the probability of longer choices that continue them. The results are
+    scaled to add up to 1.
     """
     weights = selection.probs
     tokens = {score.text: score.token_ids for score in selection.scores}

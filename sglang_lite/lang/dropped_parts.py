@@ -47,8 +47,8 @@ class DroppedPart(NamedTuple):
 
 def find_unadded_expressions(body: Callable[..., UserValue]) -> Iterator[DroppedPart]:
     """Yields the statements of a body that create a generation or a turn without adding it. Yields
-    nothing if the body's source is unavailable or can't be parsed, for example for code run by
-    `exec` or a lambda inside a call.
+    nothing if the body's source is unavailable or can't be parsed, as for a lambda inside a call or
+    code run by `exec`.
     """
     if not isinstance(body, FunctionType):
         return
@@ -68,8 +68,8 @@ def find_unadded_expressions(body: Callable[..., UserValue]) -> Iterator[Dropped
 
 
 def warn_of_unadded_expressions(body: Callable[..., UserValue]) -> None:
-    """Warns about each generation or turn that a body creates without adding it, at its line, the
-    first time the body is run.
+    """Warns about each generation or turn that a body creates without adding it. Each warning names
+    the line and is given only the first time the body is run.
     """
     code = getattr(body, "__code__", None)
     if code is None or _checked.get(id(code)) is code:

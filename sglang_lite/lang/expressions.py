@@ -1,6 +1,6 @@
-"""Expressions that a user adds to a program: nodes (program/nodes.py) under SGLang's names, and
-expressions that hold Python objects of the user, which nodes can't contain. All are immutable;
-their results are variables (concurrency/variables.py).
+"""Expressions that a user adds to a program. Some are nodes (program/nodes.py) under SGLang's
+names. Others hold Python objects of the user, which nodes can't contain. All are immutable. Their
+results are variables (concurrency/variables.py).
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ NO_OPTIONS: Final = GenOptions()
 
 # a Struct, since the constructor took most of the time of `gen`
 class SglGen(msgspec.Struct, Expression, Generic[T], frozen=True):
-    """Generation that `gen` returns: its node, and Python objects of the user, which a node can't
-    contain. `T` is the type of its value.
+    """Generation that `gen` returns. Holds its node, and Python objects of the user, which a node
+    can't contain. `T` is the type of its value.
 
     Attributes:
         node: generation as data, with the parameters given to `gen`; unset parameters come from the
@@ -128,7 +128,7 @@ class SglGen(msgspec.Struct, Expression, Generic[T], frozen=True):
 
     @property
     def is_typed(self) -> bool:
-        """True if the value has a type given with `type=`, rather than being text or a tool call."""
+        """True if the value has a type given with `type=`. False for plain text and tool calls."""
         return self.value_type is not None and self.value_type.annotation is not None
 
     def __post_init__(self) -> None:
@@ -159,16 +159,16 @@ MULTI_END = "\n"
 
 
 def example_choices(choices: tuple[str, ...], *, multi: bool) -> tuple[str, ...]:
-    """Returns the choices for checking that a backend can make a selection. If several choices can
-    be selected, these are two examples that begin with the separator, like all answers after the
-    first.
+    """Returns the choices used to check that a backend can make a selection. If several choices can
+    be selected, returns two examples that begin with the separator, as every selected text after
+    the first does.
     """
     return (MULTI_SEPARATOR + "a", MULTI_SEPARATOR + "b") if multi else choices
 
 
 class SglSelect(msgspec.Struct, Expression, Generic[T], frozen=True):
-    """Selection that `select` returns: its node, and Python objects of the user, which a node can't
-    contain. `T` is the type of its value.
+    """Selection that `select` returns. Holds its node, and Python objects of the user, which a node
+    can't contain. `T` is the type of its value.
 
     Attributes:
         node: selection as data; its method is None if `choices_method` is not one of the built-in
@@ -205,8 +205,8 @@ VariableName: TypeAlias = str | SglGen | SglSelect
 
 
 def can_skip_scores(select: SglSelect) -> bool:
-    """Returns whether a selection takes the model's best choice by the default method, so that the
-    backend need not report scores.
+    """Returns whether the backend need not report the scores of a selection. This is so if the
+    default method picks a single choice at temperature 0.
     """
     return (
         not select.multi
@@ -283,16 +283,16 @@ class SglAudio(SglImage):
 
 @dataclass(frozen=True, slots=True)
 class SglSeparateReasoning(Expression):
-    """Expression whose generations put their reasoning into separate variables,
-    `<name>_reasoning_content`.
+    """Expression that separates the reasoning of its generations from their answers. The reasoning
+    goes into variables named `<name>_reasoning_content`.
     """
 
     model_type: str
     expr: Expression
 
     def with_reasoning_option(self) -> Expressions:
-        """Returns the parts of the expression, with the option `reasoning` set in each generation.
-        Raises ParameterError if a generation has no name.
+        """Returns the parts of the expression, after setting the option `reasoning` in each
+        generation. Raises ParameterError if a generation has no name.
         """
         marked: list[Expression] = []
         for part in self.expr.walk():
@@ -319,8 +319,8 @@ R = TypeVar("R", default=Any)  # what a program's body returns
 
 
 class BaseProgram(ABC, Generic[R]):
-    """Interface of the programs that `@function` makes (function.py), for modules that function.py
-    imports.
+    """Interface of the programs that `@function` makes. Used by modules that can't import
+    function.py because it imports them.
 
     Attributes:
         func: body of the program.
@@ -380,14 +380,14 @@ class BaseProgram(ABC, Generic[R]):
 
 
 class AsyncProgram(BaseProgram[R]):
-    """Program of a coroutine function. Its type tells type checkers that a coroutine must await the
-    state that `s.call` returns.
+    """Program whose body is a coroutine function. Type checkers then know that the result of
+    `s.call` must be awaited in a coroutine.
     """
 
 
 class SglCall(Expression, ABC):
-    """Call of a program inside another program's body. Added to a state, it continues that state's
-    text (program_call.py).
+    """Call of a program inside another program's body. If it is added to a state, the called
+    program continues that state's text (program_call.py).
     """
 
     __slots__ = ()
@@ -402,17 +402,15 @@ _MAKERS = (SglGen, SglSelect, SglCall, SglSeparateReasoning)
 
 
 def is_constant(expression: Expression) -> bool:
-    """Returns whether an expression generates and calls nothing. Equal branches then remain equal
-    when it is added to all of them.
+    """Returns whether an expression contains no generation, selection or call. Branches with equal
+    texts remain equal when such an expression is added to all of them.
     """
     return not any(isinstance(part, _MAKERS) for part in expression.walk())
 
 
 @dataclass(frozen=True, slots=True)
 class SglGetForkItem(Expression):
-    """First entry of a forked branch in a trace. `index` is the number of the branch within its
-    fork.
-    """
+    """First entry of a forked branch in a trace. `index` is the branch's position in its fork."""
 
     index: int
 
@@ -422,7 +420,9 @@ class SglGetForkItem(Expression):
 
 @dataclass(frozen=True, slots=True)
 class SglCommitLazy(Expression):
-    """SGLang's hint before a fork. Exists only for imports: a fork needs no hint here."""
+    """SGLang's hint before a fork. Forks need no hint here, so this class only lets imports
+    succeed.
+    """
 
     def __repr__(self) -> str:
         return "CommitLazy()"
@@ -468,8 +468,8 @@ class SglSamplingParams(HookParams):
 
 
 def number_as_regex(number: Number, ends: str = "") -> Regex:
-    """Returns the regex of a number, for a backend where the model can't end a number by continuing
-    with other text.
+    """Returns a regex for a number. It is for backends where the model can't end a number by
+    continuing with other text.
 
     Args:
         ends: characters, any one of which may follow the number. Without them, NUMBER_STOPS should

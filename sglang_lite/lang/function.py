@@ -142,8 +142,8 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
     @overload
     def __get__(self, instance: object, owner: type | None = None) -> SglFunction[P, R]: ...
     def __get__(self, instance: object, owner: type | None = None) -> SglFunction:
-        """Returns the program bound to an instance if its first parameter is `self`, otherwise the
-        program itself.
+        """Returns the program bound to an instance if the first parameter of its function is
+        `self`. Otherwise returns the program itself.
         """
         if instance is None or not self._of_instances:
             return self
@@ -241,8 +241,8 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
     @with_signature_of(run_keywords)
     async def arun(self, *args: UserValue, **kwargs: UserValue) -> ProgramState[R]:
         """Runs the program like `run`, for coroutines. Returns when everything has been executed.
-        With stream=True it returns immediately, and a coroutine body continues as a task of this
-        event loop. A plain body runs in a thread.
+        With stream=True, it returns immediately, and a coroutine body continues as a task of this
+        event loop. A body that is not a coroutine runs in a thread.
         """
         return await self.prepare_run(args, *_split_options(self, kwargs)).astart()
 
@@ -467,8 +467,8 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         return trace_program(self, {**self.bind_arguments, **kwargs}, chosen, explore)
 
     def compile(self, *args: UserValue, **kwargs: UserValue) -> NoReturn:
-        """Raises CompileError: `run_batch` needs no preparation, and `trace` gives the program as
-        data.
+        """Raises CompileError. SGLang's `compile` is not needed: `run_batch` needs no preparation,
+        and `trace` returns the program as data.
         """
         raise CompileError(
             f"{self.name}.compile: programs are not compiled any more.",
@@ -559,8 +559,8 @@ if TYPE_CHECKING:
 def _split_options(
     program: SglFunction, given: Mapping[str, UserValue]
 ) -> tuple[dict[str, UserValue], dict[str, UserValue]]:
-    """Splits the keyword arguments of a call into arguments of the program and options. A name that
-    is both is an argument.
+    """Splits the keyword arguments of a call into arguments of the program and options. If a name
+    could be either, it is an argument.
     """
     own = dict[str, UserValue]()
     options = dict[str, UserValue]()
@@ -576,8 +576,8 @@ def _argument_error(
     what: str,
     error: TypeError,
 ) -> ParameterError:
-    """Builds the error of a call whose arguments don't fit, with a hint at a name that may be
-    misspelt.
+    """Returns the error for a call whose arguments don't fit. Its hint suggests the right spelling
+    of a misspelt name.
     """
     unknown = [name for name in arguments if name not in program.names]
     problem = f"{program.name}: {error}"
@@ -631,8 +631,8 @@ def _program_parameters(func: Callable[..., Any], name: str) -> list[inspect.Par
 
 
 def _reduce_program(program: SglFunction) -> tuple[object, ...]:
-    """Returns the value of a program's `__reduce__`: the name of its function, or a method's name
-    and its instance.
+    """Implements `__reduce__` of a program. The result identifies the program by the name of its
+    function, or by a method's name and the instance.
 
     Raises:
         ProgramError: the program can't be found by its name, so another process could not load it.

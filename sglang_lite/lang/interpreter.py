@@ -8,7 +8,7 @@ from sglang_lite.lang.state import ProgramStateGroup as ProgramStateGroup
 
 
 def cache_program(program: SglFunction, backend: Backend) -> None:
-    """Lets a backend cache the constant text that a program starts with, like
+    """Asks a backend to cache the constant text that a program starts with, like
     `program.cache(backend)`.
     """
     program.cache(backend)

@@ -84,7 +84,7 @@ def load(
 
 
 def load_finished_run(saved: SavedRun) -> ProgramState:
-    """Returns the state of a run that was finished earlier or in another process. It has no
-    backend, so it can be read but can't generate.
+    """Returns the state of a run that has already ended, perhaps in another process. The state has
+    no backend, so it can be read but can't generate.
     """
     return ProgramState.from_saved(saved, AbsentBackend(saved, CURE_OF_COPIES), FileValues(), None)

@@ -147,7 +147,7 @@ class McpTools(Sequence[SchemaTool]):
 
 
 class _Lease:
-    """Keeps a connection open while any tool uses it, and closes it after the last one."""
+    """Keeps a connection open as long as any tool uses it, then closes it."""
 
     def __init__(self, connection: _Connection) -> None:
         self.connection, self.end = connection, weakref.finalize(self, connection.close)
@@ -314,7 +314,7 @@ class _Connection:
 
 
 class _InspectedStream:
-    """Message stream of the SDK that passes each message to a function first."""
+    """Message stream of the SDK that first passes each message to a function."""
 
     def __init__(self, stream: Foreign, look: Callable[[Foreign], None]) -> None:
         self._stream = stream
@@ -371,7 +371,9 @@ def _convert_tool_result(name: str, answer: Foreign) -> Json:
 
 
 def _first_error_in_groups(error: BaseException) -> BaseException:
-    """Unwraps exception groups, which the SDK's task groups raise, down to their first error."""
+    """Returns the first error inside an exception group. The SDK's task groups raise such groups,
+    which may be nested.
+    """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

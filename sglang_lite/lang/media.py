@@ -137,8 +137,8 @@ def fetch_medium(image: Media, where: Location | None = None) -> Media:
 
 
 def redact_media(image: Media) -> Media:
-    """Returns a medium as it is recorded: with a digest in place of its bytes, and its address
-    without parts that may be secret.
+    """Returns a medium in the form in which it is recorded. A digest replaces its bytes, and parts
+    of its address that may be secret are removed.
     """
     if image.data or image.url.startswith("data:"):
         shown = f"sha256:{hashlib.sha256(image.data or image.url.encode()).hexdigest()}"
@@ -149,8 +149,8 @@ def redact_media(image: Media) -> Media:
 
 
 def thumbnail(image: Media) -> str:
-    """Returns a data URL of a small JPEG of an image. Returns "" if pillow is missing, and for an
-    image that is large, damaged or given by its address.
+    """Returns a data URL of a small JPEG of an image. Returns "" if pillow is missing, or if the
+    image is very large, damaged, or only given by its address.
     """
     try:
         import PIL.Image

@@ -11,9 +11,9 @@ from sglang_lite.protocol.parameter import Deferred
 
 @explains_wrong_arguments
 def plain(text: str) -> Text:
-    """Returns text to add to a prompt whose control tokens (`<|im_start|>`) count as plain text, as
-    they always do in turns. Use it outside turns for text written by users or tools. Otherwise it
-    works like the text itself.
+    """Returns text for a prompt in which control tokens, such as `<|im_start|>`, count as plain
+    text. Inside turns this is always the case. Use it outside turns for text written by users or
+    tools.
 
     Raises:
         ParameterError: it is not a string.

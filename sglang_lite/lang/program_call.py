@@ -20,7 +20,8 @@ logger = logging.getLogger("sglang_lite")
 
 
 class _Unused:
-    """Logs a warning when a call that was neither added nor read from is garbage-collected.
+    """Logs a warning if a call is garbage-collected without ever being added to a state or read
+    from.
 
     A RecursionError may interrupt both the construction and the destruction of a call. Nothing is
     logged then, and the destructor needs no deeper stack than the constructor.
@@ -52,10 +53,11 @@ else:
 
 
 class ProgramCall(SglCall, _Readable[R]):  # type: ignore[misc] # both have `+`
-    """Call of a program. If it is added to a state, the called body continues that state's text and
-    variables. If it is read from, the program is run separately, unless the call was added before;
-    then the read uses the state that it was added to. `run` and `arun` run the program separately,
-    with their own options.
+    """Call of a program. If it is added to a state, the body continues that state's text and
+    variables.
+
+    Reading from a call that was added reads from that state. Reading from any other call runs the
+    program separately. `run` and `arun` also run it separately, with their own options.
     """
 
     __slots__ = ("_added", "_args", "_kwargs", "_options", "_program", "_state", "_unused")

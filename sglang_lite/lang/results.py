@@ -73,7 +73,7 @@ def _generation_meta_info(g: Generation) -> dict[str, Any]:
 
 
 def with_warnings(meta: Mapping[str, Json], *warnings: str) -> dict[str, Json]:
-    """Returns metadata with warnings added about how the answer differs from the request."""
+    """Returns metadata with added warnings, which say how the answer differs from the request."""
     return {**meta, **({"warnings": [*meta.get("warnings", ()), *warnings]} if warnings else {})}
 
 
@@ -197,8 +197,8 @@ def missing_data_warnings(
 
 
 def text_from_record(record: object, value: UserValue) -> UserValue:
-    """Returns the text in the record of a variable, or the texts in a list of samples or branches.
-    If the record has none, returns the value itself.
+    """Returns the text in the record of a variable, or a list of texts for several samples or
+    branches. If the record has no text, returns the value itself.
     """
     if isinstance(record, Generation):
         return record.text

@@ -37,8 +37,8 @@ _OWN = {field.name for field in fields(RunSettings)}
 def with_signature_of(
     method: Callable[_P, UserValue],
 ) -> Callable[[Callable[..., _T]], Callable[_P, _T]]:
-    """Returns a decorator that copies `method`'s signature, for wrappers that take *args and
-    **kwargs.
+    """Returns a decorator that gives a wrapper the signature of `method`. The wrapper itself may
+    take only *args and **kwargs.
     """
 
     def with_signature(twin: Callable[..., _T]) -> Callable[_P, _T]:
@@ -88,8 +88,8 @@ def run_keywords(
     shortened: Literal["raise", "warn", "keep"] | None = None,
     **kwargs: UserValue,
 ) -> None:
-    """Declares the keywords of `run` and `arun`. These methods receive only what the caller gives,
-    which may include the program's own arguments.
+    """Declares the keywords of `run` and `arun`. These methods receive only the keywords that the
+    caller gives, which may include the program's own arguments.
     """
 
 
@@ -97,9 +97,9 @@ RUN_OPTIONS = inspect.signature(run_options).parameters.keys() - {"self"}
 
 
 def inherit_options(given: Mapping[str, UserValue]) -> Mapping[str, UserValue]:
-    """Returns the options of a run, with those that it inherits from the enclosing run. Without a
-    seed, it gets one derived from that run's seed. With neither a priority nor a backend, it gets
-    that run's priority.
+    """Returns the options of a run, including those inherited from the enclosing run. If no seed is
+    given, it is derived from the enclosing run's seed. If neither a priority nor a backend is
+    given, the priority is inherited.
     """
     outer = current_run.get()
     if outer is None:

@@ -1,5 +1,5 @@
-"""Sampling parameters as keyword arguments: function signatures that list them, and their
-conversion to SamplingParams.
+"""Sampling parameters as keyword arguments: signatures that list them, and their conversion to
+SamplingParams.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _TYPES: Final = {
 def with_sampling_signature(
     place: Place, in_order: Sequence[str] = (), *, sglang: bool = False
 ) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Returns a decorator for functions that take sampling parameters through `**`. It makes the
-    function's signature list the parameters that are allowed in `place`, "gen" for example.
+    """Returns a decorator for functions that take sampling parameters through `**`. The decorated
+    function's signature lists the parameters that are allowed in `place`, such as "gen".
 
     Args:
         in_order: names of all parameters that can be given by position, if there are more than two.
@@ -91,8 +91,8 @@ def with_sampling_signature(
 
 
 def gen_params(max_tokens: UserValue, others: Mapping[str, UserValue]) -> SamplingParams:
-    """Returns the SamplingParams for the keywords of `gen`, where None means unset. The result is
-    cached, since a program uses few different ones.
+    """Returns the SamplingParams for the keywords of `gen`. None means unset. Results are cached,
+    since a program uses few different ones.
 
     Raises:
         ParameterError: a value can't be honoured by any backend.

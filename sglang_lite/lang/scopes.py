@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class Scope:
-    """Context manager that adds one expression to a state on entry and another on exit, also after
-    an exception.
+    """Context manager that adds one expression to a state on entry and another on exit. The second
+    one is added even after an exception.
     """
 
     def __init__(self, state: ProgramState, begin: Expression, end: Expression) -> None:
@@ -43,8 +43,8 @@ class Scope:
 
 
 class CopyScope:
-    """Context manager of `with s.copy() as c`. `c` is a branch of the state; the variables that it
-    makes become the state's on exit.
+    """Context manager of `with s.copy() as c`. `c` is a branch forked from the state `s`. On exit,
+    the variables that `c` has set are added to `s`.
     """
 
     def __init__(self, state: ProgramState) -> None:

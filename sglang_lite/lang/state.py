@@ -126,8 +126,8 @@ class ProgramState(AttributeHints, Generic[R]):
 
     @property
     def ret_value(self) -> R:
-        """Return value of the body, of type `R`. None inside the body, and if the body raised or
-        was cancelled.
+        """Return value of the body, of type `R`. It is None inside the body, and if the body raised
+        an exception or was cancelled.
         """
         body = self.streamed_body
         if body is not None and body.cancelled is None:
@@ -141,23 +141,23 @@ class ProgramState(AttributeHints, Generic[R]):
 
     @property
     def has_unawaited_body(self) -> bool:
-        """True if this is the state held by the caller of a streamed run, and the caller has not
-        yet waited for the end of the body.
+        """True if the caller of a streamed run holds this state and has not yet waited for the end
+        of the body.
         """
         return self.streamed_body is not None and not self.streamed_body.ended
 
     @property
     def branch_after_body(self) -> Branch:
-        """Branch of the state. If the caller of a streamed run reads it, waits for the end of the
-        body first.
+        """Branch of the state. If the state belongs to the caller of a streamed run, reading this
+        property first waits for the end of the body.
         """
         if self.streamed_body is not None:
             self._await_body()
         return self.branch
 
     def _await_body(self, instead: str = "await s.async_sync() first") -> None:
-        """Waits until the body has ended, if this is the state held by the caller of a streamed
-        run. `instead` is the expression that the error suggests if the caller may not block.
+        """Waits until the body has ended, if this state belongs to the caller of a streamed run. If
+        the caller may not block, the error suggests `instead`.
         """
         if self.streamed_body is not None:
             try:
@@ -269,10 +269,10 @@ class ProgramState(AttributeHints, Generic[R]):
         self, program: BaseProgram[_T], *args: UserValue, **kwargs: UserValue
     ) -> ProgramState[_T]: ...
     def call(self, program: BaseProgram, *args: UserValue, **kwargs: UserValue) -> UserValue:
-        """Runs a program separately on this state's backend, and returns its state. In an event
-        loop, an async program returns an awaitable of the state. If this run has a seed, so has the
-        program. The program ends when this run times out or is cancelled. Use `s += program(…)` to
-        let the program continue this state's text.
+        """Runs a program separately on this state's backend and returns its state. In an event
+        loop, an async program returns an awaitable of the state. The program gets a seed if this
+        run has one, and ends when this run times out or is cancelled. Use `s += program(…)` to let
+        the program continue this state's text.
         """
         if not isinstance(program, BaseProgram):
             raise ParameterError(
@@ -320,10 +320,11 @@ class ProgramState(AttributeHints, Generic[R]):
         self.branch.stop(error, waited=not follows)
 
     def expect_pause(self, seconds: float) -> None:
-        """Tells an engine, also one behind a RuntimeEndpoint, that nothing will be added to this
-        state for the given number of seconds, so it may evict the state's cached prefix meanwhile.
-        The pause begins when the last pending answer arrives, or now if none is pending. Other
-        backends are not notified. Raises ParameterError if `seconds` is not a finite number >= 0.
+        """Announces that nothing will be added to this state for the given number of seconds. The
+        engine may then evict the state's cached prefix. The pause begins when the last pending
+        answer arrives, or immediately if none is pending. Has an effect only on an engine,
+        including one behind a RuntimeEndpoint. Raises ParameterError if `seconds` is not a finite
+        number >= 0.
         """
         expect_pause(self.branch.player.pushed, seconds, user_location())
 
@@ -378,8 +379,8 @@ class ProgramState(AttributeHints, Generic[R]):
         return value
 
     def raw(self, name: VariableName) -> UserValue:
-        """Returns the text from which a typed variable was read, or a list of texts for several
-        samples. Other values are returned unchanged.
+        """Returns the text from which the value of a typed variable was read. For several samples,
+        returns a list of texts. Values that have no such text are returned unchanged.
         """
         variable = find_variable(self.branch_after_body.player, name, user_location())
         value = self._wait_for_value(variable, name)  # and then the variable has its record
@@ -419,10 +420,12 @@ class ProgramState(AttributeHints, Generic[R]):
 
     def usage(self, name: VariableName | None = None) -> Usage:
         """Returns the usage of the node that made a variable, with tokens summed over samples and
-        branches. Without a name, returns the usage of the whole run, including forks and nodes that
-        failed; `total_s` is then the time from the run's start to the end of its last node. While
-        the body runs, only executed nodes are counted; afterwards, waits for all branches, even
-        unread ones. Raises the program's failure unless it was raised before.
+        branches. Without a name, returns the usage of the whole run.
+
+        The usage of the run includes forks and nodes that failed. `total_s` is then the time from
+        the run's start to the end of its last node. While the body runs, only executed nodes are
+        counted. Afterwards, waits for all branches, even unread ones. Raises the program's failure
+        unless it was raised before.
         """
         if name is None:
             if (
@@ -518,7 +521,7 @@ class ProgramState(AttributeHints, Generic[R]):
             return None
 
     def text(self) -> str:
-        """Returns the whole text that was added, once it has been executed."""
+        """Returns the whole text of the state, once everything that was added has been executed."""
         text: str = self._wait_for_value(
             self.branch_after_body.read_when_played(transcript_text, user_location())
         )
@@ -526,7 +529,7 @@ class ProgramState(AttributeHints, Generic[R]):
 
     def messages(self) -> list[dict[str, Json]]:
         """Returns the finished turns in the form of chat APIs, as a new list. Waits like `text`.
-        Blanks and line ends at the start of a turn's text are left out, as in SGLang.
+        Whitespace at the start of a turn's text is left out, as in SGLang.
         """
         messages: list[dict[str, Any]] = self._wait_for_value(
             self.branch_after_body.read_when_played(all_messages, user_location())
@@ -534,9 +537,9 @@ class ProgramState(AttributeHints, Generic[R]):
         return messages
 
     def so_far(self) -> SoFar:
-        """Returns the text and the variables that exist at this moment, also while the run is in
-        progress and after it was cancelled or has failed. Never blocks, so the result depends on
-        when it is called; all other readers wait.
+        """Returns the text and the variables that exist at this moment. Never blocks, so the result
+        depends on when it is called. Also works while the run is in progress, and after it was
+        cancelled or has failed.
         """
         return text_streams.so_far(self.branch)
 
@@ -588,7 +591,8 @@ class ProgramState(AttributeHints, Generic[R]):
         """Yields the text of the program, or of a variable, in chunks as they arrive, always from
         the start. Without stream=True, yields the body's text in one chunk once it is complete, and
         then later additions as they arrive. If the body sets a name several times, the caller of a
-        streamed run follows the first value, or the last one after waiting for the end.
+        streamed run follows the first value. After waiting for the end, the caller gets the last
+        value.
         """
         return text_streams.iter_pieces(self, var_name)
 
@@ -648,7 +652,7 @@ class ProgramState(AttributeHints, Generic[R]):
 
     def copy(self, position_ids_offset: list[int] | None = None) -> CopyScope:
         """Returns a context manager for a fork of the state: `with s.copy() as c:`. At the end of
-        the block, the new variables of `c` are added to the state.
+        the block, the variables set in `c` are added to the state.
         """
         refuse_position_ids_offset(position_ids_offset, user_location())
         return CopyScope(self)
@@ -658,9 +662,9 @@ class ProgramState(AttributeHints, Generic[R]):
     def save(
         self, path: str | PathLike[str], *, cache: bool = False, secret: str | None = None
     ) -> None:
-        """Writes the state to a file from which `sgl.load` restores it, also in another process:
-        the text with its tokens, turns, variables, return value, and the answers of all nodes.
-        Waits until everything has been executed.
+        """Writes the state to a file, from which `sgl.load` restores it in this or another process.
+        The file contains the text with its tokens, the turns, variables and return value, and the
+        answers of all nodes. Waits until everything has been executed.
 
         Args:
             cache: whether to also write the engine's KV cache of the text, to a file with ".kv"
@@ -686,10 +690,12 @@ class ProgramState(AttributeHints, Generic[R]):
         files.write(path, wire.encode(saved))
 
     def rerun(self, at: str, value: str | None = None) -> ProgramState:
-        """Runs the program again with a different answer of one node. A node at the same place in
-        the program whose prompt, parameters and constraint are unchanged keeps its answer. Other
-        nodes are requested again, and so are failed ones. (The whole body runs again, including
-        nodes with their own `backend=` and programs that it runs separately.)
+        """Runs the program again with a different answer for one node.
+
+        A node at the same place in the program keeps its answer if its prompt, parameters and
+        constraint are unchanged. All other nodes are requested again, and so are failed ones. (The
+        whole body runs again, including nodes with their own `backend=` and programs that it runs
+        separately.)
 
         Args:
             at: variable of the node; if several nodes have set it, the last one.
@@ -713,8 +719,8 @@ class ProgramState(AttributeHints, Generic[R]):
 
     def fork_at(self, at: str, size: int = 1) -> ProgramStateGroup:
         """Returns a group of `size` states that continue right after the last node that set the
-        variable `at`. Each state has the text and the variables as they were there, and is a
-        separate run on the same backend.
+        variable `at`. Each state has the text and the variables as they were at that point, and is
+        a separate run on the same backend.
 
         Raises:
             ParameterError: no node in the state's text set the variable.
@@ -733,8 +739,8 @@ class ProgramState(AttributeHints, Generic[R]):
         return to_saved_run(self.branch, self.ret_value, values=values)
 
     def _wait_for_branches(self) -> None:
-        """Returns once all branches are finished, even unread ones, if the body has ended and can't
-        fork more.
+        """Waits until all branches are finished, including branches that nobody reads. Does nothing
+        while the body is running.
         """
         if not self.branch.run.body_open:
             completion_variable(self.branch.player).wait()
@@ -770,8 +776,8 @@ class ProgramState(AttributeHints, Generic[R]):
         return unpickled, (data, values.others, None if called is None else called.program)
 
     def __format__(self, spec: str) -> str:
-        """Raises ParameterError: a state formatted into a string would be its description, not its
-        text.
+        """Raises ParameterError. A state formatted into a string would give its description instead
+        of its text.
         """
         raise ParameterError(
             "+",

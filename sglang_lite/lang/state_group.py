@@ -1,4 +1,4 @@
-"""Group of the states that a fork makes, which can be extended together and joined."""
+"""Group of the states that a fork creates. They can be extended together and joined."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ProgramStateGroup:
         self._alike = src_state is not None  # whether all branches have received the same additions
 
     def join(self, mode: JoinMode = "gather_variable") -> None:
-        """Hands the results of the branches to the state that they were forked from, without
-        waiting for them.
+        """Passes the results of the branches to the state from which they were forked. Does not
+        wait for the results.
 
         Args:
             mode: "gather_variable" (default): each variable that a branch has set since the fork
@@ -94,8 +94,8 @@ class ProgramStateGroup:
             raise ProgramError("the branches of a fork can't be replaced.", where=user_location())
 
     def __iadd__(self, other: object) -> ProgramStateGroup:
-        """Adds to every branch the same text or expression, one item of a list per branch, or the
-        result of a function of the branch's index.
+        """Adds something to every branch: the same text or expression, the branch's item of a list,
+        or the result of a function that is called with the branch's index.
         """
         where = user_location()
         if isinstance(other, str | Expression):
@@ -135,9 +135,9 @@ class ProgramStateGroup:
 def _gather_variable(
     children: Sequence[Branch], own: Sequence[Mapping[str, Variable]], name: str
 ) -> Variable:
-    """Creates a variable for the list of values that the branches have set for a name, with None
-    for a branch that has not set it. If a branch failed to make its value, the variable fails with
-    that error.
+    """Creates a variable for the list of values that the branches have set for a name. The entry of
+    a branch that has not set it is None. If a branch failed to produce its value, the variable
+    fails with that error.
 
     Args:
         own: variables that each branch has made.
@@ -171,15 +171,15 @@ def _gather_variable(
 
 
 def adopt_variables(parent: Branch, child: Branch) -> None:
-    """Makes the variables that the branch `child` has set variables of the branch `parent`, too."""
+    """Adds the variables that the branch `child` has set to the branch `parent`."""
     for name, variable in child.names.own_variables_by_name().items():
         parent.names.declare(name, variable)
         variable.when_done(partial(_mark_failure_reported, child, variable))
 
 
 def _mark_failure_reported(child: Branch, variable: Variable) -> None:
-    """Marks the child's failure as reported if this variable of the child has failed, since the
-    parent reports that error. The failure of a node without a variable stays unreported.
+    """Marks the child's failure as reported if this variable of the child has failed, because the
+    parent reports that error.
     """
     if variable.error_or_none() is not None:
         child.player.failure_reported = True

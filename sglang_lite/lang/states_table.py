@@ -1,4 +1,4 @@
-"""Table of several runs or branches for notebooks, with one row each and the values of its
+"""Table of several runs or branches, for notebooks. Each has a row with the values of its
 variables.
 """
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def states_table(
     results: Sequence[ProgramState | Exception | UserValue], *, of_runs: bool
 ) -> Markup:
-    """Returns a summary of states for a notebook: their number, how many of them failed, and a
-    table of them.
+    """Returns a summary of states for a notebook: how many there are, how many of them failed, and
+    a table.
     """
     failed = sum(_failure_of_result(each) is not None for each in results)
     counts = f"{len(results):,} {'runs' if of_runs else 'branches'}" + f", {failed:,} failed" * (

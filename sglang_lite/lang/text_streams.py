@@ -1,4 +1,6 @@
-"""Streams of a state's text and of partial typed values, for threads and for event loops."""
+"""Streams a state's text, and the partial values of typed variables. Works for threads and for
+event loops.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,7 @@ def iter_pieces(state: ProgramState, name: VariableName | None) -> Iterator[str]
 
 
 def _pieces_of_variable(branch: Branch, variable: Variable) -> Iterator[str]:
-    """Yields the chunks of a variable's text, or all of it if it has no stream."""
+    """Yields the chunks of a variable's text. If the variable has no stream, yields its whole text."""
     if variable.log is None:
         yield _wait_for_text(branch, variable)
         return
@@ -95,7 +97,7 @@ def _check_may_block_on_text(branch: Branch) -> None:
 
 
 def _refuse_waiting_for_self(branch: Branch) -> None:
-    """Raises ProgramError if the body of a program would wait for the end of its own text."""
+    """Raises ProgramError if the body of a program waits for the end of the program's own text."""
     if branch.player.log is not None and branch.run.body_open and current_run.get() is branch.run:
         raise ProgramError(
             "the text ends when the program does, so the program can't wait for it.",
@@ -116,9 +118,9 @@ def _wait_for_text(branch: Branch, variable: Variable) -> str:
 
 
 def _find_streamed_variable(state: ProgramState, name: VariableName) -> Variable:
-    """Returns the variable whose text is streamed under a name. A caller of a streamed run who has
-    not waited for the end of the body gets the first variable of that name, any other the current
-    one.
+    """Returns the variable whose text is streamed under a name. This is the first variable of that
+    name for the caller of a streamed run who has not yet waited for the end of the body. For all
+    others it is the current one.
     """
     find = find_first_declaration if state.has_unawaited_body else find_variable
     return find(state.branch.player, name, user_location())
@@ -131,9 +133,9 @@ async def _afind_streamed(state: ProgramState, name: VariableName) -> Variable:
 
 
 def _text_log_to_read(branch: Branch) -> TextLog | None:
-    """Returns the log from which a branch's text is streamed. If the run is not streamed, returns a
-    copy that ends once everything added so far has been executed. Returns None if nothing is
-    streamed.
+    """Returns the log from which a branch's text is streamed, or None if nothing is streamed. If
+    the run is not streamed, returns a copy that ends once everything added so far has been
+    executed.
     """
     player = branch.player
     return (
@@ -169,8 +171,8 @@ def so_far(branch: Branch) -> SoFar:
 
 
 async def read_variable(branch: Branch, variable: Variable) -> UserValue:
-    """Awaits the value of a variable on behalf of a reader of the state. An error of the variable
-    then counts as reported.
+    """Awaits the value of a variable for a reader of the state. If the variable has failed, the
+    error counts as reported.
     """
     try:
         return await variable.wait_async()
@@ -253,7 +255,7 @@ async def aiter_partial_values(state: ProgramState, name: VariableName) -> Async
 
 
 class _PartialValue:
-    """Text of a typed variable so far, and the partial value read from it.
+    """Text that a typed variable has so far, and the partial value parsed from it.
 
     Attributes:
         value: latest partial value, or None if the text gives none yet.

@@ -53,7 +53,8 @@ class ToolCall:
     _function: Callable[..., Any] = field(repr=False, compare=False)
 
     def run(self) -> UserValue:
-        """Calls the function and returns its result, which is a coroutine for an async function.
+        """Calls the function and returns its result. For an async function, the result is a
+        coroutine.
 
         Raises:
             ToolError: the function raised an exception.
@@ -68,7 +69,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Toolbox:
-    """Tools that a generation may use.
+    """Set of tools that a generation may use.
 
     Attributes:
         tools: by name, each function and the pydantic TypeAdapter of its arguments.
@@ -133,17 +134,15 @@ class Toolbox:
         return Toolbox(pairs, described.schemas, described.shared, shown.shown, mode, parallel)
 
     def to_prompt_tools(self, family: str | None) -> PromptTools:
-        """Returns the tools in the form that a prompt contains. `family` is explained in
-        `value_type`.
-        """
+        """Returns the tools in the form that prompts contain. For `family`, see `value_type`."""
         return PromptTools(tuple(map(to_json, self.shown)), family, self.parallel)
 
     def value_type(self, family: str | None) -> ValueType:
         """Returns the type of the text that a generation with these tools writes. Its values are
-        ToolCall (lists of ToolCall with `parallel`), or str for an answer.
+        ToolCall (a list of them with `parallel`) for calls, or str for an answer.
 
         Args:
-            family: name of a format for calls in text.tool_formats; None for one JSON object.
+            family: name of a format for calls (see text.tool_formats); None for one JSON object.
         """
         if family is not None:
             schemas = {
@@ -209,7 +208,7 @@ class Toolbox:
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """Description of tools, derived from their signatures and docstrings. For its attributes, see
+    """Description of tools, built from their signatures and docstrings. For its attributes, see
     `Toolbox`.
     """
 
@@ -220,8 +219,8 @@ class _Described:
 
 
 def _describe_with_cache(tools: tuple[Callable[..., Any], ...]) -> _Described:
-    """Describes tools, and caches the description while they live. Raises ParameterError like
-    `Toolbox.for_tools`.
+    """Describes tools. The description is cached as long as the tools exist. Raises ParameterError
+    like `Toolbox.for_tools`.
     """
     try:
         keys = tuple((weakref.ref(tool), tool.__doc__) for tool in tools)
@@ -288,8 +287,8 @@ def tool_schemas(tools: Sequence[Callable[..., UserValue]]) -> list[Mapping[str,
 
 
 def _schema_for_models(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the schema of a tool's arguments as it is shown to models: only keys that they know,
-    in their usual order, and without the documents that arguments may quote.
+    """Returns the schema of a tool's arguments in the form shown to models. It contains only the
+    keys that models know, in their usual order. Documents that arguments may quote are left out.
     """
     names = ("type", "properties", "required", "$defs")
     return {name: without_documents(schema[name]) for name in names if name in schema}
@@ -411,7 +410,7 @@ class SchemaTool:
 
     @property
     def parameters(self) -> str:
-        """Names and types of the parameters, as in a signature."""
+        """Names and types of the parameters, formatted like a signature."""
         properties = self.schema.get("properties", {})
         required = self.schema.get("required", [])
         shown = [
@@ -422,8 +421,8 @@ class SchemaTool:
 
 
 def forbid_extra_members(schema: Mapping[str, Json]) -> dict[str, Json]:
-    """Returns the schema of a tool's arguments with unnamed members forbidden, unless the schema
-    itself defines which are allowed.
+    """Returns the schema of a tool's arguments, changed to forbid members that it does not name.
+    Leaves the schema unchanged if it defines itself which other members are allowed.
     """
     if schema.keys().isdisjoint(_ALLOW_MORE) and {*schema.get("required", ())} <= {
         *schema.get("properties", ())

@@ -1,5 +1,5 @@
-"""Trace of a run: the text, time and usage of each node; as data, as a file, as an HTML page, and
-as OpenTelemetry spans.
+"""Trace of a run, with the text, time and usage of each node. It is available as data, as a file,
+as an HTML page, and as OpenTelemetry spans.
 """
 
 from sglang_lite.lang.runs.page import as_html as as_html

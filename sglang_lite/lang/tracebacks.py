@@ -57,7 +57,7 @@ def _new_location(code: CodeType, frame: FrameType) -> Location:
 
 
 def choose_error_location(statement: Location | None, made: Location | None) -> Location | None:
-    """Chooses the location reported by an error about a node.
+    """Chooses the location that an error about a node reports.
 
     Args:
         statement: location of the statement that adds the node.
@@ -83,8 +83,8 @@ def choose_error_location(statement: Location | None, made: Location | None) -> 
 
 
 def trim(error: BaseException) -> None:
-    """Removes this package's frames from the tracebacks of an error and its causes, except from an
-    error that is a bug of this package.
+    """Removes this package's frames from the tracebacks of an error and its causes. Errors caused
+    by a bug in this package keep their frames.
     """
     seen = set[int]()
     link: BaseException | None = error
@@ -106,7 +106,7 @@ def _top_level_package(trace: TracebackType) -> str:
 
 
 def _failed_in_this_package(trace: TracebackType | None) -> bool:
-    """Returns whether the innermost frame outside of libraries belongs to this package."""
+    """Returns whether the innermost frame that is not in a library belongs to this package."""
     found = False
     while trace is not None:
         if _top_level_package(trace) == "sglang_lite":
@@ -152,11 +152,13 @@ _seen: dict[str, dict[Any, Any]] = {}
 
 
 def warn_here(message: str) -> None:
-    """Warns about the line of the user's program that is running, once for each line and message."""
+    """Warns about the current line of the user's program. Each message is given only once for each
+    line.
+    """
     warn_at(user_location() or Location("<unknown>", 0, ""), message)
 
 
 def warn_at(where: Location, message: str) -> None:
-    """Warns about a line of the user's program, once for each line and message."""
+    """Warns about a line of the user's program. Each message is given only once for each line."""
     seen = _seen.setdefault(where.file, {})
     warnings.warn_explicit(message, UserWarning, where.file, where.line, registry=seen)

@@ -1,5 +1,5 @@
 """Tracing: runs a program's body and records its nodes without executing them. Values that are only
-known during a run are symbols (symbolic/symbols.py).
+known during a run are represented by symbols (symbolic/symbols.py).
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ _CONSTANT = (Text, TurnBegin, TurnEnd, ScopeBegin, ScopeEnd, Mark, Call)
 
 
 class StopTracing(Exception):  # noqa: N818 # SGLang's name
-    """Exception for a body to raise where the constant prefix that `cache` looks for should end."""
+    """Exception that a body may raise to mark the end of the constant prefix that `cache` looks
+    for.
+    """
 
 
 class TracerProgramState(ProgramState):
@@ -78,8 +80,8 @@ class TracerProgramState(ProgramState):
         arguments: arguments of the body, including symbols for those that were not given.
 
     Attributes:
-        paths: ways through the body that were followed.
-        complete: whether all ways through the body were followed.
+        paths: paths through the body that were followed.
+        complete: whether all paths through the body were followed.
     """
 
     branch: TracedBranch
@@ -103,7 +105,7 @@ class TracerProgramState(ProgramState):
 
     @property
     def last_node(self) -> Expression | None:
-        """Last of the nodes, or None."""
+        """Last node of the state, or None."""
         return self.nodes[-1] if self.nodes else None
 
     @property
@@ -120,8 +122,8 @@ class TracerProgramState(ProgramState):
 
     @property
     def answers(self) -> Mapping[int, TracedAnswer]:
-        """Generations and selections of a trace for `explain`, by the ids of their nodes in the
-        graph.
+        """Generations and selections of a trace for `explain`. The keys are the ids of their nodes
+        in the graph.
         """
         return self.branch.player.way.graph.answers
 
@@ -156,7 +158,7 @@ class TracerProgramState(ProgramState):
 
     def graph(self) -> Graph:
         """Returns the graph of the program, with all paths through its body that were followed.
-        Runs the body once more, with the same arguments, to find texts that change from run to run.
+        Runs the body once more with the same arguments, to find texts that change from run to run.
 
         Raises:
             ProgramError: the state is a branch, or belongs to a program called by the traced one.
@@ -177,7 +179,9 @@ class TracerProgramState(ProgramState):
         )
 
     def flatten_nodes(self) -> list[Expression]:
-        """Returns the nodes of the state as a new list. No node contains others."""
+        """Returns the nodes of the state as a new list. The list is flat, because no node contains
+        others.
+        """
         return list(self.nodes)
 
     def print_graph_dfs(self) -> None:
@@ -207,8 +211,8 @@ async def _as_coroutine(state: TracerProgramState) -> TracerProgramState:
 
 
 class TracingScope:
-    """Context manager inside which called programs are traced, as children of `tracer_state`. It
-    applies only to the current context: programs of other threads and tasks are run.
+    """Context manager that traces the programs called inside it, as children of `tracer_state`.
+    Applies only to the current context: programs of other threads and tasks run normally.
     """
 
     def __init__(self, tracer_state: TracerProgramState) -> None:
@@ -242,7 +246,7 @@ class TracedPath:
     Attributes:
         state: state that the body was called with.
         error: exception that the body raised, or None.
-        cut: whether the way was not followed to its end, as it has too many decisions.
+        cut: whether the path was not followed to its end because it has too many decisions.
     """
 
     state: TracerProgramState
@@ -285,7 +289,7 @@ def trace_program(
 def trace_call(
     program: BaseProgram, args: Sequence[UserValue], kwargs: dict[str, UserValue]
 ) -> TracerProgramState:
-    """Traces a program that the body of a traced program calls. Settings of the run are ignored."""
+    """Traces a program that the body of a traced program calls. Ignores the settings of the run."""
     own = {name: value for name, value in kwargs.items() if name not in program.options}
     try:
         given = program.signature.bind_partial(*args).arguments
@@ -297,9 +301,9 @@ def trace_call(
 def explore_ways(
     program: BaseProgram, arguments: dict[str, UserValue], backend: Backend | None, most: int
 ) -> TracerProgramState:
-    """Follows up to `most` paths through a body, breadth-first, and returns the state of the first.
-    The first path takes the first outcome of each decision. The outcomes of earlier decisions are
-    varied before those of later ones.
+    """Follows up to `most` paths through a body, breadth-first, and returns the state of the first
+    path. That path takes the first outcome of each decision. Later paths vary the outcomes of
+    earlier decisions first.
     """
     waiting: deque[tuple[int, ...]] = deque([()])
     paths: list[TracedPath] = []
@@ -333,7 +337,7 @@ def explore_ways(
 
 def extract_prefix_by_tracing(program: BaseProgram, backend: BackendLike | None) -> str:
     """Returns the constant text that every run of a program starts with. Tracing stops at the first
-    node that is not constant text, or at an exception of the body.
+    node that is not constant text, or when the body raises an exception.
     """
     chosen = None if backend is None else as_backend(backend)
     state = _new_tracer_state(program, dict(program.bind_arguments), chosen, only=_CONSTANT)
@@ -350,8 +354,8 @@ def _new_tracer_state(
     graph: TracedGraph | None = None,
     only: tuple[type[BaseNode], ...] | None = None,
 ) -> TracerProgramState:
-    """Creates the state with which a program's body is traced. The arguments are those of
-    `explore_ways` and `TracedWay`.
+    """Creates the state used to trace a program's body. For the arguments, see `explore_ways` and
+    `TracedWay`.
     """
     parameters = program.signature.parameters.values()
     names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -406,7 +410,7 @@ def run_coroutine_blocking(body: Coroutine[object, object, UserValue]) -> UserVa
 
 
 class NoBackend(Backend):
-    """Backend of traces for which no backend was given. It has a chat template and supports all
+    """Backend for traces without a given backend. It has a chat template and supports all
     constraints, but can't run programs.
 
     Args:
@@ -432,8 +436,8 @@ _SOME_TEXT = Text("…")
 
 
 class TracedPlanner(CallPlanner):
-    """Planner of a trace. It stores in each generation and selection which turn it belongs to, for
-    `explain`.
+    """Planner of a trace. For `explain`, it stores in each generation and selection which turn it
+    belongs to.
     """
 
     def __init__(self, backend: TracedBackend) -> None:

@@ -1,5 +1,5 @@
-"""Coroutines that can't be mistaken for their value: comparing one or testing it for truth, without
-`await`, raises an error.
+"""Coroutines that can't be mistaken for their value. Comparing such a coroutine or testing it for
+truth, instead of awaiting it, raises an error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`sglang-lite lint`: reports faults of programs, the prompt prefixes that their runs share, and
-changes that would let them share more. Depends on the language, and on the runtime for a model's
-tokenizer.
+changes that would let them share more. Depends on the language package. Uses the runtime only for a
+model's tokenizer.
 """
 
 from sglang_lite.lint.linting import lint

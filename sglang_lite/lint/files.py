@@ -1,4 +1,4 @@
-"""Input files of the linter: a Python file with programs, and rows of arguments."""
+"""Reads the input of the linter: a Python file with programs, and rows of arguments."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def bind_rows(
     """Returns the arguments of each run, including those given by `bind` and the defaults.
 
     Args:
-        file: file of the rows, or None if the only row comes from the command line.
+        file: file of the rows, or None if there is only one row, given on the command line.
         flag: flag that gave the rows, for errors.
 
     Raises:
@@ -158,7 +158,7 @@ def bind_rows(
 
 
 def _advise_flags(program: SglFunction) -> str:
-    """Returns advice on how to give the arguments that a program needs on the command line."""
+    """Returns advice on how to pass a program's required arguments on the command line."""
     needed = [
         f"--arg {p.name}=…"
         for p in program.signature.parameters.values()

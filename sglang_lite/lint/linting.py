@@ -1,4 +1,4 @@
-"""Lints a file: traces and checks its programs, and counts the tokens of their prompts."""
+"""Lints a file. Traces and checks its programs, and counts the tokens of their prompts."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def lint(
     fail_under: float | None = None,
     prices: Prices | None = None,
 ) -> list[LintReport]:
-    """Checks the programs of a file, whose code is executed as by `import`, and returns a report on
-    each.
+    """Checks the programs of a file and returns a report on each. Like `import`, executes the code
+    of the file.
 
     Args:
         file: Python file with the programs.
         function: name of the only program to check, or None for all.
         data: JSON Lines file with arguments, one object per line; requires a single program. None
             for no rows.
-        model: name or path of the model that the programs are for, whose tokens are counted.
-            Defaults to the default model, if it has been fetched, but only for counting tokens.
+        model: name or path of the model that the programs are for. If None, the default model is
+            used to count tokens, provided it has been fetched.
         fail_under: minimum percentage of prompt tokens, over the rows, that the cache must serve;
             None for no minimum.
         prices: prices of prompt tokens, for costs in the report.
@@ -114,8 +114,8 @@ def lint(
 
 
 def _hidden_tool_findings(graph: Graph, backend: Backend) -> Iterator[Finding]:
-    """Yields findings for tools that the model's chat template can't show, so that the first
-    message has to describe them.
+    """Yields findings for generations with tools if the model's chat template can't show tools. The
+    first message then has to describe them.
     """
     template = backend.get_chat_template()
     if not isinstance(template, JinjaTemplate) or shows_tools(
@@ -136,8 +136,9 @@ def _hidden_tool_findings(graph: Graph, backend: Backend) -> Iterator[Finding]:
 def _control_token_findings(
     program: SglFunction, graph: Graph, row: dict[str, Any], counter: TokenCounter | None
 ) -> Iterator[Finding]:
-    """Yields findings for arguments of a row that contain the text of a control token and are
-    inserted outside turns, where it acts as that token.
+    """Yields findings for arguments of a row that contain the text of a control token, such as
+    `<|im_start|>`. Reports only arguments inserted outside turns, where the text acts as that
+    token.
     """
     known = getattr(counter, "control_texts", None)
     spelled = (
@@ -159,8 +160,8 @@ def _control_token_findings(
 
 
 def _media_findings(graph: Graph, kinds: Container[MediaKind] | None) -> Iterator[Finding]:
-    """Yields findings for images, videos and sounds that the model does not accept. `kinds` is None
-    if all are accepted.
+    """Yields findings for images, videos and sounds that the model does not accept. `kinds`
+    contains what it accepts; None stands for everything.
     """
     for node in graph.nodes:
         if kinds is None or not isinstance(node.node, Picture) or node.node.medium in kinds:
@@ -180,8 +181,8 @@ def _line_of_finding(finding: Finding) -> int:
 
 
 def _model_files(model: str | None) -> tuple[ModelFiles | None, str]:
-    """Returns the files of a model and an empty string, or None and the reason why tokens can't be
-    counted. Without a name, uses the default model if it has been fetched.
+    """Returns the files of a model and "". If tokens can't be counted, returns None and the reason.
+    If `model` is None, uses the default model, but only if it has been fetched.
     """
     from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.runtime.host.installed import check_engine_packages
@@ -258,8 +259,8 @@ def _lint_program(
 
 
 def _graph_of_second_run(graph: Graph) -> Graph:
-    """Returns the graph of a second run: each text that changes with every run has its second
-    value.
+    """Returns the graph as it would be in a second run. Texts that change from run to run have
+    their second value.
     """
     nodes = list(graph.nodes)
     for change in graph.changes:
@@ -271,7 +272,7 @@ def _graph_of_second_run(graph: Graph) -> Graph:
 def _trace_graph(
     program: SglFunction, arguments: dict[str, Any], backend: Backend, max_ways: int
 ) -> tuple[Graph, list[str]]:
-    """Traces a program as far as possible. Returns its graph, and notes on the paths that were not
+    """Traces a program as far as possible. Returns its graph, and notes about paths that were not
     followed.
     """
     state = explore_ways(program, arguments, backend, max_ways)

@@ -1,4 +1,4 @@
-"""Report on programs, as text and JSON."""
+"""Reports on programs, as text or JSON."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LintReport:
 
 
 def format_reports(reports: Sequence[LintReport], form: Format) -> str:
-    """Formats reports as text or JSON. The result ends with a line end."""
+    """Formats reports as text or JSON. The result ends with a newline."""
     if form == "text":
         return "\n".join(line for report in reports for line in _report_lines(report)) + "\n"
     return (

@@ -90,8 +90,8 @@ def main(file: str, folder: str) -> None:
 
 
 def _put_clocks_ahead() -> None:
-    """Moves the clocks of `time` and `datetime` ahead in this process, for modules that import them
-    from here on.
+    """Moves the clocks of `time` and `datetime` ahead in this process. Affects only modules that
+    import them afterwards.
     """
 
     class Datetime(datetime.datetime):
@@ -123,5 +123,7 @@ def _put_clocks_ahead() -> None:
 
 
 def _default_to_moved_clock(function: Callable[[float], Any]) -> Callable[..., Any]:
-    """Wraps a function that takes a time, so that the time defaults to that of the moved clock."""
+    """Wraps a function that takes a time. Without an argument, the wrapper passes the time of the
+    moved clock.
+    """
     return lambda at=None: function(time.time() if at is None else at)

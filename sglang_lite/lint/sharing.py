@@ -1,5 +1,5 @@
-"""Prefixes that the runs of a program share, where the runs begin to differ, and which texts to
-move to make the shared prefixes longer.
+"""Finds the prefixes that the runs of a program share, the place where the runs begin to differ,
+and texts that could be moved to make the shared prefixes longer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_ROWS: Final = 200  # maximum number of rows that moves are computed for
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Node at which the prompts of runs begin to differ.
+    """First node at which the prompts of several runs differ.
 
     Attributes:
         node: the first node that differs.
@@ -40,7 +40,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Suggestion to move a shared text ahead of text that differs from run to run.
+    """Suggestion to move a text that all runs share ahead of text that differs from run to run.
 
     Attributes:
         where: location of the text to move.
@@ -61,8 +61,8 @@ class Move:
 
 
 def first_divergence(graphs: Sequence[GraphRecord]) -> Divergence | None:
-    """Finds the node at which runs begin to differ before their first generation. Returns None if
-    they don't.
+    """Returns the node at which runs begin to differ. Considers only the text before the first
+    generation or selection. Returns None if the runs don't differ there.
     """
     starts = [list(_texts_before_first_answer(graph)) for graph in graphs]
     texts = ["".join(text for text, _ in start) for start in starts]
@@ -109,8 +109,9 @@ class _Line:
 def find_moves(
     graphs: Sequence[GraphRecord], counter: TokenCounter, *, has_rows: bool
 ) -> list[Move]:
-    """Finds texts that all runs share, but that come after text of the same turn which differs from
-    run to run. Returns the moves that put them first and save enough tokens.
+    """Returns moves that would let runs share longer prefixes. A move puts a text that all runs
+    share ahead of text in the same turn that differs from run to run. Only moves that save enough
+    tokens are returned.
 
     Args:
         graphs: one graph for each run; twice the same graph if no rows are given.
@@ -153,7 +154,9 @@ def _node_shape_key(node: GraphNode) -> tuple[object, ...]:
 
 
 def _movable_regions(graphs: Sequence[GraphRecord]) -> Iterator[list[_Line]]:
-    """Yields groups of text lines that are adjacent in a turn, with no other nodes between them."""
+    """Yields groups of lines whose texts could change places. The lines of a group are adjacent in
+    a turn and have no other nodes between them.
+    """
     columns = list(zip(*map(_first_path_nodes, graphs)))
     nodes = [column[0] for column in columns]
     for path in dict.fromkeys(node.path for node in nodes):
@@ -180,7 +183,9 @@ def _movable_regions(graphs: Sequence[GraphRecord]) -> Iterator[list[_Line]]:
 
 
 def _is_user_text(nodes: Sequence[GraphNode], indices: Sequence[int], i: int) -> bool:
-    """Returns True if a node is text of the user, not of the template around a turn."""
+    """Returns True if a node is text written by the user, rather than text of the template around a
+    turn.
+    """
     if not isinstance(nodes[indices[i]].node, Text | Value):
         return False
     after = nodes[indices[i + 1]].node if i + 1 < len(indices) else None
@@ -191,8 +196,8 @@ def _is_user_text(nodes: Sequence[GraphNode], indices: Sequence[int], i: int) ->
 def _has_other_nodes(
     nodes: Sequence[GraphNode], line_indices: Sequence[int], inside: set[int]
 ) -> bool:
-    """Returns True if the source line of these texts also has nodes outside `inside`, so it can't
-    be moved as a whole.
+    """Returns True if the source line of these texts also has nodes outside `inside`. The line then
+    can't be moved as a whole.
     """
     first = nodes[line_indices[0]]
     return any(

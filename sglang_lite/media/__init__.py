@@ -1,3 +1,1 @@
-"""Images, videos and sounds on their way to an engine: fetched from the web, and decoded from
-files.
-"""
+"""Prepares images, videos and sounds for an engine: fetches them from the web, and decodes files."""

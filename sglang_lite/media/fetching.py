@@ -1,5 +1,5 @@
 """Fetches files from web addresses, within limits on size and time. Only public addresses are
-allowed, so that no one can use this machine to read addresses that only it can reach.
+allowed. Otherwise, anyone could use this machine to read addresses that only it can reach.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FetchBounds:
 
 
 class FetchEnd:
-    """Deadline of a fetch, which another thread may also stop early.
+    """Deadline of a fetch. Another thread may end the fetch before the deadline.
 
     Args:
         seconds: time from now on.
@@ -94,7 +94,7 @@ class FetchEnd:
 def fetch_files(
     urls: Iterable[str], bounds: FetchBounds, where: str, end: FetchEnd | None = None
 ) -> dict[str, bytes]:
-    """Fetches the content of each address. Blocks; the environment's proxies are not used.
+    """Fetches the content of each address. Blocks. Does not use the environment's proxies.
 
     Args:
         where: parameter that contains the addresses, for errors.
@@ -168,7 +168,9 @@ def _split_allowed_address(url: str, bounds: FetchBounds, where: str) -> SplitRe
 
 @contextmanager
 def _connect(parts: SplitResult, end: FetchEnd, where: str) -> Iterator[http.client.HTTPConnection]:
-    """Connects to the host of an address. The host's address is looked up once and must be public."""
+    """Connects to the host of an address. Looks up the host's IP address only once, and requires it
+    to be public.
+    """
     secure = parts.scheme == "https"
     host = parts.hostname
     assert host is not None, "an address without a host is refused before"

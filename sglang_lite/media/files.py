@@ -1,5 +1,5 @@
-"""Videos and sounds in files: their formats, and their frames and samples, decoded within bounds by
-PyAV.
+"""Videos and sounds in files. Detects their formats, and decodes frames and samples with PyAV,
+within bounds.
 
 A file is read from memory, in one of a few formats recognized by its first bytes. libav never looks
 for other files.
@@ -50,7 +50,7 @@ _KNOWN = {"video": "MP4, MOV, WEBM, MKV and AVI", "audio": "WAV, FLAC, OGG, MP3,
 
 @dataclass(frozen=True, slots=True)
 class VideoHeader:
-    """Dimensions of a video.
+    """Size, length and frame rate of a video.
 
     Attributes:
         frames: number of frames.
@@ -65,7 +65,7 @@ class VideoHeader:
 
 
 def media_type(data: bytes, kind: MediaKind) -> str:
-    """Returns the media type of a video or a sound, by its first bytes.
+    """Returns the media type of a video or a sound, detected from its first bytes.
 
     Raises:
         ParameterError: the file has none of the known formats.
@@ -74,7 +74,7 @@ def media_type(data: bytes, kind: MediaKind) -> str:
 
 
 def read_video_header(video: Media) -> VideoHeader:
-    """Reads the dimensions of a video. Decodes its first frame.
+    """Reads the dimensions of a video. Also decodes its first frame.
 
     Raises:
         ParameterError: the file is not a video, has no frames, is damaged or exceeds a bound; or
@@ -222,7 +222,7 @@ def encode_wav(heard: NDArray[np.float32], rate: int) -> Media:
 @contextmanager
 # container and stream of av
 def _open_media(media: Media, kind: MediaKind) -> Iterator[tuple[Any, Any]]:
-    """Opens a file and yields its container and its first stream of a kind."""
+    """Opens a file, and yields its container and the container's first stream of a kind."""
     try:
         import av
     except ImportError:
@@ -269,7 +269,7 @@ def _detect_format(data: bytes, kind: MediaKind) -> tuple[str, str]:
 
 
 def _check_mp4_sample_counts(data: bytes, kind: MediaKind) -> None:
-    """Rejects an MP4 whose tables claim more samples than the file has bytes, since libav would
+    """Rejects an MP4 file whose tables claim more samples than the file has bytes. libav would
     allocate memory for all of them (ISO/IEC 14496-12, 8.7.3 and 8.8.8).
     """
     start = count = 0
@@ -301,7 +301,9 @@ def _read_integer(data: bytes, at: int, size: int = 4) -> int:
 
 
 def _count_packets(container: Any, stream: Any, most: int) -> int:
-    """Counts a stream's packets that contain a frame, up to one more than `most`."""
+    """Counts the packets of a stream that contain a frame. Stops counting once there are more than
+    `most`.
+    """
     count = 0
     for packet in container.demux(stream):
         count += packet.size > 0
@@ -311,7 +313,9 @@ def _count_packets(container: Any, stream: Any, most: int) -> int:
 
 
 def _limit_duration(frames: Iterable[Any], most_seconds: float) -> Iterator[Any]:
-    """Yields the frames of a sound. Raises ParameterError as soon as they exceed `most_seconds`."""
+    """Yields the frames of a sound. Raises ParameterError as soon as their total duration exceeds
+    `most_seconds`.
+    """
     seconds = 0.0
     for frame in frames:
         seconds += frame.samples / max(frame.rate, 1)
@@ -322,8 +326,8 @@ def _limit_duration(frames: Iterable[Any], most_seconds: float) -> Iterator[Any]
 
 
 def _mean_of_channels(frame: Any) -> NDArray[np.float32]:
-    """Returns the mean of a frame's channels. They are interleaved, since PyAV can't read more than
-    8 separate planes.
+    """Returns the mean of a frame's channels. The frame must be interleaved, because PyAV can't
+    read more than 8 separate planes.
     """
     mean: NDArray[np.float32] = frame.to_ndarray().reshape(-1, len(frame.layout.channels)).mean(1)
     return mean

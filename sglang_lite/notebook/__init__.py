@@ -1,1 +1,1 @@
-"""Output in notebooks: escaped HTML, and what is shown below a cell."""
+"""Output in notebooks: escaped HTML, progress bars, and HTML that is updated below a cell."""

@@ -1,5 +1,5 @@
-"""HTML of objects in notebooks. Everything put into an element is escaped, unless it is an element
-itself, so texts of programs, models and users stay text.
+"""HTML of objects in notebooks. The content of an element is escaped, unless it is itself an
+element. So texts of programs, models and users stay text.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ class Markup(str):
 
 
 def replace_unprintable(text: str) -> str:
-    """Replaces control characters other than line ends and tabs, and lone surrogates, by a visible
-    sign.
-    """
+    """Replaces lone surrogates and control characters with a visible sign. Line ends and tabs stay."""
     encodable = text.encode("utf-8", "replace").decode()
     return "".join(c if c.isprintable() or c in "\n\t" else "\u2423" for c in encodable)
 
@@ -101,8 +99,8 @@ def share_meter(share: float) -> Markup:
 
 
 def notebook_html(*content: object, scope: str | None = None) -> Markup:
-    """Builds the complete HTML of an object in a notebook. `scope` is an additional class for its
-    own styles.
+    """Builds the complete HTML of an object in a notebook. `scope` is an additional class that the
+    object's styles can refer to.
     """
     return element(
         "div",

@@ -23,7 +23,7 @@ def in_kernel() -> bool:
 
 
 class Output:
-    """Place below a cell for HTML that replaces what was there before."""
+    """Area below a cell. Each HTML that is shown in it replaces the previous one."""
 
     def __init__(self) -> None:
         self._handle: Any = None  # IPython's; untyped, because IPython is not a dependency
@@ -42,8 +42,8 @@ class Output:
         self._shown_at = time.monotonic()
 
     def show_if_due(self, make: Callable[[], Markup]) -> None:
-        """Displays HTML, but skips updates that follow too quickly after many others. The final
-        content must be displayed with `show_html`, which never skips.
+        """Displays HTML, but skips the update if there have been many and the last one was very
+        recent. Display the final content with `show_html`, which never skips.
         """
         if self._count < _AT_ONCE or time.monotonic() - self._shown_at >= _INTERVAL_S:
             self.show_html(make())
@@ -51,8 +51,8 @@ class Output:
 
 # of tqdm, as it returns one
 def progress_bar(below: Callable[[], Markup] = notebook_html, **options: Any) -> Any:
-    """Creates a tqdm progress bar, on standard error or, in a notebook, below the cell. In a
-    notebook, other HTML can be shown below the bar until it ends.
+    """Creates a tqdm progress bar. It is shown on standard error or, in a notebook, below the cell.
+    In a notebook, other HTML can be shown below the bar until the bar ends.
 
     Args:
         below: function that returns this HTML.

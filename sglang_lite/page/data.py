@@ -1,4 +1,4 @@
-"""Data of runs for pages: converts the records of their traces to what page.js reads."""
+"""Converts the trace records of runs to the data that page.js reads."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def run_data(head: TraceHead, nodes: Sequence[TraceNode]) -> dict[str, object]:
 
 
 def format_run_title(nodes: Sequence[TraceNode]) -> str:
-    """Returns the program and file of a run, as far as they are known."""
+    """Returns a title with the program and file of a run, or "A run" if they are not known."""
     place = next((node.where for node in nodes if node.where is not None), None)
     return "A run" if place is None else replace_unprintable(f"{place[2]} ({Path(place[0]).name})")
 
@@ -183,8 +183,8 @@ def _choice_shares(results: Sequence[Generation | Selection]) -> list[tuple[str,
 
 def _token_data(generation: Generation, texts: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the data of each token: its id and, if known, its text, alternatives and three
-    log-probabilities. "drawn" is the one it was sampled with, "own" the model's own, and "allowed"
-    that of all allowed tokens together.
+    log-probabilities. "drawn" is the log-probability with which the token was sampled, and "own"
+    the model's own. "allowed" is that of all tokens that the constraint allowed there.
 
     Args:
         texts: texts of the tokens; empty if they are not known.
@@ -213,8 +213,8 @@ def _token_data(generation: Generation, texts: Sequence[str]) -> list[dict[str, 
 
 
 def _certainty_data(generation: Generation) -> dict[str, float] | None:
-    """Returns the log-probability of a generation's text under its constraint ("logprob"), and the
-    model's log-probability of everything that the constraint allowed ("mass"). Returns None if the
+    """Returns two log-probabilities: "logprob" of a generation's text under its constraint, and
+    "mass" of all text that the constraint allowed, according to the model. Returns None if the
     tokens have no scores.
     """
     scores = generation.scores
@@ -228,5 +228,5 @@ def _certainty_data(generation: Generation) -> dict[str, float] | None:
 
 
 def replace_surrogates(text: str) -> str:
-    """Replaces lone surrogates in a text, which can't be encoded."""
+    """Replaces lone surrogates in a text, because they can't be encoded."""
     return text.encode("utf-8", "replace").decode()

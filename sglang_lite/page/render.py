@@ -54,7 +54,9 @@ def render_page(
 
 
 def _embed_json(data: object) -> str:
-    """Encodes JSON for an HTML script block. It contains no `<`, which could end the block."""
+    """Encodes data as JSON for an HTML script block. The JSON contains no `<`, which could end the
+    block.
+    """
     text = msgspec.json.encode(data).decode()
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 

@@ -1,5 +1,5 @@
-"""Web application of the playground, reachable only from this machine: serves the page and answers
-its requests.
+"""Web application of the playground: serves the page and handles the page's requests. Only
+reachable from this machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs of a file, run with edited texts, and the data that the page shows about their runs."""
+"""Loads the programs of a file, runs them with edited texts, and prepares their runs for the page."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Playground:
         }
 
     def run(self, asked: RunRequest) -> dict[str, object]:
-        """Runs a program. The result's `error` says what failed, and on which line."""
+        """Runs a program. If the run fails, the result's `error` has the message and the line."""
         return self._run_for_page(lambda: self._run_edited_program(asked))
 
     def rerun(self, changed: RerunRequest) -> dict[str, object]:
@@ -212,8 +212,8 @@ class Playground:
         return self._loaded
 
     def _describe_error(self, error: BaseException) -> dict[str, object]:
-        """Returns the message of an error, and the line of the file where it happened, with its
-        number.
+        """Returns the message of an error, and the number and text of the line in the file where it
+        happened.
         """
         text = str(error) if isinstance(error, SglError) else f"{type(error).__name__}: {error}"
         line = self._line_of_error(error)
@@ -238,8 +238,8 @@ class Playground:
 
 
 def _typed_parameters(program: SglFunction) -> list[dict[str, str]]:
-    """Returns the parameters of a program, each with its default or the value given by `bind`, as
-    it would be typed.
+    """Returns the parameters of a program, each with the text that the page shows for its value:
+    the value given by `bind`, or the default.
     """
     found = []
     for each in program.signature.parameters.values():

@@ -44,7 +44,7 @@ class SourceText:
 
 
 class _Finder(ast.NodeVisitor):
-    """Finds the editable texts in a syntax tree, in reading order.
+    """Finds the texts in a syntax tree that a user can edit, in reading order.
 
     Args:
         values: values of the file's names, for schemas that are referred to by name.
@@ -136,8 +136,8 @@ class _Finder(ast.NodeVisitor):
 
 
 def _f_string_text(node: ast.JoinedStr) -> tuple[str, Callable[[str], None]]:
-    """Returns the text of an f-string with its expressions in braces, and a function that replaces
-    it.
+    """Returns the text of an f-string, with its expressions in braces. Also returns a function that
+    replaces this text.
     """
     parts = {}
     text = ""
@@ -178,8 +178,8 @@ def _replace_constraint(keyword: ast.keyword, kind: str, text: str) -> None:
 
 
 def find_source_texts(source: str, module: ModuleType) -> tuple[ast.Module, list[SourceText]]:
-    """Parses a file's source and finds the texts in it that can be edited. Returns the syntax tree
-    and the texts.
+    """Parses a file's source, and finds the texts in it that can be edited. Returns the syntax tree
+    and these texts.
     """
     tree = ast.parse(source)
     finder = _Finder(vars(module))
@@ -189,8 +189,8 @@ def find_source_texts(source: str, module: ModuleType) -> tuple[ast.Module, list
 
 
 def apply_edits(source: str, module: ModuleType, edits: Mapping[int, str]) -> dict[str, object]:
-    """Returns the global names of a module after replacing some of its texts. Programs, and other
-    names that an edited text affects, are created again; the module itself stays unchanged.
+    """Returns the global names of a module after replacing some of its texts. Creates new programs,
+    and new values for other names that depend on an edited text. The module itself stays unchanged.
 
     Args:
         edits: new texts, by their indices.

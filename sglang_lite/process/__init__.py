@@ -1,3 +1,3 @@
-"""Utilities that concern the whole process: import paths that its children inherit, marks of its
+"""Utilities that concern the whole process: import paths for child processes, a mark for engine
 threads, and random ids.
 """

@@ -9,7 +9,7 @@ import sys
 
 def import_paths() -> list[str]:
     """Returns the entries of this process's `sys.path`. An empty entry is replaced by the working
-    directory, or dropped if that no longer exists.
+    directory, or dropped if that directory no longer exists.
     """
     paths = []
     for path in sys.path:

@@ -1,5 +1,5 @@
-"""Mark for threads that run an engine's loop. Everything waits for the loop, so such a thread must
-never block on a program.
+"""Marks the threads that run an engine's loop. Such a thread must never block on a program, because
+the program itself waits for the loop.
 """
 
 from __future__ import annotations

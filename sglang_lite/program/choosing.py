@@ -59,16 +59,16 @@ class ChoicesSamplingMethod(ABC):
     ) -> ChoicesDecision: ...
 
     def scores(self, **keywords: UserValue) -> list[float]:
-        """Returns a score for each choice, given the same keyword arguments as a call. `select`
-        with a temperature draws from their softmax.
+        """Returns a score for each choice. Takes the same keyword arguments as a call of the
+        method. With a temperature, `select` draws from the softmax of the scores.
         """
         scores: list[float] = keywords["normalized_prompt_logprobs"]
         return scores
 
 
 class _Rule(ChoicesSamplingMethod):
-    """Base class for the built-in methods. `_find_best` returns the index of the best choice, and
-    metadata to which the arguments are added.
+    """Base class for the built-in methods. Subclasses implement `_find_best`, which returns the
+    index of the best choice, and metadata.
     """
 
     def __call__(
@@ -127,8 +127,8 @@ class GreedyTokenSelection(_Rule):
         return candidates[0], {"greedy_logprob_matrix": matrix}
 
     def scores(self, **keywords: UserValue) -> list[float]:
-        """Returns the log-probability of following each choice if every token is drawn from those
-        that continue one of the choices.
+        """Returns the log-probability of each choice if tokens are drawn one by one, and only those
+        that continue one of the choices can be drawn.
         """
         paths = [
             [tuple(entry[1:2]) for entry in entries] for entries in keywords["input_token_logprobs"]
@@ -147,8 +147,9 @@ class GreedyTokenSelection(_Rule):
 
 
 class UnconditionalLikelihoodNormalized(_Rule):
-    """Chooses the text whose likelihood the prompt raises the most: mean of log P(token | prompt) -
-    log P(token). A token that nothing precedes counts as certain without the prompt (log P = 0).
+    """Chooses the text whose likelihood the prompt raises the most, measured by the mean of log
+    P(token | prompt) - log P(token). If nothing precedes the text's first token without the prompt,
+    log P of that token counts as 0.
 
     (The idea: https://blog.eleuther.ai/multiple-choice-normalization, "unconditional likelihood
     normalised".)
@@ -176,9 +177,9 @@ class UnconditionalLikelihoodNormalized(_Rule):
         )
 
     def _mean_token_gains(self, conditional: _Entries, alone: _Entries) -> list[float]:
-        """Returns, for each choice, how much the prompt raises the mean log-probability of its
-        tokens. (The two tokenisations may differ in length if the end of the prompt merges with the
-        choice.)
+        """Returns, for each choice, how much the prompt raises the mean log-probability of the
+        choice's tokens. (With and without the prompt, the number of tokens may differ, because the
+        end of the prompt may merge with the choice.)
         """
         return [
             (sum(_logprobs_of_entries(c)) - sum(_logprobs_of_entries(u))) / len(c)
@@ -247,8 +248,9 @@ def decide_choice(
     temperature: float = 0.0,
     seed: int | Unset = Unset.UNSET,
 ) -> ChoicesDecision:
-    """Returns the decision of a method or, with a temperature, a draw from the softmax of its
-    scores. If the backend has already picked a choice, that choice is the decision.
+    """Returns the choice that a method makes. With a temperature, returns a random choice, drawn
+    from the softmax of the method's scores. If the backend has already picked a choice, returns
+    that one.
 
     Raises:
         ProgramError: the method returned none of `choices`.
@@ -291,8 +293,8 @@ def decide_choice(
 
 # `decision` may be any value, since a user's code returned it
 def check_decision(decision: Any, choices: Sequence[str]) -> ChoicesDecision:
-    """Checks and returns the decision of a method or of a user's hook. Raises ProgramError if the
-    decision is not one of the choices.
+    """Checks the decision of a method or of a user's hook, and returns it. Raises ProgramError if
+    the decision is not one of the choices.
     """
     if getattr(decision, "decision", None) not in choices:
         raise ProgramError(
@@ -303,7 +305,7 @@ def check_decision(decision: Any, choices: Sequence[str]) -> ChoicesDecision:
 
 
 def resolve_method(method: object) -> ChoicesSamplingMethod:
-    """Returns a method of choosing, given as an object or by the name of a built-in method.
+    """Returns a method of choosing. Accepts the method itself, or the name of a built-in method.
 
     Raises:
         ParameterError: `method` is neither.
@@ -319,8 +321,8 @@ def resolve_method(method: object) -> ChoicesSamplingMethod:
 
 
 def _logprobs_of_entries(entries: list[Any]) -> list[float]:
-    """Returns the log-probabilities of [value, id, text] entries, with 0 for a token that nothing
-    precedes.
+    """Returns the log-probabilities of [log-probability, id, text] entries. A None, for a token
+    that nothing precedes, becomes 0.
     """
     return [0.0 if entry[0] is None else float(entry[0]) for entry in entries]
 

@@ -111,8 +111,8 @@ def as_text(graph: GraphRecord) -> str:
 
 
 def title(graph: GraphRecord) -> str:
-    """Returns the program's name with the arguments that have no value yet, and the size of the
-    graph.
+    """Returns a title for the graph: the program's name, the arguments that have no value yet, and
+    the numbers of nodes and paths.
     """
     ways = (
         f"{len(graph.ways)} way{'s' * (len(graph.ways) > 1)}{'' if graph.complete else ', not all'}"
@@ -123,8 +123,8 @@ def title(graph: GraphRecord) -> str:
 def _listing_lines(
     graph: GraphRecord, ways: Sequence[Way], start: int, branching_count: int
 ) -> Iterator[str]:
-    """Yields the lines for traced paths that are equal up to index `start`, with `branching_count`
-    branchings before it.
+    """Yields the lines for several traced paths from index `start` on. The paths are equal before
+    that index and contain `branching_count` branchings there.
     """
     indent = "    " * branching_count
     for at in range(start, len(ways[0].nodes)):
@@ -234,8 +234,8 @@ _COLOURS = {"Gen": "#fdecc4", "Select": "#f6deeb", "Branching": "#d5ecfa", "Call
 
 
 def as_svg(graph: GraphRecord) -> Markup:
-    """Draws the graph as SVG. Boxes are in order from top to bottom, with a column for each branch
-    and for each path after a branching. Solid lines show order, dashed ones data.
+    """Draws the graph as SVG. Boxes are in order from top to bottom. Each branch, and each path
+    after a branching, has its own column. Solid lines show order, dashed ones data.
     """
     boxes = _place_boxes(graph)
     lines = [

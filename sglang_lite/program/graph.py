@@ -26,8 +26,8 @@ AccessStep: TypeAlias = tuple[Literal["attribute", "item", "other"], str | int]
 
 
 class Value(BaseNode, frozen=True, eq=False):
-    """Value of an argument or variable, inserted as text. The node's only entry in `uses` says
-    which value it is.
+    """Value of an argument or variable, inserted as text. The only entry in the node's `uses`
+    identifies the value.
     """
 
 
@@ -54,7 +54,7 @@ class Call(BaseNode, frozen=True, eq=False):
 
 
 class Branching(BaseNode, frozen=True, eq=False):
-    """Question in the body whose answer is known only at run time.
+    """Question about a value in the body, such as an `if`. The answer is only known at run time.
 
     Attributes:
         question: question as written in Python; empty if it asks whether the value is true, or
@@ -123,7 +123,7 @@ class GraphNode(Record, frozen=True):
 
     @property
     def line(self) -> int:
-        """Number of that line, or 0 if unknown."""
+        """Line number in the user's code, or 0 if unknown."""
         return 0 if self.where is None else self.where.line
 
     @property
@@ -303,8 +303,8 @@ class GraphRecord(Record, frozen=True):
 
 
 def _fill_in_argument(node: GraphNode, row: Mapping[str, Any]) -> GraphNode:
-    """Replaces a node that stands for an argument's value by a text node with that value. Returns
-    other nodes unchanged, including images.
+    """Returns a text node with the argument's value if a node stands for one, otherwise the node
+    unchanged. Images are not replaced.
     """
     use = node.uses[0] if isinstance(node.node, Value) else None
     if use is None or use.source is not None or use.name not in row:

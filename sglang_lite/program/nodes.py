@@ -49,8 +49,8 @@ class Expression:
         return Expressions((other, self))
 
     def __format__(self, spec: str) -> str:
-        """Raises ParameterError, since an expression formatted into a string would only be text and
-        would never be played.
+        """Raises ParameterError. In a formatted string, an expression would only be text and would
+        never be played.
         """
         raise ParameterError(
             "+",
@@ -259,12 +259,14 @@ class _Turn(BaseNode, frozen=True, eq=False):
 
 
 class TurnBegin(_Turn, frozen=True, eq=False):
-    """Start of a turn. The template's text before the turn is a separate node, before this one."""
+    """Start of a turn. The text that the chat template puts before a turn is a separate node, which
+    comes before this one.
+    """
 
 
 class TurnEnd(_Turn, frozen=True, eq=False):
-    """End of a turn; the open turn must have this role. The template's text after the turn is a
-    separate node, after this one.
+    """End of a turn. The open turn must have this role. The text that the chat template puts after
+    a turn is a separate node, which comes after this one.
     """
 
 
@@ -281,7 +283,7 @@ class ScopeBegin(_Scope, frozen=True, eq=False):
 
 
 class ScopeEnd(_Scope, frozen=True, eq=False):
-    """End of a scope: its variable is set to its text."""
+    """End of a scope: the text since the scope's start is assigned to its variable."""
 
 
 class Gen(BaseNode, frozen=True, eq=False):
@@ -362,16 +364,16 @@ class Select(BaseNode, frozen=True, eq=False):
 
 
 class Pause(BaseNode, frozen=True, eq=False):
-    """Place where the branch waits for the caller's verdict: the text to append here, or a question
-    to ask.
+    """Place where the branch waits for the caller's verdict. The verdict is a text to append, or a
+    question to ask.
     """
 
 
 class GrammarBegin(BaseNode, frozen=True, eq=False):
     """Start of a grammar: `text`, followed by all text up to the grammar's end, must match
-    `constraint`. A selection inside the grammar skips choices that it does not allow. A fork's
-    branches need not complete the grammar. If there is no generation or selection in the grammar,
-    all its text comes from the program and is not checked here.
+    `constraint`. A selection inside the grammar skips choices that the grammar does not allow. A
+    fork's branches need not complete the grammar. A grammar without a generation or selection is
+    not checked here, because all its text comes from the program.
 
     Attributes:
         constraint: constraint on the text.
@@ -390,7 +392,7 @@ class GrammarBegin(BaseNode, frozen=True, eq=False):
 
 
 class GrammarEnd(BaseNode, frozen=True, eq=False):
-    """End of a grammar: the text in it is complete."""
+    """End of a grammar. The text since the grammar's start must now match its constraint."""
 
 
 class Fork(BaseNode, frozen=True, eq=False):
@@ -414,7 +416,7 @@ class Fork(BaseNode, frozen=True, eq=False):
 
 
 class Join(BaseNode, frozen=True, eq=False):
-    """Joins the branches of a fork, or of several.
+    """Joins the branches of one fork, or of several forks.
 
     Attributes:
         fork: index of the fork among this branch's nodes, or None for all forks since the last
@@ -439,9 +441,9 @@ class Mark(BaseNode, frozen=True, eq=False):
 
 class Rollback(BaseNode, frozen=True, eq=False):
     """Cancels the queued and running nodes after a mark, and returns to the mark. Takes effect as
-    soon as it is received, but nodes that have been claimed by joins in the branches above are
-    still played. Also ends the branches of all forks after the mark, whether or not the forks have
-    been played, once these branches have played their own claimed nodes.
+    soon as it is received. Nodes that joins in the branches above have claimed are still played.
+    Also ends the branches of all forks after the mark, once these branches have played their own
+    claimed nodes.
 
     Attributes:
         mark: index of the mark among this branch's nodes.
@@ -458,7 +460,7 @@ Node: TypeAlias = (
 
 
 def is_judged(node: Node) -> bool:
-    """Returns True if a branch waits at a node for the caller's verdict."""
+    """Returns True if a node needs the caller's verdict before its branch can go on."""
     return isinstance(node, Pause) or (isinstance(node, Gen | Select) and node.judged)
 
 

@@ -30,7 +30,7 @@ _Segments: TypeAlias = tuple[Span | _Unknown, ...]
 
 
 class TokenCounter(Protocol):
-    """The part of a tokenizer's interface that is needed here."""
+    """Methods that a tokenizer needs for counting the tokens of prompts."""
 
     def encode_spans(self, spans: Iterable[Span], *, first: bool = True) -> Sequence[int]:
         """Returns the token ids of spans. `first` is True if they start a prompt."""
@@ -142,8 +142,8 @@ def build_prefix_tree(graphs: Sequence[GraphRecord], counter: TokenCounter) -> P
 def iterate_prompts(
     graph: GraphRecord, run: int = 0
 ) -> Iterator[tuple[Path, str | None, _Segments]]:
-    """Yields, for each generation and selection, the path of its branch, its adapter (or None), and
-    its prompt as spans of text and identities of unknown text.
+    """Yields the prompt of each generation and selection, with the path of its branch and its
+    adapter (or None). A prompt consists of spans of text, and of keys that stand for unknown text.
 
     Args:
         run: number of the run; unknown text of one run never equals that of another.
@@ -177,8 +177,8 @@ def iterate_prompts(
 
 
 def _identify_open_value(node: GraphNode, i: int) -> _Unknown:
-    """Returns a key that identifies a value which is not known yet. An argument has the same key
-    everywhere in a run; any other value is identified by its node.
+    """Returns a key for a value that is not known yet. All uses of the same argument in a run have
+    the same key. Any other value has a key of its own.
     """
     return (node.uses[0].expression,) if node.uses and node.uses[0].source is None else (i,)
 
@@ -220,7 +220,9 @@ def common_prefix_length(one: Sequence[object], other: Sequence[object]) -> int:
 def _build_prefix(
     prompts: Sequence[list[int]], start: int, counter: TokenCounter, depth: int
 ) -> Prefix:
-    """Builds the tree of sorted prompts that are equal up to index `start`."""
+    """Builds the tree of sorted prompts from index `start` on. Before that index, all prompts are
+    equal.
+    """
     if not prompts:
         return Prefix("", 0, 0)
     end = common_prefix_length(prompts[0], prompts[-1])

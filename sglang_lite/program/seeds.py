@@ -1,4 +1,6 @@
-"""Seeds of nodes, derived from the node's place in a program and never from the order of arrival."""
+"""Seeds of nodes. A seed depends on the node's place in a program, and never on the order in which
+requests arrive.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ def derive_seed(seed: int, path: str) -> int:
 
 
 def seed_for_attempt(seed: int | Unset, attempt: int) -> int | Unset:
-    """Returns the seed for sampling again at the same place in a program, derived from the seed of
-    the first attempt. UNSET stays UNSET.
+    """Returns the seed for another attempt at the same place in a program, derived from the first
+    attempt's seed. UNSET stays UNSET.
     """
     return seed if isinstance(seed, Unset) else (seed + attempt * 0x9E3779B97F4A7C15) % 2**64

@@ -1,4 +1,6 @@
-"""Aliases of Any for values whose type a signature can't specify, each with a reason."""
+"""Aliases of Any, for values whose type a signature can't specify. A comment states the reason for
+each alias.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constraints on generated text, as data. `sglang_lite.constraints` implements their meaning."""
+"""Constraints on generated text, as data. `sglang_lite.constraints` implements them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _must_be_constraint(record: Record, name: str, value: object) -> None:
 
 
 def _make_tuple(record: Record, name: str, kind: type) -> None:
-    """Replaces a list or tuple in a field with a tuple, which can be hashed. Raises ConstraintError
-    if the field is neither, or has an item that is not of type `kind`.
+    """Converts the list in a field to a tuple, which can be hashed. Raises ConstraintError if the
+    value is not a list or tuple, or if an item is not of type `kind`.
     """
     value = getattr(record, name)
     if not isinstance(value, list | tuple) or not all(isinstance(each, kind) for each in value):
@@ -117,8 +117,8 @@ class JsonSchema(Variant, frozen=True):
 
 
 class Tags(Record, frozen=True):
-    """Tags between which some model families write the values of an object, one member after
-    another: strings verbatim, other values as JSON.
+    """Format in which some model families write an object: each member's value stands between two
+    tags. Strings are written verbatim, other values as JSON.
 
     Attributes:
         before, after: text before and after a value. In it, `{name}` stands for the member's
@@ -150,8 +150,8 @@ class TaggedObject(Variant, frozen=True):
 
 
 class Number(Variant, frozen=True):
-    """A number in free text. It ends before the first character that can't continue it; that
-    character is not part of the text. Digits may be grouped in threes by commas.
+    """A number in free text. The number ends before the first character that can't continue it.
+    Digits may be grouped in threes by commas.
 
     Attributes:
         kind: "integer", or "float" for a number that may have a fraction and an exponent.
@@ -181,8 +181,8 @@ class Choices(Variant, frozen=True):
 
 
 class Ebnf(Variant, frozen=True):
-    """Text in the language of a grammar in llama.cpp's GBNF. The rule `root`, or the first rule if
-    there is none of that name, is the whole text.
+    """Text that matches a grammar in GBNF, the grammar format of llama.cpp. The whole text must
+    match the rule `root`, or the first rule if no rule has that name.
     """
 
     grammar: str
@@ -192,7 +192,7 @@ class Ebnf(Variant, frozen=True):
 
 
 class Lark(Variant, frozen=True):
-    """Text in the language of a grammar in Lark's syntax. The rule `start` is the whole text."""
+    """Text that matches a grammar in Lark's syntax. The whole text must match the rule `start`."""
 
     grammar: str
 

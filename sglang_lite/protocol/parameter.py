@@ -41,7 +41,9 @@ class Deferred:
 
 
 def check_known(name: str, *values: object) -> None:
-    """Raises TraceError if one of `values` is a symbol, where a trace has to know the actual value."""
+    """Raises TraceError if one of `values` is a symbol. Called where a trace needs the actual
+    value.
+    """
     for value in values:
         if isinstance(value, Deferred):
             raise TraceError(
@@ -149,9 +151,9 @@ class Parameter:
         return self.text + (f" ({'; '.join(facts)})." if facts else ".")
 
     def read(self, value: Any) -> Any:  # any value that a user gives
-        """Converts a user's value to the form used in SamplingParams: a single string or any
-        iterable to a tuple, a mapping of biases to pairs, numbers of other packages to Python's.
-        Returns other values unchanged, for `check` to reject.
+        """Converts a user's value to the form used in SamplingParams. For example, a single string
+        becomes a tuple of strings, and a NumPy number becomes a Python number. Returns values that
+        it can't convert unchanged, for `check` to reject.
         """
         if self.kind == "strings":
             if isinstance(value, str):

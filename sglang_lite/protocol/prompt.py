@@ -27,8 +27,8 @@ class Span(Record, frozen=True):
 
 
 def is_placeholder(span: Span) -> bool:
-    """Returns True if a span stands for an image. Its ids are an empty tuple; it may have a text
-    for backends that read text.
+    """Returns True if a span stands for an image. The ids of such a span are an empty tuple. It may
+    have a text, for backends that read text.
     """
     return span.ids == ()
 

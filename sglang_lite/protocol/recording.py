@@ -86,7 +86,7 @@ class RecordedRequest(Record, frozen=True):
 
 
 class RecordedEvent(Record, frozen=True):
-    """A chunk of an answer, or a whole answer, received `at` seconds after the request."""
+    """A part of an answer, or a whole answer. It was received `at` seconds after the request."""
 
     at: float
     event: Delta | Generation | Selection

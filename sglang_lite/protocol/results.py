@@ -22,8 +22,8 @@ from sglang_lite.protocol.record import Record, Variant
 
 
 class Usage(Record, frozen=True):
-    """Cost of a node: numbers of tokens, and times in seconds, which are 0.0 if the backend does
-    not report them.
+    """Cost of a node: numbers of tokens, and times in seconds. A time that the backend does not
+    report is 0.0.
 
     Attributes:
         prompt_tokens: tokens of the prompt, including cached ones.
@@ -60,8 +60,8 @@ class Usage(Record, frozen=True):
 
     @property
     def image_counts(self) -> dict[str, int]:
-        """Numbers of tokens that stand for images, and of those read from the cache, by field name.
-        Empty for a prompt without images.
+        """Numbers of image tokens, and of those that were read from the cache, by field name. Empty
+        for a prompt without images.
         """
         if not self.image_tokens:
             return {}
@@ -103,7 +103,8 @@ class TokenLogprob(Record, frozen=True):
 
 class TokenScores(Record, frozen=True):
     """Log-probabilities that the model itself gave the tokens of an output, before temperature,
-    penalties, biases and constraint, and how much probability the constraint left.
+    penalties, biases and constraint. Also has the total probability of the tokens that the
+    constraint allowed.
 
     Attributes:
         logprobs: log-probability of each token in nats; None for a token that was given, to
@@ -309,8 +310,8 @@ class Selection(Variant, frozen=True):
 
 
 class Failure(Variant, frozen=True, tag="Error"):
-    """An error as a record. Its first fields belong to all errors, the others only to some classes
-    of errors.
+    """An error as a record. The first fields belong to all errors, and the others only to some
+    classes of errors.
     """
 
     type: str
@@ -361,7 +362,7 @@ ProgramSink: TypeAlias = Callable[[ProgramEvent], None]
 
 
 def total_usage(usages: Iterable[Usage]) -> Usage:
-    """Adds up several usages: sums of the tokens, and maxima of the times."""
+    """Combines several usages into one: adds up the tokens, and takes the longest times."""
     usages = list(usages)
     return Usage(
         prompt_tokens=sum(u.prompt_tokens for u in usages),

@@ -218,8 +218,8 @@ def named(place: Place, *, sglang: bool = False) -> dict[str, Parameter]:
 
 
 class OneSampleOptions(TypedDict, total=False):
-    """SamplingOptions without the number of samples `n`, on which the type of a variable's value
-    depends.
+    """SamplingOptions without `n`, the number of samples. It is a separate class because the type
+    of a variable's value depends on `n`.
     """
 
     stop: str | Sequence[str] | None
@@ -244,8 +244,8 @@ class OneSampleOptions(TypedDict, total=False):
 
 
 class SamplingOptions(OneSampleOptions, total=False):
-    """Keywords of `gen` and of the functions that run a program, except the maximum number of
-    tokens, which has two names in SGLang. None means unset.
+    """Keywords of `gen` and of the functions that run a program. The maximum number of tokens is
+    not included, because SGLang has two names for it. None means unset.
     """
 
     n: int | None
@@ -386,13 +386,13 @@ def given_values(params: SamplingParams) -> dict[str, UserValue]:
 
 
 def adapter_of(lora_path: tuple[str, ...] | Unset) -> str | None:
-    """Returns the name of the adapter in a `lora_path`, or None if it names none or is not set."""
+    """Returns the name of the adapter in a `lora_path`, or None if there is none."""
     return None if isinstance(lora_path, Unset) or not lora_path else lora_path[0]
 
 
 def given_as_data(params: SamplingParams) -> dict[str, UserValue]:
-    """Returns the values of the parameters that are set, by name, in the form for requests: lists
-    instead of tuples.
+    """Returns the values of the parameters that are set, by name. Tuples become lists, as requests
+    need them.
     """
     return {
         name: list(value) if isinstance(value, tuple) else value

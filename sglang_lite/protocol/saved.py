@@ -111,8 +111,8 @@ class SavedRun(Record, frozen=True):
 
 
 class CheckpointHead(Record, frozen=True):
-    """First line of a batch's checkpoint: the program's name, and digests of everything besides the
-    items that results depend on, each with a description.
+    """First line of a batch's checkpoint: the program's name, and digests of everything that
+    results depend on, except the items. Each digest has a description.
 
     Attributes:
         secret: whether the authentication codes of the lines depend on a secret.
@@ -126,8 +126,8 @@ class CheckpointHead(Record, frozen=True):
 
 
 class CheckpointRow(Record, frozen=True):
-    """Line for a finished item: its index, the digest of its arguments, and its run without scores
-    and metadata.
+    """Line of a checkpoint for a finished item: the item's index, the digest of its arguments, and
+    its run. Scores and metadata are left out of the run.
 
     Attributes:
         code: authentication code of this line; "" in earlier files. It is the last field.

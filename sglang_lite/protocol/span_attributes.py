@@ -1,6 +1,6 @@
 """Attributes of a result in OpenTelemetry spans, named by the semantic conventions for generative
-AI where possible. None contains text: texts may be private, and a collector may belong to someone
-else.
+AI where possible. No attribute contains text: texts may be private, and the spans may be sent to
+somebody else's collector.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from sglang_lite.protocol.results import Generation, Selection
 def result_attributes(
     result: Generation | Selection,
 ) -> dict[str, str | int | float | Sequence[str]]:
-    """Returns the numbers of tokens, times and the finish reason of a result as attributes of a
-    span.
+    """Returns the attributes of a span for a result: its numbers of tokens, its times and its
+    finish reason.
     """
     usage = result.usage
     attributes: dict[str, str | int | float | Sequence[str]] = {

@@ -44,7 +44,7 @@ Origin: TypeAlias = Literal[
 
 
 class CacheMiss(Record, frozen=True):
-    """Reason why the tokens of a prompt after some place were not in the prefix cache.
+    """Reason why a prompt's tokens, from some place on, were not in the prefix cache.
 
     Attributes:
         reason: "never_seen": no earlier prompt had this beginning. "evicted": the tokens were

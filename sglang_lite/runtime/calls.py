@@ -1,5 +1,5 @@
-"""Calls of an engine that have a single answer: one record for each, generic in the type of the
-answer.
+"""Records of the calls to an engine that have a single answer. Each record is generic in the type
+of the answer.
 
 The cores answer them (`EngineCore.submit_call`), messages carry them unchanged to an engine's process
 (engine/frames.py), and the methods of `Engine` document them. Submissions, which send events to a
@@ -22,15 +22,15 @@ class EngineCall(msgspec.Struct, Generic[R], frozen=True, array_like=True):
 
 
 class CompileGrammar(EngineCall[Any], frozen=True, tag="compile_grammar"):
-    """Call answered with the CompiledGrammar, which stays in the engine's process."""
+    """Call that compiles a grammar. Answered with the CompiledGrammar, which stays in the engine's
+    process.
+    """
 
     constraint: Constraint
 
 
 class UpdateWeights(EngineCall[str], frozen=True, tag="update_weights"):
-    """Call that replaces the weights by those of a checkpoint. Answered with the new name of the
-    model.
-    """
+    """Call that replaces the weights with a checkpoint. Answered with the new name of the model."""
 
     path: str
     version: str | None
@@ -38,7 +38,7 @@ class UpdateWeights(EngineCall[str], frozen=True, tag="update_weights"):
 
 
 class UpdateTensors(EngineCall[str], frozen=True, tag="update_weights_from_tensor"):
-    """Call that replaces weights by the tensors in a file. Answered with the version of the
+    """Call that replaces weights with the tensors in a file. Answered with the version of the
     weights.
     """
 
@@ -56,8 +56,8 @@ class WriteTensors(EngineCall[str], frozen=True, tag="update_weights_here"):
 
 
 class OpenTensors(EngineCall[str], frozen=True, tag="update_weights_from_handles"):
-    """`UpdateTensors` for tensors that SGLang has flattened into one bucket in a GPU's memory.
-    Another process keeps this memory until the call is answered.
+    """`UpdateTensors` for tensors in a GPU's memory that SGLang has flattened into one bucket. The
+    process that owns this memory keeps it until the call is answered.
     """
 
     bucket: bytes  # pickled
@@ -66,13 +66,15 @@ class OpenTensors(EngineCall[str], frozen=True, tag="update_weights_from_handles
 
 
 class NameWeights(EngineCall[str], frozen=True, tag="update_weight_version"):
-    """Renames the version of the weights. The answer is the new name."""
+    """Call that renames the version of the weights. Answered with the new name."""
 
     version: str
 
 
 class JoinGroup(EngineCall[None], frozen=True, tag="init_weights_update_group"):
-    """Call answered when all processes of the group have joined."""
+    """Call that makes the engine join a process group. Answered when all processes of the group
+    have joined.
+    """
 
     address: str
     port: int
@@ -83,8 +85,8 @@ class JoinGroup(EngineCall[None], frozen=True, tag="init_weights_update_group"):
 
 
 class ReceiveWeights(EngineCall[str], frozen=True, tag="update_weights_from_distributed"):
-    """Call that replaces weights by tensors which a process group sends. Answered with the version
-    of the weights.
+    """Call that replaces weights with tensors that another member of a process group sends.
+    Answered with the version of the weights.
     """
 
     group: str
@@ -112,8 +114,8 @@ class OfferWeights(EngineCall[dict[str, Any]], frozen=True, tag="offer_weights")
 
 
 class SendWeights(EngineCall[str], frozen=True, tag="send_weights"):
-    """Call that sends tensors to a group. Answered with the version of the weights once they are
-    sent.
+    """Call that sends tensors to a group. Answered with the version of the weights, once the
+    tensors are sent.
     """
 
     group: str
@@ -121,22 +123,24 @@ class SendWeights(EngineCall[str], frozen=True, tag="send_weights"):
 
 
 class ReadWeights(EngineCall[list[Any]], frozen=True, tag="get_weights_by_name"):
-    """Call answered with a tensor's numbers, as nested lists."""
+    """Call that reads the first rows of a tensor. Answered with their numbers, as nested lists."""
 
     name: str
     rows: int  # maximum number of rows
 
 
 class CheckWeights(EngineCall[dict[str, Any]], frozen=True, tag="check_weights"):
-    """Call answered with `checksums` by name, `unreadable` names, and, for "compare", those that
-    `changed`.
+    """Call that computes checksums of the weights. Answered with `checksums` by name, the names
+    that are `unreadable` and, for the action "compare", the names that `changed`.
     """
 
     action: str  # "checksum", "snapshot" or "compare"
 
 
 class PauseGeneration(EngineCall[int], frozen=True, tag="pause_generation"):
-    """Call answered with the number of requests that ran or waited."""
+    """Call that pauses the engine. Answered with the number of requests that were running or
+    waiting.
+    """
 
     mode: str  # "abort", "retract" or "in_place"
 
@@ -164,18 +168,19 @@ class LoadLoraAdapter(EngineCall[None], frozen=True, tag="load_lora_adapter"):
 
 
 class UnloadLoraAdapter(EngineCall[None], frozen=True, tag="unload_lora_adapter"):
-    """Call answered when no request uses the adapter any more."""
+    """Call that unloads an adapter. Answered when no request uses the adapter any more."""
 
     name: str
 
 
 class Loras(EngineCall[list[dict[str, Any]]], frozen=True, tag="loras"):
-    """Call answered with the adapters, in the order of their names."""
+    """Call that lists the adapters. Answered with the adapters in the order of their names."""
 
 
 class EncodeMedia(EngineCall[bytes], frozen=True, tag="encode_media"):
-    """Call answered with the features of images, videos or sounds in the format of safetensors: a
-    tensor [count, size] for each, named by its hash (`MediaItem.key`) in hexadecimal.
+    """Call that encodes images, videos or sounds. Answered with their features in the format of
+    safetensors: a tensor [count, size] for each medium, named by the medium's hash
+    (`MediaItem.key`) in hexadecimal.
     """
 
     media: tuple[Media, ...]
@@ -186,7 +191,7 @@ class FlushCache(EngineCall[int], frozen=True, tag="flush_cache"):
 
 
 class EndSession(EngineCall[None], frozen=True, tag="end_session"):
-    """Call answered once the engine has no open session of this name."""
+    """Call that closes a session. Answered once the engine has no open session of this name."""
 
     name: str
 
@@ -214,7 +219,7 @@ class ImportPrefix(EngineCall[int], frozen=True, tag="import_prefix"):
 
 
 class Stats(EngineCall[dict[str, Any]], frozen=True, tag="stats"):
-    """Call answered with counts (int) and seconds (float)."""
+    """Call that reads the engine's statistics. Answered with counts (int) and seconds (float)."""
 
 
 class StartProfile(EngineCall[None], frozen=True, tag="start_profile"):
@@ -224,12 +229,12 @@ class StartProfile(EngineCall[None], frozen=True, tag="start_profile"):
 
 
 class RecordExperts(EngineCall[list[list[int]]], frozen=True, tag="expert_distribution_record"):
-    """Call answered with the number of rows, since the start, that have chosen each expert of each
-    layer.
+    """Call that records which experts are chosen. Answered with the number of rows that have chosen
+    each expert of each layer since the record was started.
     """
 
     action: str  # "start", "stop" or "dump"
 
 
 class StopProfile(EngineCall[str], frozen=True, tag="stop_profile"):
-    """Call answered with the path of the trace."""
+    """Call that stops a profile. Answered with the path of the trace."""

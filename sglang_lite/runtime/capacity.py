@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Values of max_running, step_tokens and page_size in force, with the device's defaults filled
-    in.
+    """Values of max_running, step_tokens and page_size that an engine uses. Values that the config
+    leaves open are the device's defaults.
     """
 
     max_running: int

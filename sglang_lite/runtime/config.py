@@ -173,10 +173,10 @@ class EngineConfig:
             not quantised. Needs a GPU of compute capability 8.9 (Ada, Hopper) or newer. "int8" does
             the same with integers on any GPU, but not with experts. "int4" and "nf4", and on CPUs
             "int8", round them to that many bits, in groups of inputs. None keeps the checkpoint's
-            format: layer matrices stored in 8-bit floating point (fp8, fbgemm_fp8, modelopt,
-                compressed-tensors) keep their 8 bits on such a GPU if `dtype` is bfloat16, exactly
-                except for block scales,
-            which become one scale per output; on other devices they are dequantised while loading.
+            format. Layer matrices stored in 8-bit floating point (fp8, fbgemm_fp8, modelopt,
+            compressed-tensors) keep their 8 bits on such a GPU if `dtype` is bfloat16. They stay
+            exact except for block scales, which become one scale per output. On other devices they
+            are dequantised while loading.
             Packed matrices keep their bits where a kernel multiplies them (docs/models.md). A
             checkpoint's own format ("gptq", "awq", "awq_marlin", "gptq_marlin",
             "compressed-tensors", "bitsandbytes", "mxfp4", "modelopt_fp8", "modelopt_fp4",
@@ -185,7 +185,7 @@ class EngineConfig:
         kv_dtype: "fp8" stores keys and values in 8-bit floating point (e4m3), on a GPU as for
             `quantization`; "auto" is `dtype`. The values of each KV head are divided by a power of
             two: the checkpoint's scale rounded up, or, if it has none, one found while loading by
-                running the model on a few hundred fixed tokens.
+            running the model on a few hundred fixed tokens.
         quantization_param_path: JSON file with a scale of each layer's 8-bit keys and values, as
             SGLang's and vLLM's tools write it; overrides the checkpoint's own scales. Needs
             `kv_dtype="fp8"`. None for those, or for a trial run if there are none.
@@ -621,8 +621,8 @@ class EngineConfig:
 
     @property
     def parallel(self) -> Parallel:
-        """Layout of the ranks that one scheduler controls: those of the engine or, with several
-        replicas, of one of them.
+        """Layout of the ranks that one scheduler controls: the ranks of the engine or, with several
+        replicas, the ranks of one replica.
         """
         if self.enable_dp_attention:
             return ALONE
@@ -631,8 +631,8 @@ class EngineConfig:
 
     @property
     def sharing(self) -> Parallel:
-        """Layout of all processes that hold parts of a model: an engine's ranks, or with
-        `enable_dp_attention` the replicas.
+        """Layout of all processes that hold parts of a model. These are an engine's ranks or, with
+        `enable_dp_attention`, the replicas.
         """
         if not self.enable_dp_attention:
             return self.parallel
@@ -687,7 +687,9 @@ class EngineConfig:
 
 
 def _allowed_values(hint: Any) -> tuple[UserValue, ...]:  # any type
-    """Returns the values of a boolean or a Literal, including None if optional; () for other types."""
+    """Returns the values that a boolean or a Literal allows, including None if the type is
+    optional. Returns () for other types.
+    """
     if hint is bool:
         return True, False
     if get_origin(hint) is Literal:
@@ -713,7 +715,7 @@ FIELDS = (EngineConfig.__doc__ or "").partition("Attributes:\n")[2].rstrip()  # 
 def _with_signature_of(
     record: Callable[_P, object],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _P], None]]:  # of any class
-    """Returns a decorator that sets the signature of a constructor to that of a record."""
+    """Returns a decorator that gives a constructor the signature of a record."""
 
     def with_signature(constructor: Callable[..., None]) -> Callable[Concatenate[Any, _P], None]:
         this = next(iter(inspect.signature(constructor).parameters.values()))

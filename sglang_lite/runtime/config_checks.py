@@ -61,8 +61,8 @@ def check_int(name: str, value: object, least: int) -> None:
 
 
 def check_number(name: str, value: object, valid: Callable[[float], bool], problem: str) -> None:
-    """Raises ParameterError with the given problem if a setting is not a number, or not a valid
-    one.
+    """Raises ParameterError with the given problem if a setting is not a number, or if `valid`
+    rejects it.
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not valid(value):
         raise ParameterError(name, f"{value!r} is {problem}")
@@ -76,7 +76,9 @@ def check_chat_template(template: str | None) -> None:
 
 
 def check_scales(path: str | None, kv_dtype: str) -> None:
-    """Raises ParameterError if a scales file is given for keys and values that are not in 8 bits."""
+    """Raises ParameterError if a file with scales is given although keys and values are not stored
+    in 8 bits.
+    """
     if path is not None and kv_dtype != "fp8":
         raise ParameterError(
             "quantization_param_path",
@@ -86,8 +88,8 @@ def check_scales(path: str | None, kv_dtype: str) -> None:
 
 
 def normalise_seed_ports(service: int | None, group: UserValue) -> tuple[int, ...] | None:
-    """Checks the ports of an engine that sends its weights to others. Returns the port of its group
-    in a tuple; None for any free port.
+    """Checks the ports of an engine that sends its weights to other engines. Returns the port of
+    its process group as a tuple, or None if any free port may be used.
 
     Args:
         service: port of its server.
@@ -171,8 +173,8 @@ def _check_encoders(
 
 
 def apply_layer_dump_settings(config: EngineConfig) -> None:
-    """Checks the numbers of the layers to dump, and turns off overlapping steps and CUDA graphs
-    where they would hide outputs from dumps or profiles.
+    """Checks the numbers of the layers to dump. Turns off overlapping steps for dumps, and CUDA
+    graphs for dumps and for profiles of layers.
 
     Raises:
         ParameterError: their numbers are invalid, or given without a folder.

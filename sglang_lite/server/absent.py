@@ -1,4 +1,4 @@
-"""Routes of SGLang's and Ollama's servers that this one lacks, by the feature that they need."""
+"""Routes that SGLang or Ollama has and this server lacks, by the feature that they need."""
 
 from __future__ import annotations
 

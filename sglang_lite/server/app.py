@@ -124,8 +124,8 @@ def _check_grpc(settings: ServerSettings) -> None:
 
 class _Application(Starlette):
     """Starlette application that looks up paths without parameters in a table. Starlette itself
-    would try the routes one by one and pass through layers of error handling, although endpoints
-    handle errors themselves. That would take longer than handling a small request.
+    would try one route after another and pass through layers of error handling, which endpoints
+    don't need. That would take longer than handling a small request.
 
     Args:
         endpoints: endpoints by method and path.
@@ -193,9 +193,9 @@ async def _routing_error_response(request: Request, error: Exception) -> Respons
 
 
 def _allowed_methods_for_path(request: Request) -> list[str]:
-    """Returns the methods of all routes that match a request's path; Starlette names only those of
-    the first. If the path also is a route without parameters, routes with parameters are ignored,
-    as in the OpenAPI document.
+    """Returns the methods of all routes that match a request's path. Starlette names only the
+    methods of the first route. If a route without parameters has this path, routes with parameters
+    are ignored, as in the OpenAPI document.
     """
     routes = [
         route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE
@@ -223,8 +223,8 @@ def serve(
     announce: Callable[[str], object] = print_line,
     listening: socket.socket | None = None,
 ) -> int:
-    """Serves until SIGTERM or SIGINT; open requests may then continue for up to `drain_s`. A second
-    signal ends them immediately.
+    """Runs the server until SIGTERM or SIGINT. Open requests may then continue for up to `drain_s`.
+    A second signal ends them immediately.
 
     Args:
         settings: settings of the server.

@@ -100,7 +100,8 @@ class AsyncEngine:
         return len(self._open)
 
     def abort(self, rid: str, key: str | None) -> None:
-        """Aborts the request that the owner of an API key has named `rid`, unless it has ended.
+        """Aborts the request that has the name `rid` and belongs to an API key. Does nothing if the
+        request has ended.
 
         Args:
             key: API key whose request is aborted; None aborts the requests of this name of all
@@ -161,9 +162,9 @@ class AsyncEngine:
     async def generate_native(
         self, request: NativeRequest
     ) -> AsyncGenerator[list[dict[str, Json]], None]:
-        """Runs a native request. Yields the answers that have changed each time that text arrives
-        or, without `stream`, yields all answers at the end. Closing the generator before its end
-        aborts the request.
+        """Runs a native request. With `stream`, yields the changed answers each time text arrives.
+        Otherwise, yields all answers once, at the end. Closing the generator before its end aborts
+        the request.
 
         Raises:
             SglError: as `Engine.generate`.
@@ -237,8 +238,7 @@ class AsyncEngine:
         begin: Callable[[OpenProgram], object],
         timeout_s: float | None = None,
     ) -> AsyncGenerator[list[ProgramEvent], None]:
-        """Opens a program. Yields an empty list once it is open, and then its events, as `play`
-        does.
+        """Opens a program. Yields an empty list once it is open, and then its events, like `play`.
 
         Args:
             begin: function that receives the open program; the program may be extended until it has
@@ -266,8 +266,8 @@ class AsyncEngine:
         return await _call_submit(submit, _untokenized_length(request.prompt))
 
     def _move_to_key_namespace(self, request: S) -> S:
-        """Returns the request with a namespace of its API key, if keys must not share cached
-        prefixes.
+        """Moves a request to a namespace of its API key if keys must not share cached prefixes.
+        Otherwise returns the request unchanged.
         """
         key = key_in_use.get()
         if not self._apart or not key:
@@ -317,8 +317,8 @@ class AsyncEngine:
         self, submitted: A, events: _EventQueue[Any], rids: Collection[str | None] = ()
     ) -> Iterator[A]:
         """Aborts a submission if the block is left before the submission has ended. Its last
-        events, which report its usage, are still passed to the observer. `rids` are the names of
-        its requests.
+        events, which report its usage, still reach the observer. `rids` are the names of its
+        requests.
         """
         self._open[submitted] = Owned(key_in_use.get(), rids)
         try:
@@ -333,8 +333,8 @@ class AsyncEngine:
 
 @contextlib.contextmanager
 def _restoring_client_names(rids: Iterable[str | None]) -> Iterator[None]:
-    """Replaces the engine's name of a request in an error with the client's name, which is one of
-    `rids`.
+    """Replaces the engine's name of a request in an error with the name that the client gave it.
+    `rids` are the client's names.
     """
     try:
         yield
@@ -358,8 +358,8 @@ def _is_abort_event(event: ProgramEvent) -> bool:
 
 
 class _Relay:
-    """Relay of events from an engine's thread to the event loop, which is woken once for all events
-    of a step.
+    """Passes events from an engine's thread to the event loop. The loop is woken once for all
+    events of a step.
     """
 
     def __init__(self, observe: Callable[[Sequence[object]], object] | None) -> None:
@@ -368,7 +368,9 @@ class _Relay:
         self._pending: deque[_EventQueue[Any]] = deque()
 
     def mark_pending(self, events: _EventQueue[Any]) -> None:
-        """Marks a queue whose reader the next `flush` wakes. Called on any thread."""
+        """Marks a queue. The next `wake_readers` wakes the reader of this queue. Called on any
+        thread.
+        """
         self._pending.append(events)
 
     def wake_readers(self) -> None:
@@ -410,8 +412,8 @@ class _EventQueue(Generic[E]):
         return self._pop_batch()
 
     def detach_reader(self) -> None:
-        """Stops collecting events for a reader that has left. Events that still arrive are only
-        passed to the observer, in the caller's context.
+        """Stops collecting events for a reader that has left. Later events are only passed to the
+        observer, in the context of this call.
         """
         self._left = copy_context()
         self.wake()
@@ -426,8 +428,8 @@ class _EventQueue(Generic[E]):
 
 
 async def _call_submit(submit: Callable[[], A], length: int) -> A:
-    """Submits a request, on another thread if its prompt is long. If the caller is cancelled, the
-    submission is aborted as soon as it is made.
+    """Submits a request, on another thread if its prompt is long. If the caller is cancelled
+    meanwhile, the submission is aborted as soon as it has been made.
     """
     if length <= _LONG:
         return submit()
@@ -492,8 +494,8 @@ def _join_program_deltas(events: Sequence[ProgramEvent]) -> list[ProgramEvent]:
 
 
 async def wait_for_first_event(events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
-    """Returns a generator of all events once the first one has arrived, so that an invalid request
-    raises its error before a response begins.
+    """Waits for the first event, and then returns a generator of all events. An invalid request
+    thus raises its error before a response begins.
 
     Raises:
         SglError: as `events`.

@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 
 
 def main(descriptor: int, server: int) -> None:
-    """Answers the tasks that arrive on a socket, until the server's process has ended or closes it.
+    """Answers the tasks that arrive on a socket. Ends this process when the server closes the
+    socket or has itself ended.
 
     Args:
         descriptor: file descriptor of the socket.

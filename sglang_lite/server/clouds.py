@@ -1,5 +1,5 @@
-"""Routes that clouds send requests to: SageMaker's `/invocations` and Vertex AI's
-`/vertex_generate`. Each has the form of another route; health checks go to `/ping` and `/health`.
+"""Routes that cloud platforms call: SageMaker's `/invocations` and Vertex AI's `/vertex_generate`.
+Their health checks are `/ping` and `/health`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class VertexInstance(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
 
 
 class VertexRequest(msgspec.Struct, kw_only=True):
-    """Vertex AI's request: prompts, and further fields of `/generate` that apply to all of them."""
+    """Vertex AI's request: prompts, and fields of `/generate` that apply to all prompts."""
 
     instances: list[VertexInstance]
     parameters: dict[str, Any] | None = None

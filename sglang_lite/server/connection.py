@@ -1,9 +1,9 @@
-"""uvicorn's HTTP/1.1 protocol, with limits on how much a client can make the server store, and how
-long it can make it wait, before a handler runs.
+"""uvicorn's HTTP/1.1 protocol, with limits that apply before a handler runs. They bound the data
+that a client can make the server store, and the time that it can make the server wait.
 
-uvicorn's own settings don't bound it: `limit_concurrency` counts only requests whose headers are
-complete, `timeout_keep_alive` runs only after an answer, and httptools doesn't limit the size of a
-head.
+uvicorn's own settings set no such limits: `limit_concurrency` counts only requests whose headers
+are complete, `timeout_keep_alive` runs only after an answer, and httptools doesn't limit the size
+of a head.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _MIN_PART: Final = 64
 
 
 class _Reading(FlowControl):
-    """uvicorn's flow control, which pauses reading while a connection has data that must not be
-    parsed yet.
+    """uvicorn's flow control, with an additional way to pause reading. Used while received data
+    must not be parsed yet.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -194,9 +194,9 @@ class ClientConnection(HttpToolsProtocol):
             self._set_timer()
 
     def eof_received(self) -> bool | None:  # type: ignore[override] # uvicorn's own always closes
-        """Keeps the connection open until all requests are answered, if the client has closed its
-        side before the next answer began or is slow to read that answer. Otherwise, and over TLS,
-        asyncio closes the connection.
+        """Called when the client closes its sending side. Keeps the connection open if answers are
+        due. Lets asyncio close it over TLS, or if the next answer has begun and the client is not
+        slow to read it.
         """
         if self._begun and self._last_answer is None:
             self._refuse_request(
@@ -217,8 +217,8 @@ class ClientConnection(HttpToolsProtocol):
         return True
 
     def _finish_connection(self) -> None:
-        """Closes a connection from which nothing more is read, after sending the last error, if
-        there is one. While requests are unanswered, only watches whether the client leaves.
+        """Sends the pending error, if there is one, and closes the connection. While requests are
+        unanswered, only watches whether the client leaves.
         """
         if self._unfinished_requests():
             self._unread.watch()
@@ -263,7 +263,7 @@ class ClientConnection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Reads a header, or a trailer after the body."""
+        """Reads a header, or a trailer (a header after the body)."""
         self._lines += 1
         self._count_head_bytes(len(name) + len(value))
         if self._head > self._most:
@@ -352,8 +352,8 @@ class ClientConnection(HttpToolsProtocol):
 
     def _refuse_request(self, error: SglError) -> None:
         """Answers the request that is being read with an error, and closes the connection. Earlier
-        requests are answered first. If the answer to this request has already begun, only closes,
-        because the client would take the error for a part of it.
+        requests are answered first. If this request's answer has already begun, only closes the
+        connection, because the client would take the error for a part of the answer.
         """
         present = self.cycle if self._in_body else None
         if any(each is not present for each in self._unfinished_requests()):

@@ -64,7 +64,7 @@ class HttpRequest:
         key: API key of the request; "" if none is required.
         limits: limits for parsing the body.
         unused: names of fields without effect, which are reported in a header of the response.
-        reports: True if unknown fields are reported there, too; False if they are refused.
+        reports: True if unknown fields are also reported there; False if they are refused.
     """
 
     data: bytes
@@ -93,8 +93,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class BodyTask:
-    """Task of reading a body in another process. Has the arguments of `read_body`, without the
-    service.
+    """Task for a process that reads bodies: a function, and the body that it reads.
 
     Attributes:
         function: takes a reader, a request that has only its body, and `more`.
@@ -116,8 +115,8 @@ async def read_body(
     more: tuple[object, ...] = (),
     size: int = 0,
 ) -> T:
-    """Calls a function that reads a body, and returns its result. It runs on another thread if the
-    body is long, and in another process if the body is larger than `large_body_kb`.
+    """Calls a function that reads a request's body, and returns its result. Long bodies are read on
+    another thread, and bodies larger than `large_body_kb` in another process.
 
     Args:
         function: function at the top level of a module that takes a reader, the request and `more`.
@@ -153,8 +152,8 @@ def _read_call_fields(_: RequestReader, call: HttpRequest, fields: Fields[R]) ->
 def drop_ignored_priorities(
     service: Service, call: HttpRequest, requests: list[GenerateRequest]
 ) -> list[GenerateRequest]:
-    """Returns requests with the priorities that the engine heeds. If its policy ignores priorities,
-    they are dropped and reported.
+    """Returns the requests unchanged if the engine's policy is "priority". Otherwise sets their
+    priorities to 0 and, if one was set, reports the field as unused.
     """
     if service.engine.config.policy == "priority" or not any(
         request.priority for request in requests
@@ -414,8 +413,8 @@ class AccessControl:
 
     def check_host(self, request: Request) -> None:
         """Raises ForbiddenError if a request addresses the server by a name that isn't its own.
-        Otherwise, a web page whose name resolves to this machine (DNS rebinding) could use the
-        server and read its answers.
+        This stops web pages whose name resolves to this machine (DNS rebinding) from using the
+        server.
         """
         host = request.headers.get("host", "")
         if not self._checks_host or not host:  # browsers always send it

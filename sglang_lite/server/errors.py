@@ -30,8 +30,8 @@ class AuthenticationError(SglError):
 
 
 class ForbiddenError(SglError):
-    """Request that the server's settings forbid: from a web page, to a foreign host name, or for an
-    administrator that the server doesn't have.
+    """Request that the server's settings forbid, such as one from a web page or to a foreign host
+    name.
     """
 
 
@@ -52,8 +52,8 @@ class TooLargeError(SglError):
 
 
 class UnknownTextError(SglError):
-    """Request that names a text by a hash that the server doesn't know; the client then sends the
-    text.
+    """Request with the hash of a text that the server doesn't know. The client then sends the text
+    itself.
     """
 
 
@@ -70,8 +70,7 @@ class LargeHeadersError(SglError):
 
 
 class RateLimitError(SglError):
-    """Request that exceeds a limit: too many are open, in total or with its key, or its key's quota
-    is used up.
+    """Request that exceeds a limit: too many requests are open, or its key's quota is used up.
 
     Args:
         retry_after_s: seconds after which the request may succeed.
@@ -151,8 +150,8 @@ _TABLE: tuple[tuple[type[SglError], ErrorStatus], ...] = (  # the first matching
 
 
 def find_error_status(error: SglError) -> ErrorStatus:
-    """Returns the HTTP status and the names of an error; for a BatchError, those of its first
-    failed request.
+    """Returns the HTTP status and the names of an error. For a BatchError, its first failed request
+    decides.
     """
     cause = _unwrap_batch_error(error)
     return next(status for kind, status in _TABLE if isinstance(cause, kind))
@@ -165,8 +164,8 @@ def _unwrap_batch_error(error: SglError) -> SglError:
 
 
 def error_parameter(error: SglError) -> str | None:
-    """Returns the parameter that an error names, or its JSON Pointer into a body or schema, or
-    None.
+    """Returns the parameter that an error names, or the JSON Pointer to the fault. Returns None for
+    errors without either.
     """
     error = _unwrap_batch_error(error)
     if isinstance(error, ParameterError | CapabilityError):

@@ -42,8 +42,8 @@ FEATURES: Fields[FeaturesBody] = Fields(
 
 
 async def encode(service: Service, call: HttpRequest) -> Response:
-    """Returns features of media: a tensor [count, size] for each, named by a hash of the file and
-    of its preprocessing.
+    """Returns the features of media: a tensor [count, size] for each medium. The tensor's name is a
+    hash of the file and its preprocessing.
     """
     body = await asyncio.to_thread(call.read_fields, FEATURES)
     kind = next((each for each in _KINDS if each == (body.modality or "").lower()), None)

@@ -204,8 +204,8 @@ def _convert_sglang_flag_value(name: str, value: str) -> UserValue:
 
 
 def _default_sentence(setting: Field[Any]) -> str:
-    """Returns the sentence about a setting's default that ends its help text. Returns "" if there
-    is no default to show or the text already describes it.
+    """Returns the sentence with a setting's default, which ends the setting's help text. Returns ""
+    if there is no default to show, such as for None or False.
     """
     value = setting.default
     if value in (None, "", (), MISSING) or value is False:

@@ -59,8 +59,8 @@ class GrpcCalls:
         counts: bool = False,
         of: str = _SCHEDULER,
     ) -> AsyncIterator[None]:
-        """Checks a call's key and the limits, logs a line, and ends the call with a status if the
-        block fails.
+        """Checks a call's key and limits, and logs the call at the end of the context. If the block
+        fails, ends the call with an error status.
 
         Args:
             call: name of the call.
@@ -126,7 +126,9 @@ class GrpcCalls:
         return self._service.spans.open_span(f"{service}/{call}", attributes, headers, told)
 
     def _log(self, call: str, request_id: str, status: int, key: str, took: float) -> None:
-        """Logs and counts a call like an HTTP request, with the status that it would have there."""
+        """Logs and counts a gRPC call like an HTTP request. `status` is the corresponding HTTP
+        status.
+        """
         ms = round(took * 1000, 1)
         line = {
             "method": "gRPC",
@@ -149,8 +151,8 @@ def refuse_fields(request: Any, *names: str) -> None:  # of the protocol
 
 
 class _Connections:
-    """Connections with open calls, by client. gRPC doesn't report idle ones, and closes them
-    itself.
+    """Counts the connections of each client that have open calls. Idle connections don't count:
+    gRPC doesn't report them, and closes them itself.
 
     Args:
         most: most connections of a client's address.

@@ -1,6 +1,6 @@
 """SGLang's gRPC service of encoders (`sglang_encoder.proto`, as smg-grpc-proto publishes it), on a
-server with `--encoder-only`. Its messages can't carry features: a call computes and keeps them and
-returns their size, and `/encode` over HTTP returns the kept features for the same media.
+server with `--encoder-only`. Its messages can't carry features, so a call returns only their size.
+A later request to `/encode` with the same media returns the features, which the server has kept.
 """
 
 from __future__ import annotations

@@ -248,9 +248,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
 
 def _ids(given: object) -> list[int]:
-    """Returns the token ids in a field of the model's config, whose value may be None, one id or a
-    list.
-    """
+    """Returns token ids as a list. `given` may be one id, a list or None, as in a model's config."""
     return [
         each for each in (given if isinstance(given, list) else [given]) if isinstance(each, int)
     ]

@@ -75,7 +75,8 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shuts the server down in place of uvicorn, which would cancel requests without an answer.
+        """Shuts the server down. Replaces uvicorn's method, which would cancel requests without an
+        answer.
 
         Until the open requests have ended, the sockets answer: `/ready` says 503, and so does each
         new request. After `drain_s`, or a second signal, the engine is closed, which ends each

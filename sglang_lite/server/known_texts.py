@@ -1,6 +1,4 @@
-"""Cache of long schemas that clients have sent, such as those with documents to quote from. Later
-bodies name them by hash.
-"""
+"""Cache of long schemas that clients have sent, so that later bodies can name them by their hash."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ class KnownTexts:
             most: maximum size of the result in bytes.
 
         Raises:
-            UnknownTextError: a schema is not known, or no longer.
+            UnknownTextError: a schema isn't known, or isn't known any more.
             TooLargeError: the result is too large.
         """
         names = referenced_hashes(body)

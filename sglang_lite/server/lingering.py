@@ -1,4 +1,6 @@
-"""Closes connections whose clients are still sending, so that they can read their last answer."""
+"""Delays the end of connections whose clients are still sending, so that the clients can read their
+last answer.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ _READ: Final = 64 << 10
 
 
 class Linger:
-    """Number of a server's lingering connections, and the buffer into which all of them are read."""
+    """Number of a server's lingering connections, and the receive buffer that they share."""
 
     def __init__(self) -> None:
         self.count = 0

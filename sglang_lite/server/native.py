@@ -186,7 +186,9 @@ async def generate(service: Service, call: HttpRequest) -> Response:
 async def _answer_in_session(
     service: Service, call: HttpRequest, request: NativeRequest, given: SessionParams
 ) -> AsyncGenerator[list[dict[str, Any]], None]:
-    """Starts a request that continues an earlier request of its session, and returns its answers."""
+    """Starts a request of a session, and returns its answers. The prompt may continue an earlier
+    request.
+    """
     session = service.sessions.find_session(call.key, given.id)
     only = request.calls[0]
     if request.is_list:
@@ -403,8 +405,8 @@ async def abort_request(service: Service, call: HttpRequest) -> Response:
 
 
 async def loads(service: Service, _: HttpRequest) -> Response:
-    """Returns the load of each replica of the engine. Sections that `include` asks for but this
-    engine lacks are left out.
+    """Returns the load of each replica of the engine. Sections in `include` that this engine lacks
+    are left out.
     """
     found = [
         {
@@ -423,7 +425,7 @@ async def loads(service: Service, _: HttpRequest) -> Response:
 
 
 async def get_load(service: Service, _: HttpRequest) -> Response:
-    """Returns the loads in SGLang's older format. Gateways add up its token counts."""
+    """Returns the load of each replica in SGLang's older format. Gateways add up the token counts."""
     return json_response(
         [
             {
@@ -507,8 +509,8 @@ def parse_function_call(_: RequestReader, call: HttpRequest) -> tuple[str | None
 def _reader_handler(
     function: Callable[[RequestReader, HttpRequest], tuple[str | None, bytes]],
 ) -> Handler:
-    """Returns a handler for requests that need no engine: `function` makes JSON from the body, and
-    also returns the name of the model, if any.
+    """Returns a handler for requests that need no engine. `function` reads the body, and returns
+    the model's name, if any, and the answer as JSON.
     """
 
     async def handle(service: Service, call: HttpRequest) -> Response:

@@ -1,5 +1,5 @@
-"""Limits the time spent on parsing what clients send to a few milliseconds in each turn of the
-event loop.
+"""Spreads the parsing of clients' data over the turns of the event loop, a few milliseconds in
+each.
 
 In one turn, a loop reads from all sockets that have data. Parsing or refusing all that hundreds of
 connections send together would block the loop, and so every other client, until it is done.
@@ -42,7 +42,7 @@ class Pacer:
 
 
 class PacedConnection(asyncio.BufferedProtocol):
-    """Connection from which nothing more is read while its data waits to be parsed.
+    """Connection that stops reading while its data waits to be parsed.
 
     Args:
         protocol: protocol that parses the data.

@@ -1,5 +1,5 @@
-"""Page at `/` on which a user runs turns on the served model: texts, generations and choices, but
-no code. Only for this machine.
+"""Page at `/` for trying out the served model. A user adds turns with texts, generations and
+choices, but no code. Only for this machine.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _HEADERS = {
 
 
 class PlaygroundTurn(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Turn to run. With the role "", its text lies outside all turns. For a "select", `text` has
-    the choices, one per line. If `answer` is given, it replaces the model's answer.
+    """Turn to run. With the role "", its text belongs to no turn. For a "select", `text` has the
+    choices, one per line. If `answer` is given, it replaces the model's answer.
     """
 
     role: Literal["", "system", "user", "assistant"]
@@ -105,7 +105,7 @@ async def _run(service: Service, call: HttpRequest) -> Response:
 def _build_turn_nodes(
     service: Service, asked: PlaygroundRun, place: int
 ) -> list[tuple[Node, TraceNode]]:
-    """Returns the nodes of a turn, each with its entry in the trace."""
+    """Returns the program's nodes for a turn, each paired with its entry in the trace."""
     turn = asked.turns[place]
     where = ("turn", place + 1, turn.role or "no role")
     found = [_build_content_node(turn, asked.seed, where, f"/turns/{place}")]
@@ -168,8 +168,8 @@ def _build_content_node(
 
 
 def _build_trace(entries: list[TraceNode], events: list[ProgramEvent]) -> list[TraceNode]:
-    """Returns the trace of a program that was played: its entries up to the last one that was
-    played, with their results.
+    """Returns the trace of a program that has run. It has the entries up to the last one that was
+    executed, with their results.
     """
     happened = {each.path[-1]: each.event for each in events if isinstance(each, Played)}
     found = list[TraceNode]()

@@ -25,7 +25,7 @@ class Quota:
     """Quota of each key, which refills evenly, up to the limit.
 
     Args:
-        limit: most that a key may use in one go; the quota refills by as much in `period_s`.
+        limit: most that a key may use in one go; an empty quota is full again after `period_s`.
         clock: function that returns the time in seconds.
     """
 

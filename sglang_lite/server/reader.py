@@ -1,5 +1,5 @@
-"""Reader of requests: converts bodies to records, prompts and token ids without an engine, so that
-it can also run in another process (reader_pool.py).
+"""Reader of requests: converts bodies to records, prompts and token ids. Needs no engine, so it can
+also run in another process (reader_pool.py).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ModelFacts:
         )
 
     def reader(self) -> RequestReader:
-        """Creates a reader for a process without an engine; it tokenises prompts."""
+        """Creates a reader that tokenises prompts, for a process without an engine."""
         encoder, tokenizer, media = load_tokenizer_and_media(self.config, self.path)
 
         def template() -> JinjaTemplate | None:
@@ -131,8 +131,8 @@ class RequestReader:
 
     @classmethod
     def from_engine(cls, engine: Engine, settings: ServerSettings) -> RequestReader:
-        """Creates a reader for the process that has the engine's handle. It doesn't tokenise
-        prompts, because that happens when they are submitted.
+        """Creates a reader for a process that has an `Engine`. It doesn't tokenise prompts, because
+        that happens when they are submitted.
         """
         return cls(
             engine.tokenizer,

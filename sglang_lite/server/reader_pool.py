@@ -1,5 +1,5 @@
-"""Processes that read large bodies: parsing, rendering and tokenising megabytes takes seconds,
-which must not block the event loop's thread or hold the interpreter's lock.
+"""Processes that read large bodies. Parsing, rendering and tokenising megabytes takes seconds, and
+must not block the event loop's thread or hold the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ReaderPool:
         self._lock = threading.Lock()  # guards the attributes above
 
     async def run_task(self, task: object) -> Any:  # what the task's function returns
-        """Runs a task (body_process.py) once a process is free, and returns its result. A task
-        whose caller was cancelled is dropped if it has not begun.
+        """Runs a task (body_process.py) once a process is free, and returns its result. Drops the
+        task if its caller is cancelled before the task begins.
 
         Raises:
             SglError: the error of the task.

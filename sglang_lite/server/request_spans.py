@@ -119,7 +119,9 @@ class RequestSpans:
 
 
 def _unpack_event_result(event: object) -> tuple[dict[str, Any], object]:
-    """Returns the result in an event, and the attributes of its node if it is a program's."""
+    """Returns span attributes for an event, and the result in the event. The attributes name the
+    node if the event belongs to a program.
+    """
     if isinstance(event, tuple):  # an event with its place
         event = event[1]
     if not isinstance(event, Played):

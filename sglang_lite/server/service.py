@@ -158,8 +158,8 @@ class Service:
     def select_requested_adapter(
         self, model: str | None, request: GenerateRequest
     ) -> GenerateRequest:
-        """Returns the request with the adapter that the name `model` stands for, if it stands for
-        one. Raises like `find_requested_adapter`.
+        """Adds the adapter that `model` names to a request, if it names one. Raises like
+        `find_requested_adapter`.
         """
         name = self.find_requested_adapter(model)
         if name is None:
@@ -183,8 +183,8 @@ class Service:
 
     @cached_property
     def speech(self) -> WhisperSpeech | VoxtralSpeech:
-        """How the model transcribes speech. Raises CapabilityError if it doesn't. The first use may
-        read files.
+        """Speech format of the model, Whisper's or Voxtral's. Raises CapabilityError if the model
+        can't transcribe. The first use may read files.
         """
         config = self.engine.config
         return load_speech_model(
@@ -200,8 +200,8 @@ class Service:
 
     @cached_property
     def tokenizer_path(self) -> str:
-        """Folder with the tokenizer as `tokenizer.json`: the model's own, or one written to the
-        cache.
+        """Folder that has the tokenizer as `tokenizer.json`. If the model's folder lacks this file,
+        it is written to the cache.
         """
         config = self.engine.config
         folder = resolve_for_engine(config.model, config.revision)
@@ -255,7 +255,9 @@ class Service:
     async def encode(
         self, compute: Callable[Concatenate[Engine, P], T], *given: P.args, **options: P.kwargs
     ) -> T:
-        """Calls a function of engine/embedding.py with the engine. Raises like `call_engine`."""
+        """Calls a function of engine/embedding.py with the engine, and returns its result. Raises
+        like `call_engine`.
+        """
         return await self.call_engine(
             partial(compute, self.engine, *given, **options), at_most_s=_ENCODING_S
         )
@@ -334,8 +336,8 @@ class Service:
             raise
 
     def check_ready(self) -> None:
-        """Raises EngineClosedError if the server is shutting down, or the engine is unhealthy, or
-        hasn't generated its first token.
+        """Raises EngineClosedError unless the server is ready: it isn't shutting down, and its
+        engine is healthy and has generated a token.
         """
         self.check_not_shutting_down()
         self.check_health()

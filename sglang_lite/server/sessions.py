@@ -1,6 +1,5 @@
-"""Sessions of SGLang's native protocol: a request continues the tokens of an earlier one, which the
-server keeps, so that its client sends only new text. The keys and values of these tokens are cached
-like those of any prompt.
+"""Sessions of SGLang's native protocol. The server keeps the tokens of each request, so a client
+can continue a request by sending only new text. The tokens are cached like those of any prompt.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ class SessionParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, fr
 
     Attributes:
         id: name of the session.
-        offset: number of that request's tokens, prompt and output, that are kept; all of them if it
-            is 0 or not given.
-        replace: whether requests that continue that request are aborted and forgotten, or without
+        offset: number of tokens of the request `rid` to keep, prompt and output; all of them if
+            it is 0 or not given.
+        replace: whether to abort and forget earlier continuations of the request `rid`, or without
             `rid` all requests.
-        drop_previous_output: whether that request's output is left out.
+        drop_previous_output: whether to leave out the output of the request `rid`.
     """
 
     id: str
@@ -42,7 +41,7 @@ class SessionParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, fr
 
 
 class OpenSession(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Request to open a session, in which no prompt has more than `capacity_of_str_len` tokens."""
+    """Request to open a session. `capacity_of_str_len` is the maximum number of tokens of a prompt."""
 
     capacity_of_str_len: int
     session_id: str | None = None
@@ -196,8 +195,8 @@ class Sessions:
 async def record_output(
     session: Session, rid: str, answers: AsyncGenerator[list[dict[str, Json]], None]
 ) -> AsyncGenerator[list[dict[str, Json]], None]:
-    """Yields the answers of a session's request, and records its output in the session when it
-    ends.
+    """Yields the answers of a session's request. When the request ends, records its output in the
+    session.
     """
     output: list[int] | None = None
     try:

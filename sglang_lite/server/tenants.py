@@ -1,6 +1,4 @@
-"""Namespaces of API keys: the names that one client gives its requests and sessions mean nothing to
-another.
-"""
+"""Namespaces of API keys, so that two clients can use the same name for a request or session."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Watches clients whose connections are not being read. Some of these clients wait for their
-answers, others have left.
-"""
+"""Detects that a client has left while its connection is not being read."""
 
 from __future__ import annotations
 

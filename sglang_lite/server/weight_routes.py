@@ -1,5 +1,5 @@
-"""SGLang's routes that change the weights of a running engine, show them, and pause the engine
-meanwhile.
+"""SGLang's routes that change and show the weights of a running engine. Other routes pause the
+engine and release its memory.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ async def update_from_disk(service: Service, body: UpdateFromDiskRequest) -> Res
 
 
 async def update_from_tensor(service: Service, body: UpdateFromTensorRequest) -> Response:
-    """Replaces weights with tensors in the layout of safetensors, or of a flattened bucket in the
-    engine's GPU.
+    """Replaces weights with tensors. The request has the tensors as safetensors data, or a handle
+    of a flattened bucket on the engine's GPU.
     """
     if body.load_format not in (None, "flattened_bucket"):
         raise ParameterError(
@@ -219,8 +219,8 @@ async def _run_and_report(
     check: Callable[[], object] | None = None,
     **more: int,
 ) -> Response:
-    """Calls `ask`, after `check`, which may wait for a disk. Returns a response that reports
-    success or failure, with the fields that `ask` returned and, in either case, those in `more`.
+    """Calls `check`, which may wait for a disk, then `ask`. Returns a response that reports success
+    or failure. The response includes `more` and, on success, the fields that `ask` returned.
     """
     try:
         if check is not None:
@@ -292,7 +292,7 @@ async def resume(service: Service, _: HttpRequest) -> Response:
 def _memory_handler(
     move: Callable[..., None],
 ) -> Callable[[Service, MemoryRequest], Awaitable[Response]]:
-    """Returns a handler that releases memory, or allocates it again."""
+    """Returns a handler that calls `move`, which releases memory or allocates it again."""
 
     async def handle(service: Service, body: MemoryRequest) -> Response:
         return await _release_or_allocate(service, partial(move, service.engine, body.tags))

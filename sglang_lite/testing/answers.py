@@ -136,8 +136,8 @@ Answer: TypeAlias = "str | Mapping[str, Any] | Say | Fail | Cut | Slow | Buffere
 def rate_limit(
     retry_after: float | None = None, message: str = "Rate limit reached. Try again later."
 ) -> Fail:
-    """Makes an error with HTTP status 429. `retry_after`: seconds in the `retry-after` header; None
-    omits the header.
+    """Makes an error with HTTP status 429. `retry_after` is the value of the `retry-after` header
+    in seconds; None omits the header.
     """
     headers = {} if retry_after is None else {"retry-after": f"{retry_after:g}"}
     return Fail(429, message, code="rate_limit_exceeded", headers=headers)
@@ -184,7 +184,7 @@ class RequestSummary:
 
 @dataclass(frozen=True, slots=True)
 class RenderedAnswer:
-    """Answer in the form in which it is sent.
+    """Scripted answer, ready to send.
 
     Attributes:
         text: text after cuts and conversion.
@@ -287,8 +287,8 @@ def _fit_constraint(say: Say, request: RequestSummary, random: Random) -> str:
 
 
 def _json_candidates(text: str, constraint: Constraint) -> list[str]:
-    """Returns JSON texts in which a plain text could answer a request: an object with the text as
-    its only property, if the schema has exactly one, and a JSON string.
+    """Returns ways to write a plain text as JSON for a request: as a JSON string and, if the schema
+    has exactly one property, as an object with this property.
     """
     if not isinstance(constraint, JsonSchema):
         return []

@@ -118,8 +118,8 @@ def _member_names(body: object) -> set[str]:
 
 
 def collect_texts(value: object) -> list[str]:
-    """Returns all texts of a conversation's items, in order. Scripted answers can be chosen by what
-    occurs in them.
+    """Returns all texts of a conversation's items, in order. Scripted answers are matched against
+    these texts.
     """
     if isinstance(value, str):
         return [value]

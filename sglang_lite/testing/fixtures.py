@@ -18,7 +18,7 @@ _RECORD = "SGLANG_LITE_RECORD"  # if set, tests record
 def recorded(
     request: pytest.FixtureRequest,
 ) -> Iterator[Callable[[Callable[[], sgl.BaseBackend]], sgl.BaseBackend]]:
-    """Returns the backend of a test: `recorded(lambda: sgl.OpenAI("gpt-4o"))`.
+    """Yields a function that returns a test's backend: `recorded(lambda: sgl.OpenAI("gpt-4o"))`.
 
     The backend replays `recordings/TEST.jsonl` next to the test's file. Network access is then
     forbidden, and the lambda isn't called. With SGLANG_LITE_RECORD=1 in the environment, the lambda

@@ -26,7 +26,7 @@ class Request:
 
 
 class HttpAnswer(Protocol):
-    """Answer that can be sent."""
+    """Interface of answers that the server can send."""
 
     def send(self, handler: Handler) -> None: ...
 

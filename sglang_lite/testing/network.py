@@ -26,8 +26,8 @@ _FUNCTIONS = {
 
 @contextlib.contextmanager
 def no_network() -> Iterator[None]:
-    """Prevents sockets of this process from connecting, listening or sending, and names from being
-    looked up, in the `with` block.
+    """Blocks network access within the `with` block. Sockets can't connect, listen or send, and
+    names can't be looked up.
 
     Raises:
         ProgramError: inside the block, code tries to use the network.

@@ -157,7 +157,7 @@ class ServerForTests(LocalServer):
     def _render_script(
         self, scripted: Answer, api: ScriptedApi, request: Request, number: int
     ) -> HttpAnswer:
-        """Renders a scripted answer in the form in which it is sent."""
+        """Converts a scripted answer to the HTTP answer to send."""
         match scripted:
             case Html(status, text):
                 return Reply(text, status, {"Content-Type": "text/html"})
@@ -238,7 +238,7 @@ def _replace_fields(sent: HttpAnswer, **how: Any) -> HttpAnswer:
 
 
 def _prompt_for_rules(api: ScriptedApi, body: Mapping[str, Any]) -> str:
-    """Returns the text of a request by which its scripted answer is chosen, or "" if the API can't
+    """Returns the text of a request, which decides its scripted answer. Returns "" if the API can't
     read the body.
     """
     try:
@@ -263,7 +263,9 @@ def _error_reply(api: ScriptedApi, fail: Fail, number: int) -> Reply:
 
 
 def _guess_provider_api(request: Request) -> ScriptedApi:
-    """Returns the API of the provider that a request is for, if its path does not identify the API."""
+    """Guesses a provider's API from the headers of a request. Used if the path doesn't identify the
+    API.
+    """
     anthropic = any(name.lower() == "anthropic-version" for name in request.headers)
     return _APIS["/messages" if anthropic else "/chat/completions"]
 

@@ -23,7 +23,7 @@ FENCE_END = regex.compile(r"\s{0,100}```(?=\W)")  # a word would be the language
 
 @dataclass(frozen=True, slots=True)
 class FoundCall:
-    """Beginning of a call in a text, or the end of a text that may become one.
+    """Beginning of a call in a text. At the end of the text, it may be incomplete.
 
     Attributes:
         start, end: range of this beginning in the text. Includes a code fence before the call, and
@@ -55,7 +55,8 @@ class BareCalls:
         self._head, self._named = _build_call_patterns(heads, names)
 
     def find(self, text: str, *, at_line: bool) -> FoundCall | None:
-        """Returns the first call that begins in a text, or may begin at its end.
+        """Returns the first call that begins in a text. At the end of the text, its beginning may
+        be incomplete.
 
         Args:
             at_line: whether the text begins a line.
@@ -94,7 +95,7 @@ def _decode_object(string: str) -> str | None:
 def _build_call_patterns(
     heads: tuple[str, str], names: tuple[str, ...]
 ) -> tuple[regex.Pattern[str], regex.Pattern[str]]:
-    """Returns the patterns of a call up to its arguments, and up to the end of its name."""
+    """Returns two patterns of a call: one up to its arguments, and one up to the end of its name."""
     begin, middle = (literal_expression(text, blanks=True) for text in heads)
     named = rf"(?:{_FENCE})?(?P<outer>\{{)?{begin}(?P<name>{'|'.join(map(regex.escape, names))})"
     arguments = rf"\s{{0,100}}(?:(?=\{{)|(?P<string>{_STRING})(?=\s{{0,100}}\}}))"

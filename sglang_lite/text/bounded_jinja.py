@@ -79,7 +79,7 @@ _meter: ContextVar[_Meter] = ContextVar("_meter")
 
 @contextmanager
 def meter_rendering() -> Iterator[None]:
-    """Meters the block as one rendering, with fresh limits."""
+    """Counts the work within the block as one rendering, with fresh limits."""
     before = _meter.set(_Meter())
     try:
         yield
@@ -151,7 +151,7 @@ def _count_nested_value(value: Any) -> int:
 
 
 def _count_read(value: Any) -> Any:
-    """Counts a value that will be read as a whole, and returns it."""
+    """Counts the work of reading a whole value, and returns the value."""
     if not isinstance(value, bool | float | types.NoneType):
         _count_nested_value(value)
     return value

@@ -347,8 +347,9 @@ class ChatFormat:
 
     @cached_property
     def _content_without_text(self) -> str | None:
-        """Content of a message that has calls and no text. It is None, as in chat APIs, because
-        some templates render calls only then. It is "" if the template fails on None or prints it.
+        """Content of a message that has calls and no text: None or "". It is None, as in chat APIs,
+        because some templates render calls only then. It is "" if the template fails on None or
+        prints it.
         """
         call = {"id": "0" * 9, "type": "function", "function": {"name": "f", "arguments": {}}}
         texts: list[str | None] = []
@@ -369,8 +370,8 @@ class ChatFormat:
         )
 
     def _unread_fields(self, conversation: Conversation) -> list[str]:
-        """Returns the fields of a request that set no variable this template reads, or whose
-        variables later fields override.
+        """Returns the fields of a request whose variables have no effect. Either this template
+        doesn't read the variables, or later fields override them.
         """
         setters = {
             name: field for field, values in conversation.variables.items() for name in values
@@ -380,8 +381,8 @@ class ChatFormat:
         return [field for field in conversation.variables if field not in read]
 
     def _unshown_names(self, conversation: Conversation, prompt: Prompt) -> list[str]:
-        """Returns the `name` fields of messages that don't change the prompt. Tries each role once,
-        because templates show names by role.
+        """Returns the `name` fields that don't change the prompt, such as `messages[0].name`. Tries
+        each role once, because templates show names by role.
         """
         unshown: list[str] = []
         messages = conversation.messages
@@ -486,7 +487,9 @@ def prepend_description(
 
 
 def _with_media_marks(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a message as plain text, with marks in place of its images, videos and sounds."""
+    """Returns a message with its content as plain text. Marks stand for its images, videos and
+    sounds.
+    """
     content = message.get("content")
     if not isinstance(content, list):
         return dict(message)

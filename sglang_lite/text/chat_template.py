@@ -1,4 +1,4 @@
-"""Chat templates: the only place where roles become text.
+"""Chat templates, which turn a conversation's roles into text.
 
 A program is rendered turn by turn, before the content of the turns is known. A template therefore
 returns the text before and after a turn's content (`get_prefix_and_suffix`). To find this text, a
@@ -93,9 +93,7 @@ class JinjaTemplate:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """Names of the variables that the template reads and a rendering may set, without the
-        special tokens.
-        """
+        """Names of the variables that the template reads, without the special tokens."""
         from jinja2.meta import find_undeclared_variables
 
         return (
@@ -150,7 +148,9 @@ class JinjaTemplate:
 
     @cached_property
     def _requires_content_parts(self) -> bool:
-        """True if the template shows a message's text only if the content is a list of parts."""
+        """True if the template ignores content that is plain text and shows it only in a list of
+        parts.
+        """
         message = {"role": "user", "content": _mark(0)}
         with contextlib.suppress(TemplateError):
             return _mark(0) not in self._render_within_limits([message]) and _mark(
@@ -211,9 +211,9 @@ class JinjaTemplate:
         return prefix, suffix
 
     def _text_around_last_turn(self, messages: list[dict[str, str]]) -> tuple[str, str]:
-        """Returns the text before and after the content of the last message. Some templates end the
-        last turn of a conversation differently from earlier turns. The text after the content is
-        then empty. Some also reject a conversation with only a system turn.
+        """Returns the text before and after the content of the last message. The text after it is
+        empty if the template ends the last turn of a conversation differently from earlier turns,
+        or rejects a conversation with only a system turn.
         """
         role = messages[-1]["role"]
         own = None

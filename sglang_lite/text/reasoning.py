@@ -116,15 +116,15 @@ EFFORTS: Final[Mapping[str, int]] = {
 
 
 def thinking_for_effort(effort: str) -> str | None:
-    """Returns the value of the parameter `thinking` for a `reasoning_effort`, or None if the effort
-    is unknown. In that case only the model's template can interpret it.
+    """Returns the parameter `thinking` for a `reasoning_effort`. Returns None for other efforts,
+    which only the model's template can interpret.
     """
     return f"{EFFORTS[effort]}%" if effort in EFFORTS else None
 
 
 @dataclass(frozen=True, slots=True)
 class ClosingText:
-    """Text that a model writes to end a thought, in parts.
+    """Parts of the text that a model writes to end a thought.
 
     Attributes:
         before: newlines before the end mark.

@@ -100,9 +100,9 @@ class StopMatcher:
     def _find_first_match(
         self, old_length: int, deadline: float
     ) -> tuple[int, int, int, str] | None:
-        """Returns the first match in the shortest prefix longer than `old_length` that contains
-        one, as (end of the prefix, start of the match, end of the match, stop string or pattern
-        source). Returns None if there is no match.
+        """Returns the first match in the shortest prefix that contains one and is longer than
+        `old_length`. The result is (end of the prefix, start of the match, end of the match, stop
+        string or pattern source), or None if there is no match.
         """
         text = self._text
         found = [
@@ -134,8 +134,9 @@ class StopMatcher:
         return None
 
     def _partial_start(self, pattern: regex.Pattern[str], deadline: float) -> int:
-        """Returns where in the text a match may begin that further text could complete, or the
-        length of the text if there is no such place. The text must not contain a complete match.
+        """Returns where in the text an incomplete match may begin, which further text could
+        complete. Returns the length of the text if there is no such place. The text must not
+        contain a complete match.
         """
         match = self._search_until(pattern, self._pending, len(self._text), deadline, partial=True)
         if match is None:
@@ -176,8 +177,8 @@ def partial_match_start(text: str, start: int, stop: str) -> int:
 
 @lru_cache(maxsize=256)
 def compile_stop_pattern(pattern: str) -> regex.Pattern[str]:
-    """Compiles a pattern in the syntax of Python's `re` with the `regex` package, for its partial
-    matches. Syntax that means more in `regex` than in `re` (fuzzy matches in braces, further flags)
+    """Compiles a pattern in the syntax of Python's `re` with the `regex` package, which can find
+    partial matches. Syntax with an additional meaning in `regex`, such as fuzzy matches in braces,
     keeps its meaning in `re` or is rejected.
     """
     if (size := len(pattern.encode())) > MAX_PATTERN_BYTES:

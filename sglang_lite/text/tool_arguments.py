@@ -1,5 +1,5 @@
-"""Text of a call's arguments, as JSON or between tags. Contains writers, and incremental readers
-that return JSON.
+"""Writers and incremental readers of a call's arguments, as JSON or between tags. The readers
+return JSON.
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ class _Open:
         return "[]" if self.array else "{}"
 
     def closing_json(self) -> str:
-        """Returns the JSON text that ends it."""
+        """Returns the JSON text that completes the object or array: its closing bracket, or both
+        brackets if it is empty.
+        """
         return self.empty_container()[1:] if self.count else self.empty_container()
 
 
@@ -171,7 +173,9 @@ class _Value:
         return self.after.strip()
 
     def is_json(self) -> bool:
-        """Returns whether text that begins like an array or object must be one."""
+        """Returns whether text that begins with a brace or bracket must be JSON rather than a
+        string.
+        """
         return _STRING not in self.types or (
             self.allowed.schema is not None and self.allowed.containers
         )
@@ -219,9 +223,7 @@ class TaggedArguments:
     # text), or None if it needs more text.
 
     def _read_between_members(self, text: str) -> tuple[int, str] | None:
-        """Reads what stands between members: the head of the next one, or the end of the object or
-        array.
-        """
+        """Reads the head of the next member, or the end of the object or array."""
         blank = len(text) - len(text.lstrip())
         text = text[blank:]
         inner = self._stack[-1]

@@ -209,7 +209,7 @@ class CallPiece:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Parts of an answer that have become certain with the latest text."""
+    """Reasoning, content and calls that have become certain with the latest text."""
 
     reasoning: str
     content: str
@@ -359,7 +359,9 @@ class ToolParser:
         return found
 
     def _read_bare_start(self, found: FoundCall) -> bool:
-        """Reads the start of a call without marks, at the beginning of the pending text."""
+        """Reads the start of a bare call (a JSON object without the format's marks) from the
+        pending text.
+        """
         self._consume(found.end - found.start)
         self._is_bare = True
         self._bare_end = DOUBLED_END if found.doubled else END
@@ -371,8 +373,8 @@ class ToolParser:
         return self._switch_to(self._read_arguments, inside=False)
 
     def _read_call_start(self) -> bool:
-        """Reads the start of a call, and the text that opens all calls if it is the first one. If
-        no call begins here, reads a mark or one character of content.
+        """Reads the start of a call. For the first call, also reads the text that opens all calls.
+        If no call begins here, reads one mark or one character instead.
         """
         opening = "" if self._inside else self._format.opening
         if opening and self._format.accepts_any_whitespace:
@@ -439,8 +441,8 @@ class ToolParser:
         return self._switch_to(self._read_blanks, inside=False)
 
     def _read_blanks(self) -> bool:
-        """Reads the blanks between a call without marks and another call. If text follows instead,
-        they are part of the text.
+        """Reads the blanks after a call without marks. Drops them if another call follows;
+        otherwise they become content.
         """
         rest = self._pending.lstrip()
         blanks = self._pending[: len(self._pending) - len(rest)]
@@ -506,7 +508,7 @@ class ToolParser:
 
 @lru_cache(maxsize=64)
 def _call_pattern(call_format: ToolFormat) -> regex.Pattern[str]:
-    """Returns the pattern of a call up to its arguments."""
+    """Returns the pattern of the text in a call before its arguments."""
     blanks = call_format.accepts_any_whitespace
     options = [
         rf"{literal_expression(begin, blanks=blanks)}(?P<name>{_NAME})"

@@ -50,12 +50,14 @@ class ToolFormat:
 
     @property
     def accepts_any_whitespace(self) -> bool:
-        """True if models may write other whitespace between the parts."""
+        """True if models may write any whitespace between the parts of a call."""
         return self.arguments is not None or bool(self.variants)
 
     @property
     def heads(self) -> tuple[tuple[str, str], ...]:
-        """All (begin, middle) pairs that may surround a tool's name, the format's own pair first."""
+        """Texts before and after a tool's name, as (begin, middle) pairs. The format's own pair
+        comes first.
+        """
         return (self.begin, self.middle), *self.variants
 
 
@@ -218,7 +220,9 @@ _HARMONY_TOKENS = frozenset({"<|channel|>", "<|message|>", "<|constrain|>", "<|s
 
 
 def select_output_marks(tokens: Iterable[str]) -> frozenset[str]:
-    """Returns the texts of a tokenizer's special tokens that are part of the model's output text."""
+    """Returns the special tokens that are part of a model's output text, such as the marks of tool
+    calls.
+    """
     found = frozenset(tokens)
     # in other formats, <|end|> ends turns
     return found & (MARKS | _HARMONY_TOKENS if "<|constrain|>" in found else MARKS)

@@ -1,4 +1,4 @@
-"""JSON that every reader treats as one line."""
+"""Makes JSON a single line for every reader, by escaping rare line ends."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _LINE_ENDS: Final = (
 
 
 def one_line(json: bytes) -> bytes:
-    """Escapes U+0085, U+2028 and U+2029 in JSON that has no whitespace between its values. Many
-    clients split lines there and would cut a server-sent event or a record of a file.
+    """Escapes U+0085, U+2028 and U+2029 in compact JSON. Many clients split lines at these
+    characters, and would cut a server-sent event or a record of a file.
     """
     for end, escaped in _LINE_ENDS:
         json = json.replace(end, escaped)

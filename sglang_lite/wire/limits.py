@@ -1,5 +1,5 @@
-"""Limits on the size of a message, and the errors for exceeding them, with the place in the
-message.
+"""Limits on the size of a message, and the errors for exceeding them. The errors name the place in
+the message.
 """
 
 from __future__ import annotations

@@ -193,8 +193,8 @@ def _envelope_member(envelope: dict[str, msgspec.Raw], name: str, kind: Any) -> 
 
 
 def _read_as_written(data: bytes, limits: Limits) -> Any:
-    """Returns the record in JSON that equals, byte for byte, what `encode` would write for it.
-    Returns None for any other JSON, and for JSON that may exceed a limit.
+    """Decodes JSON that equals, byte for byte, what `encode` would write for the record. Returns
+    None for any other JSON, and for JSON that may exceed a limit.
 
     Valid data of this form needs no scan: a duplicate name, or half of a surrogate pair,
     would not be written again.

@@ -18,7 +18,7 @@ _FREE = frozenset({"meta", "value"})  # members of records that contain any plai
 
 
 class _RefusedError(Exception):
-    """Raised for a value that can't be sent. Each caller that it passes through adds its part of
+    """Raised for a value that can't be sent. As the error propagates, each caller adds its part of
     the path to the value, innermost first.
     """
 

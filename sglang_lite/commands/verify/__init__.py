@@ -1,3 +1,3 @@
-"""`sglang-lite verify`: compares a model as it runs here with transformers' own code, and tries out
-what programs do.
+"""`sglang-lite verify`: compares what a model computes here with transformers' own code, and tries
+out small programs.
 """

@@ -1,4 +1,6 @@
-"""Names of the checks, in order. Imports nothing, because every command line reads them."""
+"""Names of the checks, in order. This module has no slow imports, because every command of
+`sglang-lite` loads it.
+"""
 
 from __future__ import annotations
 

@@ -93,8 +93,9 @@ def answer_greedily(
 
 
 def score_answers(engine: Engine, answers: Sequence[GreedyAnswer]) -> list[list[tuple[float, int]]]:
-    """Returns the log-probability that an engine gives each token of an answer after the tokens
-    before it, and the token that it considers likeliest there.
+    """Scores answers with an engine. For each token of an answer, returns the log-probability that
+    the engine gives it after the preceding tokens, and the token that the engine considers
+    likeliest in its place.
     """
 
     def read(answer: GreedyAnswer) -> list[tuple[float, int]]:
@@ -112,8 +113,8 @@ def score_answers(engine: Engine, answers: Sequence[GreedyAnswer]) -> list[list[
 
 
 def call_in_parallel(call: Callable[[T], R], arguments: Iterable[T]) -> list[R]:
-    """Returns the results of calls to an engine, ROWS at the same time. An interrupt doesn't wait
-    for running calls; they end with the engine.
+    """Calls a function of an engine for each argument, ROWS calls at the same time, and returns the
+    results. An interrupt doesn't wait for running calls; they end with the engine.
     """
     pool = ThreadPoolExecutor(ROWS)
     try:

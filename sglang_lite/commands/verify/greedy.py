@@ -46,7 +46,7 @@ def encode_prompts(subject: Subject) -> list[list[int]]:
 
 
 def check_greedy(model: ReferenceModel, answers: Sequence[GreedyAnswer]) -> Check:
-    """Compares greedy answers with what transformers' code would have chosen."""
+    """Compares greedy answers with the tokens that transformers' code would have chosen."""
     found = [model.compare(answer) for answer in answers]
     worst = largest_or_infinite(each.difference for each in found)
     partings = {i: each.parting for i, each in enumerate(found, 1) if each.parting is not None}
@@ -90,8 +90,8 @@ class Distance:
 
 
 def measure_distance_to_answers(engine: Engine, answers: Sequence[GreedyAnswer]) -> Distance:
-    """Compares an engine with greedy answers of another engine: its log-probabilities of the same
-    tokens, and its own greedy answers to the same prompts.
+    """Measures how far an engine is from greedy answers of another engine. Compares the engine's
+    log-probabilities of the answers' tokens, and its own greedy answers to the same prompts.
     """
     differences = []
     equal = 0
@@ -109,7 +109,7 @@ def measure_distance_to_answers(engine: Engine, answers: Sequence[GreedyAnswer])
 def check_served_number_format(
     subject: Subject, engine: Engine, answers: Sequence[GreedyAnswer]
 ) -> Check:
-    """Reports how far the served format is from float32."""
+    """Reports how much results in the served number format differ from results in float32."""
     dtype = subject.description.dtype
     found = measure_distance_to_answers(engine, answers)
     summary = (

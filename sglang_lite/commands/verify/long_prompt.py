@@ -20,8 +20,8 @@ _NEAR_TIE: Final = 2 * TOLERANCE
 
 
 def long_prompt_length(subject: Subject, *, whole: bool) -> int:
-    """Returns the number of tokens of the long prompt: 8,000, or the whole context; fewer if the
-    context is shorter.
+    """Returns the length of the long prompt in tokens: 8,000, or less if the context is shorter. If
+    `whole` is set, the prompt and its answer fill the context.
     """
     longest = subject.context_length - TOKENS - 1
     return longest if whole else min(_LENGTH, longest)
@@ -39,8 +39,8 @@ def answer_long_prompt(subject: Subject, engine: Engine, length: int) -> GreedyA
 def check_long_prompt(
     subject: Subject, model: ReferenceModel | Unread, answer: GreedyAnswer
 ) -> Check:
-    """Compares the answer to the long prompt with transformers' code. If that can't run, compares
-    it with an engine that computes the prompt in one step.
+    """Compares the answer to the long prompt with transformers' code. If transformers' code can't
+    run, compares the answer with an engine that computes the prompt in one step.
     """
     length = len(answer.prompt)
     reason = (

@@ -34,9 +34,8 @@ class Parting:
 
     Attributes:
         position: index of the token in the answer.
-        ours, theirs: ids of the tokens.
-        margin: how much larger transformers considers the log-probability of theirs than that of
-            ours.
+        ours, theirs: ids of our token and of transformers' token.
+        margin: transformers' log-probability of `theirs`, minus its log-probability of `ours`.
     """
 
     position: int
@@ -51,8 +50,8 @@ class Comparison:
 
     Attributes:
         parting: where the greedy tokens start to differ; None if they are the same.
-        difference: largest difference of the log-probabilities of its tokens and of the likeliest
-            others.
+        difference: largest difference of a log-probability, among the compared tokens and the
+            likeliest tokens in their positions.
     """
 
     parting: Parting | None
@@ -71,8 +70,8 @@ class ReferenceModel:
         self._model = model
 
     def compare(self, answer: GreedyAnswer) -> Comparison:
-        """Reads prompt and answer in one forward, and compares each position from the answer's
-        start on.
+        """Computes the prompt and the answer in one forward pass, and compares each position from
+        `answer.start` on.
         """
         rows = self._compute_logprobs(answer.ids, answer.start)
         differences = []
@@ -90,8 +89,8 @@ class ReferenceModel:
         return Comparison(parting, largest_or_infinite(differences))
 
     def explain_prompt_memory_shortage(self, subject: Subject, tokens: int) -> str:
-        """Returns the reason why there is no memory for a prompt of this many tokens, or "" if
-        there is.
+        """Returns the reason why the memory does not suffice for a prompt of this many tokens, or
+        "" if it suffices.
         """
         config = self._model.config.get_text_config()
         # Without fused attention, transformers keeps the scores of all heads; with it, only a mask.

@@ -99,7 +99,9 @@ def _make_checks(subject: Subject, wanted: frozenset[str], long: bool) -> Iterat
 def _answer_in_float32(
     subject: Subject, length: int
 ) -> tuple[list[GreedyAnswer], GreedyAnswer | None]:
-    """Generates the answers with a float32 engine, and closes it before returning."""
+    """Generates the answers with a float32 engine. The engine is closed before the function
+    returns.
+    """
     prompts = encode_prompts(subject)
     longest = max(length + LONG_TOKENS, max(map(len, prompts)) + TOKENS) + 1
     with start_exact_engine(subject, min(longest, subject.context_length)) as engine:

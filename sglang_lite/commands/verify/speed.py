@@ -93,8 +93,8 @@ def child_processes() -> set[int]:
 
 
 def _decoding_rate(usage: Usage) -> float:
-    """Returns the tokens per second of a generation, without its first token and the time until
-    then.
+    """Returns the tokens per second of a generation. The first token and the time until it arrived
+    are not counted.
     """
     return (usage.completion_tokens - 1) / max(usage.total_s - usage.first_token_s, 1e-9)
 

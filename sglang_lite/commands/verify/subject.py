@@ -80,7 +80,7 @@ def min_float32_weight_bytes(subject: Subject) -> int:
 
 def min_float32_engine_bytes(subject: Subject) -> int:
     """Returns a lower bound on the bytes of the model's weights when an engine computes in float32.
-    Weights that are multiplied as they are stored are not expanded.
+    Weights that the engine multiplies in their stored format are not expanded.
     """
     in_blocks = subject.description.products.startswith("as they are stored")
     return (
@@ -91,8 +91,8 @@ def min_float32_engine_bytes(subject: Subject) -> int:
 
 
 def explain_memory_shortage(subject: Subject, needed: int, use: str) -> str:
-    """Returns the reason why `needed` bytes of memory are not available, with both numbers, or ""
-    if they are free.
+    """Returns the reason why `needed` bytes of memory are not available, or "" if they are. The
+    reason has the needed and the free memory in GiB.
 
     Args:
         use: what the memory is for, as the subject of the sentence.

@@ -1,5 +1,5 @@
-"""Check `template`: compares the text that the model's chat template gives conversations and tools
-with transformers' text, byte for byte.
+"""Check `template`: renders conversations and tools with the model's chat template, and compares
+the text with transformers' text, byte for byte.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sglang_lite.text.chat_template import JinjaTemplate
 
 
 def check_template(subject: Subject, theirs: Foreign | Unread) -> Check:
-    """Renders each conversation in three ways and compares the texts with transformers' text: by
-    the template itself, as a server's prompt, and turn by turn like in programs.
+    """Renders each conversation in three ways: with the template itself, as a server's prompt, and
+    turn by turn like in programs. Compares each text with transformers' text.
     """
     tokenizer = subject.files.tokenizer
     if tokenizer.chat_template is None:
@@ -103,8 +103,8 @@ def _render_by_server(
 
 
 def _render_by_turns(template: JinjaTemplate, messages: Sequence[Mapping[str, Any]]) -> str | None:
-    """Renders a conversation the way a program's turns do. Returns None if the template can't be
-    rendered like this, which programs report.
+    """Renders a conversation turn by turn, as a program does. Returns None if the template can't be
+    rendered turn by turn.
     """
     text = ""
     try:

@@ -35,8 +35,8 @@ class _Found:
 
 
 def check_tokenizer(subject: Subject, theirs: Foreign | Unread) -> Check:
-    """Encodes and decodes texts, and compares the ids with transformers' if it has the tokenizer.
-    Users' text that spells control tokens must not become control tokens.
+    """Encodes and decodes texts. Also compares the ids with transformers', if transformers has the
+    tokenizer. Users' text that spells control tokens must not become control tokens.
     """
     ours = subject.files.tokenizer
     controls = ours.control_texts[:40]
@@ -103,8 +103,9 @@ def _compare_texts(ours: Tokenizer, theirs: Foreign | Unread, texts: list[str]) 
 
 
 def _ids_by_transformers(theirs: Foreign, text: str, ours: Tokenizer) -> list[int]:
-    """Returns transformers' ids, beginning with the beginning-of-sequence token if the model has
-    one here. Some tokenizers add it, and for other models the chat template writes it.
+    """Returns the ids that transformers gives a text. If our tokenizer has a beginning-of-sequence
+    token, adds the token where it is missing. For some models only the chat template writes this
+    token.
     """
     ids: list[int] = theirs(text, add_special_tokens=False).input_ids
     first = ours.bos_id
@@ -112,8 +113,8 @@ def _ids_by_transformers(theirs: Foreign, text: str, ours: Tokenizer) -> list[in
 
 
 def _restore_dropped_tokenizer_parts(theirs: Foreign, subject: Subject) -> str:
-    """Adds to transformers' tokenizer of a GGUF file what its conversion leaves out. Returns what
-    that was, as part of the summary, or "" for nothing.
+    """Restores parts of a GGUF file's tokenizer that transformers drops, such as control tokens.
+    Returns a note about them for the check's summary, or "" if no part was missing.
     """
     from tokenizers import AddedToken, normalizers, pre_tokenizers
 

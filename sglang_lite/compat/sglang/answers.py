@@ -131,8 +131,8 @@ _Ids: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | None
 
 
 class Generates(Protocol[_One, _Many, _Streamed]):
-    """Overloads of `generate`. A type checker can't see whether sampling parameters of an unknown
-    type ask for several samples, and so for a list.
+    """Overloads of `generate`. If the type of the sampling parameters is unknown, a type checker
+    can't see whether they ask for several samples. The result may then be one answer or a list.
     """
 
     # fmt: off

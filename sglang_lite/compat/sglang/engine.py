@@ -51,7 +51,9 @@ _Several: TypeAlias = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
 def _takes(
     reader: Callable[P, object],
 ) -> Callable[[Callable[..., T]], Callable[Concatenate[Engine, P], T]]:
-    """Gives a method the signature of the function that reads its arguments."""
+    """Returns a decorator that gives a method the signature of `reader`, the function that reads
+    the method's arguments.
+    """
 
     def with_signature(method: Callable[..., T]) -> Callable[Concatenate[Engine, P], T]:
         this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -113,8 +115,8 @@ def _with_bytes(given: object, kind: MediaKind) -> object:
 
 
 def _is_path(text: str) -> bool:
-    """Returns whether a text is a file's name: one that exists, or one with a dot, which base64
-    never has.
+    """Returns True if a text is treated as a file name: the file exists, or the text has a dot and
+    is neither an address nor a data URL. Base64 never has a dot.
     """
     return os.path.isfile(text) or (
         "." in text and "://" not in text and not text.startswith("data:")
@@ -172,13 +174,13 @@ class Engine(base.Engine):
         self.answer(RecordExperts("stop"))
 
     def dump_expert_distribution_record(self) -> dict[str, list[list[int]]]:
-        """Returns how many token rows were routed to each expert since the count began, until it
-        was stopped or until now.
+        """Returns how many token rows were routed to each expert. Counts from the last
+        `start_expert_distribution_record` until the count was stopped, or until now.
 
         Returns:
-            `logical_count`: for each layer, the number of rows of each expert, on a GPU including
-            those that pad the batch of a graph; [] for a layer without experts. As JSON it is a
-            value of `init_expert_location`.
+            `logical_count`: for each layer, the number of rows of each expert; [] for a layer
+            without experts. On a GPU, rows that pad a graph's batch are counted, too. As JSON, the
+            result is a value of `init_expert_location`.
 
         Raises:
             ParameterError: no count has been started.
@@ -339,8 +341,8 @@ class Engine(base.Engine):
     @_takes(parse_score_arguments)
     # `parse_score_arguments` has the types
     def score(self, *args: Any, **fields: Any) -> ScoreResult | tuple[ChoiceScore, ...]:
-        """Returns the probabilities of label tokens after `query` and each item. Without labels,
-        scores each item as a continuation of the query.
+        """Scores each item. With labels, returns the probabilities of the label tokens after
+        `query` and the item. Without labels, scores the item itself as a continuation of the query.
 
         Args:
             query: prompt, as text or token ids.

@@ -54,8 +54,8 @@ _KNOWN_TO_HOOKS = named("hooks").keys()
 
 class BaseBackend(Backend, metaclass=ABCMeta):
     """Base class of users' backends, as in SGLang. A subclass defines SGLang's blocking hooks or
-    the coroutines of Backend (`agenerate`, `aselect`). If both are defined, those of the more
-    derived class are used. All backends are instances of this class.
+    the coroutines of Backend (`agenerate`, `aselect`). If both are defined, the definitions in the
+    more derived class are used. `isinstance` is True for every backend.
 
     Attributes:
         support_concate_and_append: SGLang's flag for joining KV caches. Has no effect: texts are
@@ -131,9 +131,9 @@ class BaseBackend(Backend, metaclass=ABCMeta):
 
 
 def hooks_of(backend: Backend) -> frozenset[str]:
-    """Returns the names of the hooks that a backend's class defines. `generate` and `select` are
-    included only if they are defined in a more derived class than the methods of Backend that would
-    answer instead, such as `agenerate`.
+    """Returns the names of the hooks that a backend's class defines. Leaves out `generate` and
+    `select` if a class that is at least as derived defines Backend's own method for the task, such
+    as `agenerate`.
     """
     kind: Any = type(backend)  # mypy takes no type for hashable
     return _hooks_of(kind)
@@ -150,8 +150,8 @@ def _hooks_of(kind: type) -> frozenset[str]:
 
 
 def _depth(kind: type, *methods: str) -> int:
-    """Returns how derived the first class is that defines one of these methods, counted from the
-    end of the method resolution order. Returns 0 if only the interfaces define them.
+    """Finds the most derived class that defines one of the methods, and returns its distance from
+    the end of the method resolution order. Returns 0 if only the interfaces define them.
     """
     line = kind.__mro__
     ours = (Backend, BaseBackend)
@@ -188,8 +188,8 @@ def _not_reading(capabilities: Capabilities) -> Capabilities:
 
 
 class HookBackend(DelegatingBackend, Listener):
-    """Backend that answers through another backend's SGLang hooks, and notifies it of the events
-    that it has hooks for. Without a hook, the other backend does the work itself.
+    """Wraps a backend that has SGLang's hooks: calls the hooks for answers, and for events such as
+    a fork. Where a hook is missing, the backend's own methods do the work.
 
     Args:
         backend: backend with hooks.

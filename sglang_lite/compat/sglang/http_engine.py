@@ -21,8 +21,8 @@ _LAUNCH_S = 600.0
 
 
 class HttpServerEngineAdapter:
-    """Server of this package in a separate process, with the methods of SGLang's adapter.
-    `sgl.Engine` needs no server, and takes tensors through shared memory.
+    """Server of this package in a separate process, with the methods of SGLang's adapter. The
+    alternative `sgl.Engine` runs without a server and takes tensors through shared memory.
 
     Args:
         **kwargs: flags of `sglang-lite serve`, with underscores: `model_path`, `port` (a free one

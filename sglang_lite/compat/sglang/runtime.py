@@ -18,8 +18,8 @@ from sglang_lite.protocol.anything import Json, UserValue
 
 
 class Runtime:
-    """Server of this package in a separate process, with the interface of SGLang's `Runtime`.
-    `sgl.Engine` needs no server.
+    """Server of this package in a separate process, with the interface of SGLang's `Runtime`. The
+    alternative `sgl.Engine` runs without a server.
 
     Args:
         log_level: level of the server's messages, which go to `logging` as "sglang_lite.server".

@@ -1,5 +1,5 @@
-"""Server process: started by the package's command line, with its output in `logging`. It ends with
-this process.
+"""Starts a server in a separate process, through the package's command line. The server's output
+goes to `logging`. The server ends with this process.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def launch_server(
     Args:
         server_args: SGLang's `ServerArgs`.
         launch_callback: called once, without arguments, when the server can be reached; requests
-            are answered from its return on.
+            are answered after it returns.
 
     Returns:
         The exit status.

@@ -85,8 +85,8 @@ class VariableEvent:
         return self._variable.done
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the variable is set or has failed, or `timeout` seconds have passed. Returns
-        whether it is settled.
+        """Waits until the variable is set or has failed, for at most `timeout` seconds. Returns
+        False if neither has happened.
         """
         try:
             self._variable.wait(timeout)
@@ -175,8 +175,8 @@ class StreamExecutor:
 
     @property
     def num_api_spec_tokens(self) -> int | None:
-        """Maximum number of tokens that a call of a remote API may generate ahead, or None without
-        drafts.
+        """Maximum number of tokens that one call of a remote API may generate ahead, or None if
+        calls don't generate ahead.
         """
         called = self._player.run.called
         return None if called is None else called.program.api_drafts.tokens
@@ -200,8 +200,8 @@ class StreamExecutor:
 
     @property
     def meta_info(self) -> dict[str, Json]:
-        """Metadata that the backend reported, by the name of the variable, for variables that are
-        set.
+        """Metadata that the backend reported about each variable that is set, by the variable's
+        name.
         """
         variables = self._player.names.variables.items()
         return {
@@ -229,8 +229,8 @@ class StreamExecutor:
         self._player.names.declare(name, Variable.from_value(value))
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Json] | None:
-        """Returns metadata that the backend reported about a variable, or None if the backend did
-        not set the variable or it does not exist.
+        """Returns metadata that the backend reported about a variable. Returns None if the variable
+        does not exist or was not set by the backend.
 
         Raises:
             RequestTimeoutError: the variable was not set within `timeout` seconds.

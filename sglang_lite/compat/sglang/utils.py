@@ -100,7 +100,7 @@ def _is_cjk(character: str) -> bool:
 
 
 def trim_overlap(existing_text: str, new_chunk: str) -> str:
-    """Removes from a chunk the longest beginning that the existing text already ends with."""
+    """Returns a chunk without the longest prefix that the existing text already ends with."""
     longest = min(len(existing_text), len(new_chunk))
     overlap = next(n for n in range(longest, -1, -1) if existing_text.endswith(new_chunk[:n]))
     return new_chunk[overlap:]
@@ -126,8 +126,8 @@ async def async_stream_and_merge(
 
 
 def build_regex_from_object(object: object, whitespace_pattern: str | None = None) -> str:
-    """Returns a regex of the JSON documents that are valid under a schema. (`gen(type=Model)`
-    enforces more of a schema.)
+    """Returns a regex for the JSON documents that a schema describes. `gen(type=Model)` enforces
+    more of a schema than this regex.
 
     Args:
         object: pydantic model, or schema as JSON text or dict.

@@ -28,8 +28,9 @@ MAX_RULES = 20_000  # rules, including those for states of automata
 
 
 def to_gbnf(language: Language) -> str:
-    """Returns a grammar's text, which starts at the rule `root`. The notation has no intersections,
-    complements, substrings and multiples, so they are written as the states of their automata.
+    """Returns a grammar's text, which starts at the rule `root`. Intersections, complements,
+    substrings and multiples are written as automata with a rule for each state, because the
+    notation lacks them.
 
     Raises:
         ConstraintError: the language is nested too deeply, or needs too many rules or states.
@@ -85,8 +86,8 @@ class _Speller:
         raise ConstraintError("a set without characters can't be written.")
 
     def _add_state_rules(self, node: Node) -> str:
-        """Adds a rule for each state of a node's automaton; returns the name of the start state's
-        rule.
+        """Adds a rule for each state of a node's automaton. Returns the name of the rule for the
+        start state.
         """
         found = Automaton(node)
         prefix = f"a{len(self._automata)}s"

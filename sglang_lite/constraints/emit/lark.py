@@ -116,8 +116,8 @@ class _Speller:
         return "\n".join(lines)
 
     def _render_lark_node(self, node: Node) -> tuple[str, int]:
-        """Returns the text of a node and the depth of its groups. A node without references is part
-        of a lexeme.
+        """Returns the text of a node, and how deeply its parentheses are nested. A node without
+        references is written as a lexeme.
         """
         if node.refers:
             match node:
@@ -161,8 +161,9 @@ class _Speller:
         return self._lexemes[node]
 
     def _render_terminal(self, node: Node) -> tuple[str, int]:
-        """Returns the text of a terminal's definition and the depth of its groups. Operators bind
-        in the order `~a`, `a*`, `a b`, `a & b`, `a | b`. Every group is in parentheses.
+        """Returns the text of a terminal's definition, and how deeply its parentheses are nested.
+        Operators bind in the order `~a`, `a*`, `a b`, `a & b`, `a | b`. Every group is in
+        parentheses.
         """
         if node == EMPTY:
             return '""', 0
@@ -209,8 +210,8 @@ class _Speller:
         raise AssertionError(f"a {type(node).__name__} is no part of a terminal")
 
     def _define_shared_terminals(self, node: Node) -> str:
-        """Returns the name of the terminal for a node with many equal parts. Each part is a
-        separate terminal, defined once.
+        """Defines a terminal for a node with many equal parts, and returns the terminal's name.
+        Each different part also becomes a terminal, which is defined once.
         """
         if node not in self._parts:
             match node:
@@ -226,8 +227,8 @@ class _Speller:
         return self._parts[node][0]
 
     def _render_terminal_part(self, node: Node) -> tuple[str, int]:
-        """Returns the text of a part of a terminal and the depth of its groups. A long part becomes
-        a separate terminal and is referenced by name.
+        """Returns the text of a part of a terminal, and how deeply its parentheses are nested. A
+        long part becomes a separate terminal and is referenced by name.
         """
         if node not in self._parts:
             text, depth = self._render_terminal(node)
@@ -239,9 +240,9 @@ class _Speller:
 
 
 def _widen_ends_to_bytes(outside: list[Node]) -> Iterator[Node]:
-    """Yields the alternatives to exclude, with any text at their ends replaced by any bytes.
-    llguidance then knows without a search that nothing can follow an excluded beginning, and that
-    any text can follow other beginnings.
+    """Yields the alternatives to exclude. If an alternative may end with any text, replaces that
+    text with any bytes. llguidance then needs no search to find that nothing can follow an excluded
+    beginning.
     """
     for node in outside:
         for option in node.options if isinstance(node, Alternation) else (node,):
@@ -277,16 +278,16 @@ def _render_as_single_pattern(node: Node) -> str | None:
 
 
 def _group_optional_runs(node: Node) -> Node:
-    """Divides runs of possibly empty parts into small nested groups; the texts stay the same. For
-    each part that may come first, llguidance copies everything after it in its group, so one group
-    of thousands would take gigabytes.
+    """Divides long runs of possibly empty parts into small nested groups, which match the same
+    texts. For each part that may come first, llguidance copies the rest of its group. A single
+    group with thousands of parts would take gigabytes.
     """
     return fold_node(node, _group_and_count_optional)[0] if _may_have_optional_run(node) else node
 
 
 def _may_have_optional_run(node: Node) -> bool:
-    """Returns True if a node has enough possibly empty parts for a long run of them, or is too
-    large to count them.
+    """Returns True if a node may contain a long run of possibly empty parts. A very large node is
+    assumed to contain one.
     """
     if node.size < _MAX_RUN * _MIN_SIZE:
         return False
@@ -311,8 +312,8 @@ def _is_optional(node: Node) -> bool:
 
 
 def _group_and_count_optional(node: Node, parts: list[tuple[Node, int]]) -> tuple[Node, int]:
-    """Returns a node whose long runs of possibly empty parts are divided into nested groups, and
-    the number of possibly empty nodes in it. `parts` holds the results for its parts.
+    """Divides a node's long runs of possibly empty parts into nested groups. Returns the new node
+    and the number of possibly empty nodes in it. `parts` has the results for the node's children.
     """
     count = sum([each for _, each in parts]) + _is_optional(node)
     if count <= _MAX_RUN:
@@ -336,7 +337,7 @@ def _flatten_concat(parts: Iterable[Node]) -> Iterator[Node]:
 
 
 def _flatten_structure(parts: Iterable[Node]) -> Iterator[Node]:
-    """Yields the parts of a concatenation, with nested ones flattened except where they are whole
+    """Yields the parts of a concatenation. Flattens nested concatenations, unless they are whole
     lexemes.
     """
     for part in parts:
@@ -347,8 +348,8 @@ def _flatten_structure(parts: Iterable[Node]) -> Iterator[Node]:
 
 
 def _nest_optional(parts: list[Node]) -> list[Node]:
-    """Puts parts that may be empty into groups that may be left out, so that llguidance does not
-    have one long run.
+    """Divides a long run of possibly empty parts into nested groups that may be left out.
+    llguidance is slow with a single long run.
     """
     while len(parts) > _MAX_RUN:
         parts = [optional(concat(*parts[i : i + _MAX_RUN])) for i in range(0, len(parts), _MAX_RUN)]
@@ -358,8 +359,8 @@ def _nest_optional(parts: list[Node]) -> list[Node]:
 def _join_in_group(
     operator: str, parts: Iterable[tuple[str, int]], names: dict[str, str], prefix: str
 ) -> tuple[str, int]:
-    """Joins texts with an operator in a group; returns the text and the depth of its groups. Texts
-    with deep groups become separate definitions.
+    """Joins texts with an operator and puts them in parentheses. Returns the result, and how deeply
+    its parentheses are nested. Texts that are nested too deeply become separate definitions.
 
     Args:
         operator: operator between the texts.

@@ -109,8 +109,8 @@ class _TooMany(Exception):  # noqa: N818 # never leaves this module
 
 
 def _inline_regular_rules(language: Language) -> Language:
-    """Returns the language with its regular rules inlined, up to the limits for the size and depth
-    of a lexeme.
+    """Returns the language with its regular rules inlined. Rules that would exceed the limits for
+    the size and depth of a lexeme stay rules.
     """
     uses = {name: references(body) for name, body in language.rules.items()}
     referring = referring_rules(uses)
@@ -150,8 +150,8 @@ def _count_size_and_depth(node: Node) -> tuple[int, int]:
 
 
 def _with_dependencies(language: Language, names: Iterable[str]) -> dict[str, None]:
-    """Returns the names of some rules and of all rules that they need, in order (a dict used as an
-    ordered set).
+    """Returns the names of some rules and of all rules that they need, directly or indirectly. The
+    result is a dict used as an ordered set.
     """
     found = dict.fromkeys(names)
     for name in (queue := list(found)):
@@ -170,8 +170,8 @@ class _Lexing:
         to_split: lexemes to split into their parts.
 
     Attributes:
-        language: language whose rules, except the sealed ones and those below them, are lexemes or
-            consist of references only.
+        language: the divided language. A rule is a lexeme or consists of references only, except
+            for sealed rules and the rules below them.
         nodes: nodes that became lexemes, by the lexeme's name.
         lexemes: `nodes` without the empty text, by name.
         symbols: names of lexemes and sealed rules.
@@ -270,7 +270,8 @@ def _without_empty_text(node: Node) -> Node:
 
 
 class _Positions:
-    """Positions of a divided language, and the symbols that may follow each.
+    """Visits the positions of a divided language, to find lexemes that greedy reading would get
+    wrong.
 
     Args:
         lexing: divided language.
@@ -332,7 +333,9 @@ class _Positions:
     # ------------------------------------------------------------------------------------ positions
 
     def _close_over_empty_moves(self, positions: Iterable[_Position]) -> frozenset[_Position]:
-        """Returns the closure of positions under moves that read nothing."""
+        """Returns the given positions, and all positions that can be reached from them without
+        reading a character.
+        """
         found = set(positions)
         queue = list(found)
         for position in queue:
@@ -366,7 +369,7 @@ class _Positions:
         return sorted(names & self._lexing.symbols)
 
     def _positions_after_symbols(self, positions: Iterable[_Position]) -> dict[str, set[_Position]]:
-        """Returns the positions after each symbol that may come next."""
+        """Returns, for each symbol that may come next, the positions after it."""
         found: dict[str, set[_Position]] = {name: set() for name in self._symbols(positions)}
         for rule, state in positions:
             for name in self._automaton.next_rule_names(state) & found.keys():
@@ -457,8 +460,8 @@ class _Positions:
         return {each for each, size in sizes.items() if size == max(sizes.values())}
 
     def _is_ambiguous_after(self, name: str, other: str, following: Ranges) -> bool:
-        """Returns True if `other` can continue after a text of `name` with a character that may
-        follow `name`.
+        """Returns True if greedy reading could extend a text of `name` to a text of `other`,
+        although the next character may also follow `name`.
         """
         lexemes = self._lexing.lexemes
         if name not in lexemes and other not in lexemes:
@@ -484,8 +487,8 @@ def _share_a_text(lexeme: Node, other: Node) -> tuple[bool, int]:
 
 @memoize  # most pairs are checked again after a few lexemes have been split
 def _can_continue(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:
-    """Returns whether `other` can continue with a character of `following` after a text of
-    `lexeme`, and the work spent on the decision.
+    """Returns True if a text of `lexeme` can be extended to a text of `other`, and the next
+    character is in `following`. Also returns the work spent on the decision.
     """
     if not following:
         return False, 1

@@ -60,9 +60,9 @@ class Automaton:
 
     Args:
         *nodes: regular nodes, or bodies of rules.
-        rules: bodies of rules by name. If given, characters lead into rules, and the
-            automaton of a context-free language has one state for each stack of open rules.
-            Left recursion then raises RecursionError.
+        rules: bodies of rules by name. If given, the automaton follows references into the rules,
+            and has one state for each stack of open rules. Left recursion then raises
+            RecursionError.
 
     Attributes:
         classes: numbers of the character classes, surrogates excluded.
@@ -104,8 +104,8 @@ class Automaton:
         self.starts = [self.translate_state_from(start, before) for start in before.starts]
 
     def translate_state_from(self, state: State, source: Automaton) -> State:
-        """Returns this automaton's state for the same texts as a state of `source`, the automaton
-        that this one was copied from.
+        """Returns the state of this automaton that accepts the same texts as `state` of `source`.
+        This automaton must be a copy of `source`.
         """
         return self._terms.build_written_state(partial(_copy_term, self._terms, state, source))
 
@@ -144,8 +144,8 @@ class Automaton:
         return CharSet(tuple(pieces))
 
     def classes_between(self, low: int, high: int) -> list[tuple[int, Symbol]]:
-        """Returns the character classes that occur between the code points `low` and `high`, each
-        after its first code point in that range.
+        """Returns the character classes that occur from code point `low` to `high`, each after the
+        first code point of the class in this range.
         """
         first = bisect_right(self._bounds, low) - 1
         last = bisect_right(self._bounds, high)
@@ -179,8 +179,8 @@ class Automaton:
         return state
 
     def reachable_transitions(self, state: State) -> dict[State, dict[Symbol, State]]:
-        """Returns the reachable states, each with its transitions on character classes to states
-        other than DEAD.
+        """Returns the states that can be reached from a state, each with its transitions on
+        character classes. Transitions to DEAD are left out.
         """
         found: dict[State, dict[Symbol, State]] = {state: {}}
         for each in (queue := [state]):
@@ -194,9 +194,7 @@ class Automaton:
         return found
 
     def accepts_some_text(self, state: State) -> bool:
-        """Returns True if a state accepts some text made only of characters; references to rules
-        are not followed.
-        """
+        """Returns True if a state accepts at least one text. References to rules are not followed."""
         if state not in self._nonempty:
             if _finds_text_depth_first(self, state, self._nonempty):
                 return True
@@ -287,8 +285,8 @@ class Automaton:
                 return terms.complement(parts[0])
 
     def _state_in_source(self, source: int, offsets: list[int]) -> State:
-        """Returns the state whose texts run from any of the given indexes of a source to an index
-        where a piece may end.
+        """Returns the state for substrings of a source. A substring begins at one of the given
+        indexes and ends where a piece may end.
         """
         found = self.sources[source]
         # with a superset, the state must stay recognisable as the source's end
@@ -361,8 +359,8 @@ class Automaton:
 
 
 def copy_without_states(before: Automaton) -> Automaton:
-    """Returns a copy of an automaton without its states, except the start states. The copy can
-    `translate_state_from` states of the original.
+    """Returns a copy of an automaton that has only its start states. `translate_state_from`
+    converts states of the original to states of the copy.
     """
     new = copy(before)
     new.forget_states()
@@ -461,9 +459,9 @@ def _nullable_rules(rules: Mapping[str, Node]) -> set[str]:
 
 
 def _partition_characters(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet, int]]:
-    """Partitions characters into classes that no set in the nodes distinguishes. Returns the first
-    code point of each stretch, the class of each stretch, and the classes of each set as a bit
-    mask. Each character of a literal is a separate class.
+    """Divides characters into classes, so that each set in the nodes contains a class completely or
+    not at all. Each character of a literal is its own class. Returns the first code point of each
+    stretch, the class of each stretch, and the classes of each set as a bit mask.
     """
     sets: dict[CharSet, int] = {ANY_CHAR: 0}
     chars = set[str]()
@@ -547,8 +545,8 @@ def is_empty(node: Node) -> bool:
 
 
 def _guess_accepted_texts(node: Node) -> Iterator[str]:
-    """Yields a few texts to try before a large automaton is searched: beginnings of the texts whose
-    substrings the node allows.
+    """Yields a few texts that a node may accept: beginnings of the texts whose substrings the node
+    allows. Trying them first may save the search of a large automaton.
     """
     match node:
         case Intersection(parts) | Alternation(parts):
@@ -570,8 +568,8 @@ def decide_emptiness(node: Node) -> tuple[bool, int]:
 def _finds_text_depth_first(
     automaton: Automaton, state: State, nonempty: dict[State, bool]
 ) -> bool:
-    """Returns True if a short depth-first search finds an accepting state. It quickly finds texts
-    with a minimum length, for which a breadth-first search would visit all shorter ones first.
+    """Returns True if a short depth-first search finds an accepting state. It is fast if texts have
+    a minimum length. A breadth-first search would then visit all shorter texts first.
 
     Args:
         nonempty: whether states accept some text, as far as that is known. The states on the

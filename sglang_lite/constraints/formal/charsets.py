@@ -140,7 +140,7 @@ def close_under_case(ranges: Ranges) -> Ranges:
 
 @lru_cache(maxsize=64)
 def _matching_cased_characters(chars: str) -> Ranges:
-    """Returns the cased characters that a class of these characters matches when case is ignored."""
+    """Returns the cased characters that match one of the given characters when case is ignored."""
     return (
         singles("".join(re.findall(f"[{re.escape(chars)}]", _cased_characters(), re.IGNORECASE)))
         if chars

@@ -34,12 +34,14 @@ class CountedTexts(Protocol):
     def size(self) -> int: ...
 
     def count_with_prefix(self, prefix: str) -> int | None:
-        """Returns the number of texts with a prefix, or None if infinite."""
+        """Returns the number of texts that begin with `prefix`, or None if there are infinitely
+        many.
+        """
         ...
 
     def prefix_counts(self, text: str) -> list[int | None]:
-        """Returns the number of texts with each prefix of `text`, from the empty one to `text`
-        itself. None stands for infinite.
+        """Counts the texts that begin with each prefix of `text`, from the empty prefix to `text`
+        itself. A count is None if there are infinitely many texts.
         """
         ...
 
@@ -66,8 +68,8 @@ def has_unused_text(texts: CountedTexts, prefix: str, used: Collection[str]) -> 
 
 
 def _list_combinations(node: Node) -> Collection[str] | None:
-    """Returns the texts of concatenations and alternations of literals, or None for other nodes or
-    more than `MAX_LISTED` combinations.
+    """Returns all texts of a node that consists of literals, concatenations and alternations.
+    Returns None for other nodes, or if there are more than `MAX_LISTED` combinations.
     """
     match node:
         case LiteralText(text):
@@ -87,7 +89,7 @@ def _list_combinations(node: Node) -> Collection[str] | None:
 
 
 class _ListedTexts:
-    """A sorted list of texts, used because their automaton would have a state for each character."""
+    """Texts of a language as a sorted list. An automaton would need a state for each character."""
 
     endless = False
 
@@ -134,7 +136,9 @@ class _AutomatonTexts:
 
 
 def _count_accepted_texts(machine: Automaton) -> dict[State, int | None]:
-    """Returns the number of texts that each useful state accepts, or None for infinitely many."""
+    """Returns the number of texts that each state accepts, or None if there are infinitely many.
+    Leaves out unreachable states and states that accept no text.
+    """
     useful = useful_states(machine, machine.start)
     before: dict[State, list[State]] = {state: [] for state in useful}
     for state, after in useful.items():

@@ -68,8 +68,8 @@ def solve_rules(rules: Mapping[str, Node]) -> dict[str, Node]:
 
 @cache
 def build_multiples_node(divisor: int) -> Node:
-    """Returns the node for the texts of `Multiple`. It has many equal parts; written out, its
-    length is exponential.
+    """Returns the node for the texts of `Multiple`. The node has many equal parts. If all of them
+    are written out, the node is exponentially long.
     """
     characters: dict[tuple[int, int], list[str]] = {}
     for remainder in range(divisor):
@@ -87,8 +87,8 @@ def build_multiples_node(divisor: int) -> Node:
 def eliminate_points(
     edges: dict[tuple[P, P], Node], points: Collection[P], *, limited: bool = True
 ) -> None:
-    """Removes points of an automaton, starting with those on the fewest paths. Each path through a
-    point becomes an edge.
+    """Removes points of an automaton one by one, the points on the fewest paths first. Each path
+    through a removed point becomes an edge.
 
     Args:
         edges: texts by their first and last point; changed in place.

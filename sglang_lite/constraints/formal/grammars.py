@@ -52,8 +52,8 @@ def prune_rules(language: Language) -> Language:
 
 
 def contradiction(language: Language) -> list[str]:
-    """Returns the names of the rules that explain why a language is empty: a path from its start,
-    followed while exactly one unproductive rule is to blame.
+    """Returns the names of rules that explain why a language is empty. They form a path from the
+    start rule. Each rule is empty because of the next one, which is the only rule to blame.
     """
     rules = language.rules
     productive = _productive_rules(rules, {name: references(body) for name, body in rules.items()})
@@ -126,7 +126,8 @@ def prefix_rule_names(language: Language, prefix: str) -> Language:
 
 
 def referring_rules(uses: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
-    """Returns the names of the rules that refer to each rule, by the name of that rule.
+    """Inverts references between rules: returns, for each rule, the names of the rules that refer
+    to it.
 
     Args:
         uses: names of the rules that each rule refers to.

@@ -36,8 +36,8 @@ Lengths = tuple[int, int | None]
 
 @memoize
 def lengths(node: Node) -> Lengths:
-    """Returns bounds for the lengths of a node's texts. The node need not have a text of every
-    length between them, or any text.
+    """Returns a lower and an upper bound for the lengths of a node's texts. Between the bounds,
+    there may be lengths without a text.
     """
     return fold_node(node, _length_bounds)
 

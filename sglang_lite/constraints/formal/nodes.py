@@ -117,7 +117,7 @@ class LiteralText(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Substring:
-    """Some successive pieces of a text, or the empty text.
+    """Several successive pieces of a text, a single piece, or the empty text.
 
     Attributes:
         text: the text, which must not be empty.
@@ -247,9 +247,8 @@ class Language:
         rules: bodies of the rules by name. In a body with references, each largest part
             without references is one lexeme. emit/lexemes.py ensures that the language stays
             the same if engines read lexemes greedily.
-        sealed: names of rules whose lexemes, and those of all rules below them, end at the
-            same place in every context, so that greedy reading is exact among them (JSON
-            values).
+        sealed: names of rules for JSON values. Their lexemes, and the lexemes of all rules below
+            them, end at the same place in every context. Greedy reading is therefore exact.
     """
 
     start: str
@@ -413,8 +412,8 @@ def fold_node(node: Node, result: Callable[[Node, list[_T]], _T]) -> _T:
 def _fold_recursively(
     result: Callable[[Node, list[_T]], _T], known: dict[int, _T], node: Node
 ) -> _T:
-    """Computes `fold_node` recursively. A closure would be a reference cycle that keeps all of `known`
-    alive.
+    """Computes `fold_node` recursively. This is not a closure, because a closure would form a
+    reference cycle that keeps all of `known` alive.
     """
     children_of = _CHILDREN.get(type(node))
     if children_of is None:

@@ -1,5 +1,5 @@
-"""Searches for a shortest text from a state of an automaton to acceptance, where the node's
-structure does not determine it.
+"""Searches an automaton for a shortest text that a state accepts, if the node's structure does not
+determine it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ UNKNOWN = math.inf  # length if no text is known
 def search_shortest(
     automaton: Automaton, start: State, most: int = MAX_EXPANDED
 ) -> list[Symbol] | None:
-    """Returns the character classes of a shortest accepted text from a state, or None if none was
-    found by expanding `most` states. The search is best-first (A*).
+    """Searches for a shortest text that a state accepts, and returns its character classes. Returns
+    None if none was found after expanding `most` states. The search is best-first (A*).
     """
     before: dict[State, tuple[State, Symbol]] = {}
     steps: dict[State, int] = {start: 0}

@@ -73,8 +73,8 @@ class ShortestTexts:
         rules: bodies of the rules by name, the start first.
 
     Attributes:
-        longest_forced: upper bound for the characters of the longest text that the language
-            forces, that is, leaves no choice about.
+        longest_forced: upper bound for the length in characters of the longest forced text, where
+            the language leaves no choice of characters.
     """
 
     def __init__(self, rules: Mapping[str, Node]) -> None:
@@ -96,9 +96,9 @@ class ShortestTexts:
         return self._found[name].text
 
     def _solve(self, rules: Mapping[str, Node]) -> None:
-        """Finds the shortest texts by iteration, starting from infinite lengths. One round suffices
-        for rules that are processed after all rules they refer to, and thus for a language without
-        recursion.
+        """Finds the shortest texts by iteration, starting from infinite lengths. Rules are
+        processed after the rules they refer to, as far as possible. A language without recursion
+        therefore needs only one round.
         """
         found = self._found
         used = {name: references(body) & rules.keys() for name, body in rules.items()}
@@ -209,8 +209,8 @@ def _analyse_repeat(each: _Found, least: int) -> _Found:
 
 
 def _analyse_intersection(node: Intersection, found: Mapping[Node, _Found]) -> _Found:
-    """Returns the facts about an intersection, given those about its parts that are not
-    complements.
+    """Returns the facts about an intersection. `found` has the facts about each part that is not a
+    complement.
     """
     text = None
     if found:  # the shortest text of one part is often in all of them
@@ -251,8 +251,8 @@ def _search_shortest_text(node: Intersection | Complement) -> str | None:
 
 
 def _try_copying_pieces(node: Intersection) -> str | None:
-    """Finds a shortest text of an intersection that copies at most one piece of a source, or
-    returns None. A search would go through the whole source.
+    """Tries to find a short text of an intersection that copies at most one piece of a source.
+    Returns None if none of the first pieces fits. A search would go through the whole source.
     """
     for part in node.parts:
         match part:

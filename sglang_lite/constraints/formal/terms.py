@@ -22,8 +22,8 @@ _ADDING = threading.Lock()  # held while a state is added to any automaton
 
 
 class Terms:
-    """Table of the terms of an automaton's states. Terms are simplified where that is cheap: the
-    automaton stays small if equal languages become equal terms.
+    """Table of the terms that an automaton's states stand for. Terms are simplified where that is
+    cheap, because the automaton stays small if equal languages become equal terms.
 
     A term is a tuple: ("set", mask of character classes), ("ref", rule), (".", first,
     second), ("|", …), ("&", …), ("~", state), ("{", state, least, most), ("source", number of
@@ -55,7 +55,7 @@ class Terms:
 
     @property
     def derived_count(self) -> int:
-        """Number of states, not counting those of the nodes as written."""
+        """Number of states, without the states that were built for the original nodes."""
         return len(self._terms) - self._written
 
     def build_written_state(self, make: Callable[[], State]) -> State:
@@ -90,7 +90,7 @@ class Terms:
         return state
 
     def characters(self, mask: int) -> State:
-        """Returns the state of the texts of one character whose class is in the mask."""
+        """Returns the state that accepts each single character whose class is in the mask."""
         return self.intern_term("set", mask, nullable=False) if mask else DEAD
 
     def concat(self, first: State, second: State) -> State:

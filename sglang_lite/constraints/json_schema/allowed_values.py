@@ -1,5 +1,5 @@
-"""Values that a schema allows at one place in the JSON, for reading texts in which strings are not
-quoted.
+"""Values that a schema allows at one place in the JSON. Used to read texts whose strings have no
+quotation marks.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sglang_lite.protocol.anything import Json
 
 @dataclass(frozen=True, slots=True)
 class AllowedValues:
-    """Values that a schema allows for the whole JSON, a member or an item. Any value is allowed if
-    there is no schema or it is not supported.
+    """Values that a schema allows at one place: for the whole JSON, a member or an item. Any value
+    is allowed if there is no schema, or if the schema is not supported.
 
     Attributes:
         schema: the schema, or None.
@@ -64,8 +64,8 @@ class AllowedValues:
         return self._values.strings != NOTHING
 
     def quote(self, text: str) -> QuoteLocation | None:
-        """Returns the location of a string in the documents that it must quote, or None if it need
-        not be a quote.
+        """Returns where a string occurs in the documents that it must quote. Returns None if the
+        string need not be a quote.
         """
         return locate_quote(self._values.strings, text)
 
@@ -79,7 +79,7 @@ class AllowedValues:
 
     @property
     def choices(self) -> bool:
-        """True if the strings are a finite list."""
+        """True if the allowed strings are a finite list."""
         return _list_literals(self._values.strings) is not None
 
     @property
@@ -92,8 +92,8 @@ class AllowedValues:
 
     @property
     def options(self) -> tuple[Json, ...] | None:
-        """The values, if they are a finite list of scalars: those of an enum, a constant, booleans
-        or null; else None. A range of numbers does not count as a list.
+        """The allowed values if they are a finite list of scalars, such as an enum, booleans or
+        null; else None. A range of numbers does not count as a list.
         """
         values = self._values
         strings = _list_literals(self._values.strings)
@@ -139,8 +139,9 @@ class AllowedValues:
         return json.dumps(text, ensure_ascii=False)
 
     def _allows_value(self, value: Any) -> bool:
-        """Returns True if a value other than a string is allowed, judged by its type and, for
-        scalars, its value. Returns False for strings, because JSON strings would be in quotes.
+        """Returns True if a value that was read as JSON is allowed. Arrays and objects are judged
+        by their type only. Returns False for strings, because allowed strings are written without
+        quotes here.
         """
         values = self._values
         match value:
@@ -164,9 +165,9 @@ class AllowedValues:
 
 
 def list_quotes(schema: JsonSchema, value: Json) -> list[dict[str, Json]]:
-    """Returns the quotes in a valid value, in order, each as {"pointer", "source", "start", "end"}:
-    the JSON Pointer of the string, the number of the document, and the quote's position there, from
-    `start` to before `end`.
+    """Returns the quotes in a valid value, in order, each as {"pointer", "source", "start", "end"}.
+    These are the JSON Pointer of the string, the number of the document, and the quote's position
+    in the document, from `start` to before `end`.
     """
     found: list[dict[str, Json]] = []
     stack = [("", AllowedValues.for_schema(schema), value)] if KEYWORD in schema.schema else []
@@ -208,7 +209,7 @@ def may_have_lists(schema: JsonSchema) -> bool:
 
 
 def _list_literals(strings: Node) -> tuple[str, ...] | None:
-    """Returns the texts of a literal, or of an alternation of literals and such alternations.
+    """Returns the texts of a literal or an alternation of literals. Alternations may be nested.
     Returns None for any other node.
     """
     if not isinstance(strings, Alternation):

@@ -61,7 +61,9 @@ def widen_quotes_to_strings(language: Language) -> Language | None:
 
 
 class _NarrowedError(Exception):
-    """Raised if a quote has other requirements."""
+    """Raised if a string must be a quote and also meet another requirement, such as a number of
+    words.
+    """
 
 
 def _widen_quotes(node: Node) -> Node:
@@ -84,7 +86,9 @@ def _widen_quotes(node: Node) -> Node:
 
 
 def _quote_superset(node: Node) -> Node | None:
-    """Returns a superset of a quote's texts, or None if a node is no quote."""
+    """Returns a simpler language that contains all texts of a quote, or None if the node is not a
+    quote.
+    """
     options = node.options if isinstance(node, Alternation) else (node,)
     found = {option.superset if isinstance(option, Substring) else None for option in options}
     return found.pop() if len(found) == 1 else None
@@ -100,7 +104,9 @@ def _non_quote_texts(before: Node, after: Node) -> Node:
 
 
 def _choices(body: Node, quoting: set[str]) -> Iterator[tuple[Node, ...]]:
-    """Yields the options of each alternation in a rule's body that can lead to a quote."""
+    """Finds the alternations in a rule's body that can lead to a quote, and yields the options of
+    each.
+    """
     stack = [body]
     while stack:
         node = stack.pop()
@@ -110,7 +116,7 @@ def _choices(body: Node, quoting: set[str]) -> Iterator[tuple[Node, ...]]:
 
 
 def _are_distinct_before_quotes(options: tuple[Node, ...], rules: Mapping[str, Node]) -> bool:
-    """Returns True if every text shows which of the options it belongs to before a quote begins."""
+    """Returns True if a text always shows before a quote which of the options it belongs to."""
     automaton = Automaton(*options, rules=rules)
     pairs = list(combinations(automaton.starts, 2))
     seen = set(pairs)

@@ -27,8 +27,8 @@ _NO_ASSERTIONS = {  # keywords that obviously assert nothing
 
 
 def find_unknown_keywords(schema: object) -> list[str]:
-    """Returns the names in a schema that no draft defines, if nothing in it asserts anything; else
-    an empty list.
+    """Returns the names in a schema that no draft defines as keywords. Returns an empty list if the
+    schema has a keyword that asserts something.
     """
     if not isinstance(schema, dict) or any(keyword in ASSERTING for keyword in schema):
         return []
@@ -42,9 +42,9 @@ def find_unknown_keywords(schema: object) -> list[str]:
 def assertions_and_annotations(
     document: Document, *, assert_format: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the JSON Pointers of the keywords that assert something, and of those that don't
-    although they might seem to: formats that are not asserted, unknown keywords, keywords of other
-    drafts, and keywords about content.
+    """Returns the JSON Pointers of two kinds of keywords: keywords that assert something, and
+    keywords that only seem to. The second kind includes unknown keywords and formats that are not
+    asserted.
     """
     asserting: list[str] = []
     annotations: list[str] = []

@@ -87,7 +87,9 @@ class _Closer:
         self._seen: set[tuple[str, bool]] = set()
 
     def visit(self, location: SchemaLocation, *, part: bool) -> None:
-        """Visits a schema and all schemas below it. A part of another schema is not closed itself."""
+        """Visits a schema and all schemas below it. With `part`, the schema is part of another
+        schema and is not closed itself.
+        """
         if (location.pointer, part) in self._seen:
             return
         self._seen.add((location.pointer, part))

@@ -34,7 +34,9 @@ class ContainerWriter(Protocol):
     masked_shapes: MaskedShapes | None
 
     def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
-        """Returns a reference to the rule of a key. Its body is computed later."""
+        """Returns a reference to the rule for a key. `body` computes the rule's body and is called
+        later.
+        """
         ...
 
     def number(self, shape: ArrayShape | ObjectShape) -> int:

@@ -232,8 +232,8 @@ class Document:
     def _outermost_anchor(
         self, location: SchemaLocation, resource: str, name: str, found: str | None
     ) -> str | None:
-        """Returns the pointer of the dynamic anchor in the outermost resource of the scope that has
-        one, or `found` if the resource itself has no dynamic anchor of this name.
+        """Returns the pointer of a dynamic anchor in the outermost resource of the scope that has
+        it. Returns `found` if the current resource has no dynamic anchor of this name.
         """
         if (resource, name) not in self._dynamic:
             return found
@@ -246,8 +246,8 @@ class Document:
         return self._enter_resource(location.child(*steps))
 
     def location_below(self, location: SchemaLocation, pointer: str) -> SchemaLocation:
-        """Returns the location of a pointer below another location, with the scope entered along
-        the path.
+        """Returns the location of a pointer below another location. Its scope includes the
+        resources entered on the way.
         """
         for step in pointer.removeprefix(location.pointer).split("/")[1:] if location.scope else ():
             location = self._enter_resource(
@@ -271,8 +271,8 @@ class Document:
         return self._bases[pointer]
 
     def _index_subschemas(self, root: Any, start: str, base: str) -> Iterator[str]:
-        """Records the bases, resources and anchors of a root. Yields the URIs of the meta-schemas
-        that it refers to.
+        """Records the base URI, resource and anchors of each schema in a root. Yields the URIs of
+        the meta-schemas that the root refers to.
         """
         stack: list[tuple[Any, str, str, str]] = [(root, start, base, start)]
         while stack:
@@ -295,7 +295,9 @@ class Document:
     def _base_and_resource(
         self, schema: dict[str, Any], pointer: str, base: str, resource: str
     ) -> tuple[str, str]:
-        """Returns the base URI and resource of a schema, which may start a new resource."""
+        """Returns the base URI and the resource of a schema. A schema with its own identifier
+        starts a new resource.
+        """
         name = schema.get("$id", schema.get("id") if self.ref_hides_siblings else None)
         if not isinstance(name, str) or (self.ref_hides_siblings and "$ref" in schema):
             return base, resource

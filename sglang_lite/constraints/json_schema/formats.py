@@ -37,9 +37,9 @@ _OFFSET = "[+-](?:[01][0-9]|2[0-3]):[0-5][0-9]"
 
 
 def _build_leap_second_pattern() -> str:
-    """Returns the pattern of the last second of a day in UTC, for zones whose offset is a multiple
-    of 15 minutes, as all current ones are. For arbitrary offsets an automaton would have to
-    remember 1,440 times of day.
+    """Returns the pattern of leap seconds: the last second of a day in UTC, given in a zone whose
+    offset is a multiple of 15 minutes. All current zones have such an offset. For arbitrary offsets
+    an automaton would have to remember 1,440 times of day.
     """
     options = [f"23:59:60{_FRACTION}[Zz]"]
     for offset in range(0, 24 * 60, 15):
@@ -219,7 +219,7 @@ def _count_utf8_bytes(text: str) -> int:
 
 
 def _is_punycode_hostname(text: str) -> bool:
-    """Returns True if a text is a host name with A-labels."""
+    """Returns True if a text is a host name with at least one label in Punycode."""
     labels = text.split(".")
     if not any(map(_is_punycode_label, labels)):
         return False

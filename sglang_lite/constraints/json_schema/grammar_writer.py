@@ -141,7 +141,9 @@ class GrammarWriter:
             raise ConstraintError(error.message, pointer=location.pointer, hint=hint) from None
 
     def _locate_last_rule(self, names: Iterable[str]) -> SchemaLocation:
-        """Returns the schema location of the last of some rules that has one, or the root."""
+        """Returns the schema location of the last rule in `names` that has a location. Returns the
+        root if none has one.
+        """
         formulas = {name: key for (_, key), name in self._rules.names.items()}
         locations = [
             formula.location for name in names if isinstance(formula := formulas[name], ValidAt)
@@ -149,7 +151,9 @@ class GrammarWriter:
         return locations[-1] if locations else SchemaLocation("")
 
     def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
-        """Returns a reference to the rule of a key. Its body is computed later."""
+        """Returns a reference to the rule for a key. `body` computes the rule's body and is called
+        later.
+        """
         names = self._rules.names
         rule = (self.plain, key)
         if rule not in names:
@@ -222,8 +226,8 @@ class GrammarWriter:
         return scalar_texts(values, decimals=self._style.decimals, plain=plain)
 
     def find_rule_positions(self, formula: Formula) -> tuple[RulePosition, ...]:
-        """Returns the positions in a formula's values where masks enforce rules. `language` must
-        have been called before, because it collects these rules.
+        """Returns the positions in a formula's values where masks enforce rules. Call `language`
+        first, because it collects these rules.
         """
         return (
             ()

@@ -110,8 +110,8 @@ def _dotted_labels(labels: tuple[Node, ...]) -> Node:
 
 
 def _hyphenated_label(first: charsets.Ranges, more: charsets.Ranges, longest: int) -> Node:
-    """Returns the labels of the given characters with hyphens inside, but not in both the third and
-    the fourth position.
+    """Returns the labels that consist of the given characters, with hyphens inside. The third and
+    the fourth character are not both hyphens.
     """
     start = CharSet(charsets.union(first))
     inner = CharSet(charsets.union((*first, *more)))

@@ -64,7 +64,7 @@ Schema: TypeAlias = dict[str, Any]
 
 
 class Context(Protocol):
-    """The reader of a schema, as seen by keywords.
+    """Interface of the schema reader for the functions that read keywords.
 
     Attributes:
         document: schema document.
@@ -324,8 +324,8 @@ def _read_object_keywords(
 def _others(
     context: Context, patterns: Iterable[tuple[Node, Formula]], additional: Formula, names: Node
 ) -> Iterator[tuple[Node, Formula]]:
-    """Divides the names of unlisted members by the patterns that they match. Yields disjoint
-    languages of names, each with the formula of the values under these names.
+    """Divides the names of unlisted members by the patterns that they match. The resulting
+    languages of names are disjoint. Yields each one with the formula of the members' values.
     """
     cells: list[tuple[Node, tuple[Formula, ...]]] = [(names, ())] if names != NOTHING else []
     for pattern, formula in patterns:

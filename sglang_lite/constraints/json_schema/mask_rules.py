@@ -37,8 +37,8 @@ class DistinctItems:
     Attributes:
         texts: languages of the first items, one each, and a last one for all further items. Every
             value has one spelling. If an item may be any value, its language has only the scalars.
-            Arrays or objects that can always be continued to differ are widened to any texts with
-            the same beginning.
+            Arrays and objects that can always be extended to differ are represented by all texts
+            with the same beginning.
     """
 
     texts: tuple[Node, ...]
@@ -82,8 +82,8 @@ UNIQUE_NAMES_ONLY = DistinctNames(quote_strings(ANY_TEXT), frozenset(), 0)
 
 @dataclass(frozen=True, slots=True)
 class RulePosition:
-    """Position in a value, with the rules that masks enforce there. Positions below it are given by
-    index, or None if no rule applies there.
+    """Position in a value, with the rules that masks enforce there. Positions of items and members
+    are given by index. They are None if masks enforce no rule there.
 
     Attributes:
         items: rule for the items of an array.
@@ -104,8 +104,8 @@ class RulePosition:
         return self.prefix[index] if index < len(self.prefix) else self.rest
 
     def member(self, name: str | bytes) -> int | None:
-        """Returns the index of a member's position, or None for a name given as bytes (it is no
-        valid JSON).
+        """Returns the index of the position for a member's value, or None if masks enforce no rule
+        there. A name given as bytes is not valid JSON and has no position.
         """
         if isinstance(name, bytes) or name in self.members:
             return self.members[name] if isinstance(name, str) else None
@@ -143,8 +143,8 @@ class MaskedShapes:
     def positions(
         self, reader: SchemaReader, start: Formula, scalars: Callable[[ValueSet], Node]
     ) -> tuple[RulePosition, ...]:
-        """Returns the positions in the values of a formula, the start first, or nothing if masks
-        check no shape.
+        """Returns the positions in a formula's values, the start first. Returns an empty tuple if
+        masks check no shape.
 
         Args:
             reader: reader of the schema.
@@ -298,8 +298,8 @@ class _Positions:
             ) from None
 
     def _name_rules_by_kind(self, objects: Sequence[ObjectShape]) -> tuple[DistinctNames, ...]:
-        """Returns the rules for the names of kinds of objects that are distinguished by names and
-        scalar values.
+        """Returns a rule for the names of each kind of object. The kinds must differ only in names
+        and scalar values.
 
         Raises:
             _Different: the kinds differ in other values, so that names and scalars don't determine
@@ -334,7 +334,9 @@ class _Positions:
     def _have_same_values(
         self, a: Formula, b: Formula, assumed: set[tuple[Formula, Formula]] | None = None
     ) -> bool:
-        """Returns True if two formulas have the same values, as far as their shapes show it."""
+        """Returns True if two formulas are known to have the same values, judged by their shapes.
+        Equal values with different shapes are not recognised.
+        """
         # pairs being compared; a cycle adds nothing new
         assumed = set() if assumed is None else assumed
         if a == b or (a, b) in assumed:
@@ -381,9 +383,7 @@ def build_name_rule(shape: ObjectShape) -> DistinctNames:
 
 
 def _shape_parts(shape: object) -> tuple[object, tuple[Formula, ...]]:
-    """Returns the requirements of a shape other than the formulas of its members or items, and
-    these formulas.
-    """
+    """Divides a shape into two parts: its requirements, and the formulas of its members or items."""
     if isinstance(shape, ArrayShape):
         unique = shape.unique_pointer is not None
         is_set = shape.set_pointer is not None
@@ -417,7 +417,7 @@ def _find_shape_member(shape: ObjectShape, name: str) -> Member:
 
 
 def _prune_positions(positions: list[RulePosition]) -> tuple[RulePosition, ...]:
-    """Replaces references to positions with None if no rule applies at or below them."""
+    """Replaces the index of a position with None where no rule applies at the position or below it."""
     above: list[list[int]] = [[] for _ in positions]
     for i, position in enumerate(positions):
         for below in position.positions_below():

@@ -40,8 +40,9 @@ _POINT = literal(".")
 
 @lru_cache(maxsize=256)
 def build_multiples_of_step(step: Fraction, most: int | None) -> Node:
-    """Returns a node that matches exactly the multiples of a step among texts of numbers, with any
-    zeros at the end of a fraction. Texts that are not numbers may also match.
+    """Returns a node for the multiples of a step. Among the texts of numbers, the node matches
+    exactly the multiples. Fractions may end in zeros. The node may also match texts that are not
+    numbers.
 
     Args:
         step: positive finite decimal.
@@ -127,8 +128,9 @@ def _estimate_endings_size(number: int) -> int:
 
 @cache
 def _digits_with_remainder(number: int, remainder: int, after: int) -> Node:
-    """Returns digits with a given remainder modulo a divisor of a power of ten, `after` of them
-    after the point. Builds them from the last digit backwards.
+    """Returns a node for digits with the given remainder modulo `number`, which divides a power of
+    ten. The last `after` digits stand after the point. The node is built from the last digit
+    backwards.
     """
     if number == 1:
         return concat(_DIGITS, _POINT, repeat(_DIGIT, after, after)) if after > 0 else _DIGITS
@@ -165,8 +167,8 @@ def _size_of_bounded_digits(number: int, length: int) -> int:
 
 @cache
 def _bounded_digits(number: int, remainder: int, length: int, after: int) -> Node:
-    """Returns exactly `length` digits with a given remainder, `after` of them after the point.
-    Builds them from two halves.
+    """Returns a node for exactly `length` digits with the given remainder modulo `number`. The last
+    `after` digits stand after the point. The node is built from two halves.
     """
     if length == 1:
         codes = tuple(

@@ -71,8 +71,8 @@ def normalise(constraint: JsonSchema) -> NormalForm:
 
 
 def normalise_embedded_schema(constraint: JsonSchema) -> NormalForm:
-    """Returns the normal form of a schema whose JSON is part of a larger text, where no masks check
-    names and items.
+    """Returns the normal form of a schema whose JSON is part of a larger text. Masks can't check
+    names and items there.
 
     Raises:
         ConstraintError: no value satisfies the schema, it is too complex, or it has a keyword
@@ -112,7 +112,7 @@ def _build_normal_form(constraint: JsonSchema, with_masks: bool) -> NormalForm:
 
 @memoize
 def build_tagged_language(schema: JsonSchema, tags: Tags) -> Language:
-    """Returns the language of a TaggedObject.
+    """Returns the language of a TaggedObject, an object whose members are written between tags.
 
     Raises:
         ConstraintError: no value satisfies the schema, or it can't be enforced in this format
@@ -136,7 +136,7 @@ def build_tagged_language(schema: JsonSchema, tags: Tags) -> Language:
 
 
 class _Unenforced:
-    """Keywords of a schema that can't be enforced, found one failed attempt at a time.
+    """Collects the keywords of a schema that can't be enforced. Each failed attempt adds one.
 
     Args:
         constraint: the schema.

@@ -201,7 +201,7 @@ def quote(*documents: str, by: Literal["words", "chars"] = "words", min_words: i
 
 
 def parse_quote(value: Json, at: Callable[[str], Json]) -> Quote:
-    """Returns the quote that a value of the keyword describes.
+    """Returns the quote that a value of the keyword `x-quote` describes.
 
     Args:
         value: a document, or an object with "sources", "by" and "min_words". A source is a
@@ -223,14 +223,14 @@ def parse_quote(value: Json, at: Callable[[str], Json]) -> Quote:
 
 
 def describe_quote(keyword: Json) -> str:
-    """Describes a value of the keyword to models, without the documents."""
+    """Describes a value of the keyword `x-quote` to models, without the documents."""
     least = keyword.get("min_words", 0) if isinstance(keyword, Mapping) else 0
     return f"{f'at least {least} words, ' if least else ''}copied from the text, character by character"
 
 
 def without_documents(schema: Json) -> Json:
-    """Returns the schema for a model that has seen the documents elsewhere. Its descriptions
-    identify the quotes.
+    """Returns the schema without the documents, for a model that has seen them elsewhere.
+    Descriptions say which strings are quotes.
     """
     if isinstance(schema, list):
         return [without_documents(each) for each in schema]
@@ -250,7 +250,8 @@ def without_documents(schema: Json) -> Json:
 
 
 def locate_quote(strings: Node, text: str) -> QuoteLocation | None:
-    """Returns the first location of a quote, or None if the text is not a quote.
+    """Returns the first place where a text occurs in the documents, or None if the text is not a
+    quote.
 
     Args:
         strings: language that the text is in.
@@ -271,7 +272,9 @@ def locate_quote(strings: Node, text: str) -> QuoteLocation | None:
 
 
 def _locate_in_sources(sources: Iterable[Any], text: str) -> QuoteLocation | None:
-    """Returns the first location of a text in some Substrings."""
+    """Returns the first place where a text occurs in some Substring nodes, or None if no node has
+    the text.
+    """
     starts = ((number, source.find(text)) for number, source in enumerate(sources))
     return next(
         (QuoteLocation(number, at, at + len(text)) for number, at in starts if at is not None), None
@@ -298,8 +301,8 @@ def _cached_quote(sources: tuple[str, ...], by: Any, min_words: Any) -> Quote:
 
 
 def _mark_piece_borders(text: str, by: Literal["words", "chars"]) -> bytes:
-    """Returns, for each index of a document and for its end, 1 if a piece begins or ends there,
-    else 0.
+    """Returns one byte for each index of a document, and one for its end: 1 if a piece begins or
+    ends there, else 0.
     """
     if by == "words" and all(map(_has_simple_word_border, set(text))):
         return _mark_word_borders(text)
@@ -312,9 +315,9 @@ def _mark_piece_borders(text: str, by: Literal["words", "chars"]) -> bytes:
 
 
 def _mark_word_borders(text: str) -> bytes:
-    """Does the same as `_mark_piece_borders` with "words" for a text of simple characters
-    (`_has_simple_word_border`). Takes a tenth of the time, because big integers represent all characters
-    together.
+    """Computes `_mark_piece_borders` with "words" for a text of simple characters
+    (`_has_simple_word_border`). Takes a tenth of the time, because it processes all characters
+    together as big integers.
     """
     data = _OTHER_LETTER.sub("a", text).encode("ascii", "replace")
     letters, returns, feeds, ones = (int.from_bytes(data.translate(kind), "big") for kind in _KINDS)
@@ -324,8 +327,8 @@ def _mark_word_borders(text: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _has_simple_word_border(char: str) -> bool:
-    """Returns True if a character can only be in one piece with its neighbours as part of a line
-    end, or because `re` considers them all letters.
+    """Returns True if a character has simple word borders. A piece then joins it with its
+    neighbours only in a line end, or because `re` considers all of them letters.
     """
     return char.isascii() or (
         _ALONE.match(char) is not None and (_WORD.match(char) is not None) == char.isalnum()

@@ -116,8 +116,8 @@ class SchemaReader:
             self._open.discard(key)
 
     def is_known_empty(self, formula: Formula) -> bool:
-        """Returns True if a formula is known to allow no value, and False if that can't be decided
-        without following a circular reference.
+        """Returns True if a formula is known to allow no value. Circular references are not
+        followed, so the result may be False for a formula without values.
         """
         if isinstance(formula, bool):
             return not formula
@@ -213,8 +213,8 @@ class SchemaReader:
         return values if track_evaluated or not inner else self._mark_evaluated(values, all_=False)
 
     def _mark_evaluated(self, values: ValueSet, *, all_: bool) -> ValueSet:
-        """Returns a set in which all members and items count as evaluated if `all_`, otherwise
-        none.
+        """Returns the same values with all members and items counted as evaluated if `all_`, or
+        none of them otherwise.
         """
         arrays = (replace(a, evaluated=(None, ()) if all_ else (0, ())) for a in values.arrays)
         objects = (replace(o, evaluated=ANY_TEXT if all_ else NOTHING) for o in values.objects)

@@ -36,9 +36,8 @@ def _implies(requirement: Requirement, other: Requirement) -> bool:
 def value_formulas(
     member: Member, requirements: Sequence[Requirement], met: Met
 ) -> Iterator[tuple[Formula, Met]]:
-    """Yields each formula that a member's value may satisfy, with the requirements that are then
-    met. The formulas are the member's own, and its combinations with those of requirements that are
-    still unmet.
+    """Yields formulas for a member's value, each with the requirements that are then met. A formula
+    combines the member's own formula with the formulas of some unmet requirements, or of none.
     """
     unmet = [
         i

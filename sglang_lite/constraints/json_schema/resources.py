@@ -56,8 +56,8 @@ def embed_resources(schema: object, resources: Mapping[str, Json]) -> object:
 
 
 def _identify_by_uri(resource: Any, uri: str, name: str) -> Any:
-    """Returns a schema whose identifier is the URI: the resource itself, or a wrapper around it if
-    it can't have that identifier.
+    """Returns a schema whose identifier is the URI. This is the resource itself, or a wrapper if
+    the resource can't have that identifier.
     """
     uri = uri.partition("#")[0]
     if isinstance(resource, dict) and name not in resource and "$ref" not in resource:

@@ -1,6 +1,5 @@
-"""Validates finished values with jsonschema. Keywords that jsonschema interprets differently from
-the normal form are replaced, so that both follow references through one document and match patterns
-and formats in one dialect.
+"""Validates finished values with jsonschema. Replaces keywords that jsonschema interprets
+differently from the normal form, such as references, patterns and formats.
 """
 
 from __future__ import annotations
@@ -113,8 +112,8 @@ class _ValidationState:
 
 @dataclass(frozen=True, slots=True)
 class _ReferencePath:
-    """Path of a validation through references. It is passed to jsonschema in place of a format
-    checker, where keyword functions find it; formats are checked without one.
+    """References that a validation has followed. Passed to jsonschema as the format checker,
+    because functions of keywords can find it there. Formats are checked without a format checker.
 
     Attributes:
         document: schema document.
@@ -157,9 +156,9 @@ def _follow_reference(validator: Any, schema: Any, keyword: str) -> tuple[Any, A
 def _check_reference(
     keyword: str, validator: Any, reference: str, value: Any, schema: Any
 ) -> Iterator[Any]:
-    """Checks a reference once per value: with definitions that each refer to the next one twice,
-    repeated checks would take 2^n steps. Dynamic references depend on the path, so their checks are
-    repeated and only counted.
+    """Checks a reference only once for each value. If each definition refers to the next one twice,
+    repeated checks would take 2^n steps. Dynamic references are checked again, because their target
+    depends on the path.
     """
     path: _ReferencePath = validator.format_checker
     key = id(schema), id(value)
@@ -305,8 +304,8 @@ def _check_unevaluated_items(validator: Any, below: Any, value: Any, schema: Any
 def _evaluated_names_or_indexes(
     validator: Any, value: Any, schema: Any, but: str = ""
 ) -> set[str | int]:
-    """Returns the names of members, or indexes of items, that a valid schema evaluates, directly or
-    through applied schemas.
+    """Returns the names of members, or indexes of items, that a schema evaluates, directly or
+    through applied schemas. The value must be valid under the schema.
 
     Args:
         but: keyword to leave out.

@@ -89,8 +89,8 @@ class ObjectShape:
         return Member(name, formula, False)
 
     def expand_finite_names(self) -> ObjectShape:
-        """Returns an equal shape in the form in which it is written: `others` with finitely many
-        names become members, and the members of one choice are adjacent.
+        """Returns an equal shape in the form in which objects are written. If names in `others` are
+        finitely many, they become members. Members of the same choice are adjacent.
         """
         listed = [
             (names, texts, f)
@@ -125,8 +125,8 @@ class ObjectShape:
         )
 
     def formulas(self, name: str) -> list[Formula]:
-        """Returns the formulas that a member's value may have: several if the shape's alternatives
-        restrict it differently.
+        """Returns the formulas that a member's value may have. There are several if the
+        alternatives of a choice restrict the member differently.
         """
         own = next((m for m in self.members if m.name == name), None) or self.member_for_unlisted(
             name
@@ -171,8 +171,8 @@ class ObjectShape:
 
 
 class Contains(NamedTuple):
-    """Bound on the items from index `start`: at least `least` and at most `most` of them are in the
-    formula.
+    """Bound on the number of items in a formula. From index `start` on, at least `least` and at
+    most `most` items are in it.
     """
 
     formula: Formula
@@ -254,7 +254,7 @@ class Algebra:
         self.work = 0
 
     def intersect_strings(self, a: Node, b: Node) -> Node:
-        """Returns the strings in both languages, and counts the work.
+        """Returns the strings in both languages. The work counts towards the work limit.
 
         Raises:
             ConstraintError: the work limit is exceeded.
@@ -392,8 +392,8 @@ class Algebra:
         return tuple(distinct)
 
     def expand_few_choices(self, values: ValueSet, most: float) -> ValueSet:
-        """Returns an equal set in which a shape's choices are expanded into separate shapes if they
-        have at most `most` combinations.
+        """Replaces a shape that has choices with several shapes without choices, one for each
+        combination. A shape with more than `most` combinations stays as it is.
         """
         if not any(shape.choices for shape in values.objects):
             return values
@@ -424,8 +424,8 @@ class Algebra:
     def _with_choices(
         self, shape: ObjectShape, choices: Iterable[_Choice], possible: Collection[_Choice]
     ) -> ObjectShape | None:
-        """Adds choices to a shape, merging those about the same names. Returns None if the result
-        is empty.
+        """Adds choices to a shape. Choices about the same names are merged. Returns None if the
+        result is empty.
 
         Args:
             possible: choices whose alternatives need no check unless the choice is merged.
@@ -561,7 +561,7 @@ class Algebra:
 
 
 def _unaffected_choices(shape: ObjectShape, other: ObjectShape) -> list[_Choice]:
-    """Returns the choices of a shape about names that another shape does not restrict."""
+    """Returns the choices of `shape` about names that `other` does not restrict."""
     if not replace(other, choices=()).only_names_members:
         return []
     names = {member.name for member in other.members}.union(
@@ -575,8 +575,8 @@ def _choice_member_names(choice: Iterable[ObjectShape]) -> dict[str, None]:
 
 
 def _merge_into_choice(shapes: tuple[ObjectShape, ...]) -> tuple[ObjectShape, ...]:
-    """Replaces several shapes that only restrict members by name with one shape that has a choice
-    among them. Independent choices then need not be multiplied out.
+    """Replaces several shapes with one shape that has a choice among them, if they only restrict
+    members by name. Independent choices then need not be expanded into all their combinations.
     """
     if len(shapes) > 1 and all(shape.only_names_members for shape in shapes):
         return (ObjectShape(choices=(shapes,)),)
@@ -636,7 +636,7 @@ def _smaller_limit(a: int | None, b: int | None) -> int | None:
 
 
 def _complement_object_shape(shape: ObjectShape) -> Iterable[ObjectShape]:
-    """Yields shapes that together contain the objects outside a shape."""
+    """Yields shapes that together contain all objects that are not in a shape."""
     free = shape.unlisted_names_language
     for name, formula, required in shape.members:
         if required:
@@ -664,7 +664,7 @@ def _complement_object_shape(shape: ObjectShape) -> Iterable[ObjectShape]:
 
 
 def _complement_array_shape(shape: ArrayShape) -> Iterable[ArrayShape]:
-    """Yields shapes that together contain the arrays outside a shape."""
+    """Yields shapes that together contain all arrays that are not in a shape."""
     for i, formula in enumerate(shape.prefix):
         if formula is not True:
             yield ArrayShape((True,) * i + (not_(formula),), least=i + 1)

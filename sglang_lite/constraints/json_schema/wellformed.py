@@ -156,8 +156,8 @@ def check(schema: object) -> None:
 
 
 def _refuse_request_field(schema: object) -> None:
-    """Raises ConstraintError if a schema is wrapped in an API's request field. Read as a schema,
-    that would allow any value.
+    """Raises ConstraintError for an API's request field that has the schema inside. Read as a
+    schema, the request field would allow any value.
     """
     kind = schema.get("type") if isinstance(schema, dict) else None
     if kind == "json_object":

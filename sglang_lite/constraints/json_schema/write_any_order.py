@@ -72,9 +72,9 @@ def leave_names_to_masks(
 def leave_finite_names_to_masks(
     writer: ContainerWriter, shape: ObjectShape, others: Sequence[_Other]
 ) -> None:
-    """Lets the masks prevent beginnings that only used names have, such as a second `"0"` in a
-    dictionary with integer keys. Does nothing if the names never run out or are too complex to
-    count.
+    """Lets the masks reject the beginning of a name if every name with this beginning is used, such
+    as a second `"0"` in a dictionary with integer keys. Does nothing if the names never run out or
+    are too complex to count.
     """
     if writer.masked_shapes is None or not any(map(_may_exhaust_names, others)):
         return
@@ -89,7 +89,7 @@ def _rule_for_names_only(shape: ObjectShape) -> DistinctNames:
 
 
 def _may_exhaust_names(other: _Other) -> bool:
-    """Returns True if some prefix of a name begins only finitely many names."""
+    """Returns True if names may run out, because some beginning has only finitely many names."""
     names, _ = other
     # the usual case of open objects
     if isinstance(names, Complement) and literal_texts(names.node) is not None:
@@ -170,8 +170,8 @@ class AnyOrder:
         return self._position_rule(frozenset(), frozenset(), empty=True)
 
     def _check_requirements(self) -> None:
-        """Raises ConstraintError for requirements that the remaining names might not meet, or that
-        a repeated name might break.
+        """Raises ConstraintError for requirements that can't be enforced in any order. Their names
+        might run out, or be repeated where masks don't check names.
         """
         if not self._requirements:
             return
@@ -218,7 +218,8 @@ class AnyOrder:
     # -------------------------------------------------------------------------------------- members
 
     def _write_any_member(self, met: Met = frozenset(), *, first: bool) -> Node:
-        """Returns the texts of one member whose presence is not remembered, named or not.
+        """Returns the texts of one member that the grammar does not keep track of. Its name may be
+        listed or unlisted.
 
         Args:
             met: requirements that the member meets.
@@ -243,8 +244,8 @@ class AnyOrder:
         return all(accepts(self._requirements[i][0], name) for i in requirements)
 
     def _unlisted_names_meeting(self, requirements: Met) -> list[_Other]:
-        """Returns the unlisted names that meet all of the given requirements: each language with
-        the formula of its values.
+        """Returns the unlisted names that meet all of the given requirements, as languages. Each
+        comes with the formula of the members' values.
         """
         found = []
         for names, formula in self._others:

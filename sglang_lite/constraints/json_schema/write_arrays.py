@@ -75,8 +75,8 @@ def _write_any_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
 
 
 def _write_unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
-    """Returns the texts of items that differ, ensured by the grammar or the masks, and the closing
-    bracket.
+    """Returns the texts of different items and the closing bracket. The grammar or the masks ensure
+    that the items differ.
 
     Raises:
         ConstraintError: the masks could not detect early enough that no unused value remains.
@@ -115,7 +115,7 @@ def _write_unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
 def _has_enough_values(
     writer: ContainerWriter, shape: ArrayShape, positions: list[Formula], texts: tuple[Node, ...]
 ) -> bool:
-    """Returns True if the items have enough different values for the required number of items.
+    """Returns True if the required number of items can all have different values.
 
     Raises:
         ConstraintError: the first items might use up the values of later items.
@@ -139,8 +139,8 @@ def _allows_any_value(values: ValueSet) -> bool:
 
 
 def _can_always_continue(writer: ContainerWriter, values: ValueSet) -> bool:
-    """Returns True if every array and object in a set may get another item or member before it
-    ends. The masks can then always avoid a value that equals an earlier one.
+    """Returns True if every array in a set may get another item, and every object another member.
+    The masks can then always avoid a value that equals an earlier one.
     """
     empty = writer.reader.is_known_empty
     return all(
@@ -164,8 +164,8 @@ def _has_endless_texts(names: Node) -> bool:
 
 
 def _write_unique_item_values(writer: ContainerWriter, formula: Formula) -> Node:
-    """Returns the texts of items with one spelling for each value. Arrays or objects that can
-    always continue differently are widened to any texts that begin with their opening bracket.
+    """Returns the texts of items with one spelling for each value. Arrays and objects that can
+    always be extended to differ are represented by all texts that begin with their opening bracket.
 
     Raises:
         ConstraintError: the items include objects or arrays whose texts can't be listed.
@@ -253,7 +253,7 @@ def _write_item_sequence(
 
 
 def _items_always_differ(writer: ContainerWriter, shape: ArrayShape) -> bool:
-    """Returns True if any two items differ, whatever their values."""
+    """Returns True if no two items can have the same value."""
     if shape.most is None and shape.rest is not False:
         return False
     most = len(shape.prefix) if shape.most is None else shape.most
@@ -266,7 +266,9 @@ def _items_always_differ(writer: ContainerWriter, shape: ArrayShape) -> bool:
 
 
 def _list_scalar_formulas(values: ValueSet) -> list[Formula] | None:
-    """Returns the values of a set, each as a formula, or None if they are not just a few scalars."""
+    """Returns the values of a set, each as a formula. Returns None if there are arrays, objects or
+    too many scalars.
+    """
     strings = literal_texts(values.strings)
     if (
         values.arrays
@@ -290,8 +292,8 @@ def _list_scalar_formulas(values: ValueSet) -> list[Formula] | None:
 
 
 def _list_unique_values(writer: ContainerWriter, shape: ArrayShape) -> list[Formula] | None:
-    """Returns the possible values of unique items, each as a formula, or None if there are too many
-    for a grammar to remember which were used.
+    """Returns the possible values of unique items, each as a formula. Returns None if there are too
+    many for a grammar to remember which values were used.
     """
     if shape.most == 0:
         return []
@@ -354,8 +356,8 @@ class _ArrayWriter:
     def _next_item_formulas(
         self, index: int, counts: tuple[int, ...]
     ) -> Iterator[tuple[Formula, tuple[int, ...]]]:
-        """Yields the formulas of the next item, for each choice of `contains` that it counts for,
-        with the counts after it.
+        """Yields the formulas that the next item may have, each with the new counts. There is a
+        formula for each way in which the item can count for the bounds in `contains`.
         """
         choices: list[list[tuple[Formula, int]]] = []
         for count, (formula, start, least, most) in zip(counts, self._shape.contains):

@@ -178,8 +178,8 @@ def _split_at_point(value: Fraction) -> tuple[int, str]:
 
 
 def _fractions_at_least(digits: str, *, is_open: bool) -> Node:
-    """Returns the texts after a whole part whose fraction is at least 0.digits, or greater if
-    `is_open`.
+    """Returns the texts that may follow a whole part if the fraction must be at least 0.digits, or
+    greater if `is_open`.
     """
     if not digits:
         return concat(literal("."), _SOME_MORE) if is_open else _FRACTION
@@ -194,8 +194,8 @@ def _fractions_at_least(digits: str, *, is_open: bool) -> Node:
 
 
 def _fractions_at_most(digits: str, *, is_open: bool) -> Node:
-    """Returns the texts after a whole part whose fraction is at most 0.digits, or less if
-    `is_open`. `digits` must not end in zero.
+    """Returns the texts that may follow a whole part if the fraction must be at most 0.digits, or
+    less if `is_open`. `digits` must not end in zero.
     """
     if not digits:
         return NOTHING if is_open else optional(parse(r"\.0+"))
@@ -230,8 +230,8 @@ def _write_integers(low: int, high: int | None) -> Node:
 
 
 def _digits_between(a: str, b: str) -> Node:
-    """Returns the digits from `a` to `b`, which have the same length. The options are siblings,
-    because nested ones would be deep.
+    """Returns the digits from `a` to `b`, which have the same length. The result is one flat
+    alternation, because nested ones would be deep.
     """
     same = 0
     while same < len(a) and a[same] == b[same]:

@@ -141,8 +141,8 @@ class _ObjectWriter:
         return self._writer.member(literal(member.name), member.formula, first=not count)
 
     def _write_first_members(self, start: int, end: int) -> Node:
-        """Returns the members from `start` to `end`, at least one of them, at the beginning of the
-        object.
+        """Returns the texts of the named members from `start` to `end` at the beginning of an
+        object. At least one of them is present.
         """
         if end - start == 1:
             return self._write_object_member(start, 0)
@@ -160,7 +160,9 @@ class _ObjectWriter:
         return alternation(options)
 
     def _write_more_members(self, start: int, end: int) -> Node:
-        """Returns the members from `start` to `end`, after other members."""
+        """Returns the texts of the named members from `start` to `end`, which come after other
+        members.
+        """
         if end - start == 1:
             member = self._write_object_member(start, 1)
             return member if self._members[start].required else optional(member)
@@ -174,8 +176,9 @@ class _ObjectWriter:
         )
 
     def _write_unlisted_members(self, count: int, met: Met = frozenset()) -> Node:
-        """Returns the unnamed members, after `count` others, and the end of the object. Members
-        that meet requirements come last, so that no later member can repeat their names.
+        """Returns the texts of unlisted members and the end of the object, after `count` other
+        members. Members that meet requirements come last, so that no later member can repeat their
+        names.
         """
         unmet = [requirement for i, requirement in enumerate(self._requirements) if i not in met]
         least = max(0, self._least - count - len(unmet))
@@ -201,7 +204,7 @@ class _ObjectWriter:
     def _write_requirement_member(
         self, count: int, requirement: Requirement = (ANY_TEXT, True)
     ) -> Node:
-        """Returns an unnamed member that meets a requirement."""
+        """Returns the texts of an unlisted member that meets a requirement."""
         return alternation(
             self._writer.member(part, all_of(formula, requirement[1]), first=not count)
             for names, formula in self._others
@@ -209,7 +212,7 @@ class _ObjectWriter:
         )
 
     def _write_object_end(self, count: int, unmet: Sequence[Requirement] = ()) -> Node:
-        """Returns members that meet the given requirements, and the end of the object."""
+        """Returns the texts of members that meet the given requirements, and the end of the object."""
         parts = [
             self._write_requirement_member(count + i, requirement)
             for i, requirement in enumerate(unmet)
@@ -228,8 +231,8 @@ class _ObjectWriter:
     def _member_position_rule(
         self, index: int, count: int, met: Met, chosen: int | None = None
     ) -> Ref:
-        """Returns a reference to the rule for the position where the named members from `index` may
-        follow.
+        """Returns a reference to the rule for a position between members, where the named members
+        from `index` on may follow.
 
         Args:
             chosen: alternative of the current choice that holds, or None if none is chosen yet.

@@ -55,8 +55,8 @@ def quote_strings(strings: Node, before: Node = EMPTY, after: Node = EMPTY) -> N
 
 
 def between(before: Node, strings: Node, after: Node, written: Callable[[Node], Node]) -> Node:
-    """Returns strings as spelled by `written`, each after a text of `before` and followed by a text
-    of `after`.
+    """Returns strings as spelled by `written`, each between a text of `before` and a text of
+    `after`.
 
     Complements are placed outermost, as `a & ~b` of whole lexemes, because engines have a
     fast path for that form.
@@ -96,7 +96,7 @@ def _surround_any_characters(before: Node, after: Node) -> Node:
 
 @lru_cache(maxsize=64)
 def _fixed_edges(before: Node, after: Node) -> tuple[str | None, str | None]:
-    """Returns the fixed texts written before and after strings, or None for an edge that may vary."""
+    """Returns the fixed texts before and after strings. A text that may vary is None."""
     return literal_text(before), literal_text(after)
 
 
@@ -138,7 +138,7 @@ def _escape_substring(node: Substring) -> Substring:
 
 @lru_cache(maxsize=1024)
 def character(characters: CharSet) -> Node:
-    """Returns a character of a set, as written."""
+    """Returns the written forms of the characters in a set."""
     if characters == ANY_CHAR:
         return _ANY_CHARACTER
     escapes = [

@@ -172,8 +172,8 @@ class TaggedWriter:
     def _write_values_of_type(
         self, before: str, type_name: str, after: str, formula: Formula, values: ValueSet
     ) -> Node:
-        """Returns the texts, with their tags, of the values of one type, which is named as in the
-        tags.
+        """Returns the texts of the values of one type, with their tags. `type_name` is the name
+        that tags have for the type.
         """
         null, boolean, number, string, array, object_ = (
             type_name == each for each in self._tags.types

@@ -93,8 +93,8 @@ class _ValueWriter:
             yield f"[{self._gap_text}{self._comma.join(map(str, texts))}{self._gap_text}]"
 
     def _item_formulas(self, shape: ArrayShape, items: list[Any]) -> Iterator[Formula]:
-        """Yields the formula by which the grammar writes each item, including the `contains`
-        formulas that it counts for.
+        """Yields the formula with which the grammar writes each item. It includes the formulas of
+        `contains` for which the item counts.
         """
         counts = [0] * len(shape.contains)
         for i, item in enumerate(items):

@@ -44,7 +44,9 @@ def add_mark(found: Json, why: str) -> Json:
 
 
 def without_marks(schema: Json) -> SchemaOfType:
-    """Removes the internal marks from a schema and returns it with their pointers."""
+    """Removes the internal marks from a schema. Returns the schema with the JSON Pointers of the
+    marks.
+    """
     not_expressed: list[tuple[str, str]] = []
     sets: list[str] = []
     queue = [("", schema)]
@@ -73,7 +75,9 @@ def without_marks(schema: Json) -> SchemaOfType:
 
 
 def share_quote_sources(schema: Json) -> Json:
-    """Returns the schema with each quoted document stored only once, and quotes that refer to it."""
+    """Returns the schema with each quoted document stored only once. Quotes refer to the stored
+    documents.
+    """
     numbers: dict[str, str] = {}
     queue = [schema]
     for each in queue:

@@ -54,8 +54,8 @@ def partial_reader(annotation: object) -> Callable[[str], UserValue]:
 
 
 def _drop_unfinished_number(text: str) -> str:
-    """Drops digits at the end that may be the beginning of a longer number, unless they are part of
-    a string.
+    """Drops a number at the end of a text, because more digits may follow. Keeps digits inside a
+    string.
     """
     inside_a_string = re.sub(r"\\.", "", text).count('"') % 2
     return text if inside_a_string else re.sub(r"(-|-?[0-9][-+.0-9eE]*)$", "", text)
@@ -75,7 +75,7 @@ def _make_partial_type(annotation: Any) -> Any:
 
 
 class _Partial:
-    """Builds the partial type of a type. A class that contains itself is referred to by name."""
+    """Builds the partial type for a type. A class that contains itself is referred to by name."""
 
     def __init__(self) -> None:
         self._names: dict[Any, str] = {}  # names of the classes visited so far

@@ -39,8 +39,8 @@ _64_URL = "[A-Za-z0-9_-]"
 
 
 def _base64_pattern(letter: str) -> str:
-    """Returns the pattern of Base64 in which the last letter's unused bits are zero, as pydantic's
-    reader requires.
+    """Returns the pattern of Base64 texts. The unused bits of the last letter must be zero, as
+    pydantic's reader requires.
     """
     return f"(?:{letter}{{4}})*(?:{letter}[AQgw]==|{letter}{{2}}[AEIMQUYcgkosw048]=)?"
 
@@ -66,8 +66,8 @@ def _networks_v4() -> str:
 
 
 def _networks_v6() -> str:
-    """Returns the pattern of IPv6 networks: the groups of the prefix, the last of which may be cut,
-    followed by `::` unless there are eight.
+    """Returns the pattern of IPv6 networks. The groups of the prefix are written out, and `::`
+    stands for all further groups.
     """
     texts = [f"{IPV6}(?:/128)?", "::/0"]
     for bits in range(1, 128):
@@ -185,8 +185,8 @@ def _digits_pattern(text: str) -> str:
 
 
 def moment_pattern(*, day: bool, naive: bool, aware: bool) -> str:
-    """Returns the pattern of times, or of dates and times if `day`: without a zone if `naive`, with
-    a zone if `aware`, or both.
+    """Returns the pattern of times, or of dates with times if `day`. `naive` allows texts without a
+    time zone, and `aware` allows texts with one.
     """
     zone = f"{ZONE}?" if naive and aware else ZONE if aware else ""
     return f"^{f'{DATE}T' if day else ''}{TIME}{zone}$"
@@ -195,9 +195,9 @@ def moment_pattern(*, day: bool, naive: bool, aware: bool) -> str:
 def bounded_moment_pattern(
     bound: datetime.datetime | datetime.time, *, up: bool, is_open: bool
 ) -> str | None:
-    """Returns the pattern of the moments from a bound on if `up`, otherwise of those until it.
-    `is_open` excludes the bound itself. Only local times are compared, without zones. Returns None
-    if no moment qualifies.
+    """Returns the pattern of times, or of dates with times, that respect a bound. If `up`, they are
+    not earlier than the bound, otherwise not later. `is_open` excludes the bound itself. Only local
+    times are compared, without zones. Returns None if there is no such time.
     """
     text = bound.replace(tzinfo=None).isoformat(timespec="microseconds")
     seconds = text[:-7]

@@ -100,8 +100,8 @@ def schemas_of(
 
 
 class TypeSchema(GenerateJsonSchema):
-    """Pydantic's generator of JSON schemas, made exact. Objects are closed unless their type has
-    `extra="allow"`.
+    """Generates JSON schemas with requirements that pydantic's own generator omits, such as the
+    pattern of a format. Objects are closed unless their type has `extra="allow"`.
     """
 
     # pydantic's table of functions by the core schema's type
@@ -186,7 +186,7 @@ class TypeSchema(GenerateJsonSchema):
     # --------------------------------------------------------------------------- arrays and objects
 
     def set_schema(self, schema: CoreNode) -> Json:
-        """Returns the schema of a set. An item may be written twice if neither the grammar nor the
+        """Returns the schema of a set. The array may repeat an item if neither the grammar nor the
         masks can prevent it.
         """
         items = self.generate_inner(schema["items_schema"]) if "items_schema" in schema else {}
@@ -352,8 +352,8 @@ class TypeSchema(GenerateJsonSchema):
         return _close_object(super().typed_dict_schema(schema))
 
     def _named_required_fields_schema(self, named_required_fields: Any) -> Json:
-        """Returns the schema of an object with each field's value where pydantic looks for it:
-        under its name, its alias, or nested at an alias path.
+        """Returns the schema of an object with fields. The value of each field is where pydantic
+        looks for it: under the field's name, its alias, or nested at an alias path.
         """
         members: dict[Any, Any] = {}
         for name, required, field in named_required_fields:

@@ -1,5 +1,6 @@
-"""Makes annotations readable by pydantic: models replace attrs classes and msgspec Structs, and
-TypedDicts of `typing_extensions` replace others where pydantic requires them (before Python 3.12).
+"""Makes annotations readable by pydantic. Models replace attrs classes and msgspec Structs. Before
+Python 3.12, TypedDicts of `typing_extensions` replace other TypedDicts, because pydantic requires
+them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sglang_lite.protocol import ConstraintError
 
 @dataclass(frozen=True, slots=True)
 class ClassField:
-    """A field of an attrs class or Struct.
+    """Field of an attrs class, a msgspec Struct or a dataclass.
 
     Attributes:
         name: keyword of the constructor.
@@ -64,9 +65,9 @@ class ClassReader:
 
 
 def class_fields(cls: object) -> list[ClassField] | None:
-    """Returns the JSON fields of a class that pydantic does not read: an attrs class, a msgspec
-    Struct, or a dataclass with a field of such a class (or of a TypedDict before Python 3.12).
-    Returns None for any other annotation.
+    """Returns the JSON fields of a class that pydantic can't read: an attrs class, a msgspec
+    Struct, or a dataclass with a field of such a class. Before Python 3.12, a dataclass with a
+    field of a TypedDict also counts. Returns None for any other annotation.
 
     Raises:
         ConstraintError: a Struct is written as an array, or a name in an annotation is not
@@ -163,8 +164,8 @@ def _dataclass_fields(cls: Any, hints: dict[str, Any]) -> Iterator[ClassField]:
 
 
 def _default_for_field(default: Any) -> dict[str, Any]:
-    """Returns arguments of pydantic's Field for a field with a default. Only a scalar is passed on,
-    for schemas to show. The class itself sets the default.
+    """Returns arguments of pydantic's Field for a field with a default. A scalar default is passed
+    on, so that schemas show it. The class itself sets the default.
     """
     return (
         {"default": default}
@@ -252,7 +253,9 @@ class _Readable:
 
 
 def _name_constructor_checks(cls: Any) -> str:
-    """Names what the constructor of a class checks beyond the types of fields, or returns ""."""
+    """Returns words for what the constructor of a class checks beyond the types of fields, such as
+    `__post_init__`. Returns "" if it checks nothing else.
+    """
     if not hasattr(cls, "__attrs_attrs__"):
         return "__post_init__" if hasattr(cls, "__post_init__") else ""
     hooks = [name for name in ("__attrs_pre_init__", "__attrs_post_init__") if hasattr(cls, name)]

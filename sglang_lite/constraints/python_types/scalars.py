@@ -49,8 +49,8 @@ def _tighter_bound(closed: Any, open_: Any, tighter: Callable[[Any, Any], Any]) 
 
 
 def _digit_limits(digits: int | None, decimals: int | None) -> Iterator[tuple[int, int]]:
-    """Yields the allowed combinations of digit counts, each as the maximum before and after the
-    point.
+    """Yields the allowed pairs of digit counts: the maximum number of digits before the point, and
+    after it.
     """
     most = min(digits or patterns.NUMBER_DIGITS, patterns.NUMBER_DIGITS)
     before_all = max(0, digits - decimals) if digits is not None and decimals is not None else most
@@ -139,8 +139,8 @@ def _time_schema(schema: CoreNode) -> Json:
 
 
 def _limit_moments(found: Json, schema: CoreNode, *, naive: bool) -> Json:
-    """Returns the schema of moments within their limits. Limits in other time zones are only
-    enforced to the day.
+    """Adds the limits of a core schema to the JSON schema of times, or of dates with times. Limits
+    in other time zones are enforced at most to the day.
     """
     now = datetime.datetime.now()
     limits = [

@@ -1,3 +1,3 @@
-"""Parsers from text to nodes and languages: regexes, GBNF, Lark. Schemas in grammars stay records.
-Independent of engines.
+"""Parsers that convert regexes, GBNF and Lark grammars to nodes and languages. JSON schemas inside
+a grammar are not converted here. Independent of grammar engines.
 """

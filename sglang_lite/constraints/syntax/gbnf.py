@@ -27,8 +27,8 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def parse(text: str) -> Language:
-    """Parses a grammar into its language. The start is the rule `root`, or the first rule if none
-    has that name.
+    """Parses a grammar into its language. The start rule is `root`. If there is no rule of this
+    name, it is the first rule.
 
     Raises:
         ConstraintError: the grammar is not valid or is outside the dialect. The message shows

@@ -84,8 +84,9 @@ _COMMON |= {
 
 
 def parse(text: str) -> tuple[Language, dict[str, JsonSchema]]:
-    """Parses a grammar. Returns its language, which starts at the rule `start`, and the schemas of
-    the rules still to be added, by name.
+    """Parses a grammar. Returns its language, which starts at the rule `start`, and a mapping from
+    rule names to schemas. Those rules are defined with `%json` and still have to be added to the
+    language.
 
     Raises:
         ConstraintError: the grammar is not valid or is outside the dialect. The message shows
@@ -376,8 +377,8 @@ class _Parser:
         return map_children(node, partial(self._resolve_terminal_names, inside=inside))
 
     def _insert_terminal_bodies(self, node: Node, between: Node) -> Node:
-        """Returns the body of a rule with terminals replaced by their bodies, each followed by
-        ignored text.
+        """Returns the body of a rule with each terminal replaced by the terminal's body and the
+        ignored text that may follow.
         """
         match node:
             case Ref(name) if _is_terminal(name):
@@ -407,8 +408,8 @@ def _read_json(scanner: Scanner, directive: str, at: int) -> Any:
 
 
 def _read_substring(scanner: Scanner, at: int) -> Node:
-    """Returns the node of a `%regex` directive: some successive pieces of a text, which are
-    characters, words, or listed.
+    """Reads a `%regex` directive. Returns a node for any run of successive pieces of a text. The
+    directive says whether the pieces are characters, words, or the items of a list.
     """
     options = _read_json(scanner, "%regex", at)
     kind, value = (
@@ -434,7 +435,9 @@ def _read_substring(scanner: Scanner, at: int) -> Node:
 
 
 def _exclude_extended_texts(node: Node) -> Node:
-    """Returns the texts of a node, except those that extend another text of the node."""
+    """Returns the shortest texts of a node. A text is left out if it begins with another text of
+    the node.
+    """
     return Intersection((node, Complement(concat(node, Repeat(ANY_CHAR, 1, None)))))
 
 
@@ -446,8 +449,8 @@ _MAX_INSTANCES = 1_000  # maximum number of template instances
 
 
 class Templates:
-    """Templates of a grammar and their uses. Each use is a reference to a rule that `instances`
-    creates.
+    """A grammar's templates and their uses. Each use refers to a rule, and `instances` creates
+    these rules.
     """
 
     def __init__(self, scanner: Scanner) -> None:
@@ -541,7 +544,9 @@ class Templates:
         return found
 
     def _fill_parameters(self, node: Node, arguments: Mapping[str, Node]) -> Node:
-        """Returns a body with parameters replaced by arguments, also in the templates that it uses."""
+        """Returns a body with its parameters replaced by arguments. Parameters that it passes to
+        other templates are replaced, too.
+        """
         match node:
             case Ref(name) if name in arguments:
                 return arguments[name]

@@ -58,7 +58,7 @@ MAX_NESTING = 100
 
 @memoize
 def parse(pattern: str) -> Node:
-    """Parses a pattern into a node of the texts that it matches from start to end.
+    """Parses a pattern. Returns a node for the texts that match it as a whole.
 
     Raises:
         ConstraintError: the pattern is not valid or is outside the dialect. The message shows
@@ -75,8 +75,8 @@ def parse(pattern: str) -> Node:
 
 
 def one_line_message(message: str) -> str:
-    """Converts the message about an invalid pattern to one line: the excerpt with the caret is
-    replaced by the text after the fault.
+    """Shortens the message about an invalid pattern to one line. Instead of an excerpt with a
+    caret, it then quotes the text after the fault.
     """
     problem, *picture = message.split("\n  ")
     if len(picture) != 2:
@@ -87,8 +87,8 @@ def one_line_message(message: str) -> str:
 
 
 def parse_inside_grammar(pattern: str) -> Node:
-    """Parses a pattern that is matched within other text, where assertions would depend on that
-    text. Anchors at its edges are ignored.
+    """Parses a pattern that is part of a larger grammar. Anchors at its edges are ignored. Other
+    assertions are rejected, because they would depend on the surrounding text.
 
     Raises:
         ConstraintError: the pattern is not valid, is outside the dialect, or contains assertions.
@@ -111,8 +111,8 @@ def parse_inside_grammar(pattern: str) -> Node:
 
 @memoize
 def parse_schema_pattern(pattern: str) -> Node:
-    """Returns a node of the texts that contain a match of a JSON schema's `pattern`, which may
-    match anywhere and has the class escapes of ECMA-262.
+    """Parses the `pattern` of a JSON schema, which has the class escapes of ECMA-262. Returns a
+    node for all texts that contain a match anywhere.
 
     Raises:
         ConstraintError: the pattern is not valid or is outside the dialect. The message shows
@@ -144,8 +144,8 @@ def parse_schema_pattern(pattern: str) -> Node:
 def _without_anchors(
     tree: Tree, caret: Node, dollar: Node, *, starts: bool = True, ends: bool = True
 ) -> Node | None:
-    """Converts a tree whose only assertions are `^` at its start and `$` at its end to a node with
-    these replaced. Returns None for any other tree.
+    """Converts a tree to a node and replaces its anchors. Returns None if the tree has any
+    assertion other than `^` at its start and `$` at its end.
 
     Args:
         tree: tree of a pattern.
@@ -247,7 +247,7 @@ class _Parser:
         self.flags = (self.flags - set(off) - (set("ua") if on & set("ua") else set())) | on
 
     def skip_comments(self) -> None:
-        """Skips comments, and blanks in verbose patterns."""
+        """Skips comments. In verbose patterns, also skips blanks."""
         cursor = self.cursor
         comment = "" if self.ecma else r"\(\?#[^)]*\)"
         if "x" in self.flags:
@@ -430,7 +430,9 @@ class _Parser:
         return tree
 
     def make_atomic(self, tree: Tree, start: int) -> Tree:
-        """Converts an atomic group to a tree. Only the first match of the group in a place counts."""
+        """Converts an atomic group to a tree. Such a group never backtracks: only its first match
+        at a position counts.
+        """
         if self.lazy_at > start:
             self.cursor.raise_regex_error("lazy repeats are not supported in atomic groups", start)
         if _is_prefix_free(tree):
@@ -473,8 +475,8 @@ def _has_no_empty_match(tree: Tree) -> bool:
 
 
 def _is_prefix_free(tree: Tree) -> bool:
-    """Returns True if no text of a tree is a prefix of another, so that it has only one match in
-    each place.
+    """Returns True if no text of a tree is a prefix of another. The tree then has at most one match
+    at each position.
     """
     if isinstance(tree, CharSet):
         return True

@@ -41,8 +41,8 @@ MAX_UNROLLED = 50  # maximum count of a repeat that contains assertions
 
 @dataclass(frozen=True)
 class Behind:
-    """Assertion that a character of `before` precedes, such as `^` or lookbehind. If `at_start`,
-    the start of the text also satisfies it.
+    """Assertion that the preceding character is one of `before`, such as `^` or lookbehind. If
+    `at_start` is True, the assertion also holds at the start of the text.
     """
 
     at: int
@@ -64,7 +64,9 @@ class Ahead:
 
 @dataclass(frozen=True)
 class Lookahead:
-    """Assertion that the following text begins with a text of the tree, or does not if `negated`."""
+    """Assertion that the following text begins with a text of the tree. If `negated`, asserts that
+    it does not.
+    """
 
     at: int
     tree: Tree
@@ -75,7 +77,7 @@ Tree: TypeAlias = "Node | Behind | Ahead | Lookahead"  # the parts of a node may
 
 
 def boundary(at: int, word: Ranges, *, negated: bool) -> Tree:
-    """Returns a word boundary, or its absence if `negated`."""
+    """Returns an assertion for a word boundary. If `negated`, asserts that there is none."""
     other = charsets.complement(word)
     begins = concat(CharSet(word), ANY_TEXT)
     no = optional(concat(CharSet(other), ANY_TEXT))
@@ -88,9 +90,9 @@ def boundary(at: int, word: Ranges, *, negated: bool) -> Tree:
 
 
 def lookbehind(at: int, tree: Tree, *, negated: bool, mixed: bool) -> Behind | None:
-    """Returns the assertion for a lookbehind, or None if it is not supported: each alternative must
-    be one character, or itself an assertion about the preceding text. Unless `mixed`, all
-    alternatives must be of the same kind.
+    """Returns the assertion for a lookbehind, or None if it is not supported. Each alternative must
+    be a single character or an assertion about the preceding text. Both kinds may occur together
+    only if `mixed` is True.
     """
     options: tuple[Tree, ...] = tree.options if isinstance(tree, Alternation) else (tree,)
     found = [each for option in options if (each := _make_lookbehind(at, option)) is not None]
@@ -171,7 +173,9 @@ class Assertions:
         self._names = 0
 
     def language(self, before: Node, tree: Tree, after: Node) -> Node:
-        """Returns the texts that consist of a text of `before`, one of the tree and one of `after`."""
+        """Returns the texts that match the tree between two other nodes: a text of `before`, one of
+        the tree, then one of `after`.
+        """
         self._classes = _partition_into_classes(
             each.before for each in iterate_assertions(tree) if isinstance(each, Behind)
         )
@@ -230,8 +234,8 @@ class Assertions:
         return found
 
     def _loop(self, inner: Node, rest: _Rest) -> _Rest:
-        """Returns the texts of any number of rounds, each of one or more characters, continued by a
-        text of `rest`.
+        """Returns the texts of an unbounded repeat, each continued by a text of `rest`. Every round
+        reads at least one character.
         """
         names = {context: f"repeat {self._names + i}" for i, context in enumerate(rest)}
         self._names += len(names)
@@ -253,7 +257,7 @@ class Assertions:
         return {context: texts[name] for context, name in names.items()}
 
     def _prepend_part(self, part: Node, rest: _Rest) -> _Rest:
-        """Returns the texts of a part without assertions, each continued by a text of `rest`."""
+        """Returns the texts of a part that has no assertions, each continued by a text of `rest`."""
         groups: dict[Node, list[Ranges]] = {}
         for i, ranges in enumerate(self._classes):
             groups.setdefault(rest[_Context(i, 0)], []).append(ranges)
@@ -292,8 +296,8 @@ def _unite_by_context(*rests: _Rest) -> _Rest:
 
 
 def _nonempty_intersection(a: Node, b: Node) -> Node:
-    """Returns the intersection of two nodes, or NOTHING if it is empty. Emptiness is not checked
-    for texts that refer to rules.
+    """Returns the intersection of two nodes, or NOTHING if it is empty. An intersection that refers
+    to rules is returned without checking whether it is empty.
     """
     found = EMPTY if a == EMPTY and accepts(b, "") else intersection(a, b)
     return NOTHING if not found.refers and is_empty(found) else found

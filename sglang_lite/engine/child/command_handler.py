@@ -194,8 +194,9 @@ def _load_core(
     compiler: CompileProcess | None,
     crash: Callable[[SglError], None],
 ) -> tuple[AnyCore, str]:
-    """Loads the model and builds the engine's core. Also returns a line of advice on the model,
-    determined while the memory is free.
+    """Loads the model and builds the engine's core. Returns the core and a line of advice on the
+    choice of model. The advice depends on free memory, so it is determined before the model is
+    loaded.
     """
     config = EngineConfig(**start.config)
     path = Path(start.model_path)
@@ -242,7 +243,7 @@ def _load_core(
 
 
 def _ignore_retry() -> None:
-    """Does nothing. Serves as `retry` of a submission that is not waiting for room."""
+    """Does nothing. Used as the `retry` of a submission that is not waiting for room."""
 
 
 class _Submission:
@@ -257,7 +258,7 @@ class _Submission:
         ticket: ticket of the accepted submission; None while it waits for room.
         retry: callback that submits again when the engine has room.
         aborted: True if the handle has aborted the submission.
-        winds_down: True if its generations should end where a limit may cut them.
+        winds_down: True if its generations should end as soon as a limit could cut them.
     """
 
     def __init__(self, number: int, request: Submission | OpenRequest) -> None:
@@ -274,7 +275,7 @@ class _Submission:
 
 
 class CommandHandler:
-    """Executes the handle's commands and keeps track of what is open. Only one thread calls its
+    """Executes the handle's commands and keeps track of open submissions. Only one thread calls its
     methods, except for the sinks.
 
     Args:
@@ -289,13 +290,14 @@ class CommandHandler:
         self._programs: dict[int, EngineProgram] = {}
 
     def start_executing(self, core: AnyCore) -> None:
-        """Sets the core and starts executing commands, which may already have arrived."""
+        """Sets the core and starts executing commands, including those that arrived earlier."""
         self._core = core
         self._ready.set()
 
     def crash(self, error: SglError) -> None:
-        """Ends the step loop with an error, which fails all requests. If the loop is not running
-        yet, reports that the engine failed to start.
+        """Reports an error that the engine can't survive. If the step loop is running, the error
+        ends it, all requests fail, and this process exits. Otherwise reports that the engine failed
+        to start.
         """
         if self._core is None:
             self._outgoing.post(StartFailed(serializable_failure(error)))
@@ -315,9 +317,7 @@ class CommandHandler:
                 self._fail(number, error)
 
     def flush_cache_files(self) -> None:
-        """Flushes cache files that are still to be written. The handle kills this process if that
-        takes long.
-        """
+        """Writes all pending cache files. If this takes long, the handle kills this process."""
         core = self._core
         if (
             core is not None
@@ -476,8 +476,8 @@ class CommandHandler:
         self._outgoing.put_event(told)
 
     def _fail(self, number: int, error: BaseException) -> None:
-        """Sends an error as the last event of a submission, even if several samples were still
-        running or the submission is unknown here.
+        """Sends an error as the last event of a submission. No further events follow, even if
+        several samples are still running. The submission may be unknown here.
         """
         self._open.pop(number, None)
         program = self._programs.pop(number, None)
@@ -498,7 +498,7 @@ def _execute_and_exit(
 
 
 def _raise_in_loop(error: SglError, loop: AnyLoop) -> None:
-    """Raises an error in a loop to end it, unless it is already ending."""
+    """Raises an error in a loop, which ends the loop. Does nothing if the loop is already ending."""
     if not loop.inbox.closing:
         raise error
 

@@ -1,6 +1,4 @@
-"""Entry point of the engine's process. Imports little: slow work is started before the rest is
-imported.
-"""
+"""Entry point of the engine's process. It starts slow work before it imports most modules."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Sends messages from the engine's process to its handle, on a thread: the step loop never waits
-for a reader.
+"""Sends messages from the engine's process to its handle. A thread does this, so the step loop
+never waits for a reader.
 
 Unsent deltas of one stream are merged, so a handle that reads nothing costs no more memory than the
 text of the open requests.
@@ -34,7 +34,7 @@ _Stream = tuple[int, Path | None, int, int]  # submission, path of the node, att
 
 
 class _Joined:
-    """Deltas of one stream, to be merged into a single event."""
+    """Deltas of one stream that will be merged into a single event."""
 
     def __init__(self, first: RequestEvent) -> None:
         self.first = first
@@ -89,7 +89,7 @@ class Outgoing:
         self._thread.start()
 
     def put_event(self, told: RequestEvent) -> None:
-        """Queues an event to be sent after `flush`."""
+        """Queues an event. Events are sent after the next `flush`."""
         with self._lock:
             event = told.event
             if isinstance(event, Delta):
@@ -136,8 +136,8 @@ class Outgoing:
         self.flush()
 
     def send_heartbeat(self) -> None:
-        """Sends a sign of life, unless a message is being sent. If the radix tree has changes to
-        report, sends those instead.
+        """Sends a sign of life, unless a message is being sent. If changes of the radix tree are
+        waiting, sends them instead.
         """
         if self.tree is not None and self.tree.waits:
             self.flush()

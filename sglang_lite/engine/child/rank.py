@@ -1,4 +1,6 @@
-"""Process of a rank other than 0: loads its part of the model and computes what rank 0 tells it to."""
+"""Process of a rank other than 0. It loads its part of the model and executes the computations that
+rank 0 requests.
+"""
 
 from __future__ import annotations
 

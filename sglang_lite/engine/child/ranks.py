@@ -43,8 +43,8 @@ _REASON_S = 10.0
 
 
 class RankProcesses:
-    """Processes of the ranks from 1 up, on this machine and others. They are the `RankLinks` of an
-    engine's process.
+    """Processes of all ranks except 0, on this machine and others. The engine's process uses them
+    as its `RankLinks`.
 
     Args:
         config: settings of the engine, which are sent to each rank.
@@ -224,9 +224,9 @@ def _processor_time_of(child: SpawnedProcess | RemoteProcess) -> int | None:
 
 
 def _create_rendezvous_file() -> str:
-    """Creates the file through which ranks find each other, and returns its path. No other user can
-    read the file. On Linux it is in no folder, and disappears with this process however the process
-    ends.
+    """Creates the file through which ranks find each other, and returns its path. Only this user
+    can read the file. On Linux it has no name in any folder, and it disappears with this process
+    even after a crash.
     """
     if hasattr(os, "memfd_create"):
         return f"/proc/{os.getpid()}/fd/{os.memfd_create('sglang_lite-ranks')}"

@@ -1,5 +1,5 @@
-"""Backend for Anthropic's Messages API, through the official SDK: its class, then its requests and
-the reader of its answers.
+"""Backend for Anthropic's Messages API, through the official SDK. It also builds the API's requests
+and reads its answers.
 """
 
 from __future__ import annotations
@@ -165,9 +165,9 @@ class Anthropic(RemoteBackend):
 
 
 class RepeatedWhitespace:
-    """Filter that removes whitespace from the beginning of an answer if the open turn already ends
-    with it. The API receives the turn without its trailing whitespace, so the model may write the
-    same whitespace again.
+    """Filter that removes whitespace that the model repeats at the beginning of its answer. The API
+    receives the open turn without its trailing whitespace, so the model may write that whitespace
+    again.
     """
 
     def __init__(self, begun: str) -> None:
@@ -176,8 +176,8 @@ class RepeatedWhitespace:
         self._pending = ""
 
     def trim(self, event: Delta | Generation) -> Delta | Generation | None:
-        """Returns the event without the repeated whitespace, or None if no new text or reasoning is
-        left in it.
+        """Returns the event without the repeated whitespace. Returns None if this leaves neither
+        text nor reasoning.
         """
         if isinstance(event, Generation):
             return msgspec.structs.replace(event, text=event.text.removeprefix(self._blanks))
@@ -293,8 +293,9 @@ def _tool(tool: ApiTool) -> dict[str, Any]:
 
 
 def _messages(request: ApiRequest) -> list[dict[str, Any]]:
-    """Converts the conversation to the API's form. A turn with thinking or tool calls is sent as
-    the model's original blocks, and the results of its calls as `tool_result` blocks.
+    """Converts the conversation to the API's form. If the provider's original blocks are stored for
+    a turn, such as thinking or tool calls, they are sent instead of text. Results of tool calls are
+    sent as `tool_result` blocks.
     """
     messages: list[dict[str, Any]] = []
     for message, stored, calls in iterate_turns(
@@ -424,8 +425,8 @@ class MessagesReader(ApiReader):
 
 
 def _parse_call_input(arguments: str) -> Any:
-    """Parses the input of a tool call into the object that the API expects back. Returns {} if the
-    model's text is not JSON; the reader of the value reports that error.
+    """Parses the input of a tool call, which the API expects back as an object. Returns {} if the
+    model's text is not JSON; that error is reported when the value is read.
     """
     try:
         return json.loads(arguments or "{}")
@@ -434,16 +435,16 @@ def _parse_call_input(arguments: str) -> Any:
 
 
 def _continuation_arguments(arguments: dict[str, Any], reader: Any) -> dict[str, Any]:
-    """Builds the arguments of a request that makes the model continue: the previous ones, with its
-    output so far as an assistant message.
+    """Builds the arguments of a request that makes the model continue. They are the previous
+    arguments plus an assistant message with the output so far.
     """
     turn = {"role": "assistant", "content": list(reader.samples[0].provider_items)}
     return {**arguments, "messages": [*arguments["messages"], turn]}
 
 
 def _message_usage(start: Any, end: Any) -> Usage:
-    """Returns the usage of a message. The API reports it at the start, and parts of it again at the
-    end; the counts at the end take precedence.
+    """Returns the usage of a message. The API reports counts at the start and some of them again at
+    the end. The counts at the end take precedence.
     """
 
     def tokens(name: str) -> int:

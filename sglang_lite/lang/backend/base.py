@@ -1,4 +1,4 @@
-"""Interface between the interpreter and the implementations that generate text."""
+"""Interface that the interpreter uses to call implementations that generate text."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ asked_adapter: ContextVar[str | None] = ContextVar("sglang_lite_asked_adapter", 
 
 
 def set_selection_adapter(lora_path: tuple[str, ...] | Unset) -> None:
-    """Sets the LoRA adapter that the next selections in this context use (`asked_adapter`)."""
+    """Sets the LoRA adapter for the following selections in this context (`asked_adapter`)."""
     asked_adapter.set(adapter_of(lora_path))
 
 
 class KeepsPrefixes(Protocol):
-    """Interface for saving the keys and values of a prompt to a file, and loading them from there."""
+    """Interface for saving the keys and values of a prompt to a file and loading them again."""
 
     def export_prefix(self, prompt: Prompt, path: str, *, secret: str | None) -> object: ...
 
@@ -76,8 +76,8 @@ class ProgramAtBackend(Protocol):
         ...
 
     def judge(self, path: Path, place: int, verdict: Verdict) -> None:
-        """Delivers the caller's verdict on a judged node or on a pause. `place` is the index of
-        that node in its branch.
+        """Delivers the caller's verdict on a node's answer, or at a pause. `place` is the index of
+        the node in its branch.
         """
         ...
 
@@ -88,15 +88,15 @@ class ProgramAtBackend(Protocol):
         ...
 
     def expect_pause(self, path: Path, seconds: float) -> None:
-        """Announces for how many seconds nothing will be added to a branch, counted from its last
-        answer or, if that has arrived, from now.
+        """Announces that nothing will be added to a branch for some seconds. They are counted from
+        the branch's last answer or, if it has already arrived, from now.
         """
         ...
 
     def wind_down(self) -> None:
-        """Ends all generations, including those added later, each at the first point where a limit
-        may cut it. Only called if the backend has the capability `winds_down` or
-        `winds_down_programs`.
+        """Ends all generations early, including later ones. For example, text ends at the next
+        token, and JSON where closing brackets complete it. Only called if the backend has the
+        capability `winds_down` or `winds_down_programs`.
         """
         ...
 
@@ -106,8 +106,8 @@ class ProgramAtBackend(Protocol):
 
 
 class Listener(ABC):
-    """Listener to the events of a run's branches. It is notified of an event once everything before
-    the event has been executed.
+    """Listener to events of a run's branches. It receives an event only after everything before the
+    event has been executed.
 
     Attributes:
         events: names of the events that it receives, out of `EVENTS`.
@@ -128,8 +128,8 @@ class Listener(ABC):
 
 
 class Backend:
-    """Base class of backends. A subclass defines `agenerate` and `aselect`, and further methods for
-    what else it supports.
+    """Base class of backends. A subclass defines `agenerate` and `aselect`, and other methods for
+    further features.
 
     Attributes:
         capabilities: features that the backend supports with its model.
@@ -238,8 +238,8 @@ class Backend:
     # ------------------------------------------------------------------------------------- planning
 
     def planner(self, run: RunFacts) -> Planner | None:
-        """Returns a planner that combines or orders the calls of a run's main branch, or None if
-        every node is a call of its own.
+        """Returns a planner that combines or orders the calls of a run's main branch. Returns None
+        if each node makes its own call.
         """
         return None
 
@@ -320,9 +320,7 @@ class Backend:
 
     @property
     def control_texts(self) -> Sequence[str] | None:
-        """Spellings of the control tokens that the model reads in text outside turns; None if they
-        are not known.
-        """
+        """Texts that the model reads as control tokens outside turns. None if they are not known."""
         return None
 
     @property
@@ -333,9 +331,9 @@ class Backend:
         return None
 
     def identity(self) -> tuple[Json, ...]:
-        """Returns what answers depend on besides the prompt and its parameters, as plain data that
-        is equal in every process. A checkpoint of a batch is valid only for backends with the same
-        identity.
+        """Returns everything that answers depend on besides the prompt and its parameters, such as
+        the model. The value is plain data and equal in every process. A checkpoint of a batch is
+        valid only for backends with the same identity.
         """
         kind = type(self)
         template = self.get_chat_template()

@@ -1,5 +1,5 @@
-"""Capabilities of a backend with its model, and the demands of a node. Demands are checked against
-capabilities before a node is queued.
+"""Capabilities of a backend with its model, and demands of a node. Before a node is queued, its
+demands are compared with the capabilities.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _WEAKEST_FIRST: tuple[BegunTurns, ...] = ("refused", "asked", "continued")
 
 @dataclass(frozen=True, slots=True)
 class TurnRules:
-    """Rules for turns that contain several generations, on a backend that is called for one
-    generation at a time.
+    """Rules for turns that contain several generations. They apply to backends that are called for
+    one generation at a time.
 
     Attributes:
         begun_turns: how a turn that has begun is treated: "continued" by the model, which is shown
@@ -67,9 +67,9 @@ class TurnRules:
 
 
 def combine_turn_rules(each: Sequence[TurnRules]) -> TurnRules:
-    """Combines the rules of several backends into rules that all of them can follow, since any of
-    them may answer. A turn is refused if one backend refuses it, continued if all backends continue
-    it, and generated as one text if all enforce its grammar.
+    """Combines the rules of several backends, any of which may have to answer. A turn is refused if
+    one backend refuses it. It is continued, or generated as one text, only if all backends can do
+    so.
     """
     return TurnRules(
         _weakest_turn_support(rules.begun_turns for rules in each),
@@ -108,7 +108,7 @@ class Capabilities:
             `lora_path`.
         sizes_answers: True if a generation with `type=` and no `max_tokens` gets the limit that its
             values need.
-        winds_down: True if a running generation can be ended where a limit may cut it: in a
+        winds_down: True if a running generation can be ended as soon as a limit could cut it: in a
             pushed-down program by `wind_down`, in others by `winds_down_at`
             (lang/concurrency/loop.py).
         winds_down_programs: True if this holds at least for pushed-down programs.

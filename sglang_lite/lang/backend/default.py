@@ -40,8 +40,8 @@ _HOOKS = ("generate", "generate_stream", "select", *EVENTS)
 
 
 def as_backend(value: object) -> Backend:
-    """Converts a user's value to a backend that can run programs. Works like `coerce_backend`, and
-    wraps a backend with SGLang's hooks in an adapter.
+    """Converts a user's value to a backend that can run programs. Works like `coerce_backend`, but
+    also wraps backends that have SGLang's hooks.
     """
     backend = value if isinstance(value, Backend) else coerce_backend(value)
     kind: Any = type(backend)  # mypy takes no type for hashable
@@ -86,8 +86,8 @@ def coerce_backend(value: object) -> Backend:
 
 
 def is_engine(value: object) -> TypeGuard[Engine]:
-    """Returns whether a value is an engine. Compares module names, because the language does not
-    import the runtime.
+    """Returns True if a value is an engine. Compares the names of modules, because the language
+    must not import the runtime.
     """
     kind: Any = type(value)  # as above
     return _is_engine_class(kind)
@@ -99,8 +99,8 @@ def _is_engine_class(kind: type) -> bool:
 
 
 def backend_for(value: object = None) -> Backend:
-    """Returns the backend for a user's value. Without a value, returns the default backend; if none
-    is set, the default engine, which is started on first use.
+    """Returns the backend for a user's value. Without a value, returns the default backend. If no
+    default backend is set, starts the default engine on first use.
     """
     if value is not None:
         return as_backend(value)

@@ -22,8 +22,8 @@ from sglang_lite.text.chat_template import TurnTemplate
 
 
 class LiteLLM(RemoteBackend):
-    """Backend for models of any provider that LiteLLM supports, called through its form of OpenAI's
-    chat API. LiteLLM does not report the features of a model, so `profile=` specifies them
+    """Backend for models of any provider that LiteLLM supports. LiteLLM is called like OpenAI's
+    chat API. It does not report the features of a model, so `profile=` specifies them
     ("openai/gpt-4o", "anthropic/claude-opus-5" …). Without a profile, the model is assumed to
     accept the parameters of OpenAI's protocol and to enforce no constraints.
 

@@ -84,7 +84,9 @@ class LocalBackend(Backend):
 
     @property
     def endpoint(self) -> LocalBackend:
-        """The backend itself, for code that reads `endpoint` of SGLang's `Runtime`."""
+        """The backend itself. SGLang's `Runtime` has an attribute of this name, which some code
+        reads.
+        """
         return self
 
     def agenerate(
@@ -126,7 +128,7 @@ class LocalBackend(Backend):
     async def _iterate_events(
         self, submit: Callable[..., Any], count: int
     ) -> AsyncGenerator[Any, None]:
-        """Yields the events of a request up to the last of its `count` answers."""
+        """Yields the events of a request until all of its `count` answers have arrived."""
         events: asyncio.Queue[Delta | Generation | Selection | SglError] = asyncio.Queue()
         mailbox = running_mailbox()
         heard = partial(
@@ -216,8 +218,8 @@ class LocalBackend(Backend):
 
 
 def schedule_wind_down(wind_down: Callable[[], None]) -> asyncio.TimerHandle | None:
-    """Schedules a call of `wind_down` for the time at which the current run starts to wind down. If
-    that time has passed, calls it immediately. Returns the timer, or None if none was started.
+    """Schedules `wind_down` for the time at which the current run starts to wind down. If that time
+    has passed, calls it immediately. Returns the timer, or None if there is none.
     """
     at = winds_down_at.get()
     if at is None:
@@ -230,8 +232,8 @@ def schedule_wind_down(wind_down: Callable[[], None]) -> asyncio.TimerHandle | N
 
 
 def default_identity() -> tuple[Json, ...]:
-    """Returns the identity of the backend that `default_engine` returns, read from the model's
-    files without starting an engine.
+    """Returns the identity of the backend for the default engine. Reads it from the model's files
+    and starts no engine.
     """
     from sglang_lite import Engine
 

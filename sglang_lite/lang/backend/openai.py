@@ -51,10 +51,10 @@ _APIS = ("chat", "responses", "completions")
 
 
 class OpenAI(RemoteBackend):
-    """Backend for models behind OpenAI's API. Constraints are enforced natively: JSON schemas,
-    types and choices by structured outputs, other regexes by the grammar of a custom tool (on the
-    Responses API), tools by the API's own tools. Requests contain only the parameters that were
-    set, and nothing is stored at the provider.
+    """Backend for models behind OpenAI's API. JSON schemas, types and choices are enforced by
+    structured outputs, other regexes by the grammar of a custom tool (on the Responses API), and
+    tool calls by the API's own tools. Requests contain only the parameters that were set. Nothing
+    is stored at the provider.
 
     Args:
         model_name: name of the model; on Azure, of the deployment.
@@ -199,8 +199,8 @@ _QUESTION = "Which of these texts is what the assistant says next?"
 
 
 def decision_request(model: str, prompt: Prompt, choices: Sequence[str]) -> dict[str, Json]:
-    """Builds the arguments of `decisions.create` for one question, answered with one of the
-    choices.
+    """Builds the arguments of `decisions.create` for a single question. The choices are its
+    possible answers.
     """
     options = [{"value": choice} for choice in choices]
     question = {"type": "choice", "instructions": _QUESTION, "choices": options}
@@ -210,8 +210,8 @@ def decision_request(model: str, prompt: Prompt, choices: Sequence[str]) -> dict
 def parse_decision(
     response: Foreign, choices: Sequence[str], name: str, seconds: float
 ) -> Selection:
-    """Reads the choices' scores from an answer into a Selection. Each score is the logarithm of one
-    probability.
+    """Converts an answer of the decisions endpoint to a Selection. The score of a choice is the
+    logarithm of its probability.
 
     Raises:
         RefusalError: the model refused to answer.
@@ -245,8 +245,8 @@ _LARGEST: Final = 2**20  # bytes of the largest answer that is read
 
 
 def _recognize_by_models(body: Mapping[str, Any]) -> str | None:
-    """Recognizes a server by `/v1/models`: each of these servers names itself as the owner of its
-    models.
+    """Recognizes a server by the `/v1/models` that it reports. Each known server names itself as
+    the owner of its models.
     """
     models = body.get("data")
     owners = (

@@ -1,6 +1,6 @@
-"""Interface of planners, for backends that are called for one generation at a time, and the facts
-about a run that planners use. A plan may get several answers from one call, or make one generation
-wait for another.
+"""Interface of planners, and the facts about a run that they use. Planners serve backends that are
+called for one generation at a time. A plan may get several answers from one call, or make one
+generation wait for another.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _MIN_RATE = 0.5
 
 @dataclass(slots=True, eq=False)
 class ApiDrafts:
-    """Decides whether a program's API calls also draft later generations of the same turn, and
-    counts how many drafts were used in all runs of the program.
+    """Decides whether a program's API calls also request drafts of later generations in the same
+    turn. Counts, over all runs of the program, how many drafts were used.
 
     Args:
         tokens: maximum number of tokens that a call may generate ahead, or None for no drafts.
@@ -58,8 +58,8 @@ class ApiDrafts:
 
     @property
     def on(self) -> bool:
-        """True if the next run will draft. Becomes False after at least 32 generations if fewer
-        than half of them had been drafted.
+        """True if the next run will request drafts. Becomes False if, after at least 32
+        generations, fewer than half had been drafted.
         """
         seen = self.found + self.missed
         return self.tokens is not None and (seen < _MIN_SEEN or self.found >= seen * _MIN_RATE)
@@ -93,7 +93,7 @@ class RunFacts:
     def for_new_run(
         cls, params: SamplingParams, drafts: ApiDrafts | None, *, shares: bool = True
     ) -> RunFacts:
-        """Collects the facts of a run that begins now, with its program's drafts, if any."""
+        """Collects the facts of a run that begins now. Its program may have drafts."""
         if drafts is None or drafts.tokens is None:
             return cls(params, shares=shares)
         return cls(params, drafts, drafts.on, shares)
@@ -101,7 +101,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class NodeQuestion:
-    """Question that a node asks a backend: the arguments of `Backend.agenerate`."""
+    """Request of a node to a backend, with the arguments of `Backend.agenerate`."""
 
     backend: Backend
     prompt: Prompt
@@ -116,7 +116,7 @@ class NodeQuestion:
     async def request_single_sample(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None = None
     ) -> Generation:
-        """Sends another question to the same backend and returns its single sample."""
+        """Sends another request to the same backend and returns the single sample."""
         return await collect_single_answer(
             self.backend.agenerate(prompt, params, constraint, stream=False)
         )
@@ -127,14 +127,12 @@ class NodeQuestion:
 
 
 class AnswerSource(ABC):
-    """Source of a node's answer, used in place of a direct call to the backend. Runs on the
-    executor loop.
-    """
+    """Source of a node's answer. It is asked in place of the backend, on the executor loop."""
 
     @asynccontextmanager
     async def guard_attempts(self, text: str) -> AsyncIterator[None]:
-        """Opens a context in which all attempts at the node are made. Time spent entering it does
-        not count toward the node's timeout.
+        """Opens a context around all attempts at the node. The time until it is entered does not
+        count toward the node's timeout.
 
         Args:
             text: text of the branch before the node.
@@ -151,14 +149,14 @@ class AnswerSource(ABC):
 
 
 class Planner(ABC):
-    """Planner of a branch's calls, used by the thread that adds to the branch."""
+    """Planner of a branch's calls. It is used by the thread that adds nodes to the branch."""
 
     @abstractmethod
     def plan(
         self, expressions: Sequence[Expression], role: str | None, where: Location | None
     ) -> Sequence[Expression]:
-        """Splits a statement into its parts, and attaches a source to the generations and
-        selections that have one.
+        """Splits a statement into its parts. Attaches an AnswerSource to generations and selections
+        that should not call the backend directly.
 
         Args:
             role: role of the turn open before the statement, or None.
@@ -170,8 +168,8 @@ class Planner(ABC):
 
     @abstractmethod
     def share_among_branches(self, added: Expression, size: int) -> Expression:
-        """Prepares an expression that will be added to `size` equal branches. One call may then
-        answer its first generation for all of them.
+        """Prepares an expression that will be added to `size` equal branches. A single call may
+        then answer its first generation for all branches.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Renders prompts with chat templates: finds text outside the turns, converts a conversation to
+"""Renders prompts with chat templates. Finds text outside the turns, renders a conversation with
 another template, inserts the model's tools where its template expects them, and makes a model
 continue or restart a turn.
 """
@@ -27,8 +27,8 @@ CONTINUE_PROMPT = (
 
 
 def text_outside_turns(prompt: Prompt, template: TurnTemplate | None) -> str:
-    """Returns the first text of a prompt that is outside its turns, without whitespace, or an empty
-    string if all text is inside.
+    """Finds text of a prompt that is outside its turns. Returns the first such text without its
+    whitespace, or an empty string if there is none.
     """
     assert template is not None
     rest = _without_whitespace(prompt.text)
@@ -53,9 +53,9 @@ def text_outside_turns(prompt: Prompt, template: TurnTemplate | None) -> str:
 def rerender_with_template(
     prompt: Prompt, template: TurnTemplate | None, written_by: TurnTemplate | None
 ) -> Prompt:
-    """Renders the turns of a prompt with another template. The text outside the turns comes first.
-    Returns the prompt unchanged if it has no turns or a template is missing. The content of turns
-    is never read as special tokens.
+    """Renders the turns of a prompt with another template. Text outside the turns is placed first.
+    The content of turns is never read as special tokens. Returns the prompt unchanged if it has no
+    turns or a template is missing.
     """
     if template is None or written_by is None or (not prompt.messages and prompt.role is None):
         return prompt
@@ -72,8 +72,8 @@ def rerender_with_template(
 
 
 def without_stops_and_placeholders(template: TurnTemplate) -> TurnTemplate:
-    """Returns the template without stop strings and image placeholders, for an API that renders
-    turns itself.
+    """Returns the template without stop strings and image placeholders. Used for an API that
+    renders turns itself.
     """
     return (
         replace(template, stop_str=(), image_token="")
@@ -93,8 +93,8 @@ _MIN_LENGTH = 16
 def with_tools(
     prompt: Prompt, template: TurnTemplate | None, control: Sequence[str] = ()
 ) -> Prompt:
-    """Returns the prompt with its tools in the text. Returns it unchanged if it has no tools or the
-    model has no template.
+    """Returns the prompt with its tools described in the text. If the prompt has no tools or the
+    model no template, returns the prompt unchanged.
 
     Args:
         prompt: prompt whose open turn is the assistant's.
@@ -126,8 +126,8 @@ def with_tools(
 
 
 def shows_tools(template: TurnTemplate | None, family: str | None) -> bool:
-    """Returns whether a template can render tools and the model's format of tool calls is known.
-    Otherwise the first message describes the tools, and their results are sent as user turns.
+    """Returns True if the template can render tools and the model's format of tool calls is known.
+    If not, the first message describes the tools, and their results are sent as user turns.
 
     Args:
         family: format of calls, as `Backend.tool_family` returns it.
@@ -276,8 +276,8 @@ def _last_spans(spans: Sequence[Span], length: int) -> list[Span]:
 
 
 def _restore_token_ids(spans: Sequence[Span], written: Sequence[Span]) -> list[Span]:
-    """Restores the token ids of texts that the model wrote, so that a cached prompt is found again.
-    Tokenizing a generated text does not always give its original tokens.
+    """Puts back the token ids of texts that the model wrote, so that their cached prefix can be
+    found. Tokenizing such a text again may give other ids.
 
     Args:
         written: spans of the same conversation with token ids.
@@ -307,7 +307,7 @@ def without_partial_turn(prompt: Prompt) -> Prompt:
 
 def with_continue_request(prompt: Prompt, template: TurnTemplate) -> Prompt:
     """Returns the prompt with its open turn finished, followed by the user's request to continue
-    it. Returns it unchanged if the open turn is empty.
+    it. If the open turn is empty, returns the prompt unchanged.
     """
     return (
         with_user_reply(prompt, "", CONTINUE_PROMPT, template) if prompt.partial.strip() else prompt
@@ -315,8 +315,8 @@ def with_continue_request(prompt: Prompt, template: TurnTemplate) -> Prompt:
 
 
 def with_user_reply(prompt: Prompt, answer: str, words: str, template: TurnTemplate) -> Prompt:
-    """Returns the prompt with its open assistant turn finished by an answer, followed by a user
-    turn and a new assistant turn.
+    """Returns the prompt with three additions: the answer, which finishes the open assistant turn;
+    a user turn with `words`; and the start of a new assistant turn.
     """
     before = [{"role": message.role, "content": ""} for message in prompt.messages]
     turns = Message("assistant", ((prompt.partial + answer).strip(),)), Message("user", (words,))

@@ -49,7 +49,7 @@ _TOKEN = re.compile(r"\s*\S+|\s+")
 
 @dataclass(frozen=True, slots=True)
 class ScriptedRequest:
-    """Request to a scripted backend. `choices` is set only for a selection."""
+    """Request to a scripted backend. `choices` is set only if the request is a selection."""
 
     prompt: Prompt
     params: SamplingParams
@@ -291,16 +291,14 @@ class ScriptedBackend(Backend):
 
 
 def _limit_latency(late: float | None, seconds: float) -> float:
-    """Shortens the latency of a request so that it ends when the run starts to wind down, at `late`
-    (`time.monotonic()`; None for never).
+    """Shortens the latency of a request so that the request ends by the time `late`, at which the
+    run starts to wind down (`time.monotonic()`; None for never).
     """
     return seconds if late is None else min(seconds, max(late - time.monotonic(), 0.0))
 
 
 def _last_match_end(rule: str | re.Pattern[str], text: str) -> int:
-    """Returns the end of the last occurrence of a rule in the text, or -1 if the rule does not
-    occur.
-    """
+    """Returns where the last match of a rule ends in a text, or -1 if there is no match."""
     if isinstance(rule, str):
         at = text.rfind(rule)
         return at + len(rule) if at >= 0 else -1
@@ -319,8 +317,8 @@ def _sample_text(constraint: Constraint, random: Random) -> str:
 
 
 def _leading_number_or_text(constraint: Constraint | None, text: str) -> str:
-    """Returns the number at the beginning of a text, if the constraint is a number. Otherwise, and
-    if there is none, returns the text.
+    """Returns the number at the beginning of a text if the constraint is a number. Otherwise, or if
+    the text begins with no number, returns the text.
     """
     number = constraint.part if isinstance(constraint, Continuation) else constraint
     return (extract_leading_number(number, text) or text) if isinstance(number, Number) else text

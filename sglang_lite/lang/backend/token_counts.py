@@ -1,5 +1,5 @@
-"""Counts tokens: those that a backend has used, and those that budgets assume if no usage is
-reported.
+"""Counts tokens: those that a backend has used, and those that a budget assumes if a provider
+reports no usage.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def count_text_tokens(text: str, tokenizer: TiktokenEncoding | None) -> int:
 
 
 def estimate_tokens(prompt: Prompt, tokenizer: TiktokenEncoding | None = None) -> int:
-    """Estimates the tokens of a prompt, including its turn markup, tools and images. Counts the
-    prompt's text or its messages, whichever has more tokens.
+    """Estimates the tokens of a prompt, including its turn markup, tools and images. Uses either
+    the text or the messages of the prompt, whichever has more tokens.
     """
     text = max(
         count_text_tokens(each, tokenizer)
@@ -65,9 +65,9 @@ def estimate_tokens(prompt: Prompt, tokenizer: TiktokenEncoding | None = None) -
 def is_credible(
     reported: Usage, prompt: Prompt, texts: Iterable[str], tokenizer: TiktokenEncoding | None
 ) -> bool:
-    """Returns True if a reported usage is plausible. It must have at least the tokens of the
-    conversation and of the answers according to the model's tokenizer or, without one, one token
-    per word.
+    """Returns True if a reported usage is plausible. It must not be below the number of tokens in
+    the conversation and the answers. The model's tokenizer counts them; without a tokenizer, one
+    token per word is assumed.
     """
     conversation = _message_texts(prompt) or [prompt.text]
     sent, answered = (
@@ -94,7 +94,7 @@ def _count_exactly(tokenizer: TiktokenEncoding, text: str) -> int:
 
 
 def usage_difference(reported: Usage, possible: Usage) -> Usage:
-    """Returns the part of a call's `possible` usage that exceeds the reported one."""
+    """Returns how far a call's `possible` usage exceeds the reported usage."""
     return Usage(
         max(possible.prompt_tokens - reported.prompt_tokens, 0),
         0,
@@ -110,8 +110,8 @@ unreported_usages: ContextVar[list[Usage] | None] = ContextVar(
 
 
 def add_unreported_usage(usage: Usage, times: int = 1) -> None:
-    """Charges the current node `times` times for usage that a provider did not report. Does nothing
-    outside a run with a budget.
+    """Charges the current node for usage that a provider did not report. The usage is charged
+    `times` times. Does nothing outside a run with a budget.
     """
     usages = unreported_usages.get()
     if usages is not None:
@@ -120,7 +120,7 @@ def add_unreported_usage(usage: Usage, times: int = 1) -> None:
 
 @dataclass(slots=True)
 class SentRequests:
-    """Requests that a call has made, including each retry of an SDK.
+    """Counts of the requests that a call has made, including each retry by an SDK.
 
     Attributes:
         tried: number of requests that were started.
@@ -153,9 +153,7 @@ class TokenUsage:
             self.completion_tokens += usage.completion_tokens
 
     def count_and_forward(self, sink: ProgramSink, event: ProgramEvent) -> None:
-        """Adds the usage of an event of a program, if it is a result, and passes the event on to
-        the sink.
-        """
+        """Passes a program's event on to the sink. If the event is a result, first adds its usage."""
         if isinstance(event, Played) and isinstance(event.event, Generation | Selection):
             self.add_usage(event.event.usage)
         sink(event)

@@ -1,5 +1,5 @@
-"""Backend for Gemini on Vertex AI, through Google's Gen AI SDK (`google-genai`): its class, then
-its generateContent requests and the reader of its answers.
+"""Backend for Gemini on Vertex AI, through Google's Gen AI SDK (`google-genai`). Contains the
+backend's class, the code that builds its requests, and the reader of its answers.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ from sglang_lite.text.tool_use import split_call_results
 
 
 class VertexAI(RemoteBackend):
-    """Backend for Gemini models on Vertex AI. Native structured outputs enforce schemas, types and
-    choices; tools are the API's own. Requests contain only the parameters that were set.
+    """Backend for Gemini models on Vertex AI. Schemas, types and choices are enforced by the API's
+    structured outputs. Tools use the API's own format. Requests contain only the parameters that
+    were set.
 
     Args:
         model_name: name of the model.
@@ -316,7 +317,7 @@ def _part(part: str | Media, model: str) -> dict[str, Any]:
 
 
 class GenerateContentReader(ApiReader):
-    """Reads an answer, or the pieces of a streamed one, which have the same form."""
+    """Reads a complete answer or the pieces of a streamed one. Both have the same form."""
 
     def read_event(self, event: Foreign) -> Sequence[Delta]:
         self.meta |= {"id": event.response_id, "model": event.model_version}

@@ -63,7 +63,9 @@ class Cluster(Protocol):
     """
 
     def identity(self) -> object:
-        """Returns data that identifies what the answers depend on, like `Backend.identity`."""
+        """Returns data that identifies everything that the answers depend on, like
+        `Backend.identity`.
+        """
 
     def rows(self, given: UserValue) -> UserValue:
         """Converts the user's argument, such as a Ray Dataset, to the items of a batch."""
@@ -146,7 +148,7 @@ def batch_keywords(
     cluster: Cluster | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> None:
-    """Declares the parameters of `run_batch` and `arun_batch`."""
+    """Declares the parameters that `run_batch` and `arun_batch` share."""
 
 
 BATCH_OPTIONS = inspect.signature(batch_keywords).parameters.keys() - {"self", "batch_kwargs"}
@@ -193,8 +195,8 @@ class BatchPlan:
         return [(i, item) for i, item in enumerate(self.items) if i not in self.saved_outcomes]
 
     def __enter__(self) -> None:
-        """Enters the batch; leaving it, however it ends, closes the progress bar and releases the
-        checkpoint file.
+        """Enters the batch. Leaving it closes the progress bar and releases the checkpoint file,
+        even after an error.
         """
 
     def __exit__(self, *_: object) -> None:
@@ -207,8 +209,9 @@ class BatchPlan:
 def prepare_batch(
     program: BaseProgram, method: str, batch_kwargs: object, given: Mapping[str, UserValue]
 ) -> BatchPlan:
-    """Plans a batch with the keyword arguments that the caller has given to `method`. Bad items and
-    settings are refused here, before anything runs.
+    """Checks the items and settings of a batch and returns its plan. Raises errors for invalid ones
+    before anything runs. `given` contains the keyword arguments that the caller has given to
+    `method`.
     """
     for name in given:
         if name not in BATCH_OPTIONS:
@@ -412,8 +415,8 @@ def _wrap_with_saving(report: Report, file: BatchFile | None) -> Report:
 
 
 def gather_outcomes(plan: BatchPlan) -> dict[int, Outcome]:
-    """Runs a batch and returns the outcome of each item by its index, including those from the
-    checkpoint file. The caller is woken once, not for each item.
+    """Runs a batch and returns the outcome of each item by its index, including outcomes from the
+    checkpoint file. The calling thread wakes up only once, at the end.
     """
     outcomes = dict(plan.saved_outcomes)
     ended = threading.Event()
@@ -434,9 +437,9 @@ def gather_outcomes(plan: BatchPlan) -> dict[int, Outcome]:
 
 
 def iterate_outcomes(plan: BatchPlan) -> Generator[tuple[int, Outcome], None, None]:
-    """Runs a batch, and yields the index and outcome of each item, including those from the
+    """Runs a batch, and yields the index and outcome of each item, including outcomes from the
     checkpoint file. If the caller receives an iterator, a run counts as under way until its outcome
-    has been consumed, so at most `window` runs are running or unread.
+    has been consumed. This limits the runs that are running or unread to `window`.
     """
     finished: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
     workers = _create_pool(plan, lambda index, outcome: finished.put((index, outcome)))
@@ -456,7 +459,7 @@ def iterate_outcomes(plan: BatchPlan) -> Generator[tuple[int, Outcome], None, No
 
 
 async def aiterate_outcomes(plan: BatchPlan) -> AsyncGenerator[tuple[int, Outcome], None]:
-    """Asynchronous form of `iterate_outcomes`: bodies run on this event loop."""
+    """Asynchronous form of `iterate_outcomes`. The bodies run on this event loop."""
     finished: asyncio.Queue[tuple[int, Outcome] | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
@@ -560,8 +563,8 @@ def collect_results(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> BatchRe
 
 
 class ProgressBar:
-    """Progress bar with the number of finished programs, tokens per second and the share of cached
-    prompt tokens. In a notebook it also shows the rows that finished last, until the batch ends.
+    """Progress bar with the number of finished programs, the tokens per second and the share of
+    cached prompt tokens. In a notebook, it also shows the latest results until the batch ends.
     """
 
     def __init__(self, total: int, done: int) -> None:

@@ -1,5 +1,5 @@
-"""Pools that run the bodies of a batch: on threads, which are added when bodies wait, or as tasks
-of an event loop.
+"""Pools that run the bodies of a batch, either on threads or as tasks of an event loop. Threads are
+added when the bodies are waiting.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _STALL = 0.002  # seconds without a taken item after which the pool grows
 
 
 class BodyPool:
-    """Pool of threads that runs the body of a synchronous program over items, with only as many
-    threads as it takes to keep the window full.
+    """Pool of threads that runs the body of a synchronous program over items. Adds threads only as
+    needed to keep `window` runs under way.
 
     The pool begins with one thread. It grows when all its threads wait for values, or when no item
     has been taken for 2 ms (the bodies do slow work themselves), up to one thread for each run that
@@ -105,8 +105,8 @@ class BodyPool:
             self._waiting -= 1
 
     def _ensure_thread(self) -> None:
-        """Ensures that a thread takes the next item, if a run may be started. Called with the lock
-        held.
+        """Ensures that a thread takes the next item, if another run may be started now. Called with
+        the lock held.
         """
         if self._over or not self._room:
             return
@@ -128,8 +128,9 @@ class BodyPool:
             executor().post(self._schedule_growth_check, self._items_taken)
 
     def _grow_if_stalled(self, items_taken: int) -> None:
-        """Grows the pool if no item has been taken since the count `items_taken`, and restarts the
-        timer while runs may be started. Runs on the executor loop.
+        """Adds threads if no item has been taken since the last check, when `items_taken` items had
+        been taken. Schedules the next check as long as runs may be started. Runs on the executor
+        loop.
         """
         with self._bell:
             self._has_watch = bool(self._room) and not self._over

@@ -43,7 +43,7 @@ _PYTHON = sys.implementation.cache_tag or sys.version
 def compute_batch_digests(
     function: object, settings: RunSettings, identity: object, version: str | int | None
 ) -> dict[str, str]:
-    """Returns digests of everything except the items that the results of a batch depend on. The
+    """Returns digests of everything that the results of a batch depend on, except its items. The
     keys describe what was digested, such as "the backend".
 
     Args:
@@ -218,8 +218,8 @@ class BatchFile:
         self._has_codes = bool(head.code)
 
     def _has_valid_line_code(self, row: CheckpointRow, line: bytes) -> bool:
-        """Returns True if a row's code is right, or if it has none and the file is of an earlier
-        version, without codes.
+        """Returns True if a row has the right code. In a file of an earlier version, which has no
+        codes, rows without a code are also valid.
         """
         if not row.code and not self._has_codes:
             return True

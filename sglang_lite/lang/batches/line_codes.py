@@ -27,8 +27,8 @@ def check_secret(secret: UserValue) -> None:
 
 
 class LineCodes:
-    """Codes of a checkpoint's lines. The code of a row also depends on the first line, so no row of
-    another batch has a valid one.
+    """Codes of a checkpoint's lines. Each code also depends on the first line, so rows copied from
+    another batch are detected.
 
     Args:
         secret: text that every reader of the file must have; None for checksums.

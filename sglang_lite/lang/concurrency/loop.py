@@ -37,16 +37,14 @@ class Mailbox:
             self.loop.call_soon_threadsafe(self._deliver)
 
     def enqueue(self, callback: Callable[..., object], *args: object) -> None:
-        """Adds `callback(*args)` to the queue without waking the loop. After one or several of
-        these, the caller must call `wake`.
+        """Adds `callback(*args)` to the queue without waking the loop. The caller must call `wake`
+        after the last callback.
         """
         with self._lock:
             self._calls.append((callback, args))
 
     def wake(self) -> None:
-        """Makes the loop deliver the calls that `enqueue` has queued. Does nothing if the loop is
-        closed, since nobody waits there any more.
-        """
+        """Makes the loop deliver the queued calls. Does nothing if the loop is closed."""
         with self._lock:
             if self._scheduled or not self._calls:
                 return
@@ -110,8 +108,8 @@ def is_on_executor_thread() -> bool:
 
 
 def fork_count() -> int:
-    """Returns how many times `os.fork` was called between the first process and this one. Objects
-    created when the number was different rely on threads that don't exist in this process.
+    """Returns how many times `os.fork` was called on the way from the first process to this one. An
+    object created at another count relies on threads that don't exist in this process.
     """
     return _forks
 

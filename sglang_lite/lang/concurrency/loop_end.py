@@ -24,8 +24,9 @@ _parents: list[Handle] = []
 
 def close_with_loop(close: Callable[[], Awaitable[object]]) -> Handle:
     """Creates a handle for a resource that the running event loop uses. `close` is awaited on that
-    loop when the handle's `aclose` is called, when the handle is dropped, or when the loop ends,
-    since loops close the asynchronous generators that they have started.
+    loop when the handle's `aclose` is called, when the handle is dropped, or when the loop ends.
+
+    The handle is an asynchronous generator: event loops close those when they end.
     """
     handle = _close_at_end(close)
     with contextlib.suppress(StopIteration):
@@ -56,8 +57,8 @@ async def _close_handles(handles: list[Handle]) -> None:
 
 
 def _keep_open_for_parent() -> None:
-    """Keeps the handles that were open before a fork without closing them, because their
-    connections belong to the parent process.
+    """Keeps the handles that were open before a fork, without ever closing them. Their connections
+    belong to the parent process.
     """
     _parents.extend(_open)
     _open.clear()

@@ -1,4 +1,6 @@
-"""A bounded thread pool for blocking work: bodies of programs, and backends with blocking hooks."""
+"""A bounded thread pool for blocking work, such as the bodies of programs and backends with
+blocking hooks.
+"""
 
 from __future__ import annotations
 
@@ -89,8 +91,8 @@ class ThreadPool:
 
 
 async def run_in_pool(pool: ThreadPool, work: Callable[[], UserValue]) -> UserValue:
-    """Executes blocking work on a pool and returns its result. Cancellation does not stop the
-    thread, which finishes by itself.
+    """Executes blocking work on a pool and returns its result. If the caller is cancelled, the
+    thread still finishes the work.
     """
     return await run_on_other_thread(pool.submit, work)
 

@@ -1,5 +1,5 @@
-"""Values and texts that are still being produced, and that any number of threads and event loops
-can wait for.
+"""Values and texts that are still being produced. Any number of threads and event loops can wait
+for them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ of_thread = _PoolOfThread()  # set by a pool of bodies on its own threads
 
 
 class Awaited(Protocol):
-    """Record of what is known to have finished once someone has waited for a certain variable."""
+    """Keeps track of what is known to have finished because someone has waited for a certain
+    variable.
+    """
 
     def note(self, *, failed: bool = False) -> None:
         """Records that someone has waited for the variable, and received its value or, if `failed`,
@@ -144,7 +146,7 @@ class Variable:
         return True
 
     def replace_with_error(self, error: BaseException) -> None:
-        """Fails the variable, replacing its value or earlier error if it has one."""
+        """Makes the variable fail with an error, even if it already has a value or another error."""
         if self.set(None, error):
             return
         with self._lock:
@@ -273,8 +275,8 @@ def _future_with_waker() -> tuple[asyncio.Future[None], Callable[[], None]]:
 
 
 class TextLog:
-    """Growing text as a replayable broadcast: every reader, early or late, receives every piece
-    from the first one on.
+    """Growing text that many readers can follow. Every reader receives all pieces from the first
+    one on, however late it starts.
 
     A piece is (text, metadata). The metadata is None if the backend gave none.
 
@@ -378,8 +380,8 @@ class TextLog:
     def _pieces_from(
         self, at: int, wake: Callable[[], object]
     ) -> tuple[list[tuple[str, dict[str, Any] | None]], bool]:
-        """Returns the pieces from index `at` on, and whether the log is closed. If there are none
-        yet and the log is open, `wake` will be called when the log changes.
+        """Returns the pieces from index `at` on, and whether the log is closed. If the log is open
+        but has no such pieces yet, `wake` will be called when the log changes.
         """
         with self._lock:
             pieces = self._pieces[at:]
@@ -388,8 +390,8 @@ class TextLog:
             return pieces, self._closed
 
     def _finish_reading(self) -> None:
-        """Finishes a reader's pass at the end of the text: records that it was waited for, and
-        raises the log's error if there is one.
+        """Records that a reader has waited for the end of the text. Raises the log's error if there
+        is one.
         """
         if self.awaited is not None:
             self.awaited.note(failed=self._error is not None)

@@ -1,3 +1,3 @@
-"""Execution of runs: their branches, the nodes of each branch, and sending runs to a backend that
-executes whole programs. Depends on backends only through their interface.
+"""Executes runs: their branches, the nodes of each branch, and whole programs sent to a backend.
+Depends on backends only through their interface.
 """

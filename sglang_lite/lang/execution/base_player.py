@@ -1,5 +1,5 @@
-"""Base class of players, which execute branches, for the modules with the operations that players
-execute.
+"""Base class of players, the objects that execute branches. The modules that execute single
+operations depend only on this class.
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ class BasePlayer(ABC):
         return self.names.gone or self._failure or self.stopped
 
     def may_answer_now(self, op: AnswerOp) -> bool:
-        """Returns True if the backend may be asked for an answer that needs no waiting. Nobody may
-        be reading the text as it grows, the answer must not come from another call, and the run
-        must be plain: no retries, deadline or budget, and no rerun. A backend that blocks may be
-        asked only on its own threads.
+        """Returns True if the backend may be asked now for an answer that needs no waiting.
+
+        This requires that nobody reads the text as it grows, that the answer does not come from
+        another call, and that the run is plain: no retries, deadline or budget, and no rerun. A
+        backend that blocks may be asked only on its own threads.
         """
         on_its_threads = self.backend.answer_pool is None or on_pool.get() is self
         return (
@@ -81,8 +82,8 @@ class BasePlayer(ABC):
         )
 
     def is_current(self, op: Op) -> bool:
-        """Returns True if `op` is still the branch's current operation. If not, the branch was
-        stopped, and the results of `op` must be dropped.
+        """Returns True if `op` is still the branch's current operation. Otherwise the branch was
+        stopped, and the results of `op` must be discarded.
         """
         return self._current is op
 

@@ -1,4 +1,4 @@
-"""Open blocks of a branch: the turn and the grammar that the next addition falls into."""
+"""Open blocks of a branch: the turn and the grammar that its next text will belong to."""
 
 from __future__ import annotations
 

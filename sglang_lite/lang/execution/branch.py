@@ -106,8 +106,8 @@ class BranchSnapshot:
 
 
 def _media_token(run: Run, kind: MediaKind) -> str:
-    """Returns the placeholder that stands for an image or a sound in the text. It is empty if the
-    model has no chat template, since only turns need it.
+    """Returns the placeholder that stands for an image or a sound in the text. Returns "" if the
+    model has no chat template: placeholders are only needed in turns.
     """
     try:
         return str(getattr(run.template, "audio_token" if kind == "audio" else "image_token", ""))
@@ -398,8 +398,8 @@ class Branch:
         )
 
     def notify_listener(self, event: str, children: Sequence[Player] = ()) -> None:
-        """Queues a notification for the backend's listener, if it listens for the event. It is sent
-        once everything queued before it has been executed.
+        """Queues an event for the backend's listener, if the listener wants this kind of event. The
+        event is sent once everything queued before it has been executed.
         """
         listener = self.backend.event_listener
         if listener is not None and event in listener.events:
@@ -463,8 +463,8 @@ class Branch:
             self.run.body_end.set(None)
 
     def abandon(self, error: BaseException) -> None:
-        """Stops all branches because the body raised `error`. The caller of the body receives the
-        error, or in a streamed run the reader of the stream.
+        """Stops all branches because the body raised `error`. The error is passed on to the caller
+        of the body or, in a streamed run, to the reader of the stream.
         """
         if isinstance(error, SglError) and error.where is None:
             error.where = find_raise_location(error)
@@ -482,8 +482,8 @@ class Branch:
 
     def stop(self, error: SglError, *, waited: bool = True) -> None:
         """Cancels the branch and the branches forked from it. Answers that someone has waited for
-        are kept. All others fail with the error, even if they have arrived, and anything added
-        later fails, too. On the main branch, also stops the programs that the body runs.
+        are kept. All others fail with the error, even if they have arrived, and so does anything
+        added later. Stopping the main branch also stops the programs that the body runs.
 
         Args:
             waited: False to keep nothing, not even answers that were waited for.
@@ -511,8 +511,8 @@ def _check_rollback(player: Player, where: Location | None) -> None:
     Raises:
         ProgramError: the run is streamed.
         RequestAbortedError: a rollback has removed the fork of the branch.
-        SglError: the branch was permanently stopped, or it failed and its deadline has passed. This
-            is its failure.
+        SglError: the failure of the branch. Raised if the branch was permanently stopped, or
+            if the run's deadline has passed.
     """
     player.names.raise_if_removed(where)
     if player.log is not None:
@@ -529,8 +529,8 @@ def _check_rollback(player: Player, where: Location | None) -> None:
 
 
 def _end_branches(players: Sequence[Player], where: Location | None) -> None:
-    """Makes all reads of branches and additions to them fail, because the rollback at `where`
-    removes their fork.
+    """Ends branches because the rollback at `where` removes their fork. All later reads of these
+    branches and additions to them fail.
     """
     for child in players:
         for each in child.tree():
@@ -543,8 +543,8 @@ def _end_branches(players: Sequence[Player], where: Location | None) -> None:
 
 
 def find_raise_location(error: BaseException) -> Location | None:
-    """Returns the deepest line of the user's code in an exception's traceback, or else the deepest
-    line of a library. Returns None if all of the traceback is in this package.
+    """Returns the deepest line of the user's code in an exception's traceback. If there is none,
+    returns the deepest line of a library. Returns None if all of the traceback is in this package.
     """
     trace = error.__traceback__
     found = None
@@ -584,7 +584,7 @@ def _make_gen_node(
     Args:
         backend: backend that answers it.
         path: path of the node in the program's tree.
-        shows_tools: whether its prompt shows its tools.
+        shows_tools: whether the prompt describes the generation's tools.
 
     Raises:
         ProgramError: `repair` is set inside a grammar.
@@ -670,8 +670,9 @@ def _with_answer_limit(params: SamplingParams, constraint: Constraint | None) ->
 
 
 def _requires_caller_decision(own: SglGen, run: Run) -> bool:
-    """Returns True if code in this process decides on a generation's result: retries, a check, a
-    backend of its own, or an earlier run that may have the answer.
+    """Returns True if this process decides which answer a generation gets, so the backend's first
+    answer may not be final. This is the case with retries, a check, a backend of its own, or
+    answers kept from an earlier run.
     """
     options = own.options
     retries = run.settings.retries if options.retries is None else options.retries

@@ -130,7 +130,7 @@ class Budget:
 
     def _price_usage(self, backend: Backend, usage: Usage, otherwise: float) -> float:
         """Returns the cost of a usage in dollars, or `otherwise` if the model has no price. Cached
-        tokens without a known price are priced as uncached.
+        tokens are charged like uncached ones if they have no price of their own.
         """
         if self.max_cost is None:
             return 0.0
@@ -141,8 +141,8 @@ class Budget:
 
 
 class NodeAccount:
-    """Account of a node's call in a run with budgets. A call keeps its reservation if it reports no
-    usage, or less than it must have used.
+    """Usage charged to a run's budgets for a node's call. If the call reports no usage, or less
+    than it must have used, the reserved maximum is charged.
 
     Args:
         backend: backend that is called.
@@ -159,8 +159,8 @@ class NodeAccount:
 
     @contextlib.contextmanager
     def track_call(self) -> Iterator[None]:
-        """Tracks the call made in the `with` block. During the call, remote backends record usage
-        that their requests did not report.
+        """Tracks the call made in the `with` block. During the call, remote backends add usage that
+        no answer or error reports.
         """
         token = unreported_usages.set(self.used)
         try:
@@ -180,8 +180,8 @@ class NodeAccount:
     def record_answers(
         self, answers: list[_Answer], prompt: Prompt, texts: Sequence[str]
     ) -> list[_Answer]:
-        """Adds the usage of an answer. If the usage is not credible, the call keeps its
-        reservation.
+        """Adds the usage of an answer. If the reported usage is not credible, the reserved maximum
+        is charged instead.
 
         Args:
             answers: the samples, or a selection.

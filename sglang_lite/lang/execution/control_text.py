@@ -1,5 +1,5 @@
-"""Control tokens spelled in a program's arguments. Outside turns, text may name such tokens, so an
-argument written by a user could begin a turn.
+"""Finds control tokens, such as `<|im_start|>`, in a program's arguments. Outside turns, text may
+contain such tokens, so an argument written by a user could begin a turn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEPTH = 8  # levels of values inside values that are searched
 
 
 class SpelledTokens:
-    """Argument values that spell control tokens.
+    """Argument values that contain the text of control tokens, such as `<|im_start|>`.
 
     Args:
         pattern: finds control tokens in text.
@@ -47,9 +47,9 @@ class SpelledTokens:
             self._values.append((name, value))
 
     def split_at_plain_tokens(self, text: str) -> list[tuple[str, bool]]:
-        """Splits a text written outside turns into pieces, each with False if control tokens in it
-        are plain text, else True. Warns once if an argument's value spells a token that is not
-        plain text.
+        """Splits a text written outside turns into pieces, each with a flag. The flag is False if
+        control tokens in the piece are plain text, else True. Warns once if a token that is not
+        plain text comes from an argument's value.
         """
         pieces = list[tuple[str, bool]]()
         start = 0
@@ -71,16 +71,16 @@ class SpelledTokens:
         return [piece for piece in pieces if piece[0]]
 
     def find_argument_with_token(self, token: str, text: str) -> str | None:
-        """Returns the name of an argument whose value spells the token and occurs in the text, or
-        None.
+        """Returns the name of an argument whose value contains the token and occurs in the text.
+        Returns None if there is no such argument.
         """
         return next(
             (name for name, value in self._values if token in value and value.strip() in text), None
         )
 
     def find_tokens_from_arguments(self, text: str) -> Iterator[tuple[str, str]]:
-        """Yields each control token that an argument's value spells in a text, with the argument's
-        name.
+        """Yields each control token in a text that comes from an argument's value, with the
+        argument's name.
         """
         for token in dict.fromkeys(self._pattern.findall(text)):
             if (name := self.find_argument_with_token(token, text)) is not None:
@@ -94,10 +94,10 @@ def collect_argument_control_tokens(
     args: Sequence[UserValue],
     kwargs: Mapping[str, UserValue],
 ) -> SpelledTokens | None:
-    """Collects the control tokens that a run's arguments spell. Returns None if there are none.
+    """Collects the control tokens in a run's arguments. Returns None if there are none.
 
     Args:
-        earlier: those of the run so far, if its body calls this program.
+        earlier: tokens collected by the run so far, if its body calls this program.
         known: control tokens of the model; None for those that most models have.
     """
     for name, value in _walk_argument_texts([*zip(program.arg_names, args), *kwargs.items()]):

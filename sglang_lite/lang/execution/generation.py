@@ -1,5 +1,5 @@
-"""Executes generations: gets the answer, parses its value, appends its text, and writes it to the
-streams.
+"""Executes generations: gets the answer, parses its value, appends its text to the branch, and
+writes it to the streams.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def finish_generation(player: BasePlayer, op: GenOp, generations: Sequence[Gener
 
 
 async def play_generation(player: BasePlayer, op: GenOp) -> None:
-    """Executes a generation: asks until an answer is accepted, then appends it."""
+    """Executes a generation: requests answers until one is accepted, then appends it."""
     if op.expression.source is None:
         await _generate_answer(player, op)
     else:
@@ -368,8 +368,8 @@ def _validate_finished_text(
     player: BasePlayer, op: GenOp, generation: Generation, text: str
 ) -> None:
     """Validates a finished text against the node's JSON schema. Without a schema, validates it
-    against the constraint if the backend does not enforce constraints. (Within a grammar over
-    several nodes, the branch does this.)
+    against the constraint if the backend does not enforce constraints. Skips this within a grammar,
+    where the branch validates the text of all nodes together.
     """
     schema = op.expression.node.constraint
     constraint = op.node.constraint
@@ -408,8 +408,8 @@ def _parse_typed_value(player: BasePlayer, op: GenOp, text: str, generation: Gen
 
 
 def _free_text_answer(op: GenOp, text: str) -> str | None:
-    """Returns the free-text answer of a node with tools, which a limit may cut like any text.
-    Returns None if the text is a call or the beginning of one.
+    """Returns a text as the free-text answer of a node with tools. Returns None if the text is a
+    tool call or the beginning of one.
     """
     assert op.expression.value_type is not None
     try:
@@ -420,7 +420,7 @@ def _free_text_answer(op: GenOp, text: str) -> str | None:
 
 
 def _may_stop_anywhere(player: BasePlayer, op: GenOp) -> bool:
-    """Returns True if a stop may end the text before its constraint is complete."""
+    """Returns True if a stop parameter may end the text before its constraint is complete."""
     param_sets = (op.expression.node.params, player.run.settings.params)
     return any(
         not isinstance(getattr(params, stop), Unset) for params in param_sets for stop in _STOPS
@@ -508,8 +508,8 @@ def _add_quote_positions(
 
 
 def _unused_logprob_params(params: SamplingParams) -> list[str]:
-    """Returns the names of parameters that only affect log-probabilities but are set without
-    return_logprob.
+    """Returns the names of parameters that have no effect because they only concern
+    log-probabilities and return_logprob is not set.
     """
     if params.return_logprob is True:
         return []
@@ -521,7 +521,9 @@ def _unused_logprob_params(params: SamplingParams) -> list[str]:
 
 
 def _add_truncation_warning(player: BasePlayer, op: GenOp, generation: Generation) -> Generation:
-    """Adds a warning to a generation that was cut and is kept with a warning."""
+    """Adds a warning to a generation that a limit has cut, if its policy is to keep such answers
+    with a warning.
+    """
     if (
         not is_constrained_answer_truncated(op, generation)
         or truncation_policy(player.run, op, generation) != "warn"
@@ -536,8 +538,8 @@ def _log_and_add_warning(op: GenOp, generation: Generation, message: str) -> Gen
 
 
 class AnswerStream:
-    """Writes an answer into the logs of its branch (`log`) and its variable, piece by piece: all of
-    its text and metadata, without duplicates.
+    """Writes an answer, piece by piece, to the text logs of its branch and its variable. All of its
+    text and metadata are written exactly once.
     """
 
     __slots__ = ("_chars", "_early", "_ids", "_log", "_logprobs", "_op", "_parser", "_thoughts")
@@ -573,8 +575,8 @@ class AnswerStream:
         return self.show_piece(delta.text, meta)
 
     def _show_reasoning(self, thought: str) -> None:
-        """Streams reasoning that the backend reports separately. The text then contains no
-        reasoning, so it is no longer parsed.
+        """Streams reasoning that the backend reports separately. From then on, the text is not
+        searched for reasoning, because it contains none.
         """
         self._parser = None
         self._thoughts += len(thought)
@@ -588,7 +590,7 @@ class AnswerStream:
         self._log_piece(*(("", text) if self._parser is None else self._parser.push(text)), meta)
 
     def show_rest(self, generation: Generation) -> None:
-        """Shows the rest of a finished answer."""
+        """Shows those parts of a finished answer that have not been shown yet."""
         if generation.reasoning is not None:
             self._show_reasoning(generation.reasoning[self._thoughts :])
         self.show_delta(

@@ -1,5 +1,5 @@
-"""Executes operations: those that need no answer immediately, on the thread that adds them; those
-that wait for a backend on the executor loop.
+"""Executes operations. Those that need no answer are executed immediately, on the thread that adds
+them. Those that wait for a backend are executed on the executor loop.
 """
 
 from __future__ import annotations

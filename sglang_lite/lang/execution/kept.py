@@ -1,5 +1,5 @@
-"""Answers of an earlier run that its rerun keeps, and the answer that the caller supplies for one
-of its nodes.
+"""Answers of an earlier run that a rerun keeps. For one of the nodes, the caller may supply a new
+answer.
 
 A node is identified by its path in the program's tree. It keeps its answer if its question is the
 same: the prompt, and either the parameters and the constraint, or the choices and the method of
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Question:
-    """The text before a node, from which the digest of the node's question is computed.
+    """Text before a node. The digest of the node's question is computed from it.
 
     Attributes:
         grammar: open grammar, and its text so far; None if no grammar is open.
@@ -73,7 +73,9 @@ class Question:
             self.grammar = self.grammar[0], self.grammar[1] + text
 
     def digest_for(self, op: AnswerOp) -> str:
-        """Returns the digest of a node's question: the text, and everything that the node asks for."""
+        """Returns the digest of a node's question, which consists of the text and the node's own
+        settings, such as parameters and choices.
+        """
         about: tuple[object, ...] = ()
         if isinstance(op, GenOp):
             tools = op.expression.tools
@@ -133,8 +135,8 @@ class Kept:
         self.taken.set(True, error if isinstance(error, ParameterError) else None)
 
     def reuse_generations(self, op: GenOp, transcript: Transcript) -> list[Generation]:
-        """Returns the samples that a generation keeps, or an empty list if it has to ask. Kept
-        answers cost nothing.
+        """Returns the samples that a generation keeps from the earlier run. Their usage is zero.
+        Returns an empty list if the backend has to be asked.
 
         Args:
             transcript: text before the node.
@@ -147,8 +149,8 @@ class Kept:
     def next_selection(
         self, op: SelectOp, choices: Sequence[str], transcript: Transcript
     ) -> Selection | None:
-        """Returns the next selection that the caller supplies or the node keeps, or None if it has
-        to ask.
+        """Returns the next selection that the caller supplies or that is kept from the earlier run.
+        Returns None if the backend has to be asked.
 
         Args:
             choices: choices of this step.
@@ -167,8 +169,8 @@ class Kept:
     def _remaining_answers(
         self, op: AnswerOp, transcript: Transcript
     ) -> Iterator[Generation | Selection]:
-        """Returns the answers that a node has not taken yet. Its question is compared only the
-        first time it asks: later questions follow from the first answer.
+        """Returns the kept answers that a node has not used yet. The node's question is compared
+        only the first time, because later questions follow from the first answer.
         """
         node = op.variable.node
         if node not in self._steps:
@@ -194,8 +196,8 @@ class Kept:
 
 
 def _split_into_choices(text: str, choices: Sequence[str]) -> list[str]:
-    """Splits a text into the distinct choices that it lists. Returns the whole text as one item if
-    it is not such a list.
+    """Splits a text that lists distinct choices into those choices. Returns any other text as a
+    single item.
     """
     for choice in choices:
         if text.startswith(choice + MULTI_SEPARATOR):

@@ -24,8 +24,8 @@ class NamesAtMark(NamedTuple):
 
 class Names:
     """Names of a branch and their variables. A reader on another thread may ask for a name before
-    the body declares it. It then waits for a promise, which is settled when the name is declared or
-    can no longer be declared.
+    the body declares it. The reader then waits for a promise, which is settled when the name is
+    declared or can no longer be declared.
 
     Attributes:
         cut: True if the body ended with an exception before it could declare more names.
@@ -77,8 +77,8 @@ class Names:
     def promise(
         self, name: str, fresh: Variable, refusal: Callable[[], SglError | None]
     ) -> Variable:
-        """Returns a variable that is settled when a name is declared: `fresh`, or the one that
-        other readers already wait for.
+        """Returns a variable that is settled when a name is declared. This is `fresh`, unless other
+        readers already wait for another one.
 
         Args:
             refusal: returns the error to raise if the name will never be declared, else None.
@@ -93,7 +93,7 @@ class Names:
             return self._promises.setdefault(name, fresh)
 
     def fail_promises(self, unknown: Callable[[str], SglError]) -> None:
-        """Fails all promises: no more names will be declared.
+        """Fails all promises because no more names will be declared.
 
         Args:
             unknown: makes the error for a name.
@@ -141,8 +141,9 @@ class Names:
         return dict(reversed(found.items()))
 
     def own_variables(self) -> list[Variable]:
-        """Returns all variables that this branch has declared since its fork. Includes those whose
-        name was declared again, and those that a rollback removed after a join had gathered them.
+        """Returns all variables that this branch has declared since its fork, including those whose
+        name was declared again. Variables that a rollback removed are included if a join had
+        already gathered them.
         """
         found = [*self._joined]
         at = self.history

@@ -73,8 +73,8 @@ class GenOp(AnswerOp, eq=False):
 
     @property
     def has_own_prompt(self) -> bool:
-        """True if the model does not continue the branch's text, so the pushed-down program can't
-        supply the answer.
+        """True if the prompt is not just the branch's text, because it shows tools or is for
+        another backend. The pushed-down program then can't supply the answer.
         """
         return self.shows_tools or self.expression.options.backend is not None
 
@@ -98,7 +98,7 @@ class ForkOp:
 
 @dataclass(slots=True)
 class JoinOp:
-    """Join of the children of a fork.
+    """Operation that joins the children of a fork.
 
     Attributes:
         added: for each child, a variable with the pieces that it added to its text. Empty if no
@@ -115,7 +115,7 @@ class JoinOp:
 
 @dataclass(slots=True)
 class MarkOp:
-    """Marks a place in the branch, or rolls back to it if `back` is True."""
+    """Marks a point in the branch, or rolls back to it if `back` is True."""
 
     mark: BranchMark
     back: bool
@@ -123,8 +123,8 @@ class MarkOp:
 
 @dataclass(slots=True)
 class ReadOp:
-    """Reads something about the branch once everything queued before it has been executed. Not a
-    node of the program.
+    """Reads something about the branch once everything queued before it has been executed. It is
+    not a node of the program.
     """
 
     variable: Variable
@@ -133,8 +133,8 @@ class ReadOp:
 
 @dataclass(slots=True)
 class EventOp:
-    """Notifies the backend's listener of an event on the listener's threads, since the call may
-    block. Not a node, like ReadOp.
+    """Notifies the backend's listener of an event. Runs on the listener's threads, since the call
+    may block. It is not a node of the program.
     """
 
     event: str
@@ -201,8 +201,8 @@ def find_removed_range(
     depth: int,
     waited: int = -1,
 ) -> Removal:
-    """Computes what a rollback to a mark removes from the queue. If the mark is None, everything
-    that is not claimed is removed.
+    """Computes which queued operations a rollback to a mark removes. If the mark is None, removes
+    all operations except those claimed by joins or already waited for.
 
     Args:
         ops: the operation that is being played, or None, and the queued ones.
@@ -226,9 +226,9 @@ def find_removed_range(
 
 
 def _count_kept_operations(ops: Sequence[Op | None], kept: int) -> int:
-    """Counts the leading operations that are still executed after a cancellation: those before the
-    first one that waits for a discarded answer. Callers may already have received the answers
-    before that one, even if the branch has not executed their operations yet.
+    """Returns how many operations are still executed after a cancellation: those before the first
+    one that waits for a discarded answer. Callers may already have received the answers to these
+    operations.
 
     Args:
         ops: the operation that is being executed, or None, and the queued ones.

@@ -151,7 +151,7 @@ class Player(BasePlayer):
             self._dispatch(waits)
 
     def _refuse_after_cancellation(self, op: Op, cancelled: Cancellation) -> None:
-        """Fails an operation that was added after the branch's cancellation, and fails the branch."""
+        """Fails an operation that was added after the branch was cancelled, and fails the branch."""
         if not self.waits.refuses:
             self.waits.refuses = True
             self._fail_after_queued_ops(cancelled.error)
@@ -162,7 +162,9 @@ class Player(BasePlayer):
         _fail_op(op, cancelled.error)
 
     def _fail_after_queued_ops(self, error: SglError) -> None:
-        """Fails the branch with a cancellation's error, after everything queued has been executed."""
+        """Makes the branch fail with a cancellation's error once everything queued has been
+        executed.
+        """
         ended = Variable()
         ended.when_done(partial(self._replace_failure, error))
         self.play_or_queue(ReadOp(ended, partial(_raise_for_reader, error, self)))
@@ -180,8 +182,8 @@ class Player(BasePlayer):
                 self._failure = copy_as_sgl_error(error, None)
 
     def prepare_for_addition(self, where: Location | None) -> None:
-        """Checks that something may be added. After the end of the body, starts logging the text
-        for streams.
+        """Checks that something may be added. After the end of the body, also starts a log of the
+        text for streams.
         """
         self.names.raise_if_removed(where)
         if not self.run.body_open and self.log is None and self.later is None:
@@ -257,7 +259,8 @@ class Player(BasePlayer):
 
     def claim_for_join(self, depth: int) -> None:
         """Reserves everything queued so far, in this branch and those forked from it, for a join in
-        the branch at this depth. A rollback waits until these operations have been executed.
+        the branch at `depth`. Rollbacks can remove these operations only after they have been
+        executed.
         """
         for child in self.children:
             child.claim_for_join(depth)
@@ -269,8 +272,8 @@ class Player(BasePlayer):
 
     def end_by_rollback(self, depth: int) -> list[Callable[[], object]]:
         """Ends the branch and those forked from it, because a rollback in the branch at `depth`
-        removed its fork. Operations claimed by joins above that branch are still executed. Returns
-        callbacks that fail the other operations.
+        removed its fork. Operations that joins above that branch have claimed are still executed.
+        Returns callbacks that fail all other operations.
         """
         ends = [end for child in self.children for end in child.end_by_rollback(depth)]
         error = self.names.gone
@@ -287,8 +290,8 @@ class Player(BasePlayer):
         return [*ends, *(partial(_fail_op, op, error) for op in found.removed)]
 
     def _record_wait_target(self, op: Op, waiting: _Task | _Awaited) -> bool:
-        """Records what an operation waits for, before its result can arrive. Returns False if the
-        operation has been stopped or rolled back meanwhile.
+        """Records what an operation waits for. Called before the result can arrive. Returns False
+        if the operation has been stopped or rolled back in the meantime.
         """
         with self._lock:
             if self._current is op and self._taken_back is not op:
@@ -298,9 +301,9 @@ class Player(BasePlayer):
         return False
 
     def stop(self, error: SglError, *, reported: bool = True) -> None:
-        """Fails the branch and the branches forked from it if anything is being executed, and
-        cancels their requests to backends. Results that have arrived are kept. If a body that is
-        still running is stopped from outside, it can add nothing more.
+        """Fails the branch and the branches forked from it if they are executing anything, and
+        cancels their requests to backends. Results that have arrived are kept. If the body is still
+        running and is stopped from outside, it can add nothing more.
 
         Args:
             reported: whether the holder of the branch already knows of the error, so that it need
@@ -323,7 +326,7 @@ class Player(BasePlayer):
     def cancel_this_branch(
         self, error: SglError, kept: int, depth: int, *, final: bool, ends: bool
     ) -> None:
-        """Cancels this branch without those forked from it (see `cancel_tree`).
+        """Cancels this branch, but not the branches forked from it (see `cancel_tree`).
 
         Args:
             kept: number of the last node that stays.
@@ -364,8 +367,9 @@ class Player(BasePlayer):
     # ----------------------------------------------------------------------------- the playing side
 
     def start_playing(self, op: Op = _NOTHING) -> None:
-        """Executes `op`, the current operation, and those after it, and dispatches the first that
-        has to wait. Without `op`, starts a forked branch whose parent has executed the fork.
+        """Executes `op`, the current operation, and those after it, up to the first one that has to
+        wait, which it dispatches. Without `op`, starts a forked branch whose parent has executed
+        the fork.
         """
         if (waits := self._play_until_wait(op)) is not None:
             self._dispatch(waits)
@@ -430,8 +434,8 @@ class Player(BasePlayer):
             task.cancel()
 
     def _resume(self, op: _Awaited) -> None:
-        """Resumes from an operation whose results have all arrived, unless it was stopped
-        meanwhile.
+        """Continues the branch after an operation whose results have all arrived. Does nothing if
+        the operation was stopped in the meantime.
         """
         with self._lock:
             if self._waiting is not op:
@@ -476,7 +480,7 @@ class Player(BasePlayer):
             self._dispatch(following)
 
     def _play_on_pool(self, op: Op) -> None:
-        """Executes the branch on a thread of the backend's pool, where answers may block, starting
+        """Executes the branch on a thread of the backend's pool, where answers may block. Starts
         with the given operation.
         """
         current_run.set(self.run)
@@ -492,9 +496,9 @@ class Player(BasePlayer):
     def fail_branch(
         self, error: BaseException, op: Op | None = None, *, waits: bool = False
     ) -> _Task | None:
-        """Fails the branch and all its queued operations. If a queued rollback takes the failed
-        operation back, continues with the rollback instead. Returns the task that was waiting for
-        the current operation, if any.
+        """Fails the branch and all its queued operations. If a queued rollback would undo the
+        failed operation, continues with that rollback instead. Returns the task that was waiting
+        for the current operation, if any.
 
         Args:
             op: operation that failed; ignored if it is no longer the current one because the branch
@@ -567,9 +571,11 @@ def cancel_tree(
 
 
 def unknown_variable_error(player: Player, name: str, where: Location | None = None) -> SglError:
-    """Makes the error for an unknown name. If the branch has failed and could therefore not declare
-    the name, this is the branch's failure. (A failed node alone is no reason: the body continues,
-    and whether the node has failed yet depends on timing.)
+    """Returns the error for an unknown name. If the body could not declare the name because the
+    branch has failed, this is the branch's failure.
+
+    A failed node alone does not count as the reason: the body continues after it, and whether it
+    has failed yet depends on timing.
     """
     if player.failure is not None and (player.stopped is not None or player.names.cut):
         player.failure_reported = True
@@ -597,26 +603,28 @@ def _raise_for_reader(error: SglError, _: Player) -> NoReturn:
 
 
 def _abort(player: Player, error: SglError, op: Op | None = None) -> None:
-    """Fails a branch and cancels what it waits for. With `op`, does so only if it waits for that
-    operation.
+    """Fails a branch and cancels the request that it waits for. If `op` is given, does nothing
+    unless the branch is waiting for it.
     """
     if (task := player.fail_branch(error, op, waits=op is not None)) is not None:
         executor().post(task.cancel)
 
 
 def _goes_to_pool(op: Op, player: Player) -> bool:
-    """Returns True if the backend should answer an operation on its own threads. Nobody may be
-    reading the text as it grows, the run must have no retries or limits, and the caller must not be
-    on such a thread already.
+    """Returns True if the backend should answer an operation on its own threads. This requires that
+    nobody reads the text as it grows, that the run has no retries or limits, and that the caller is
+    not already on such a thread.
     """
     answers = player.backend.answers_now and player.log is None and player.run.plain
     return answers and isinstance(op, AnswerOp | EventOp) and on_pool.get() is not player
 
 
 def _resumes_on_answer(op: Op, player: Player) -> TypeGuard[_Awaited]:
-    """Returns True if the thread that delivers the answer can continue the branch, which saves a
-    costly task. This holds for a join, and for a pushed-down node with a single answer, unless the
-    caller's Python code has to decide on that answer.
+    """Returns True if the thread that delivers an operation's answer can continue the branch, which
+    saves a costly task.
+
+    This holds for a join, and for a pushed-down node with a single answer, unless Python code in
+    this process has to decide on the answer.
     """
     if not isinstance(op, GenOp | SelectOp):
         return isinstance(op, JoinOp)
@@ -636,7 +644,7 @@ def _resumes_on_answer(op: Op, player: Player) -> TypeGuard[_Awaited]:
 
 def _has_arrived_or_notify(op: _Awaited, then: Callable[[], object]) -> bool:
     """Returns True if the answer to a pushed-down node has arrived. If not, calls `then` when it
-    arrives or, for a join, when the joined branches have been executed.
+    arrives. For a join, calls `then` when the joined branches have been executed.
     """
     if isinstance(op, JoinOp):
         when_all_done(op.added, then)
@@ -672,7 +680,7 @@ def _record_wait_start(op: Op) -> None:
 
 
 def _is_rollback_to_played_mark(op: Op) -> TypeGuard[MarkOp]:
-    """Returns True if an operation rolls back to a mark that was already executed."""
+    """Returns True if an operation rolls back to a mark that has already been executed."""
     return isinstance(op, MarkOp) and op.back and op.mark.position is not None
 
 
@@ -698,7 +706,7 @@ def _fail_op(op: Op, failure: SglError) -> None:
 
 
 def _operation_must_wait(op: Op) -> bool:
-    """Returns True if an operation that was not executed yet has to wait."""
+    """Returns True if an operation that has not been executed yet has to wait."""
     if isinstance(op, AnswerOp):
         return not op.variable.done
     if isinstance(op, JoinOp):

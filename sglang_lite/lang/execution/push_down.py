@@ -78,7 +78,8 @@ Attempt: TypeAlias = tuple[int, int]
 
 
 class BranchEvents:
-    """Events of a branch's nodes. They arrive on the thread on which the backend calls its sink.
+    """Events of a branch's nodes, such as pieces of answers, until the branch's player takes them.
+    They arrive on a thread of the backend.
 
     Attributes:
         judged: indices of all nodes so far whose answers the caller judges.
@@ -110,8 +111,8 @@ class BranchEvents:
     def add_node_event(
         self, attempt: Attempt, event: Delta | Generation | Selection | SglError
     ) -> None:
-        """Records an event of a node. An error also fails all nodes after it, up to a rollback,
-        unless the node is judged.
+        """Records an event of a node. An error also fails the nodes after it, up to the next
+        rollback, unless the caller judges the node's answers.
         """
         place, _ = attempt
         with self._lock:
@@ -122,7 +123,7 @@ class BranchEvents:
         self._notify_waiters()
 
     def end_with_error(self, error: SglError) -> None:
-        """Ends the branch with an error: no more events will come."""
+        """Ends the branch with an error. No more events will come."""
         self._ended = error
         self._notify_waiters()
 
@@ -137,8 +138,9 @@ class BranchEvents:
             call()
 
     def _peek_event(self, attempt: Attempt) -> Any:
-        """Returns the next event of a node without taking it: one that has arrived, or else the
-        error of an earlier node or of the program. Returns None if there is none yet.
+        """Returns the next event of a node without removing it, or None if there is none yet. If an
+        earlier node or the program has failed, the error counts as the next event after those that
+        have arrived.
         """
         if untaken := self._untaken.get(attempt):
             return untaken[0]
@@ -152,8 +154,8 @@ class BranchEvents:
         self, attempt: Attempt, last: int = 1
     ) -> AsyncGenerator[Delta | Generation | Selection, None]:
         """Yields the events of a node, up to its `last`-th generation or selection. Raises the
-        SglError with which the node failed. If the iteration is cancelled or closed early, all
-        remaining events of the node are dropped.
+        SglError with which the node failed. If the iteration ends early, all remaining events of
+        the node are dropped.
         """
         try:
             while last:
@@ -177,8 +179,8 @@ class BranchEvents:
             self._waiting.pop(attempt, None)
 
     def has_event_or_notify(self, attempt: Attempt, then: Callable[[], object]) -> bool:
-        """Returns True if an event of a node is there. If not, `then` is called once, when the next
-        one arrives.
+        """Returns True if an event of a node has arrived. If not, `then` is called once, when the
+        next event arrives.
         """
         with self._lock:
             if self._peek_event(attempt) is not None:
@@ -205,7 +207,8 @@ _Given: TypeAlias = tuple[int, Verdict]  # index of a node, and the verdict on i
 
 @dataclass(slots=True)
 class _Judged:
-    """Operation that waits for a verdict.
+    """Operation for which the backend waits until this process sends a verdict, such as a
+    generation with a check.
 
     Attributes:
         place: index of the operation's node in the branch.
@@ -226,7 +229,7 @@ def priority_keywords(priority: int) -> dict[str, int]:
 
 
 class PushedProgram:
-    """Program of a run that is pushed down to its backend.
+    """Program that a run has pushed down to its backend.
 
     Attributes:
         lock: lock of all its branches; a branch acquires its own lock first.
@@ -315,9 +318,9 @@ class PushedProgram:
                 executor().post(branch.events.end_with_error, error)
 
     def _group_outbox(self) -> list[tuple[PushedBranch, list[Node] | _Given]]:
-        """Empties the outbox into verdicts and lists of nodes, each of one branch. The order
-        between branches is kept where it matters: joins and rollbacks stay after everything before
-        them, and branches after their forks.
+        """Empties the outbox and returns its content as verdicts and lists of nodes, each for one
+        branch. Joins and rollbacks stay after everything submitted before them, and the nodes of a
+        branch stay after its fork.
         """
         outbox = self.outbox
         self.outbox = []
@@ -350,8 +353,8 @@ class PushedProgram:
                 self._open.expect_pause(branch.path, seconds)
 
     def close(self, count: int | None = None) -> bool:
-        """Announces that no more nodes will come. Returns False and stays open if it has more than
-        `count` nodes.
+        """Announces that no more nodes will come. If `count` is given and the program has more
+        nodes than that, leaves it open and returns False.
         """
         with self.lock:
             if count is not None and self.count > count:
@@ -420,16 +423,17 @@ class PushedBranch:
 
     @property
     def refusal(self) -> SglError | None:
-        """Error with which the backend rejected nodes of this branch or of one that it was forked
-        from.
+        """Error with which the backend rejected nodes of this branch or of a branch from which it
+        was forked.
         """
         return self.refused or (None if self.parent is None else self.parent.refusal)
 
     # ------------------------------------------------- the submitting side, under the branch's lock
 
     def push_op(self, op: Op, pieces: Sequence[Piece]) -> PushedBranch:
-        """Pushes an operation down. Returns the branch that received it: this one or, if the
-        program is closed, one in a new program that begins with the text so far.
+        """Pushes an operation down and returns the branch that received it. This is the branch
+        itself, unless the program is closed. Then it is a branch of a new program, which begins
+        with the text so far.
         """
         with self.program.lock:
             if not self.program.closed:
@@ -441,8 +445,8 @@ class PushedBranch:
         return self._start_new_program(pieces).push_op(op, ())
 
     def _start_new_program(self, pieces: Sequence[Piece]) -> PushedBranch:
-        """Creates the branch in a new program, which begins with a mark and the branch's text so
-        far.
+        """Creates the same branch in a new program. The program begins with a mark and with the
+        branch's text so far.
         """
         pushed = PushedBranch(PushedProgram(self.program.run))
         pushed.push_op(MarkOp(BranchMark(), back=False), ())
@@ -451,12 +455,12 @@ class PushedBranch:
         return pushed
 
     def forget_ops(self, ops: Sequence[Op | None]) -> None:
-        """Forgets operations that a rollback removed: no verdict on them will come."""
+        """Forgets operations that a rollback removed. No verdict on them will be sent."""
         for op in ops:
             self.judged.pop(id(op), None)
 
     def cancel_ops(self, ops: Sequence[Op | None], *, taken_back: bool) -> None:
-        """Cancels operations because the first of them, or the branch as a whole, has failed.
+        """Cancels operations because the first of them has failed, or the branch as a whole.
 
         Args:
             taken_back: whether a later rollback undoes them. The branch is then dropped at the
@@ -482,7 +486,7 @@ class PushedBranch:
 
     def _put_op(self, op: Op) -> bool:
         """Appends the node of an operation. Returns True if the outbox has to be sent now, because
-        an answer is needed or something has to be cancelled.
+        the node needs an answer or rolls back an open program.
         """
         match op:
             case GenOp() | SelectOp():
@@ -514,8 +518,8 @@ class PushedBranch:
         return False
 
     def _put_answer_op(self, op: GenOp | SelectOp) -> bool:
-        """Appends a node that needs an answer. If the program should not request the answer yet,
-        appends a pause instead and returns False, else True.
+        """Appends a node that needs an answer, and returns True. If the answer must not be
+        requested yet, appends a pause in its place and returns False.
         """
         asks = True
         if op.node.judged:  # choices that an open grammar allows are known when it is played
@@ -527,16 +531,16 @@ class PushedBranch:
         return asks
 
     def put_late_join(self, op: JoinOp) -> None:
-        """Appends a join to a branch that has failed, because the join must still claim the nodes
-        of the joined branches.
+        """Appends a join to a branch that has failed. The join is still needed, because it claims
+        the nodes of the joined branches.
         """
         with self.program.lock:
             if not self.program.closed:
                 self._put_join(op)
 
     def _put_join(self, op: JoinOp) -> bool:
-        """Appends the node of a join, which joins the nodes that the joined branches have now.
-        Returns False if the program does not contain their fork.
+        """Appends the node of a join, which covers the nodes that the joined branches have so far.
+        Returns False if the program does not contain the fork of these branches.
         """
         branches = [
             child.pushed
@@ -552,8 +556,8 @@ class PushedBranch:
     # ------------------------------------------------------- the playing side, on the executor loop
 
     def record_pieces_at_start(self, op: Op, pieces: Sequence[Piece]) -> None:
-        """Records how many pieces of text the branch has when it begins to execute a judged
-        operation.
+        """Records how many pieces of text the branch has when it begins to execute an operation
+        that needs a verdict.
         """
         judged = self.judged.get(id(op))
         if judged is not None and judged.known is None:
@@ -562,8 +566,8 @@ class PushedBranch:
     def request_another_answer(
         self, op: GenOp | SelectOp, node: Gen | Select, pieces: Sequence[Piece]
     ) -> None:
-        """Requests another answer for a judged operation, after the text that the operation has
-        added so far.
+        """Requests another answer for an operation that needs a verdict. The answer is generated
+        after the text that the operation has added so far.
         """
         with self.program.lock:
             if id(op) not in self.judged:  # nothing of it may follow the rollback
@@ -573,7 +577,9 @@ class PushedBranch:
             self.program.flush_outbox(self)
 
     def send_final_verdict(self, op: Op, pieces: Sequence[Piece]) -> None:
-        """Sends the final verdict on an operation that the branch has executed, if it is judged."""
+        """Sends the final verdict on an operation that the branch has executed, if the operation
+        needs one.
+        """
         if id(op) in self.judged:
             with self.program.lock:
                 self._put_verdict(op, pieces)

@@ -48,7 +48,7 @@ def check_name(name: object, where: Location | None) -> None:
 
 def check_assignment(name: object, value: object, where: Location | None) -> None:
     """Raises ParameterError if a variable can't have the name, or if the value is an expression,
-    which would never be executed there. The symbols of a trace are accepted as values.
+    which would never be executed. Symbols of a trace are accepted as values.
     """
     check_name(name, where)
     if isinstance(value, Expression) and not all(
@@ -63,8 +63,8 @@ def check_assignment(name: object, value: object, where: Location | None) -> Non
 
 
 def variable_name_of(variable: VariableName, where: Location | None) -> str:
-    """Returns the name of a variable, given as a string or as the generation or selection that was
-    added under it.
+    """Returns the name of a variable. `variable` is the name itself, or the generation or selection
+    that was added under this name.
 
     Raises:
         ParameterError: `variable` is neither, or has no name.
@@ -92,8 +92,8 @@ def find_variable(
 def find_first_declaration(
     player: Player, variable: VariableName, where: Location | None = None
 ) -> Variable:
-    """Returns the first variable declared under a name, even if the name was declared again. Waits
-    like `find_variable`.
+    """Returns the first variable declared under a name, even if the name was declared again later.
+    Waits like `find_variable`.
     """
     found = find_variable(player, variable, where)
     return player.names.first_variable(variable_name_of(variable, where)) or found
@@ -161,8 +161,8 @@ def _promise_named_variable(player: Player, name: str, where: Location | None) -
 
 
 def _undeclared_name_error(player: Player, name: str, where: Location | None) -> SglError | None:
-    """Returns the error of a name that will never be declared, or None if the running body may
-    still declare it.
+    """Returns the error for a name that will never be declared. Returns None if the running body
+    may still declare it.
     """
     if player.run.body_open and current_run.get() is not player.run and player.stopped is None:
         return None
@@ -194,7 +194,7 @@ def check_may_block(run: Run, instead: str, where: Location | None) -> None:
 def read_confidence(
     run: Run, variable: Variable, name: VariableName, sample: int, where: Location | None
 ) -> Variable:
-    """Returns a variable that receives the confidence in a sample of a variable that is set.
+    """Returns a variable that receives the model's confidence in one sample of a generation.
 
     Raises:
         ParameterError: there is no such sample.
@@ -239,8 +239,8 @@ async def _score_texts(
     prompt: Prompt,
     texts: Sequence[str],
 ) -> Selection:
-    """Computes the scores of texts with an adapter, within the run's budgets, and adds their usage
-    to the run's.
+    """Computes the scores of texts with an adapter, within the run's budgets. Adds the usage to the
+    run's.
     """
     set_selection_adapter(adapter)
     with run.reserve_in_budgets(
@@ -257,7 +257,7 @@ async def _score_texts(
 
 
 def read_nothing(player: Player) -> None:
-    """Does nothing. Stands in for a read when the caller only waits."""
+    """Does nothing. Used as the read of callers that only want to wait."""
 
 
 def transcript_text(player: Player) -> str:
@@ -282,8 +282,8 @@ def wait_for_error(player: Player) -> SglError | None:
 
 
 def call_when_done(player: Player, callback: Callable[[], object]) -> None:
-    """Calls `callback` once everything queued so far, in this branch and those forked from it, has
-    been executed or has failed.
+    """Calls `callback` once everything queued so far has been executed or has failed, in this
+    branch and in those forked from it.
     """
     if not player.children:
         player.read_when_played(read_nothing).when_done(callback)
@@ -292,7 +292,9 @@ def call_when_done(player: Player, callback: Callable[[], object]) -> None:
 
 
 def close_when_done(player: Player, program: PushedProgram) -> None:
-    """Closes the program of a branch once all of its operations have been executed."""
+    """Closes the pushed-down program of a branch once all operations of the branch have been
+    executed.
+    """
     count = program.count
 
     def close() -> None:
@@ -311,8 +313,8 @@ def record_wait_for_all(player: Player) -> None:
 
 
 def completion_variable(player: Player) -> Variable:
-    """Returns a variable that is set once everything queued so far, in this branch and those forked
-    from it, has been executed or has failed.
+    """Returns a variable that is set once everything queued so far has been executed or has failed,
+    in this branch and in those forked from it.
     """
     variable = Variable()
     variable.awaited = Everything([Place(each.waits, each.waits.last) for each in player.tree()])

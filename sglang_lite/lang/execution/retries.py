@@ -1,5 +1,5 @@
-"""Attempts at an answer: their number, their time limits, the caller's check of the value, and the
-prompt that shows the model its rejected answer (`gen(repair=True)`).
+"""Retries: how many attempts an answer gets, how long an attempt may take, the caller's check of
+the value, and the prompt that shows the model its rejected answer (`gen(repair=True)`).
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _LONGEST_PAUSE = 2.0
 async def run_attempts(
     run: Run, retries: int, ask: Callable[[int], Awaitable[_T]], failed: Callable[[Exception], bool]
 ) -> _T:
-    """Awaits `ask` until it returns, the run's deadline has passed, or `retries` more attempts have
-    failed.
+    """Awaits `ask` until it returns. Gives up when the run's deadline has passed or when `retries`
+    more attempts have failed.
 
     Args:
         ask: makes an attempt; its argument is the number of the attempt, from 0.
@@ -219,7 +219,7 @@ def check_repair(
 
 
 def failed_answer_text(refused: FailedAttempt) -> str | None:
-    """Returns the answer of a failed attempt, or None if it had no answer."""
+    """Returns the text of a failed attempt's answer, or None if the attempt got no answer."""
     if refused.answers:
         return refused.answers[0].text
     return (

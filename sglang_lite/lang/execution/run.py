@@ -1,5 +1,5 @@
-"""State shared by the branches of a run: backend, settings, deadline, usage, and the program it
-pushes down.
+"""State shared by the branches of a run: backend, settings, deadline, usage, and the program pushed
+down to the backend.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RunSettings:
         stream: whether the text may be read while it grows.
         seed: seed from which each node's seed is derived, or None for random seeds.
         timeout: seconds for the whole run, or None for no limit.
-        wind_down: seconds after the timeout in which generations end where a limit may cut them;
+        wind_down: seconds after the timeout in which generations end where their text may be cut;
             None if the timeout ends the run.
         retries: number of further attempts after a node's backend has failed.
         push_down: whether to push the run down as one program, if the backend plays programs.
@@ -108,7 +108,9 @@ class RunUsage:
         return now
 
     def record_failures(self, usages: Iterable[Usage | None]) -> None:
-        """Records the usage of failed attempts. Their generated tokens count as thrown away."""
+        """Records the usage of failed attempts. The tokens that they generated count as thrown
+        away.
+        """
         for usage in usages:
             if usage is not None:
                 self._others += (
@@ -116,7 +118,7 @@ class RunUsage:
                 )
 
     def scored(self, usage: Usage) -> None:
-        """Records the usage of computing scores. It adds nothing to the run's time, and may be
+        """Records the usage of scoring texts. It adds nothing to the run's time, and may be
         recorded after the run has ended.
         """
         self._others += (usage,)
@@ -127,8 +129,8 @@ class RunUsage:
         self.started = self._last_end - usage.total_s
 
     def usage(self) -> Usage:
-        """Returns the usage of all nodes, failed attempts and scores. `total_s` runs from the run's
-        start to its last result.
+        """Returns the usage of all nodes, including failed attempts and scoring. `total_s` is the
+        time from the run's start to its last result.
         """
         total = total_usage([*collect_usages(self._records[:]), *self._others])
         return msgspec.structs.replace(total, total_s=self._last_end - self.started)
@@ -157,7 +159,7 @@ class Run:
         deadline: `time.monotonic()` at which this run, or an enclosing run, times out; None for
             never.
         timeout: timeout in seconds that the deadline comes from.
-        winds_down_at: `time.monotonic()` after which generations end where a limit may cut them;
+        winds_down_at: `time.monotonic()` after which generations end where their text may be cut;
             None for never.
         called: program being run, with its arguments; None if no program is run.
         remembered: answers of the earlier run that this run continues.
@@ -266,8 +268,9 @@ class Run:
         return PushedBranch(PushedProgram(self))
 
     def _find_wind_down_time(self, outer: Run | None, now: float) -> float | None:
-        """Returns the time (`time.monotonic()`) at which a run that begins at `now` starts to wind
-        down, or None for never. If the enclosing run winds down earlier, returns that time.
+        """Returns the time (`time.monotonic()`) at which the run starts to wind down, or None for
+        never. The run begins at `now`. If the enclosing run winds down earlier, that time is
+        returned.
 
         Raises:
             CapabilityError: the backend can't end answers that are still being generated.
@@ -296,12 +299,14 @@ class Run:
 
     @property
     def winds_down(self) -> bool:
-        """True once generations end where a limit may cut them."""
+        """True once the run winds down: generations then end at the next place where their text may
+        be cut.
+        """
         return self.winds_down_at is not None and time.monotonic() >= self.winds_down_at
 
     def planner_for_backend(self, backend: Backend) -> Planner | None:
-        """Returns the planner of the main branch's calls to a backend, or None if every node is a
-        call of its own.
+        """Returns the planner that combines or orders the calls of the main branch to a backend.
+        Returns None if every node is called separately.
         """
         drafts = None if self.called is None else self.called.program.api_drafts
         shares = self.settings.seed is None and not self.budgets
@@ -352,7 +357,9 @@ class Run:
         return UNSET if seed is None else derive_seed(seed, path)
 
     def next_inner_run_seed(self) -> int | None:
-        """Returns the seed of the next program that the body runs, or None if the run has no seed."""
+        """Returns the seed for the next program that the body runs separately, or None if this run
+        has no seed.
+        """
         seed = self.settings.seed
         return None if seed is None else derive_seed(seed, f"inside/{next(self._seeds)}")
 
@@ -379,9 +386,9 @@ class Run:
 def compute_run_deadline(
     settings: RunSettings, outer: Run | None, now: float
 ) -> tuple[float | None, float | None]:
-    """Returns the deadline (`time.monotonic()`) of a run that begins at `now`, and its timeout in
-    seconds. If the enclosing run ends earlier, returns that run's. Returns (None, None) if neither
-    has a timeout. The time for winding down comes after the timeout.
+    """Returns the deadline (`time.monotonic()`) and the timeout in seconds of a run that begins at
+    `now`. Both are None if no timeout is set. If the enclosing run has an earlier deadline, returns
+    that run's values. The deadline includes the time for winding down.
     """
     timeout = settings.timeout
     deadline = None if timeout is None else now + timeout + (settings.wind_down or 0.0)
@@ -391,7 +398,7 @@ def compute_run_deadline(
 
 
 def run_timeout_error(timeout: float | None) -> RequestTimeoutError:
-    """Makes the error of a run whose deadline has passed."""
+    """Returns the error for a run whose deadline has passed."""
     return RequestTimeoutError(f"the run took longer than its timeout of {timeout:g} s.")
 
 

@@ -1,5 +1,5 @@
-"""Executes selections: gets the scores of the choices from the backend, or the choice that it made,
-and decides.
+"""Executes selections. Gets the scores of the choices from the backend and decides by them, or
+accepts the backend's own decision.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def finish_selection(player: BasePlayer, op: SelectOp, selection: Selection) -> 
 
 
 async def play_selection(player: BasePlayer, op: SelectOp) -> None:
-    """Executes a selection of one choice, or of several with `select(multi=True)`."""
+    """Executes a selection of one choice, or of several choices for `select(multi=True)`."""
     if player.pushed is not None:
         player.pushed.record_pieces_at_start(op, player.transcript.pieces)
     if op.expression.multi:
@@ -87,7 +87,9 @@ def _decide_by_scores(
 
 
 def _allowed_choices(player: BasePlayer, node: Select) -> Sequence[str]:
-    """Returns the choices that the open grammar allows here, or all of them if no grammar is open."""
+    """Returns the choices that the open grammar allows here. Without an open grammar, returns all
+    choices.
+    """
     walk = player.transcript.matcher
     return node.choices if walk is None else walk.filter(node.choices)
 
@@ -95,8 +97,8 @@ def _allowed_choices(player: BasePlayer, node: Select) -> Sequence[str]:
 async def _reuse_or_score(
     player: BasePlayer, op: SelectOp, texts: Sequence[str], seed: int | Unset
 ) -> Selection:
-    """Returns a selection with its decision. It is kept from an earlier run if possible; otherwise
-    new scores are requested and decide.
+    """Returns a selection with its decision. If possible, the selection is kept from an earlier
+    run. Otherwise, the choices are scored.
     """
     if player.run.kept is not None:
         kept = player.run.kept.next_selection(op, texts, player.transcript)

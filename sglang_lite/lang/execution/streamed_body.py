@@ -1,4 +1,4 @@
-"""The body of a streamed run, as its caller sees it."""
+"""The body of a streamed run, from the point of view of the run's caller."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_lite.protocol.anything import UserValue
 
 
 class StreamedBody:
-    """Body of a streamed run, for the run's caller, who may wait for its end.
+    """Lets the caller of a streamed run wait for the end of the body, or cancel the run.
 
     Args:
         run: the run.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Reasoned:
-    """Generation with reasoning. Messages and variables contain only its `answer`."""
+    """Generated text that includes reasoning. Messages and variables contain only its `answer`."""
 
     spans: tuple[Span, ...]
     answer: str
@@ -80,8 +80,8 @@ class Transcript:
     # -------------------------------------------------------------------------------------- writing
 
     def append_text(self, node: Text) -> None:
-        """Appends text of the program. Raises ConstraintError if the open grammar does not allow
-        the text.
+        """Appends text written by the program. Raises ConstraintError if the open grammar does not
+        allow it.
         """
         text = node.text
         if not text:
@@ -97,12 +97,12 @@ class Transcript:
             self.log.append(text)
 
     def append_choice(self, text: str) -> None:
-        """Appends a chosen text. Inside a turn, special tokens spelled in it are plain text."""
+        """Appends a chosen text. Inside a turn, control tokens in it count as plain text."""
         self.append_text(Text(text, special=self.turn is None))
 
     def append_answer(self, pieces: Sequence[Piece]) -> EndPosition:
-        """Appends pieces that a backend generated, which were already logged as they arrived.
-        Returns the position after them.
+        """Appends pieces that a backend generated. Does not log them, because they were logged as
+        they arrived. Returns the position after them.
         """
         start = len(self.pieces)
         self.pieces += pieces
@@ -161,7 +161,9 @@ class Transcript:
         self._refresh_caches()
 
     def _refresh_caches(self) -> None:
-        """Recomputes what is cached about the pieces, after pieces were removed or replaced."""
+        """Recomputes the cached facts about the pieces. Called after pieces were removed or
+        replaced.
+        """
         self._span_cache = []
         self._cached_pieces = 0
         self.mixed, self.has_images = (
@@ -228,8 +230,8 @@ class Transcript:
 
     @property
     def fork_position(self) -> int | None:
-        """Length in characters of the text that the branch was forked with, or None if the branch
-        was not forked.
+        """Number of characters of text that the branch had when it was forked, or None if it was
+        not forked.
         """
         return len(self.collect_text()) - len(self.collect_text(self.start)) if self.forks else None
 
@@ -262,9 +264,12 @@ class Transcript:
         )
 
     def _shared_message_counts(self) -> tuple[int, ...]:
-        """Returns numbers of leading messages that other prompts probably share, best first: those
-        before forks, latest fork first, then those before user turns, sorted by the amount of text
-        since the previous user turn. (The last turn usually belongs to a single prompt.)
+        """Returns how many leading messages other prompts probably share with this one: several
+        numbers, best first. First come the numbers of messages before each fork, latest fork first.
+        Then come the numbers before each user turn, sorted by the amount of text since the previous
+        user turn.
+
+        The last turn usually belongs to a single prompt.
         """
         found = list[tuple[int, int]]()
         length = 0
@@ -310,8 +315,8 @@ def pieces_to_spans(pieces: Sequence[Piece]) -> Iterator[Span]:
 
 
 def _message_content(pieces: Sequence[Piece]) -> tuple[str | Media, ...]:
-    """Returns the content of a finished turn: adjacent texts are joined, and generations with
-    reasoning contribute only the answer.
+    """Returns the content of a finished turn. Adjacent texts are joined, and only the answer of a
+    generation with reasoning is included.
     """
     content: list[str | Media] = []
     for kind, group in itertools.groupby(pieces, key=lambda p: isinstance(p, Media)):

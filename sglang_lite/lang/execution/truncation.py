@@ -38,8 +38,8 @@ def _only_scores_prompt(params: SamplingParams) -> bool:
 
 
 def is_truncated_by_wind_down(run: Run, op: GenOp, generation: Generation) -> bool:
-    """Returns True if an answer that has just arrived was cut because its run winds down, and not
-    by the generation's own limit.
+    """Returns True if an answer that has just arrived was cut because its run winds down, rather
+    than by the generation's own limit.
     """
     limit = op.node.params.max_tokens
     return run.winds_down and (
@@ -50,7 +50,7 @@ def is_truncated_by_wind_down(run: Run, op: GenOp, generation: Generation) -> bo
 def truncation_policy(run: Run, op: GenOp, generation: Generation) -> str:
     """Returns what to do with an answer that was cut: the generation's setting, or else the run's.
     By default, a cut typed value or tool call is an error, and a cut text is kept with a warning.
-    An answer that was cut because the run winds down is also kept with a warning.
+    If the run's winding down has cut the answer, the default is to keep it with a warning.
     """
     own = op.expression
     of_run = run.settings.shortened
@@ -64,7 +64,9 @@ def truncation_policy(run: Run, op: GenOp, generation: Generation) -> str:
 
 
 def missing_json_pointers(generation: Generation) -> tuple[str, ...]:
-    """Returns JSON Pointers to what is missing in an answer that was cut; "" is the whole value."""
+    """Returns JSON Pointers to the parts that are missing in a cut answer. The pointer "" stands
+    for the whole value.
+    """
     return generation.shortened or _WHOLE
 
 
@@ -78,7 +80,7 @@ def truncation_error(
         op: the generation.
         generation: its answer.
         text: the answer without reasoning.
-        problem: why it is not a value, if it isn't.
+        problem: why the text is not a value.
     """
     winds_down = is_truncated_by_wind_down(run, op, generation)
     count = generation.usage.completion_tokens
@@ -152,8 +154,8 @@ def _sufficient_limit(op: GenOp, generation: Generation) -> int:
 
 
 def _partial_value(op: GenOp, text: str, pointers: tuple[str, ...]) -> Any:
-    """Returns the known part of the value: in the node's type if the text can be read as such a
-    value, otherwise as plain data, or None.
+    """Returns the known part of a cut value. It has the node's type if the text can be parsed as
+    that type; otherwise it is plain data. Returns None if nothing is known.
     """
     value_type = op.expression.value_type
     constraint = op.expression.node.constraint

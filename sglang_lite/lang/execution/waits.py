@@ -85,9 +85,9 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
             op.mark.waits = self.last
 
     def roll_back_waits(self, mark: BranchMark) -> bool:
-        """Records that a rollback removed the nodes after a mark. Undoes a cancellation made after
-        the mark if everything before the mark was waited for. Returns False if the branch stays
-        cancelled.
+        """Records that a rollback removed the nodes after a mark. A cancellation made after the
+        mark is undone if everything before the mark was waited for. Returns False if the branch
+        stays cancelled.
         """
         self.last = mark.waits
         self.failure_known = False
@@ -100,7 +100,7 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
         return True
 
     def note(self, number: int) -> None:
-        """Records that a caller has waited for a node, and so for everything before it."""
+        """Records that a caller has waited for a node, which implies everything before it."""
         waits: Waits | None = self
         while waits is not None:
             before = waits.known
@@ -118,15 +118,15 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
             waits = waits.parent
 
     def last_kept_node(self, depth: int) -> int:
-        """Returns the number of the last node of this branch that is kept if the branch at `depth`
-        is cancelled. Returns -1 if not even the text that this branch began with is kept.
+        """Returns the number of this branch's last node that is kept if the branch at `depth` is
+        cancelled. Returns -1 if nothing is kept, not even the text that this branch began with.
         """
         claims = (self.claims or {}).items()
         claimed = max((number for joining, number in claims if joining < depth), default=-1)
         return max(claimed, self.known if self._was_fork_point_awaited() else -1)
 
     def withdraw_variables(self, variables: Sequence[Variable], kept: int, error: SglError) -> None:
-        """Discards those of the branch's variables that a cancellation does not keep.
+        """Replaces the values of variables with an error, except those that a cancellation keeps.
 
         Args:
             kept: number of the last node that stays.
@@ -137,8 +137,8 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
                 variable.replace_with_error(error)
 
     def _is_discarded(self, variable: Variable, kept: int) -> bool:
-        """Returns True if a variable comes after the last node that is kept, or was gathered from a
-        discarded variable.
+        """Returns True if a variable comes after the last node that is kept, or if a join gathered
+        it from a discarded variable.
         """
         awaited = variable.awaited
         if isinstance(awaited, Place):
@@ -158,7 +158,7 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
 
 
 class Place(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs no Python code
-    """Position in a branch, directly after the node with this number."""
+    """Position in a branch, directly after the node with the given number."""
 
     waits: Waits
     number: int
@@ -174,8 +174,8 @@ class Place(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
 
 
 class Gathered(NamedTuple):
-    """Variables whose values a join gathered in one variable. Waiting for that one means having
-    waited for all of them.
+    """Variables that a join has gathered into one. Waiting for the gathered variable counts as
+    waiting for each of them.
 
     Attributes:
         variables: variables of the branches.
@@ -193,7 +193,9 @@ class Gathered(NamedTuple):
 
 
 class Everything(NamedTuple):
-    """Places in several branches that count as waited for together."""
+    """Positions in several branches. All of them count as waited for when a caller waits for
+    everything so far.
+    """
 
     places: Sequence[Place]
 

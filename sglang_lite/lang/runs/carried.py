@@ -1,4 +1,4 @@
-"""Codecs that convert the values of a run's variables for files, copies and pickles."""
+"""Codecs for the values of a run's variables. They convert values for files, copies and pickles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sglang_lite.protocol.anything import UserValue
 
 
 class ValueCodec(Protocol):
-    """Codec that converts the values of a run's variables to data of a `SavedRun`, and back."""
+    """Codec that converts the values of a run's variables to data of a `SavedRun` and back."""
 
     def to_data(self, value: UserValue, what: str) -> UserValue:
         """Converts a value to data. Raises ProgramError if that is impossible; `what` describes the
@@ -45,8 +45,8 @@ class FileValues:
 
 
 class CopiedValues:
-    """Values for a copy of a state in this process. Their data are indices into a list of copies
-    that this object holds.
+    """Values for a copy of a state in this process. Each value is represented by its index in a
+    list of copies that this object holds.
 
     Args:
         copied: copies a value; by default deeply.
@@ -58,12 +58,14 @@ class CopiedValues:
 
     @classmethod
     def by_reference(cls) -> CopiedValues:
-        """Creates a codec whose values are not copied: both states refer to them."""
+        """Creates a codec that does not copy values. Both states then refer to the same objects."""
         return cls(lambda value: value)
 
     @classmethod
     def by_deep_copy(cls, memo: dict[int, UserValue]) -> CopiedValues:
-        """Creates a codec that copies values deeply; `memo` is that of `copy.deepcopy`."""
+        """Creates a codec that copies values deeply. `memo` is the one that `copy.deepcopy` passes
+        on.
+        """
         return cls(partial(copy.deepcopy, memo=memo))
 
     def to_data(self, value: UserValue, what: str) -> UserValue:
@@ -81,8 +83,8 @@ class CopiedValues:
 
 
 class PickledValues:
-    """Values for a pickle. Those that a file can store are stored as JSON data; others are pickled
-    as they are.
+    """Values for a pickle. Values that a file can store are stored as JSON data. Others are pickled
+    directly.
 
     Args:
         others: values that are pickled as they are.

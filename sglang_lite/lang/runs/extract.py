@@ -1,5 +1,5 @@
-"""Renders the trace of a run as HTML without scripts, for notebooks: the text of its branches, with
-the branches of a fork side by side.
+"""Renders the trace of a run as HTML without scripts, for notebooks. Shows the text of the
+branches, with the branches of a fork side by side.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Path: TypeAlias = tuple[int, ...]
 
 def render_extract(trace: Trace) -> Markup:
     """Renders the beginning of a trace: totals, a legend of the origins of its text, and the text.
-    Text of the chat template is folded under the name of its turn.
+    Text written by the chat template is folded under the name of its turn.
     """
     nodes = trace.nodes[:_MAX_NODES]
     branches = defaultdict[_Path, list[TraceNode]](list)
@@ -74,8 +74,10 @@ def _render_branch(branches: dict[_Path, list[TraceNode]], path: _Path) -> Itera
 
 
 def _template_title(nodes: Sequence[TraceNode], i: int) -> str:
-    """Returns a title for a text with which the chat template began or ended a turn, else "". Such
-    a text has the location of its turn.
+    """Returns a title for a text with which the chat template began or ended a turn. Returns "" for
+    any other text.
+
+    Text of the template has the same location as its turn.
     """
     node = nodes[i]
     after = nodes[i + 1 : i + 2]
@@ -139,8 +141,8 @@ def _node_tooltip(node: TraceNode, origin: str, token: str | None) -> str:
 
 
 def _token_probabilities(answer: Generation | Selection, text: str) -> Iterable[tuple[int, str]]:
-    """Returns the end of each token in a node's text with its probability, as text, if the backend
-    reported both.
+    """Returns the position where each token of a node's text ends, with the token's probability,
+    formatted as text. Returns nothing if the backend reported no probabilities for this text.
     """
     if not isinstance(answer, Generation) or not text.startswith(answer.text):
         return ()

@@ -104,8 +104,8 @@ def _remove(path: Path) -> None:
 
 
 def kv_file_path(path: AnyPath) -> str:
-    """Returns the path of the file beside a saved state that stores the computed keys and values of
-    the state's text.
+    """Returns the path of the file beside a saved state that contains the KV cache of the state's
+    text.
     """
     return f"{os.fspath(path)}.kv"
 
@@ -121,8 +121,8 @@ def file_error(path: AnyPath, what: str, error: OSError, parameter: str = "path"
 
 
 def decode_line(path: AnyPath, number: int, line: bytes, hint: str) -> wire.Message:
-    """Decodes the record in a line of a file. Raises WireError if it is not a message, or has
-    another version of the format; an error without a hint gets `hint`.
+    """Decodes the record in a line of a file. Raises WireError if the line is not a message or has
+    another version of the format. The error gets `hint` if it has none of its own.
     """
     try:
         return wire.decode(line.removesuffix(b"\n"))

@@ -1,9 +1,9 @@
-"""Digests of everything that a program's results depend on. They are equal in all processes of one
-Python version.
+"""Digests of everything that a program's results depend on. They are equal in all processes that
+use the same version of Python.
 
-A function is digested by its code, its constants and defaults, and everything that it reads:
+A function's digest covers its code, its constants and defaults, and everything that it reads:
 closures, globals, and recursively the functions and classes among them. Of installed packages only
-names are compared, as their versions are not part of the program.
+names are compared, because their versions are not part of the program.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ _CLASS_FIELDS = ("__annotations__", "__dataclass_fields__", "__pydantic_fields__
 
 
 class UnreadableError(Exception):
-    """Raised for a value without content that could be compared. `kind` is the name of its type."""
+    """Raised for a value that can't be compared because its content can't be read. `kind` is the
+    name of its type.
+    """
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -62,7 +64,7 @@ class UnreadableError(Exception):
 
 
 class Fingerprint:
-    """Digests of values, by description.
+    """Digests of values. Each has a description as its key.
 
     Attributes:
         parts: digests by description ("the body", "the code of helper" …).
@@ -161,7 +163,7 @@ class Fingerprint:
                 yield from self._pickle_digests(value)
 
     def _pickle_digests(self, value: Any) -> Iterator[str]:
-        """Yields digests of the parts of any other object that pickle would store."""
+        """Yields digests of the parts that pickle would store for an object."""
         kind = type(value)
         try:
             reduce = copyreg.dispatch_table.get(kind)
@@ -186,8 +188,8 @@ class Fingerprint:
 
     def _add_function(self, function: FunctionType) -> str:
         """Adds a function's code, and the values that it reads, as parts. Returns the name of the
-        part with the code. A function of an installed package is not added; its qualified name is
-        returned.
+        part with the code. For a function of an installed package, adds nothing and returns its
+        qualified name.
         """
         existing = self._names.get(id(function))
         if existing is not None:
@@ -208,9 +210,9 @@ class Fingerprint:
         return name
 
     def _add_class(self, kind: type) -> str:
-        """Adds a class's bases, and the members that its body defines, as parts. Returns the name
-        of the part with the bases. A class of an installed package is not added; its qualified name
-        is returned.
+        """Adds a class's bases, and the members defined in its body, as parts. Returns the name of
+        the part with the bases. For a class of an installed package, adds nothing and returns its
+        qualified name.
         """
         existing = self._names.get(id(kind))
         if existing is not None:
@@ -264,7 +266,9 @@ def digest(value: object) -> str:
 
 
 def _is_defined_in_body(key: str, value: Any) -> bool:
-    """Returns True if a member was defined by the class's body, not added by Python or a library."""
+    """Returns True if a member was defined in the class's body, rather than added by Python or a
+    library.
+    """
     if isinstance(value, GetSetDescriptorType | MemberDescriptorType) or key == "_abc_impl":
         return False
     dunder = key.startswith("__") and key.endswith("__")
@@ -289,8 +293,8 @@ def _values_read_by(function: FunctionType, *, follow: bool, own: Any) -> dict[s
 
     Args:
         follow: whether to include globals and imported modules.
-        own: returns True if the attributes that are read from a module are to be included, not only
-            the module's name.
+        own: function that returns True for a module of the program. The attributes that are read
+            from such a module are included. Of other modules, only the name is.
     """
     codes = list(_nested_code(function.__code__))
     steps = [step for code in codes for step in dis.get_instructions(code)]

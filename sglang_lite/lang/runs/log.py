@@ -1,5 +1,5 @@
-"""Nodes of a run with their questions, answers and times, read from its log: the source of traces,
-saved runs and reruns.
+"""Reads the log of a run: its nodes with their questions, answers and times. Traces, saved runs and
+reruns are built from it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from sglang_lite.protocol.sampling import adapter_of
 
 @dataclass(slots=True)
 class _TextSoFar:
-    """Text of a branch before the node that is read next.
+    """Text of a branch before the next node that will be read.
 
     Attributes:
         question: the text, as the beginning of the question of a node at this place.
@@ -145,8 +145,8 @@ def _argument_texts(called: BoundCall | None) -> Iterator[tuple[str, str]]:
 
 def collect_branch_answers(player: BasePlayer) -> list[TraceNode]:
     """Returns the generations and selections of the program's body in a branch and in the branches
-    forked from it. They have what a rerun needs: no times, no lines of code, and no errors, which
-    may contain secrets.
+    forked from it. They contain only what a rerun needs. Times, lines of code and errors are left
+    out; errors may contain secrets.
     """
     nodes = (each for each in build_branch_trace(player, thumbnails=False).nodes if each.node)
     return [
@@ -156,7 +156,9 @@ def collect_branch_answers(player: BasePlayer) -> list[TraceNode]:
 
 
 def _read_entries(player: BasePlayer) -> Iterator[_Entry]:
-    """Yields the nodes in reading order: those of a fork's branches follow the fork."""
+    """Yields the nodes in reading order: the nodes of a fork's branches come directly after the
+    fork.
+    """
     open_branches = [iter(_Reader(player, (), _TextSoFar(), rejected=False, now=0.0).entries)]
     while open_branches:
         entry = next(open_branches[-1], None)
@@ -356,9 +358,9 @@ class _Reader:
         self._add_entry("rollback", None)
 
     def _set_cache_status(self, result: Generation | Selection) -> None:
-        """Uses a result to set how many characters of each preceding text were cached, where that
+        """Uses a result to set how many characters of each preceding text were cached, where this
         is still unknown. If several branches continue a text, the smallest number counts, because
-        text that one of them had to compute was not cached.
+        text that any branch had to compute was not cached.
         """
         usage = result.usage
         miss = result.meta.get("cache_miss")
@@ -396,8 +398,6 @@ def _forced_ranges(generation: Generation, length: int) -> tuple[tuple[int, int]
 
 
 def _error_summary(error: BaseException) -> str:
-    """Returns the type, message and hint of an error. The location is left out, since the node has
-    it.
-    """
+    """Returns the type, message and hint of an error. Leaves out the location, which the node has."""
     text = f"{error.message} {error.hint}".rstrip() if isinstance(error, SglError) else str(error)
     return f"{type(error).__name__}: {text}"

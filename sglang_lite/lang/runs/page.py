@@ -54,7 +54,7 @@ def page_in_frame(trace: Trace) -> Markup:
 
 def as_html(trace: Trace, beside: Trace | None = None) -> str:
     """Returns the complete HTML page of a run. If `beside` is given, the page shows the nodes of
-    that other run next to the matching nodes of this one.
+    that other run next to the matching nodes of the first.
     """
     return render_page(
         format_run_title(trace.nodes),

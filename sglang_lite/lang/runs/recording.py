@@ -64,8 +64,8 @@ _SHORTEST_SECRET = 8
 
 
 class Recording(DelegatingBackend):
-    """Backend that passes requests to another backend and records each with all its answers.
-    Leaving it as a context manager completes the file.
+    """Backend that passes requests to another backend and writes each request with its answers to a
+    file. Leaving it as a context manager completes the file.
 
     Args:
         path: path of the file, which is overwritten.
@@ -159,8 +159,8 @@ class Recording(DelegatingBackend):
         self.backend.shutdown()
 
     def _write(self, record: RecordingHead | RecordedCall | RecordingEnd) -> None:
-        """Writes a record as one line of the file. If that fails, closes the file, so the recording
-        ends with the previous line, and raises ParameterError.
+        """Writes a record as one line of the file. If that fails, closes the file and raises
+        ParameterError. The recording then ends with the previous line.
         """
         line = wire.encode(record)
         try:
@@ -195,8 +195,8 @@ class Recording(DelegatingBackend):
     def _record_call(
         self, request: RecordedRequest, *, stream: bool
     ) -> Iterator[Callable[[Delta | Generation | Selection], None]]:
-        """Records the call made inside the `with` block, whatever its outcome. Yields a function
-        that records an event of the call.
+        """Records the call made inside the `with` block, even if it fails. Yields a function that
+        records an event of the call.
         """
         if self._failure is not None:
             raise self._failure
@@ -233,8 +233,8 @@ class Recording(DelegatingBackend):
                     self._write_call(call)
 
     def _write_call(self, call: RecordedCall) -> None:
-        """Writes a call. Raises ParameterError if it can't be written, unless the call itself has
-        failed.
+        """Writes a call to the file. Raises ParameterError if it can't be written, unless the call
+        itself has failed.
         """
         try:
             self._write(call)
@@ -245,8 +245,8 @@ class Recording(DelegatingBackend):
             self._calls += 1
 
     def _redacted_failure(self, error: BaseException) -> Failure:
-        """Returns the record of an error: without keys and URL queries, and without its cause and
-        notes, which may contain them.
+        """Returns an error in the form that is recorded. Keys and URL queries are removed, and so
+        are the cause and the notes, which may contain them.
         """
         if not isinstance(error, Exception):
             error = RequestAbortedError("the call was cancelled.")
@@ -286,8 +286,8 @@ def record(path: files.AnyPath, backend: BackendLike | None = None) -> Recording
 
 
 def prompt_for_recording(prompt: Prompt) -> Prompt:
-    """Returns a prompt in the form that is recorded: text without token ids, and digests in place
-    of images.
+    """Returns a prompt in the form that is recorded: text without token ids, and digests instead of
+    images.
     """
     spans = tuple(
         Span("".join(span.text for span in spans), special=special)
@@ -319,7 +319,7 @@ def digest_line(line: bytes) -> str:
 def selection_request(
     prompt: Prompt, choices: Sequence[str], *, unconditional: bool
 ) -> RecordedRequest:
-    """Returns a selection's request in the form that is recorded, including the adapter requested
+    """Returns a selection's request in the form that is recorded. It includes the adapter requested
     in the current context.
     """
     adapter = asked_adapter.get()

@@ -141,7 +141,7 @@ class Replay(Backend):
         return None if self.capabilities.turns is None else CallPlanner(self, run)
 
     def check(self, node: object, demands: Demands, where: Location | None) -> None:
-        """Accepts every node: a request that was not recorded fails when it is made."""
+        """Accepts every node. Requests that were not recorded fail later, when they are made."""
 
     def tool_family(self) -> str | None:
         return self._head.tool_family
@@ -217,8 +217,8 @@ class Replay(Backend):
     def _unrecorded_error(
         self, request: RecordedRequest, key: bytes, node: NodeIdentity
     ) -> CapabilityError:
-        """Returns the error for a request that was not recorded, or is made more often than it was
-        recorded.
+        """Returns the error for a request that was not recorded, or that is made more often than it
+        was recorded.
         """
         count = sum(request_key(call.request) == key for call in self._calls)
         what = f"node {node.place!r}{f', variable {node.name!r}' if node.name else ''}"
@@ -245,9 +245,9 @@ class Replay(Backend):
     def _most_similar_call(
         self, request: RecordedRequest, node: NodeIdentity
     ) -> RecordedCall | None:
-        """Returns the recorded call that is most similar to a request: the one whose prompt has the
-        longest common beginning, among the unused calls of the same node if it has any. Returns
-        None if the recording has no calls.
+        """Returns the recorded call whose prompt has the longest beginning in common with a
+        request's. Unused calls of the same node are preferred. Returns None if the recording has no
+        calls.
         """
         same = [
             call
@@ -279,15 +279,15 @@ def _node_identity(call: RecordedCall) -> NodeIdentity:
 
 
 def request_to_data(request: RecordedRequest) -> dict[str, Json]:
-    """Converts a request to plain data, and adds the prompt's whole text to it."""
+    """Converts a request to plain data, including the whole text of its prompt."""
     data: dict[str, Any] = msgspec.to_builtins(request)
     data["prompt"] = {"text": request.prompt.text, **data["prompt"]}
     return data
 
 
 def differences(before: Json, now: Json, pointer: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yields (JSON Pointer, excerpt of `before`, excerpt of `now`) for each place where two JSON
-    values differ.
+    """Yields each place where two JSON values differ, as (JSON Pointer, excerpt of `before`,
+    excerpt of `now`).
     """
     if isinstance(before, dict) and isinstance(now, dict):
         for name in {**before, **now}:

@@ -94,9 +94,9 @@ def _kept_answers(branch: Branch, at: str, value: str | None) -> Kept:
 
 
 def _nodes_by_name(branch: Branch, answers: Sequence[TraceNode]) -> dict[str, str]:
-    """Maps each variable name to the path of the last node that set it, among the nodes that the
-    body added to the state's own text. Includes nodes that were not executed because the state was
-    cancelled or has failed.
+    """Maps each variable name to the path of the last node that set it. Considers only nodes that
+    the body added to the state's own text, including nodes that were not executed because the state
+    was cancelled or has failed.
 
     Args:
         answers: the nodes that were executed.
@@ -130,8 +130,8 @@ def _node_paths(branch: Branch) -> set[str]:
 
 
 def _generation_name_from_reasoning(name: str) -> str:
-    """Returns the name of the generation whose reasoning is in the variable `name`, or "" if `name`
-    is not the name of a reasoning variable.
+    """Returns the name of the generation whose reasoning is in the variable `name`. Returns "" if
+    `name` is not the name of a reasoning variable.
     """
     return name.removesuffix(REASONING_SUFFIX) if name.endswith(REASONING_SUFFIX) else ""
 

@@ -1,5 +1,5 @@
-"""Saved runs: their conversion to data and back, and their files. A file contains no code, so a
-saved run can only run again together with its program.
+"""Saved runs: their conversion to data and back, and their files. A file contains no code, so
+running a saved run again requires its program.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class AbsentBackend(Backend):
     """Backend of a state that was loaded without one. Running a node raises CapabilityError.
 
     Args:
-        saved: the saved run. Its model and tokenizer are reported, so its tokens stay valid when it
-            is saved again.
+        saved: the saved run. Its model and tokenizer are reported as the backend's, so its tokens
+            stay valid when it is saved again.
         cure: hint for the error, which says how to give the state a backend.
     """
 
@@ -240,8 +240,8 @@ def restore_branch(
     called: BoundCall | None,
     new_state: Callable[[Branch], UserValue],
 ) -> tuple[Branch, UserValue]:
-    """Restores the branch of a saved run, in which no node is left to execute. Returns the branch
-    and the return value of the program's body.
+    """Restores the branch of a saved run, with all of its nodes already executed. Returns the
+    branch and the return value of the program's body.
 
     Args:
         values: codec for the values of variables.
@@ -284,7 +284,7 @@ def bind_saved_call(
     saved: SavedRun, program: BaseProgram | None, find: Callable[[str], UserValue]
 ) -> BoundCall | None:
     """Returns `program` bound to the arguments of a saved run, so that it can run again. Returns
-    None if the program is not given or the arguments were not saved.
+    None if no program is given or the arguments were not saved.
 
     Args:
         find: returns the class of a given name, for classes that occur in the arguments.
@@ -300,7 +300,7 @@ def truncate_run(saved: SavedRun, name: str, index: int) -> SavedRun:
     nodes have set it, the last one counts.
 
     Args:
-        index: index of the new state among those that continue after this node.
+        index: number of the new state. Several states may continue after the same node.
 
     Raises:
         ParameterError: no node of the run's text set the variable.
@@ -400,10 +400,11 @@ def decode_saved_run(content: bytes) -> SavedRun:
 def class_finder(
     program: BaseProgram | None, types: Iterable[Callable[..., UserValue]]
 ) -> Callable[[str], UserValue]:
-    """Returns a function that finds classes by name without importing anything. It knows plain
-    types, `types`, the classes that the program's module defines or has imported, and the classes
-    of all their fields. It finds functions (tools of saved calls) only in `types`, since a file
-    could name any function.
+    """Returns a function that finds classes by name without importing anything.
+
+    It knows plain types, `types`, the classes that the program's module defines or has imported,
+    and the classes of all their fields. It finds functions (tools of saved calls) only in `types`,
+    since a file could name any function.
     """
     allowed: dict[str, Any] = {_qualified_name(kind): kind for kind in with_nested_classes(types)}
     allowed |= {_qualified_name(kind): kind for kind in (*PLAIN_TYPES, ToolCall, *types)}
@@ -459,8 +460,8 @@ def with_nested_classes(kinds: Iterable[UserValue]) -> Iterator[type]:
 
 
 def check_program(saved: SavedRun, program: BaseProgram) -> None:
-    """Raises ProgramError if a run belongs to another program, or the program's body has changed;
-    the error names the first difference.
+    """Raises ProgramError if a run belongs to another program or if the program's body has changed.
+    The error names the first difference.
     """
     if not saved.program:
         problem = (

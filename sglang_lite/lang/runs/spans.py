@@ -1,5 +1,5 @@
-"""Export of a trace as OpenTelemetry spans: one for the program, below it one for each generation
-and selection, and below these one for each request.
+"""Exports a trace as OpenTelemetry spans. The program has one span. Below it, each generation and
+selection has a span, with one more below that for each of its requests.
 
 Attribute names follow the semantic conventions for generative AI where those define a name. Spans
 contain no texts: texts may be private, and a collector may belong to someone else.
@@ -23,9 +23,9 @@ _PROVIDER: Final = {"OpenAI": "openai", "Anthropic": "anthropic", "VertexAI": "g
 
 
 def spans(trace: Trace, tracer: Tracer) -> None:
-    """Exports a finished run to a tracer. The program's span is a child of the current span. Each
-    generation and selection has a span below it, and each of their requests, including failed
-    attempts, has one below that.
+    """Exports a finished run to a tracer. The program's span is a child of the current span. Below
+    it, each generation and selection has a span. Each of their requests, including failed attempts,
+    has a span below that.
 
     Raises:
         CapabilityError: `opentelemetry` is not installed.

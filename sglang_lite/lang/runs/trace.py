@@ -1,5 +1,5 @@
-"""Trace of a run, and its file: JSON lines in the format of `sglang_lite.wire`, with the head in
-the first line and one node in each of the others.
+"""Trace of a run, and its file in the JSON Lines format of `sglang_lite.wire`. The head is in the
+first line, and each other line contains one node.
 
 Loading a file has no side effects: nothing in the file names a class or is executed, and an invalid
 line is refused with its number.
@@ -23,7 +23,7 @@ _SAVED = "Give a file that Trace.save has written."
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Trace:
-    """Record of a run's nodes.
+    """Record of the nodes of a run.
 
     Attributes:
         head: description of the run.
@@ -56,7 +56,7 @@ class Trace:
 
     @property
     def thrown_away(self) -> int:
-        """Number of generated tokens that were wasted, by failed attempts and by nodes that were
+        """Number of generated tokens that were wasted because an attempt failed or a node was
         rolled back.
         """
         return sum(node.thrown_away for node in self.nodes)

@@ -1,5 +1,5 @@
-"""Trajectory of a run: its text as sequences of tokens, read from the trace without tokenising
-anything again.
+"""Trajectory of a run: its text as sequences of tokens. They are taken from the trace, so nothing
+is tokenised again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EQUAL = 1e-6  # nats by which equal log-probabilities may differ due to roundin
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """Tokens of a run, for training: those that the model read and those that it sampled.
+    """Tokens that the model read and tokens that it sampled in a run, for training.
 
     A branch is one sequence as long as each prompt continues the tokens before it, as prompts do in
     an engine. If a prompt does not (because a stop string was cut off, or a template was rendered
@@ -71,8 +71,8 @@ class _Sequence:
         self.model_logprobs += nothing
 
     def append_sampled(self, answer: Generation, **said: Any) -> None:  # fields of the span
-        """Appends the tokens of an answer. Leaves out a last token that only marked the end of a
-        number, because no later prompt contains it.
+        """Appends the tokens of an answer. Leaves out a last token that only marks the end of a
+        number, because later prompts don't contain it.
         """
         start = len(self.ids)
         meta = answer.meta
@@ -178,8 +178,8 @@ def build_trajectory(nodes: Iterable[TraceNode]) -> Trajectory:
 def _continue_sequence(
     sequence: _Sequence, node: TraceNode, answer: Generation, **said: Any
 ) -> _Sequence:  # fields of the span
-    """Appends to a sequence the part of a generation's prompt that it lacks, then the answer.
-    Returns the sequence.
+    """Extends a sequence by a generation: the part of its prompt that the sequence lacks, then its
+    answer. Returns the sequence.
     """
     if not answer.prompt_ids:
         raise ProgramError(

@@ -1,4 +1,4 @@
-"""Conversion of variables' values to JSON and back: plain data, and values of the types that
+"""Converts the values of variables to JSON and back. Supports plain data, and the types that
 `gen(type=…)` supports.
 """
 
@@ -123,8 +123,8 @@ def _field_names(kind: Any) -> list[str] | None:
 
 
 def _dump_model(model: Any) -> UserValue:
-    """Converts a pydantic model to JSON data that its class validates to an equal model. Returns
-    None if there is no such data.
+    """Converts a pydantic model to JSON data. Returns None if validating this data with the model's
+    class does not produce an equal model.
     """
     for by_alias in (False, True):
         data = model.model_dump(mode="json", by_alias=by_alias)
@@ -194,8 +194,8 @@ def _restore_value(kind: Any, data: Any, name: str, find: Callable[[str], UserVa
 
 
 def _restore_object(kind: Any, fields: dict[str, Any]) -> UserValue:
-    """Returns an object with these fields. Its constructor is called only if it takes exactly these
-    fields; otherwise they are set directly.
+    """Returns an object with these fields. Calls the constructor only if it takes exactly these
+    fields. Otherwise sets the fields directly.
     """
     if inspect.signature(kind).parameters.keys() == set(_field_names(kind) or ()):
         return kind(**fields)

@@ -1,3 +1,3 @@
-"""Runs a program's body with symbols in place of the values that are only known at run time, and
-builds a graph from the trace.
+"""Runs a program's body with symbols in place of values that are only known at run time. Builds a
+graph from the trace.
 """

@@ -1,4 +1,4 @@
-"""Builds the graph of a program from its traces, and finds the lines that no trace reached. The
+"""Builds the graph of a program from its traces. Also finds the lines that no trace reached. The
 checks of a graph are in graph_checks.py.
 """
 
@@ -31,7 +31,7 @@ from sglang_lite.protocol.anything import Foreign, UserValue
 
 
 class HasTokenizer(Protocol):
-    """Object with a tokenizer, an engine for example."""
+    """Object with a tokenizer, such as an engine."""
 
     @property
     def tokenizer(self) -> Foreign:
@@ -39,8 +39,8 @@ class HasTokenizer(Protocol):
 
 
 class Graph(GraphRecord, frozen=True):
-    """Graph of a program, as a frozen record. Created by `program.trace(…).graph()`; `str(graph)`
-    lists its nodes.
+    """Graph of a program, as a frozen record. `program.trace(…).graph()` creates it, and
+    `str(graph)` lists its nodes.
     """
 
     def __str__(self) -> str:
@@ -53,8 +53,8 @@ class Graph(GraphRecord, frozen=True):
         return notebook_html(self.svg())
 
     def svg(self) -> Markup:
-        """Returns a drawing as SVG, with a column for each branch and for each traced path after a
-        branching.
+        """Returns a drawing of the graph as SVG. Each branch has a column, and so has each traced
+        path after a decision.
         """
         return drawing.as_svg(self)
 
@@ -79,8 +79,8 @@ class Graph(GraphRecord, frozen=True):
     def prefixes(
         self, rows: Sequence[Mapping[str, UserValue]], tokenizer: TokenCounter | HasTokenizer
     ) -> PrefixTree:
-        """Returns the prompt prefixes that runs with these arguments share, and the number of
-        tokens that this sharing saves.
+        """Returns the prompt prefixes that several runs share, and the number of tokens saved by
+        sharing them.
 
         Args:
             rows: for each run, its arguments by name.
@@ -180,9 +180,9 @@ def _convert_error(error: Exception) -> Problem:
 
 
 def with_text_changes(graph: Graph, other: GraphRecord) -> Graph:
-    """Returns the graph with an added `Change` for each text of its first path that differs in
-    another trace of the same program. In each branch, the comparison stops at the first pair of
-    nodes with different types.
+    """Returns the graph with an added `Change` for each text that differs in another trace of the
+    same program. Compares only the first paths. In each branch, the comparison stops at the first
+    pair of nodes with different types.
     """
     found = {change.node: change for change in graph.changes}
     others = _nodes_by_branch(other)
@@ -198,9 +198,11 @@ def with_text_changes(graph: Graph, other: GraphRecord) -> Graph:
 
 
 def _nodes_by_branch(graph: GraphRecord) -> dict[Path, list[int]]:
-    """Groups the node ids of the first path by branch, since threads may add to several branches in
-    any order. A branch's key contains two numbers for each fork that leads to it: how many nodes
-    precede the fork in its own branch, and the index of the branch taken in the fork.
+    """Groups the node ids of the first path by branch. This makes two traces comparable even if
+    threads have added to several branches in another order.
+
+    A branch's key contains two numbers for each fork that leads to it: how many nodes precede the
+    fork in its own branch, and the index of the branch taken in the fork.
     """
     found: dict[Path, list[int]] = defaultdict(list)
     places: dict[int, int] = {}  # for each node, how many nodes precede it in its branch
@@ -223,10 +225,12 @@ _ENDS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 def find_unreached_statements(
     body: Callable[..., UserValue], reached: Iterable[Location | None], asked: Iterable[Location]
 ) -> list[Location]:
-    """Returns the locations of statements that add to the state, but that no traced path has
-    reached. Considers only statements after a jump such as `return` in their block, and those under
-    a condition whose outcomes were explored. (Other statements may be reached with other arguments
-    or globals.)
+    """Returns the locations of statements that add to the state but that no traced path has
+    reached.
+
+    Considers only statements after a jump such as `return` in their block, and those under a
+    condition whose outcomes were explored. (Other statements may be reached with other arguments or
+    globals.)
 
     Args:
         reached: locations at which any traced path has added something or ended with an error.
@@ -263,8 +267,9 @@ def _line_range(node: ast.stmt | ast.expr) -> range:
 def _find_suspect_statements(
     block: Sequence[ast.stmt], state: str, question_lines: set[int], *, doubtful: bool
 ) -> Iterator[ast.stmt]:
-    """Yields the statements that add to the state and may be unreachable: those after a jump such
-    as `return` in their block, and those under a condition that asks about a symbol.
+    """Yields the statements that add to the state and may be unreachable. These are the statements
+    after a jump such as `return` in their block, and those under a condition that asks about a
+    symbol.
     """
     for statement in block:
         if doubtful and _adds_to_state(statement, state):

@@ -1,4 +1,4 @@
-"""Faults of a program that can be found in its graph, without running it."""
+"""Checks that find faults of a program in its graph, without running the program."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _find_errors(graph: GraphRecord) -> Iterator[Finding]:
 
 
 def _outcomes_text(graph: GraphRecord, way: Way) -> str:
-    """Describes the outcomes of the decisions on a traced path in words."""
+    """Describes in words the outcomes of the decisions on a traced path."""
     branchings = [node for i in way.nodes if (node := graph.nodes[i]).kind == "Branching"]
     words = []
     for node, outcome in zip(branchings, way.outcomes):
@@ -113,7 +113,8 @@ def _outcomes_text(graph: GraphRecord, way: Way) -> str:
 
 def _find_unread_variables(graph: GraphRecord) -> Iterator[Finding]:
     """Yields findings for variables whose value is never read. In the main branch and in joined
-    branches, only values that are replaced are reported, since the caller can read the others.
+    branches, reports only values that are replaced before they are read, because the caller can
+    read all others.
     """
     read = set(graph.read)
     for way in graph.ways:
@@ -146,9 +147,9 @@ def _find_replaced_variables(
 def _find_lost_variables(
     nodes: Sequence[tuple[int, GraphNode]], read: set[int]
 ) -> Iterator[Finding]:
-    """Yields findings for variables that are never read, in branches that are never joined. Skips a
-    fork with a single branch: it may come from `s.copy()`, whose variables later become those of
-    `s`.
+    """Yields findings for variables that are never read and belong to branches that are never
+    joined. Skips forks with a single branch: they may come from `s.copy()`, which adds its
+    variables to `s`.
     """
     forks = {i: node.node for i, node in nodes if isinstance(node.node, Fork)}
     joined = {path for _, node in nodes for path in node.joins}
@@ -285,7 +286,7 @@ def _find_changing_texts(graph: GraphRecord) -> Iterator[Finding]:
 
 
 def _difference_excerpts(first: str, second: str) -> tuple[str, str]:
-    """Returns excerpts of two texts, starting shortly before their first difference."""
+    """Returns excerpts of two texts. They begin shortly before the first difference."""
     same = common_prefix_length(first, second)
     start = max(same - 20, 0)
     return first[start : same + 40], second[start : same + 40]

@@ -1,5 +1,5 @@
-"""Finds typed generations whose prompt mentions none of their fields, so that the model has to
-guess what the fields are for.
+"""Finds typed generations whose prompt mentions none of their fields. The model then has to guess
+what the fields are for.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HiddenFields:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """Text of a branch before its next node.
+    """Text of a branch before the next node to check.
 
     Attributes:
         text: text written by the program, without templates and values, in lower case.
@@ -61,9 +61,9 @@ class _Prompt:
 
 
 def find_hidden_fields(graph: GraphRecord) -> Iterator[HiddenFields]:
-    """Yields the generations with a schema, on any traced path, whose fields are mentioned nowhere
-    before them, neither in the program's text nor in an earlier answer. Skips prompts with a turn
-    that begins with a value, and generations with tools.
+    """Yields the generations with a schema whose fields are not mentioned before them, neither in
+    the program's text nor in an earlier answer. Searches all traced paths. Skips generations with
+    tools, and prompts in which a turn begins with a value.
     """
     for way in graph.ways:
         yield from _hidden_fields_on_path(graph, way)
@@ -102,7 +102,7 @@ def _hidden_fields_on_path(graph: GraphRecord, way: Way) -> Iterator[HiddenField
 
 
 def _template_texts(graph: GraphRecord, way: Way) -> set[int]:
-    """Returns the ids of the texts directly before and after turns, which the chat template writes."""
+    """Returns the ids of the texts written by the chat template, directly before and after turns."""
     found: set[int] = set()
     last: dict[Path, int] = {}
     for i in way.nodes:
@@ -125,7 +125,7 @@ def _template_texts(graph: GraphRecord, way: Way) -> set[int]:
 
 
 def _field_occurs_in(field: str, text: str) -> bool:
-    """Returns True if a text in lower case contains a word of a field's name, in any easily
+    """Returns True if a word of a field's name occurs in a lower-case text, in any easily
     recognised form.
     """
     words = [word.casefold() for word in _WORD.findall(field)]

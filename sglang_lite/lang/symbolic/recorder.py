@@ -1,5 +1,5 @@
-"""Recorder for the body of a traced program. Nodes that a `Player` would execute in a real run
-become nodes of a graph.
+"""Records the body of a traced program. Nodes that a `Player` would execute in a real run become
+nodes of a graph.
 """
 
 from __future__ import annotations
@@ -69,17 +69,19 @@ class EndlessError(TraceError):
 
 
 class CutError(BaseException):
-    """Raised to end a trace on purpose. A BaseException, so that bodies don't catch it."""
+    """Raised to end a trace on purpose. It is a BaseException, so that bodies don't catch it by
+    accident.
+    """
 
 
 def is_tracing_limit(error: BaseException) -> bool:
-    """Returns True if an error is a limit of tracing, not a fault of the body."""
+    """Returns True if an error comes from a limit of tracing, rather than from a fault of the body."""
     return isinstance(error, TraceError) and not isinstance(error, EndlessError)
 
 
 class TracedGraph:
-    """Graph under construction: the nodes that the traced paths through a body have added. Paths
-    share their nodes up to the first decision in which they differ.
+    """Graph under construction. Contains the nodes that all traced paths through a body have added.
+    Two paths share their nodes up to the first decision in which they differ.
 
     Attributes:
         nodes: nodes; their indices are their ids.
@@ -96,7 +98,8 @@ class TracedGraph:
         self._ids: dict[tuple[tuple[int, ...], int], int] = {}
 
     def intern_node(self, node: GraphNode, outcomes: tuple[int, ...], place: int) -> int:
-        """Adds a node, unless an earlier path has already added it, and returns its id.
+        """Adds a node and returns its id. If an earlier path has already added the node, only
+        returns the id.
 
         Args:
             outcomes: outcomes of the decisions before it.
@@ -109,7 +112,7 @@ class TracedGraph:
 
 
 class TracedWay:
-    """One path through a body, including the programs that the body calls.
+    """One path through a body and the programs that the body calls.
 
     Args:
         graph: nodes of all paths.
@@ -175,8 +178,8 @@ class TracedWay:
     def choose_outcome(
         self, symbol: Symbol, question: str, outcomes: tuple[str, ...], key: object
     ) -> int:
-        """Returns the index of a decision's outcome on this path, recording the decision if its
-        question is new. The same question always has the same answer. Raises CutError if the path
+        """Returns the index of a decision's outcome on this path. Records the decision if its
+        question is new; the same question always gets the same answer. Raises CutError if the path
         has too many decisions.
         """
         if (where := user_location()) is not None:
@@ -207,9 +210,7 @@ class TracedWay:
     def register_symbol(
         self, name: str, node: BaseNode, i: int, choices: tuple[str, ...] = ()
     ) -> SglVariable:
-        """Creates the symbol for the value of a node, and remembers the node's id `i` as its
-        source.
-        """
+        """Creates the symbol for the value of the node with the id `i`."""
         self._sources[id(node)] = i
         return SglVariable(name, node, choices)
 
@@ -227,8 +228,8 @@ class TracedWay:
         return Use(of.name, of.parts, into, self._sources.get(id(of.source)))
 
     def symbol_uses_in(self, value: object, into: str) -> tuple[Use, ...]:
-        """Returns the uses of the symbols in a value: the value itself if it is a symbol, otherwise
-        the symbols whose marks its text contains.
+        """Returns the uses of symbols in a value. The value may be a symbol itself, or contain the
+        marks that stand for symbols in text.
         """
         if isinstance(value, Symbol):
             return (self.build_symbol_use(value, into),)
@@ -242,7 +243,9 @@ class TracedWay:
         )
 
     def expand_symbol_marks(self, text: str) -> str:
-        """Replaces the marks of symbols in a text by their expressions in braces."""
+        """Replaces the marks that stand for symbols in a text with the symbols' expressions in
+        braces.
+        """
         return MARK.sub(
             lambda mark: f"{{{self.build_symbol_use(self.marks[mark[0]], '').expression}}}", text
         )
@@ -274,7 +277,7 @@ class Recorder(Player):
         self._marks: list[tuple[BranchMark, tuple[str, ...]]] = []
 
     def record_call(self, run: Run, program: str) -> Recorder:
-        """Records that the body runs another program separately. Returns the recorder for that
+        """Records that the body runs another program separately. Returns a recorder for the other
         program's branch.
         """
         i = self._record_node(Call(program, where=user_location()), None)
@@ -295,7 +298,7 @@ class Recorder(Player):
         self.scopes = self._marks[i][1]
 
     def add_value(self, symbol: Symbol, where: Location | None) -> None:
-        """Records that a symbol was added to the text, where a run would add its value."""
+        """Records that a symbol was added to the text. In a run, the text would contain its value."""
         self._record_node(Value(where=where), symbol, (self.way.build_symbol_use(symbol, "text"),))
         self.transcript.append_text(_UNKNOWN_TEXT)
 
@@ -418,8 +421,8 @@ class Recorder(Player):
             op.thoughts.set(way.register_symbol(f"{name}{REASONING_SUFFIX}", node, i))
 
     def _gen_with_uses(self, op: GenOp) -> tuple[Gen, tuple[Use, ...]]:
-        """Returns the generation as the user requested it, without a template's or backend's
-        additions, together with its uses of symbols. Fields that contain symbols are left unset.
+        """Returns the generation as the user requested it, and its uses of symbols. Additions of a
+        template or backend are left out, and fields that contain symbols are unset.
         """
         params = op.expression.node.params
         constraint = op.expression.node.constraint
@@ -450,8 +453,8 @@ class Recorder(Player):
 
 
 class TracedBranch(Branch):
-    """Branch of a trace. Creates and checks nodes as in a run, except for what is known only at run
-    time: symbols, images, and text in a grammar.
+    """Branch of a trace. Creates and checks nodes as in a run, except for things that are only
+    known at run time: symbols, images, and text in a grammar.
     """
 
     __slots__ = ()

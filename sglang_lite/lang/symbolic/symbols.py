@@ -1,4 +1,4 @@
-"""Symbols, which stand in a trace for values known only at run time.
+"""Symbols for values that are only known at run time. A trace uses them in place of the values.
 
 A symbol can be added to a state and formatted into text (`f"{x}"` splits into the text and the
 symbol). So can its attributes and items, which are symbols too. Any other question about it, such
@@ -34,8 +34,8 @@ _numbers = itertools.count()
 
 
 class SymbolOrigin(NamedTuple):
-    """Origin of a symbol: an argument or the value of a node, and the attributes and items that
-    lead from there to the symbol.
+    """Origin of a symbol. This is an argument or the value of a node, and the attributes and items
+    that lead from there to the symbol.
 
     Attributes:
         name: name of the argument or variable.
@@ -53,8 +53,8 @@ class _UnhashableError(TraceError, TypeError):
 
 
 class _RuntimeAttribute:
-    """Descriptor for an attribute of the symbol itself. While a body is being traced, it instead
-    returns the symbol for the value's attribute of the same name.
+    """Descriptor for an attribute of the symbol itself. While a body is being traced, it returns
+    the symbol of the value's attribute of this name instead.
     """
 
     def __init__(self, name: str) -> None:
@@ -110,7 +110,7 @@ class Symbol(Expression, Deferred):
         return str(self)
 
     def __str__(self) -> str:
-        """Returns the mark that stands for the symbol in a text until the text is added to a state.
+        """Returns a mark that stands for the symbol in a text until the text is added to a state.
         Outside a traced body, returns the repr.
         """
         way = traced_way.get()
@@ -134,8 +134,8 @@ class Symbol(Expression, Deferred):
         return self._name, id(self._origin.source)
 
     def _decide_choice(self, way: TracedWay) -> str | None:
-        """Returns the choice that a selection has made on this path, or None if the symbol is not
-        the value of a selection with known choices.
+        """Returns the choice that a selection has made on this path. Returns None if the symbol is
+        not the value of a selection, or if the choices are unknown.
         """
         choices = self._choices if isinstance(self, SglVariable) else ()
         if not choices:
@@ -143,8 +143,8 @@ class Symbol(Expression, Deferred):
         return choices[way.choose_outcome(self, "", choices, (*self._identity_key(), "choice"))]
 
     def _answer_yes_or_no(self, what: str, question: str, answer: Callable[[Any], Any]) -> bool:
-        """Answers a yes-or-no question. For the value of a selection, the answer follows from the
-        choice; for other values, both answers are explored.
+        """Answers a yes-or-no question about the symbol. For the value of a selection, the choice
+        on this path determines the answer. For other values, both answers are explored.
         """
         way = _current_explored_path()
         if way is None:
@@ -268,7 +268,9 @@ class SglArgument(Symbol):
 
 
 class SglVariable(Symbol):
-    """Symbol for the value of a node. `choices` are its possible values; empty if they are unknown."""
+    """Symbol for the value of a node. `choices` contains its possible values, or nothing if they
+    are unknown.
+    """
 
     __slots__ = ("_choices", "_source")
 

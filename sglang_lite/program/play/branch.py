@@ -59,7 +59,8 @@ NOTHING_EXPECTED = ExpectedTokens()
 
 @dataclass(eq=False, slots=True)
 class QueuedNode:
-    """A node that is yet to be played. A driver extends it with what it needs to play the node.
+    """A node that is yet to be played. A driver extends this class with the data that it needs to
+    play nodes.
 
     Attributes:
         node: the node.
@@ -96,7 +97,7 @@ class BranchText(ABC, Generic[PieceT]):
 
     @abstractmethod
     def mark(self) -> object:
-        """Returns a mark of this place, for `go_back`."""
+        """Returns a mark of this place, for `restore_position`."""
 
     @abstractmethod
     def restore_position(self, mark: Any) -> None:  # what the driver's `mark` returns
@@ -105,9 +106,9 @@ class BranchText(ABC, Generic[PieceT]):
 
 @dataclass(eq=False, slots=True)
 class Claim(Generic[TextT, QueuedT]):
-    """Claim of a join on the first nodes of a branch: they are played even if a rollback comes
-    later. In a joined branch, the claim also collects what these nodes add. In branches forked from
-    that one, it only makes sure that they are played.
+    """Claim of a join on the first nodes of a branch. Claimed nodes are played even if a rollback
+    comes later. In a joined branch, the claim also collects what its nodes add. In branches forked
+    from a joined branch, it only makes sure that the nodes are played.
 
     Attributes:
         joiner: branch that contains the join.
@@ -124,7 +125,7 @@ class Claim(Generic[TextT, QueuedT]):
 
 @dataclass(eq=False, slots=True)
 class Ask(Generic[TextT, QueuedT]):
-    """Effect: a node needs an answer. The branch waits until the player receives it.
+    """Effect: a node needs an answer. The branch waits for the answer.
 
     Attributes:
         branch: branch of the node.
@@ -181,7 +182,7 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         lost: True if it has ended for good, or will once its queue is empty: its fork was rolled
             back, or will never be played.
         quiet: True if its error is not reported when it occurs.
-        untold: True if its error was never reported, so it is when nodes are added.
+        untold: True if its error has yet to be reported, when nodes are added.
         forks: branches of its forks, by place.
         joins: places of its joins that append.
         joined: its claims on other branches, by the join's place; None if the join doesn't match
@@ -229,8 +230,8 @@ class ProgramBranch(Generic[TextT, QueuedT]):
 
     @property
     def returns(self) -> bool:
-        """True if the branch will need its text again: it has nodes to play, or waits for an answer
-        or a verdict.
+        """True if the branch has nodes to play, or waits for an answer or a verdict. Its text is
+        then still needed.
         """
         return self.ask is not None or bool(self.queue) or self.paused is not None
 
@@ -262,8 +263,8 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         return removed
 
     def remove_queued_from(self, start: int) -> list[tuple[int, QueuedT]]:
-        """Removes the queued nodes from a place on, and the verdicts on them. Returns the removed
-        nodes.
+        """Removes the queued nodes from a place on, together with the verdicts on them. Returns the
+        removed nodes.
         """
         if self.verdicts:
             self.verdicts = {place: each for place, each in self.verdicts.items() if place < start}
@@ -285,7 +286,9 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         return self.ask.place if self.ask is not None and is_judged(self.ask.node) else self.paused
 
     def has_final_verdict(self, place: int) -> bool:
-        """Returns True if the final verdict on a node arrived before the branch reached it."""
+        """Returns True if the final verdict on a node has already arrived, before the branch has
+        reached the node.
+        """
         return any(again is None for _, again in self.verdicts.get(place, ()))
 
     def record_played_node(self, place: int) -> list[ProgramBranch[TextT, QueuedT]]:
@@ -298,8 +301,8 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         return self.settle_claims() if self.claims else []
 
     def discard_unplayed(self) -> None:
-        """Discards what is not played, and breaks reference cycles, so that no garbage collection
-        is needed.
+        """Discards all nodes that have not been played. Also breaks reference cycles, so that no
+        garbage collection is needed.
         """
         self.paused = None
         self.queue.clear()
@@ -309,7 +312,9 @@ class ProgramBranch(Generic[TextT, QueuedT]):
     # ---------------------------------------------------------------------------------------- joins
 
     def add_join(self, place: int, node: Join) -> None:
-        """Claims the nodes that the branches of a join have when the join is added."""
+        """Claims the first nodes of each branch that a join names: as many as the join specifies,
+        or all nodes so far.
+        """
         last = max(self.joins, default=-1)
         places = [at for at in self.forks if (at > last if node.fork is None else at == node.fork)]
         children = [child for at in places for child in self.forks[at]]
@@ -328,7 +333,7 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         self, joiner: ProgramBranch[TextT, QueuedT], end: int | None
     ) -> Claim[TextT, QueuedT]:
         """Claims the first `end` nodes (None: all nodes so far) for a join in the branch `joiner`.
-        Also claims all nodes of the branches that these nodes fork.
+        If a claimed node is a fork, also claims all nodes of the fork's branches.
         """
         claim = Claim(joiner, self.count if end is None else end)
         for place, branches in self.forks.items():
@@ -342,8 +347,8 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         return claim
 
     def try_join(self, place: int, node: Join) -> bool:
-        """Appends what joined branches have added. Returns False if one has not been played far
-        enough.
+        """Appends what joined branches have added. Appends nothing and returns False if a branch
+        has not yet played all nodes that the join claims.
 
         Raises:
             SglError: a joined branch has failed, or the join doesn't match the forks.
@@ -365,8 +370,8 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         return True
 
     def settle_claims(self) -> list[ProgramBranch[TextT, QueuedT]]:
-        """Settles the claims whose nodes have all been played, by giving them what those nodes
-        added. Returns the branches that made the claims.
+        """Completes each claim whose nodes have all been played: stores in the claim what the nodes
+        added. Returns the branches that made these claims.
         """
         if self.text is None:
             return []
@@ -380,8 +385,8 @@ class ProgramBranch(Generic[TextT, QueuedT]):
     def fail_claims(
         self, error: SglError, before: int | None = None
     ) -> list[ProgramBranch[TextT, QueuedT]]:
-        """Fails all claims or, if `before` is given, only those whose nodes all come before that
-        place. Returns the branches that made them.
+        """Fails the claims on this branch. With `before`, fails only claims whose nodes all come
+        before that place. Returns the branches that made the failed claims.
         """
         failed = [claim for claim in self.claims if before is None or claim.end <= before]
         for claim in failed:
@@ -397,8 +402,8 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         return known and not any(to < mark < at for at, to in self.rollbacks.items())
 
     def count_nodes_claimed_above(self, below: ProgramBranch[TextT, QueuedT], at: int) -> int:
-        """Returns how many of this branch's first nodes survive a rollback in the branch `below`,
-        because joins in branches above `below` have claimed them.
+        """Returns how many of this branch's first nodes survive a rollback in the branch `below`.
+        Nodes survive if joins in branches above `below` have claimed them.
 
         Args:
             at: number of nodes when the rollback is added.
@@ -473,7 +478,7 @@ class Failed:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Forked(Generic[TextT, QueuedT]):
-    """Effect: a branch begins, as its fork was played."""
+    """Effect: a branch begins, because its fork was played."""
 
     branch: ProgramBranch[TextT, QueuedT]
 

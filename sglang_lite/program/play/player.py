@@ -170,9 +170,9 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
             self._play_ready_branches()
 
     def end_branch_quietly(self, path: Path) -> None:
-        """Ends a branch at its next node that needs an answer, without reporting the end. Nodes
-        before that one are still played, since the caller may have played them by itself. A
-        rollback can revive the branch.
+        """Ends a branch at its next node that needs an answer, without reporting the end. Earlier
+        nodes are still played, because the caller may already have played them itself. A rollback
+        can revive the branch.
         """
         branch = self._branches.by_path.get(path)
         if branch is None or (branch.lost and branch.error is not None):
@@ -329,8 +329,8 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
         self._branches.effects.append(Idle(branch))
 
     def _apply_verdicts(self, branch: ProgramBranch[TextT, QueuedT], place: int) -> None:
-        """Applies the verdicts that have arrived for the node at which a branch waits. Unless one
-        is final, the branch keeps waiting.
+        """Applies the verdicts that have already arrived for the node at which a branch waits. The
+        branch goes on if one of them is final, and keeps waiting otherwise.
         """
         assert branch.text is not None
         branch.paused, verdicts = place, branch.verdicts.pop(place, None)
@@ -382,7 +382,7 @@ class Branches(Generic[TextT, QueuedT]):
         place: int,
         branches: Sequence[Sequence[QueuedT]],
     ) -> list[ProgramBranch[TextT, QueuedT]]:
-        """Creates the branches of a fork, which begin when the fork is played."""
+        """Creates the branches of a fork in advance. They begin when the fork is played."""
         made = [
             ProgramBranch[TextT, QueuedT]((*branch.path, place, i), self.totals)
             for i in range(len(branches))
@@ -425,8 +425,9 @@ class Branches(Generic[TextT, QueuedT]):
     def roll_back(
         self, branch: ProgramBranch[TextT, QueuedT], mark: int, at: int, entry: QueuedT
     ) -> None:
-        """Removes the nodes after a mark, except claimed ones. Goes back to the mark immediately if
-        it has been played and no node after it is claimed; otherwise queues the rollback.
+        """Removes the nodes after a mark, except claimed ones. Queues the rollback if the mark has
+        not been played, or if a node after the mark is claimed. Otherwise goes back to the mark
+        immediately.
         """
         end, gone = branch.undo_forks(mark, at)
         error = RequestAbortedError("a rollback removed the fork of this branch.")
@@ -455,8 +456,8 @@ class Branches(Generic[TextT, QueuedT]):
         place: int | None = None,
         name: str | None = None,
     ) -> None:
-        """Reports the failure of the node at `place` (default: the next one) and ends its branch.
-        If a queued rollback undoes the node, the branch continues there instead.
+        """Reports the failure of the node at `place` (default: the next one). Then ends the branch
+        or, if a queued rollback undoes the node, continues the branch at the rollback.
         """
         self.effects.append(
             Failed((*branch.path, branch.next_place if place is None else place), name, error)
@@ -470,8 +471,8 @@ class Branches(Generic[TextT, QueuedT]):
     def skip_to_rollback(
         self, branch: ProgramBranch[TextT, QueuedT], back: int, error: SglError
     ) -> None:
-        """Drops everything in a branch before a queued rollback, including the node being played,
-        which the rollback undoes. Fails the claims on the dropped nodes.
+        """Drops everything in a branch that comes before a queued rollback, including the node
+        being played. Fails the claims on the dropped nodes.
         """
         branch.paused = None
         self.give_up_ask(branch)
@@ -516,7 +517,9 @@ class Branches(Generic[TextT, QueuedT]):
         *,
         quiet: bool,
     ) -> None:
-        """Ends the branches of the forks among removed nodes, since these forks will not be played."""
+        """Ends the branches of forks that have been removed from the queue. Removed forks will not
+        be played.
+        """
         for place, entry in removed:
             for i in range(len(entry.branches)):
                 self.end_branch_and_forks(
@@ -530,8 +533,8 @@ class Branches(Generic[TextT, QueuedT]):
     def give_up_branch(
         self, branch: ProgramBranch[TextT, QueuedT], error: SglError, *, quiet: bool = False
     ) -> None:
-        """Ends a branch with an error, together with the branches of forks that it has not played
-        yet. `quiet` means the same as in `end_branch_and_forks`.
+        """Ends a branch with an error. Also ends the branches of its forks that are still queued.
+        `quiet` means the same as in `end_branch_and_forks`.
         """
         branch.error = error
         removed = self.stop(branch)

@@ -1,4 +1,6 @@
-"""Refusals of an engine without adapters. Imports nothing heavy."""
+"""Stand-ins for methods of `EngineAdapters` in an engine without adapters. They reject requests
+that name one. Imports nothing heavy.
+"""
 
 from __future__ import annotations
 

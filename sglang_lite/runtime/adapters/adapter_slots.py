@@ -1,7 +1,7 @@
 """Adapter slots of requests. A request names its adapter in `lora_path`, and holds it in its prefix
-space (kv_cache/prefix_space.py) until it ends. Here it gets a slot of the device when it is admitted,
-and each step's record tells the runner which slot computes a row. docs/internals/lora.md has the
-whole way.
+space (kv_cache/prefix_space.py) until it ends. On admission, the request gets the adapter's slot on
+the device. The record of each step tells the runner which slot computes each row.
+docs/internals/lora.md describes the whole process.
 
 Among the first waiting requests, those whose adapter is on the device go before others, and none
 starves.
@@ -29,7 +29,7 @@ _LOOKED_AT = 128  # like in admission_order.py
 
 
 class AdapterSlots(Resource):
-    """Assigns adapter slots to requests on admission, and is the adapters' column of step records.
+    """Assigns adapter slots to requests on admission, and adds these slots to step records.
 
     Args:
         pool: adapters on the device.
@@ -53,8 +53,8 @@ class AdapterSlots(Resource):
         self._draining: set[int] = set()  # adapters that get no more requests in this plan
 
     def order_candidates(self, candidates: Iterable[Request]) -> Iterator[Request]:
-        """Yields the requests that continue or were passed over too often, then those whose adapter
-        is on the device, then others.
+        """Yields requests in the order in which they may start: first those that continue or were
+        passed over too often, then those whose adapter is on the device, then the others.
         """
         self._in_use = Counter(each.generation for each in _adapters_of(self._queues.running()))
         self._draining.clear()
@@ -72,7 +72,8 @@ class AdapterSlots(Resource):
         return request.passed_over >= AGE_BOUND or request in self._queues.returned
 
     def may_start(self, request: Request) -> bool:
-        """Copies the adapter of a request to the device, if there is a slot for it.
+        """Makes sure that a request's adapter is on the device. Returns False if the request has to
+        wait for a slot.
 
         If a request that goes first has to wait, the adapter with the fewest running requests gets
         no new ones.
@@ -92,7 +93,9 @@ class AdapterSlots(Resource):
         return True
 
     def record_start(self, request: Request) -> None:
-        """Writes the request's adapter slot, and where the adapter applies from."""
+        """Stores the request's adapter slot in the slot table, and the position where the adapter
+        begins to apply.
+        """
         adapter = request.space.adapter
         slot = -1 if adapter is None else self.pool.slot_of(adapter)
         assert slot is not None, "assigned when the request was admitted"
@@ -100,7 +103,9 @@ class AdapterSlots(Resource):
         self._from[request.slot] = request.space.start
 
     def cut_chunk(self, request: Request, start: int, end: int, *, first: bool) -> int:
-        """Cuts a chunk where a late adapter begins to apply."""
+        """Returns the end of a chunk of a prompt. If a late adapter (aLoRA) begins to apply inside
+        the chunk, the chunk ends there.
+        """
         begins = request.space.start
         return begins if start < begins < end else end
 
@@ -124,7 +129,7 @@ class AdapterSlots(Resource):
             self.pool.free_unused_slots({each.generation for each in _adapters_of(self._queues)})
 
     def close(self) -> None:
-        """Notifies those who wait until an adapter is unloaded."""
+        """Notifies callers that wait for an adapter to be unloaded."""
         self.pool.close()
 
 

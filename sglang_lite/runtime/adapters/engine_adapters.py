@@ -1,4 +1,6 @@
-"""Adapters of one engine: those it starts with, and calls that load and unload others."""
+"""Adapters of one engine. Loads the adapters that the engine starts with, and loads and unloads
+others on request.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class EngineAdapters:
         return None if name is None else self.loaded.adapter_for(name)
 
     def is_adapter_in_memory(self, name: str | None) -> bool:
-        """Returns whether `adapter_for` would read no file, so that the loop's thread may call it."""
+        """Returns whether an adapter is in memory. If so, `adapter_for` reads no file and may be
+        called on the loop's thread.
+        """
         name = self.of_model if name is None else name
         return name is None or self.loaded.is_in_memory(name)
 
@@ -72,7 +76,8 @@ class EngineAdapters:
         leave: Callable[[Sequence[Adapter], Callable[[], object]], object],
         post: Callable[[Callable[[], object]], object],
     ) -> Future[None]:
-        """Forgets an adapter and returns a future that is done when no request uses it any more.
+        """Forgets an adapter. Returns a future that is done when no request uses the adapter any
+        more.
 
         The future fails with the error of `LoadedAdapters.unload`.
 
@@ -92,8 +97,9 @@ class EngineAdapters:
         return done
 
     def drop_cpu_tensors(self) -> None:
-        """Frees the adapters' tensors on a CPU while no request runs, except those that waiting
-        requests hold. They are read again when a request names the adapter.
+        """Frees the adapters' tensors in an engine on a CPU, except tensors that waiting requests
+        hold. An adapter is read again when a request names it. Call this only while no request
+        runs.
         """
         assert isinstance(self.memory, CpuAdapters)
         self.pool.clear_all_slots()
@@ -134,7 +140,7 @@ class EngineAdapters:
 
 
 def make_adapters(config: EngineConfig, loaded: LoadedModel) -> EngineAdapters | None:
-    """Loads the adapters an engine starts with; returns None if requests may not name any.
+    """Loads the adapters an engine starts with. Returns None if requests may not name adapters.
 
     Args:
         config: settings of the engine.
@@ -169,7 +175,9 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel) -> EngineAdapters |
 
 
 def make_encoder_adapters(config: EngineConfig, loaded: LoadedEncoder) -> EngineAdapters | None:
-    """Loads the adapters of an engine whose model reads texts, like `make_adapters`."""
+    """Loads the adapters of an engine whose model only reads texts. Otherwise works like
+    `make_adapters`.
+    """
     if not _uses_adapters(config):
         return None
     layers = loaded.model.spec.layers
@@ -196,8 +204,8 @@ def _load_adapters(
     dtype: torch.dtype,
     make_memory: Callable[[PoolSize], CpuAdapters | GpuAdapters],
 ) -> EngineAdapters:
-    """Loads the configured adapters of a model. `make_memory` allocates the memory for the adapters
-    in use.
+    """Loads the adapters that a config names. `make_memory` allocates the memory for adapters in
+    use.
     """
     own = (
         None
@@ -236,8 +244,8 @@ def _load_adapters(
 def _make_adapter_memory(
     config: EngineConfig, loaded: LoadedModel, model: Decoder, size: PoolSize
 ) -> CpuAdapters | GpuAdapters:
-    """Creates the memory for the runner's adapters. On a GPU it is allocated immediately, so that
-    the KV cache gets what is left.
+    """Creates the memory for the runner's adapters. On a GPU, the memory is allocated immediately,
+    before the KV cache takes the rest.
     """
     if model.fused:
         return GpuAdapters(model.spec, size, model.precision.compute, model.device, model.zeros)

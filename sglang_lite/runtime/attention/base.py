@@ -85,7 +85,8 @@ class Attend(Protocol):
         out: torch.Tensor,
         rules: AttentionRules,
     ) -> None:
-        """
+        """Computes the attention and writes it to `out`.
+
         Args:
             q: queries [T, heads, head_dim], multiplied by the scales of their keys if the cache has
                 scales.
@@ -99,8 +100,8 @@ class Attend(Protocol):
 
 
 class AttendProduct(Protocol):
-    """Attention of a step's tokens in one layer, straight from the output of the QKV projection:
-    `rope_store` and `Attend` combined.
+    """Attention of a step's tokens in one layer, computed from the output of the QKV projection.
+    Does the work of `rope_store` and `Attend` together.
     """
 
     def __call__(
@@ -124,8 +125,8 @@ class AttendProduct(Protocol):
 
 
 class AttendExpanded(Protocol):
-    """Attention of a step's non-decoding tokens in one layer, using keys and values expanded from
-    the latents that the tokens see.
+    """Attention of a step's non-decoding tokens in one layer. Its keys and values are expanded from
+    the latents that these tokens see.
     """
 
     def __call__(
@@ -139,7 +140,8 @@ class AttendExpanded(Protocol):
         *,
         scale: float,
     ) -> None:
-        """
+        """Computes the attention and writes it to `out`.
+
         Args:
             q: queries [T, heads, key size], not absorbed; the heads of a token are contiguous.
             keys, values: matrices [heads, key size - rotary size, rank] and [heads, rank, value

@@ -1,5 +1,4 @@
-"""Attention using keys and values expanded from a step's latents, for rows whose first token is in
-the step.
+"""Attention using keys and values that are expanded from latents, for rows without cached tokens.
 
 With DeepSeek's sizes, a pair of tokens takes 320 multiplications per head, instead of 1,088 with
 absorbed queries. Expanding keys and values takes as many as absorbing queries. Rows with cached
@@ -24,8 +23,9 @@ MIN_EXPANDED_TOKENS = 1536
 def make_expanded_attention(
     requirements: AttentionRequirements, plan: DevicePlan
 ) -> AttendExpanded | None:
-    """Returns expanded attention for the non-decoding tokens of a plan. Returns None if they see
-    cached tokens, no kernel supports them, or rows are too short for it to be faster.
+    """Returns expanded attention for the non-decoding tokens of a plan. Returns None if these
+    tokens attend to cached ones, if no kernel supports the plan, or if rows are too short to
+    benefit.
     """
     hopper = hopper_kernels(properties_of(requirements.device), "prefill_attention_hopper")
     if (

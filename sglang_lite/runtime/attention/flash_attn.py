@@ -91,7 +91,8 @@ class FlashAttention:
 
 
 class _SequenceGroup(NamedTuple):
-    """Sequences whose new tokens, the last ones of each sequence, are contiguous in the batch.
+    """Sequences whose new tokens are contiguous in the batch. New tokens are the last tokens of
+    each sequence.
 
     Attributes:
         tokens: range of the new tokens in the batch.

@@ -82,8 +82,8 @@ class FlashInferAttention:
         return StepAttention(attend)
 
     def _plan_wrapper(self, part: _SequenceGroup, page_size: int, rules: AttentionRules) -> Any:
-        """Returns a wrapper planned for one group of sequences. Each kind of layer has its own
-        wrapper, since a wrapper holds its plan until the next step.
+        """Returns one of flashinfer's wrappers, planned for one group of sequences. Each kind of
+        layer has its own wrapper, because a wrapper keeps its plan until the next step.
         """
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
@@ -114,8 +114,8 @@ class FlashInferAttention:
 
 
 class _SequenceGroup(NamedTuple):
-    """Sequences that are planned together. Their new tokens, the last ones of each sequence, are
-    contiguous in the batch.
+    """Sequences that are planned together, because their new tokens are contiguous in the batch.
+    New tokens are the last tokens of each sequence.
 
     Attributes:
         backend: flashinfer's name of the kernel.
@@ -148,8 +148,8 @@ def _sequence_groups(plan: DevicePlan) -> Iterator[_SequenceGroup]:
 
 
 def _join_blocks(blocks: list[list[int]]) -> list[tuple[int, int, int]]:
-    """Joins the blocks of each row and returns them in the order of their tokens, as (slot, tokens,
-    length of the sequence up to their end).
+    """Joins consecutive blocks of a row. Returns (slot, tokens, length of the sequence up to the
+    last of these tokens) for each joined block, in the order of the tokens.
     """
     joined: list[tuple[int, int, int]] = []
     for _, count, slot, position in sorted(blocks):

@@ -1,5 +1,5 @@
-"""Attention of a deterministic engine (`kernels.invariant_attention`), in which a token's bits do
-not depend on the batch.
+"""Attention of a deterministic engine (`kernels.invariant_attention`). A token's result has the
+same bits in every batch.
 """
 
 from __future__ import annotations

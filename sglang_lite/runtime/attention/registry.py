@@ -87,8 +87,8 @@ def make_layers_attention(
 
 def make_attention(name: str, requirements: AttentionRequirements) -> AttentionBackend:
     """Returns the backend of the given name. For "auto", returns the fastest built-in backend that
-    can run the model, and logs a warning if that is not the first one. Packages are used only if
-    named.
+    can run the model, and logs a warning about faster ones that can't. A backend from a package
+    must be named.
 
     Raises:
         ParameterError: the named backend can't meet the requirements, or none can.

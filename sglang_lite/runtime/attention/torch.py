@@ -58,9 +58,9 @@ class TorchAttention:
     def _token_ranges(
         self, plan: DevicePlan, lengths: list[int]
     ) -> list[tuple[int, int, DecodeRows | ExtendRow]]:
-        """Splits the batch into ranges of tokens that are computed together. Returns, for each
-        range, its first token, its end, and what it reads from the cache. `lengths` are the
-        sequence lengths of the decoding rows.
+        """Splits the batch into ranges of tokens that are computed together. Returns (first, end,
+        rows) for each range, where the rows specify what its tokens read from the cache. `lengths`
+        are the sequence lengths of the decoding rows.
         """
         parts: list[tuple[int, int, DecodeRows | ExtendRow]] = [
             (first, end, _decode_rows(plan, first, end, lengths[first:end]))
@@ -77,8 +77,8 @@ class TorchAttention:
 
 
 def _group_neighbours(lengths: list[int], max_tokens: int) -> list[tuple[int, int]]:
-    """Groups neighbouring rows that are computed together, padded to the longest. Returns them as
-    (first, end).
+    """Groups neighbouring rows that are computed together. All rows of a group are padded to the
+    longest one. Returns the groups as (first, end).
 
     Args:
         lengths: number of tokens that each row reads.
@@ -108,8 +108,8 @@ def _decode_rows(plan: DevicePlan, first: int, end: int, lengths: list[int]) -> 
 
 
 def _token_slots(plan: DevicePlan, slots: torch.Tensor, longest: int) -> torch.Tensor:
-    """Returns where the KV cache stores the first `longest` tokens of each of these slots'
-    sequences, as indices of shape [slots, longest].
+    """Returns the places in the KV cache of the first `longest` tokens of each slot's sequence, as
+    indices of shape [slots, longest].
     """
     size = plan.page_size
     pages = plan.page_table[slots, : -(-longest // size)]

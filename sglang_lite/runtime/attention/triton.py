@@ -1,5 +1,5 @@
-"""Attention with Triton kernels of this package. Decoding work is divided among programs by tokens,
-on the device, and shared prefixes are read once.
+"""Attention with Triton kernels of this package. Decoding work is divided among programs by tokens;
+this is done on the device. A shared prefix is read once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Adapters as a part of an engine that generates text."""
+"""Engine part that lets requests name adapters, for engines that generate text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ class NoAdapters(EnginePart):
     """Answers the calls about adapters in an engine that has none."""
 
     def answers(self, inbox: Inbox, run: Run) -> CallTable:
-        """Refuses to load or unload adapters, and lists none."""
+        """Returns functions that raise an error for calls to load or unload an adapter, and list no
+        adapters.
+        """
         return {
             LoadLoraAdapter: lambda _: run(raise_no_adapters),
             UnloadLoraAdapter: lambda _: run(raise_no_adapters),
@@ -29,7 +31,7 @@ class NoAdapters(EnginePart):
 
 
 class AdaptersPart(EnginePart):
-    """Adapters that requests name.
+    """Feature of an engine whose requests can name adapters.
 
     Args:
         adapters: adapters of the engine.
@@ -40,13 +42,13 @@ class AdaptersPart(EnginePart):
         self.device_memory = adapters.memory
 
     def join_scheduler(self, store: PrefixCache, queues: Queues, capacity: Capacity) -> None:
-        """Creates the adapter slots of requests, which are also a column of step records."""
+        """Creates the adapter slots of requests. They are also a column of step records."""
         self._slots = AdapterSlots(self.adapters.pool, store.table, queues)
         self.resource = self._slots
         self.column = self._slots
 
     def join_builder(self, builder: RequestBuilder) -> None:
-        """Gives the builder the adapters by name."""
+        """Makes the adapters known to the request builder, by name."""
         builder.adapters = self.adapters.adapter_for
         builder.adapter_at_hand = self.adapters.is_adapter_in_memory
 
@@ -71,15 +73,17 @@ class AdaptersPart(EnginePart):
         return self.adapters.stats()
 
     def memory_stats(self) -> dict[str, int]:
-        """Returns the bytes of the pool."""
+        """Returns the size of the adapter pool in bytes."""
         return {"adapter_pool_bytes": self.adapters.memory.bytes}
 
     def drop_with_weights(self) -> None:
-        """Frees the adapters' tensors; requests read them again."""
+        """Frees the adapters' tensors. An adapter is read again when a request names it."""
         self.adapters.drop_cpu_tensors()
 
     def restore_with_weights(self, *, dropped: bool) -> None:
-        """Reads pinned adapters again, or copies all adapters to their slots again."""
+        """Reads the pinned adapters again if tensors were dropped. Otherwise copies all adapters to
+        their slots again.
+        """
         if dropped:
             self.adapters.restore_pinned()
         else:

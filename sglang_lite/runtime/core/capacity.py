@@ -77,8 +77,8 @@ def _processes_per_gpu(config: EngineConfig) -> int:
 
 
 def _find_longest_window(config: EngineConfig, loaded: LoadedModel) -> int | None:
-    """Returns the longest window of the layers whose pages are in a separate pool; None if there
-    are none.
+    """Returns the longest window of the layers that have a separate pool of pages, or None if there
+    are no such layers.
     """
     if loaded.model.window is None:
         return None
@@ -96,7 +96,7 @@ def _find_longest_window(config: EngineConfig, loaded: LoadedModel) -> int | Non
 
 
 def _warn_about_short_limits(config: EngineConfig) -> None:
-    """Logs a warning if the config leaves less room than an answer of the default length needs."""
+    """Logs a warning if a limit in the config is shorter than an answer of the default length."""
     answer = named("sampling_params")["max_tokens"].default
     for name, tokens in (
         ("context_length", config.context_length),

@@ -102,8 +102,8 @@ class ChoiceScoring:
         lora_path: tuple[str, ...] | Unset = UNSET,
         branch: ScheduledBranch | None = None,
     ) -> None:
-        """Submits the requests, unless aborted. Can be slow, so must not be called on the loop's
-        thread.
+        """Submits the requests, unless the scoring has been aborted. Can be slow, so it must not be
+        called on the loop's thread.
 
         Args:
             log: prompt before the choices.
@@ -159,8 +159,9 @@ class ChoiceScoring:
         self._context.loop.inbox.post_if_open(self._abort)
 
     def partial_result(self) -> Generation | None:
-        """Returns the partial result of an abort, with the prompt tokens of all rows as usage; None
-        if nothing was submitted or scoring has ended.
+        """Returns the result to report if the scoring is aborted. It has no text, and its usage has
+        the prompt tokens of all rows. Returns None if nothing was submitted or the scoring has
+        ended.
         """
         if not self._requests or self._ended:
             return None
@@ -236,8 +237,8 @@ class ChoiceScoring:
     def _tokenize_choices(
         self, log: TokenLog, choices: Sequence[Span]
     ) -> list[tuple[array[int], int]]:
-        """Returns, for each choice, the token ids of prompt and choice and the index of the first
-        scored token.
+        """Returns two values for each choice: the token ids of prompt and choice together, and the
+        index of the first token to score.
         """
         if not (log.fixed or log.open or all(choice.text for choice in choices)):
             raise ParameterError(
@@ -343,7 +344,9 @@ class ChoiceScoring:
         return len(self._requests) > len(self._choices)
 
     def _cached_tokens_of_row(self, row: int) -> int:
-        """Returns a row's number of cached tokens. The prompt-only request counts as the first row."""
+        """Returns a row's number of cached tokens. For the first row, returns that of the
+        prompt-only request, if there was one.
+        """
         result = self._results.get(_PROMPT if row == 0 and _PROMPT in self._results else row)
         return self._start if result is None else result.usage.cached_tokens
 
@@ -372,8 +375,8 @@ class ChoiceScoring:
         }
 
     def _unconditional_logprobs(self, row: int) -> tuple[float | None, ...]:
-        """Returns the log-probabilities of a choice without the prompt. The first is None unless
-        the model has a beginning-of-sequence token to precede it.
+        """Returns the log-probabilities of a choice without the prompt. The first one is None if
+        the model has no beginning-of-sequence token.
         """
         found = tuple(e.logprob for e in self._results[row].prompt_logprobs)
         has_start = self._context.tokenizer.bos_id == self._requests[row].tokens[0]

@@ -184,8 +184,8 @@ class EmbeddingLoop(ReadingLoop):
         return sorted(texts, key=lambda text: len(text.ids))
 
     def _assign_slot(self, adapter: Adapter | None, in_use: set[int]) -> bool:
-        """Assigns a slot to an adapter without displacing those in use. Returns False if no slot is
-        left in this step.
+        """Assigns a slot to an adapter without displacing adapters in use. Returns False if no slot
+        is left in this step.
         """
         if adapter is None or self._adapters is None:
             return True

@@ -1,5 +1,5 @@
-"""Steps of an encoder of images, videos and sounds: which media share one, and how failures are
-reported.
+"""Steps of an encoder of images, videos and sounds: selects the media for a step, encodes them, and
+reports failures.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def encode(
     *,
     fetch: bool = False,
 ) -> Sequence[torch.Tensor | SglError]:
-    """Encodes media whose inputs have equal shapes. Returns features [count, size] for each medium,
-    or the error if it fails.
+    """Encodes media whose inputs have equal shapes. Returns the features [count, size] of each
+    medium, or an error for a medium that can't be encoded.
 
     If they can't be encoded together, they are encoded one by one.
 

@@ -125,8 +125,8 @@ class Encoding:
         return False
 
     def prepare_next(self, fail: Callable[[Request, SglError], None]) -> list[Request]:
-        """Encodes a decoded image, or several of equal size, if any. Returns the requests whose
-        features are complete.
+        """Encodes an image that has been decoded, or several of equal size. Does nothing if none
+        has been decoded. Returns the requests whose features are complete.
 
         Args:
             fail: function that ends a request whose image can't be encoded.
@@ -156,15 +156,17 @@ class Encoding:
         return complete
 
     def redo_preparation(self) -> None:
-        """Queues features that requests need to be encoded again, after their memory was released
-        or the encoder's weights changed.
+        """Starts to encode images again if requests still need their features. Called after the
+        features' memory was released or the encoder's weights changed.
         """
         self._lost = [*self._lost, *self.store.invalidate_features()]
         for entry in self._lost:
             self._start_decoding(entry)
 
     def close(self) -> None:
-        """Shuts down the decoding threads after their current images, and the encoder."""
+        """Shuts down the encoder. Also shuts down the decoding threads, each after its current
+        image.
+        """
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._closed()
 

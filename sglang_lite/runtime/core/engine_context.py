@@ -1,5 +1,5 @@
-"""Parts of an engine that running requests use. They hold no reference to the engine itself, so it
-ends when its user drops it.
+"""Parts of an engine that running requests use. These parts hold no reference to the engine itself,
+so the engine ends when its user drops it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class ConstantTexts:
         self._kept = lru_cache(_KEPT)(self._submit)
 
     def encode_constant(self, spans: Sequence[Span]) -> Future[array[int]]:
-        """Returns a future of a text's token ids, which must not be changed. Short texts are
-        cached, so that programs with the same text share its ids.
+        """Returns a future of a text's token ids. The ids of short texts are cached and shared by
+        programs with the same text, so they must not be changed.
         """
         is_short = sum(len(span.text) for span in spans) <= _LONGEST
         return self._kept(tuple(spans)) if is_short else self._submit(spans)

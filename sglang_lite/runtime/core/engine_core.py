@@ -382,7 +382,8 @@ class EngineCore:
     # ------------------------------------------------------------------------ calls with one answer
 
     def submit_call(self, call: EngineCall[R]) -> Future[R]:
-        """Returns a future of the answer to a call; the methods of `Engine` document them.
+        """Returns a future of the answer to a call. The calls are documented by the methods of
+        `Engine`.
 
         Raises:
             EngineClosedError: the engine is closed.
@@ -503,7 +504,7 @@ class EngineCore:
         )
 
     def _merge_call_tables(self) -> CallTable:
-        """Returns the functions that answer calls, those of the engine's parts included."""
+        """Returns the functions that answer calls, including those of the engine's parts."""
         answers: dict[type[EngineCall[Any]], Callable[[Any], Future[Any]]] = {
             CompileGrammar: lambda call: self.compiler.compile_in_background(call.constraint),
             **dict.fromkeys(CALLS, self.weights.answer_weight_call),
@@ -520,8 +521,8 @@ class EngineCore:
         return answers
 
     def close(self) -> None:
-        """Ends the loop, the compiler and the tokenisation threads. In a forked copy it ends
-        nothing, because they run in the other process.
+        """Ends the loop, the compiler and the tokenisation threads. Ends nothing in a forked copy
+        of the process, because they run in the original.
         """
         self.gate.reason = CLOSED
         if self.gate.is_forked_copy:
@@ -538,22 +539,22 @@ class EngineCore:
 
 
 def _single_non_none(found: Iterable[T | None]) -> T | None:
-    """Returns the only one that is not None, if any."""
+    """Returns the only item that is not None, or None if all are."""
     made = [each for each in found if each is not None]
     assert len(made) <= 1, made
     return made[0] if made else None
 
 
 def _requires_last_token_step(config: EngineConfig, loaded: LoadedModel) -> bool:
-    """Returns whether the last prompt token needs a step of its own. Without that, rounding would
-    make outputs depend on how much of the prompt is cached.
+    """Returns whether the last prompt token needs a step of its own. Otherwise outputs would
+    depend, through rounding, on how much of the prompt is cached.
     """
     return loaded.model.batch_sensitive and not loaded.model.fused and not config.deterministic
 
 
 def _make_step_file(runner: ModelRunner, capacity: Capacity) -> Path | None:
-    """Creates the file that records an engine's steps, in the folder to which the outputs of layers
-    are dumped. Returns None if they are not dumped.
+    """Creates the file that records an engine's steps, in the folder for dumped layer outputs.
+    Returns None if outputs are not dumped.
     """
     folder = runner.model.watch.folder if isinstance(runner.model, Decoder) else None
     if folder is None:
@@ -610,8 +611,8 @@ def _make_window_pages(capacity: Capacity, loaded: LoadedModel) -> WindowPages |
 def _fail_on_error(
     loop: StepLoop, requests: Sequence[Request], problem: str, kind: type[SglError] = BackendError
 ) -> Iterator[None]:
-    """Fails requests if preparing them inside the block raises an exception, because the exception
-    would otherwise stay in a future that nobody reads.
+    """Context manager that fails requests if code inside it raises an exception. Without it, the
+    exception would stay in a future that nobody reads.
     """
     try:
         yield

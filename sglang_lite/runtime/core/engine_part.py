@@ -1,4 +1,4 @@
-"""What an engine's core knows of a feature that only some engines have."""
+"""Interface between an engine's core and the features that only some engines have."""
 
 from __future__ import annotations
 
@@ -72,14 +72,16 @@ class EnginePart:
         return {}
 
     def memory_stats(self) -> dict[str, int]:
-        """Returns bytes of the device that the part uses while the weights are there."""
+        """Returns how many bytes of the device's memory the part uses while the weights are loaded."""
         return {}
 
     def drop_with_weights(self) -> None:
-        """Frees tensors on a CPU that belong to the weights, which the host does not keep."""
+        """Frees tensors on a CPU that belong to the weights. Called when the weights are released
+        and the host keeps no copy of them.
+        """
 
     def restore_with_weights(self, *, dropped: bool) -> None:
-        """Restores what belongs to the weights, once these have memory again.
+        """Restores tensors that belong to the weights. Called when the weights have memory again.
 
         Args:
             dropped: whether `drop_with_weights` was called; otherwise a device lost its contents.

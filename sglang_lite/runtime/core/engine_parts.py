@@ -1,4 +1,4 @@
-"""Which parts an engine has."""
+"""Creates the parts of an engine, such as adapters and images."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sglang_lite.runtime.loading.load_model import LoadedModel
 
 
 def make_parts(config: EngineConfig, loaded: LoadedModel) -> list[EnginePart]:
-    """Creates the parts that an engine's model and configuration need. Their memory is allocated
-    here, before the KV cache gets what is left.
+    """Creates the parts that an engine's model and configuration need. Allocates the memory of
+    these parts, before the KV cache takes the rest.
 
     Raises:
         ParameterError: a setting does not fit the model.

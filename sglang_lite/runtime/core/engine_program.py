@@ -65,8 +65,8 @@ from sglang_lite.runtime.tokens.token_log import TokenLog
 
 
 class ProgramPauses:
-    """Pauses of one program's branches: the times between two requests, in which their cached
-    prefixes may be evicted. Used on the loop's thread.
+    """Pauses of one program's branches. A pause is the time between two requests of a branch,
+    during which its cached prefix may be evicted. Used on the loop's thread.
 
     Args:
         pauses: pauses of all programs.
@@ -81,8 +81,9 @@ class ProgramPauses:
         self._branches: dict[Path, ScheduledBranch] = {}
 
     def branch_for_starting_node(self, ask: EngineAsk) -> ScheduledBranch:
-        """Returns the branch of a node that is starting. Ends the pauses of idle branches forked
-        from it, because most of them are not continued once their parent goes on.
+        """Returns the branch of a node that is about to start. Also ends the pauses of idle
+        branches that were forked from this branch, because most forks are not continued once their
+        parent goes on.
         """
         node = ask.node
         branch = self._scheduled_branch(ask.branch)
@@ -135,8 +136,8 @@ class ProgramPauses:
 
 
 class ProgramRoom:
-    """Admission of a program: whether it counts as an open request, and its nodes that wait until
-    it does. Used on the loop's thread.
+    """Admission of a program: counts the program as an open request, and queues its nodes until
+    there is room for that. Used on the loop's thread.
 
     Args:
         open_requests: counter of open requests.
@@ -154,8 +155,8 @@ class ProgramRoom:
         self._asks: list[EngineAsk] = []  # nodes that wait for room
 
     def acquire_or_queue(self, ask: EngineAsk) -> bool:
-        """Returns whether the program counts as an open request, counting it now if there is room.
-        If it can't be counted yet, queues the node.
+        """Counts the program as an open request if there is room, and queues the node if there is
+        not. Returns whether the program is counted.
         """
         if not self._acquired and not self._waits:
             self._acquired = self._open_requests.try_acquire()
@@ -168,8 +169,8 @@ class ProgramRoom:
 
     def retry_acquire(self) -> Sequence[EngineAsk]:
         """Tries again to count the program as an open request, after a notice that there is room.
-        Returns the nodes that can start now. If no node waits any more, gives the room up, because
-        the next caller is only notified then.
+        Returns the nodes that can start now. If no node is waiting any more, gives up the room, so
+        that the next caller is notified.
         """
         self._waits = False
         self._asks = [ask for ask in self._asks if ask.is_current]
@@ -226,7 +227,7 @@ class EngineProgram:
 
     Attributes:
         context, stream, namespace: the arguments of these names.
-        winds_down: whether generations should end at the first place where a limit may cut them.
+        winds_down: whether generations should end early; see `wind_down`.
     """
 
     def __init__(
@@ -296,9 +297,8 @@ class EngineProgram:
 
     def drop_branch(self, path: Path) -> None:
         """Ends a branch that the caller has abandoned, at its next node that needs an answer. The
-        branch sends no more events. Nodes before that one still run, because the caller executes
-        everything but answers itself and may already be past them. A rollback can revive the
-        branch.
+        branch sends no more events. Earlier nodes still run, because the caller may already have
+        executed them itself. A rollback can revive the branch.
         """
         self.context.loop.inbox.post_if_open(
             partial(self._apply_input, partial(self._player.end_branch_quietly, path))
@@ -322,17 +322,17 @@ class EngineProgram:
         self.context.loop.inbox.post(partial(self._apply_input, call))
 
     def expect_pause(self, path: Path, seconds: float) -> None:
-        """Sets how many seconds the caller is expected to add nothing to a branch. They count from
-        now if the branch has given its last answer, otherwise from that answer.
+        """Sets for how many seconds the caller is expected to add nothing to a branch. The seconds
+        count from the branch's last answer, or from now if that answer has already been given.
         """
         self.context.loop.inbox.post_if_open(
             partial(self._pauses.expect_branch_pause, path, seconds)
         )
 
     def wind_down(self) -> None:
-        """Ends each generation, including later ones, as soon as a limit could cut its output: text
-        at its next token, JSON where adding brackets completes it. Output that can't be completed
-        runs to its normal end.
+        """Ends each generation early, including later ones: text at its next token, and JSON as
+        soon as closing brackets can complete it. Output that can't be completed runs to its normal
+        end.
         """
 
         def wind_down_jobs() -> None:
@@ -405,7 +405,9 @@ class EngineProgram:
             self._apply_input(partial(self._player.fail_program, error))
 
     def run_off_loop(self, job: Callable[[], Callable[[], object]]) -> None:
-        """Runs a job on a tokenisation thread, then the function it returns on the loop's thread."""
+        """Runs a job on a tokenisation thread. The job returns a function, which is then run on the
+        loop's thread.
+        """
 
         def run() -> None:
             try:
@@ -565,8 +567,8 @@ def _begin_grammar(program: EngineProgram, ask: EngineAsk) -> None:
 
 
 def _end_grammar(program: EngineProgram, ask: EngineAsk) -> None:
-    """Closes the open grammar. If a model has written in it, checks off the loop's thread that it
-    is complete.
+    """Closes the open grammar. If a model has written text in the grammar, checks on another thread
+    that the text is complete.
     """
     text = ask.branch.text
     assert text is not None

@@ -1,5 +1,5 @@
-"""Sessions of an engine's clients, each of which is expected to send another request after an
-answer.
+"""Sessions of an engine's clients. The client of a session is expected to send another request
+after each answer.
 
 To the scheduler a session is an open program with one branch: its pages stay, or move to the host,
 depending on when it is expected back.
@@ -58,8 +58,8 @@ class EngineSessions:
         self._open: dict[str, tuple[ScheduledBranch, _Turns]] = {}  # least recently used first
 
     def join_session(self, name: str | None, requests: Sequence[Request], priority: int) -> None:
-        """Adds requests that are not submitted yet to a session, if it has a name. A session's
-        first requests open it.
+        """Adds requests to a session before they are submitted. Does nothing if `name` is None. The
+        first requests of a session open it.
         """
         if name is not None:
             self._inbox.post_if_open(partial(self._add_to_session, name, requests, priority))

@@ -70,8 +70,8 @@ def _run_engine(
     load: Callable[[], Loaded],
     ready: Future[AnyCore],
 ) -> None:
-    """Runs the thread. Keeps no reference to the handle while the loop runs, because the loop ends
-    with the handle.
+    """Builds the core and runs its loop. Keeps no reference to the handle while the loop runs,
+    because the loop ends when the handle is garbage-collected.
     """
     thread = threading.current_thread()
     try:
@@ -132,8 +132,8 @@ def _build_core_for_model(config: EngineConfig, loaded: Loaded) -> AnyCore:
 
 @atexit.register
 def _close_all_loops() -> None:
-    """Ends all loops before Python exits, because Python kills daemon threads at any point, and
-    inside torch's code this aborts the process.
+    """Ends all loops before Python exits. Otherwise Python would kill their daemon threads, and
+    killing a thread inside torch's code aborts the process.
     """
     for thread, loop in list(_running.items()):
         if not loop.inbox.gate.is_forked_copy:

@@ -18,8 +18,8 @@ class ExpertRecord:
         self._last: list[list[int]] | None = None
 
     def record_counts(self, action: str, model: Model) -> list[list[int]]:
-        """Returns the counts from the start of the record until now or until it was stopped; [] for
-        a layer without experts.
+        """Returns how many rows have chosen each expert of each layer, from the start of the record
+        until now or until the record was stopped. A layer without experts has an empty list.
 
         Args:
             action: "start" to begin a new record; "stop" to end it; "dump" to only read it.

@@ -1,5 +1,5 @@
-"""Callbacks that wake the readers of events. Each is called once after a step that has sent it
-events, however many these are.
+"""Callbacks that wake the readers of events. Each callback is called once after a step that has
+sent its reader one or more events.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ E = TypeVar("E")
 
 
 class Flushes:
-    """Flush callbacks to call after the current step or, where events come from an engine's
-    process, after the current frame of messages.
+    """Flush callbacks to call after the current step. If events come from an engine's process, the
+    callbacks are called after the current frame of messages instead.
 
     Args:
         runs_here: returns whether the calling thread is the one that sends the events and calls
@@ -29,8 +29,8 @@ class Flushes:
     def wrap_sink_with_flush(
         self, sink: Callable[[E], None], flush: Callable[[], object] | None
     ) -> Callable[[E], None]:
-        """Returns a sink that calls `flush`, if any, once after each step that has sent it events;
-        immediately for events sent on other threads.
+        """Returns a sink that calls `flush`, if given, once after each step that has sent it
+        events. For an event that is sent on another thread, `flush` is called immediately.
         """
         if flush is None:
             return sink

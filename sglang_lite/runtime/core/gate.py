@@ -1,5 +1,5 @@
-"""Checks of an engine's callers, which may be on any thread, or in a forked copy of the engine's
-process.
+"""Checks whether a call to an engine is allowed. The caller may be on any thread, or in a forked
+copy of the engine's process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Gate:
 
     @property
     def is_forked_copy(self) -> bool:
-        """Whether this process is a forked copy of the engine's, which lacks its threads."""
+        """Whether this process is a forked copy of the engine's process. A copy lacks the engine's
+        threads.
+        """
         return os.getpid() != self._process
 
     def check_process(self) -> None:

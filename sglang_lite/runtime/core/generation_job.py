@@ -375,8 +375,8 @@ class GenerationJob:
             self.prepare_next_generation()
 
     def wind_down(self) -> None:
-        """Ends its requests, and those of the next generation if it has begun, as soon as a limit
-        could cut their output.
+        """Ends the job's requests early, and those of the next generation if it has begun; see
+        `EngineProgram.wind_down`.
         """
         if self._submitted:
             self._program.context.loop.wind_down_now(self._requests)
@@ -392,7 +392,9 @@ class GenerationJob:
             self._program.fail_node(self._ask, error)
 
     def unfinished_results(self) -> list[Generation]:
-        """Returns results without text for the requests that have not ended, with their usage."""
+        """Returns results for the requests that have not ended. They have no text, but report
+        usage.
+        """
         table = self._program.context.loop.scheduler.store.table
         return [
             request.build_aborted_result(
@@ -442,8 +444,8 @@ class GenerationJob:
 def count_kept_tokens(
     request: Request, tokens: Ints, finish: Finish, tokenizer: Tokenizer
 ) -> int | None:
-    """Returns how many tokens of an ended request, prompt included, come before the text that
-    follows its generation: all except a stop token.
+    """Returns how many tokens of an ended request come before the text that follows its answer. The
+    prompt counts, and a stop token does not.
 
     Returns None if that is not known before the result is built.
 

@@ -139,8 +139,8 @@ class Inbox:
         return True
 
     def run_until_quiet(self, pause: float, limit: float) -> None:
-        """Runs all queued commands. If any were queued, also runs those that follow, until none has
-        come for `pause` seconds or `limit` seconds have passed.
+        """Runs all queued commands. If there were any, also runs the commands that follow, until
+        none has come for `pause` seconds or `limit` seconds have passed.
         """
         until = time.monotonic() + limit
         more = not self.empty

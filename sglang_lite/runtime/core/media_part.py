@@ -1,4 +1,6 @@
-"""Images, videos and sounds as a part of an engine that generates text; "image" stands for any."""
+"""Engine part that reads images, videos and sounds, for engines that generate text. "Image" stands
+for any of the three.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ _FEATURES_PER_TOKEN = 4  # of the KV pool; more features are not worth their mem
 
 
 class MediaPart(EnginePart):
-    """Images of prompts.
+    """Feature of an engine that reads images in prompts.
 
     Args:
         config: configuration of the engine.
@@ -43,7 +45,7 @@ class MediaPart(EnginePart):
         self._encoding: Encoding | None = None
 
     def join_scheduler(self, store: PrefixCache, queues: Queues, capacity: Capacity) -> None:
-        """Creates the rows of images in steps, and the encoder's queue.
+        """Creates the rows that stand for images in steps, and the queue of the encoder.
 
         Raises:
             ParameterError: layers with a window have too few pages for an image that one step must
@@ -62,7 +64,7 @@ class MediaPart(EnginePart):
         self.preparation = self._encoding
 
     def join_builder(self, builder: RequestBuilder) -> None:
-        """Gives the builder the format of images in prompts."""
+        """Tells the request builder the format of images in prompts."""
         builder.media = self._media
 
     def stats(self) -> Counts:
@@ -78,7 +80,9 @@ class MediaPart(EnginePart):
 def _make_encoding(
     loaded: LoadedModel, media: MediaFormat, capacity: Capacity, config: EngineConfig
 ) -> Encoding | None:
-    """Creates the queue of an encoder of images with its store; None without an encoder."""
+    """Creates the queue of images for an encoder, and the store of their features. Returns None
+    without an encoder.
+    """
     if loaded.tower is None or loaded.path is None:
         return None
     assert isinstance(loaded.model, Decoder | WhisperDecoder), (

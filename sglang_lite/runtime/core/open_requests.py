@@ -1,5 +1,5 @@
-"""Requests and programs that have not ended: their limit, the queue of callers waiting for room,
-and their names.
+"""Requests and programs that have not ended: limits their number, queues callers until there is
+room, and finds them by name.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Ticket:
         self._abort()
 
     def wind_down(self) -> None:
-        """Ends a generation, or all those of a program, as soon as a limit could cut its output:
-        text at its next token, JSON where adding brackets completes it. Output that can't be
-        completed runs to its normal end, like a selection.
+        """Ends a generation, or all generations of a program, early: text at its next token, and
+        JSON as soon as closing brackets can complete it. Output that can't be completed runs to its
+        normal end, and so does a selection.
         """
         self._wind_down()
 
@@ -183,8 +183,8 @@ class OpenRequests:
         call()
 
     def give_up_place(self, call: Callable[[], object]) -> None:
-        """Gives up the room that `call` waits for or was called for; the next caller in the queue
-        can use it.
+        """Removes a callback from the queue or, if it has already been called, gives up the room
+        that it was called for. The next caller in the queue can use that room.
         """
         with self._lock:
             entry = next((place for place in self._queue if place[0] is call), None)

@@ -31,8 +31,8 @@ _STEPS = 8  # parts a file is read in, so copies to the device overlap reading t
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):
-    """Header of a file: the key of the `PageNames` of the engine that wrote it, and the tokens of
-    the prefix, int32.
+    """Header of a file: the tokens of the prefix, int32, and the key of the `PageNames` used by the
+    engine that wrote the file.
     """
 
     key: bytes
@@ -161,8 +161,8 @@ class PrefixFiles:
 
     @contextmanager
     def _hold_pinned_slots(self, pin: Callable[[], _Pinned]) -> Iterator[_Pinned]:
-        """Pins slots of the host, and waits for the copies launched before. On exit, unpins the
-        slots that have not been adopted.
+        """Pins slots of the host, and waits for copies that were launched earlier. On exit, unpins
+        the slots that have not been adopted.
         """
         pinned = self._inbox.call_and_wait(pin)
         try:
@@ -175,8 +175,8 @@ class PrefixFiles:
     # ------------------------------------------------------------------------- on the loop's thread
 
     def _copy_and_pin(self, tokens: Ints, namespace: str) -> _Pinned:
-        """Copies the pages of a prefix from the device to the host, and pins those that the host
-        then has, up to the first one it lacks.
+        """Copies the pages of a prefix from the device to the host. Then pins the host's pages of
+        the prefix, up to the first missing one.
         """
         host = self._host
         match = self._store.tree.match_prefix(tokens, namespace)

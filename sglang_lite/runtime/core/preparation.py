@@ -41,7 +41,9 @@ class Preparation(Protocol):
         ...
 
     def claim_if_ready(self, request: Request) -> bool:
-        """Prepares a request that would start at once. Returns False if it has to wait."""
+        """Prepares a request if that is possible without waiting. Returns False if the request has
+        to wait.
+        """
         ...
 
     def prepare_next(self, fail: Callable[[Request, SglError], None]) -> list[Request]:

@@ -123,9 +123,9 @@ def check_params(entries: Sequence[PreparedNode]) -> None:
 
 
 def prepare_generation_after(ask: EngineAsk, context: EngineContext) -> PreparedNode | None:
-    """Starts preparing the generation after a running node, so it can continue in its slot
-    immediately. Returns that generation, or None if there is none or a node before it has to be
-    waited for.
+    """Starts preparing the generation after a running node, so that it can continue in the node's
+    slot immediately. Returns the generation. Returns None if none follows, or if another node
+    between the two has to be waited for.
     """
     found = _find_next_generation(ask)
     if found is None:
@@ -142,9 +142,9 @@ def prepare_generation_after(ask: EngineAsk, context: EngineContext) -> Prepared
 
 
 def _find_next_generation(ask: EngineAsk) -> tuple[PreparedNode, list[Span]] | None:
-    """Returns the generation that follows a running node, and the text between them. Returns None
-    if there is none or a node before it has to be waited for. The text is empty if it can't be
-    predicted.
+    """Returns the generation after a running node, and the text between the two. Returns None if
+    none follows, or if another node between the two has to be waited for. The text is empty if it
+    can't be predicted.
     """
     known = isinstance(ask.node, Gen) and not ask.node.judged
     spans = list[Span]()

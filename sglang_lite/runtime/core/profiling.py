@@ -1,4 +1,4 @@
-"""Profiles an engine's steps with torch's profiler on the loop's thread, with named spans in the
+"""Profiles an engine's steps with torch's profiler, on the loop's thread. Marks named spans in the
 trace and for NVTX.
 """
 

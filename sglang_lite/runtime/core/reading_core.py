@@ -130,8 +130,8 @@ class ReadingCore:
         return self._answers[type(call)](self, call)
 
     def close(self) -> None:
-        """Ends the loop. In a forked copy it ends nothing, because the loop runs in the other
-        process.
+        """Ends the loop. Ends nothing in a forked copy of the process, because the loop runs in the
+        original.
         """
         self.gate.reason = CLOSED
         if self.gate.is_forked_copy:

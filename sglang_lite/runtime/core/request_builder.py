@@ -62,8 +62,8 @@ class RequestBuilder:
 
     Attributes:
         weights: current weights, shared by all requests.
-        adapters: returns the adapter for a request's adapter name, if any, or raises
-            ParameterError, as for every name without a part of the engine that has adapters; None
+        adapters: returns the adapter for the name in a request, if any. Raises
+            ParameterError for an unknown name, or for any name if the engine has no adapters. None
             if names are not checked because the engine is another process.
         adapter_at_hand: returns whether `adapters` reads no file for a name.
         media: the argument of this name.
@@ -143,8 +143,8 @@ class RequestBuilder:
         return self.prompt_ids(request.prompt), request.media
 
     def build_generation(self, request: GenerateRequest, sink: Sink) -> tuple[list[Request], bool]:
-        """Builds the requests of a generation, one per sample. Returns them, and whether they are
-        complete; otherwise `complete_requests` has to be called before submission.
+        """Builds the requests of a generation, one per sample. Also returns whether the requests
+        are complete. If they are not, `complete_requests` must be called before submission.
 
         Args:
             request: what is to be generated.
@@ -374,8 +374,8 @@ class RequestBuilder:
         return resolved
 
     def resolve_node_params(self, node: Gen | Select) -> ResolvedParams:
-        """Resolves the parameters of a generation, or of a selection, which only has an adapter.
-        Raises ParameterError like `resolve_with_defaults`.
+        """Resolves the parameters of a generation or a selection. A selection's only parameter is
+        its adapter. Raises ParameterError like `resolve_with_defaults`.
         """
         return self.resolve_with_defaults(
             node.params if isinstance(node, Gen) else SamplingParams(lora_path=node.lora_path)
@@ -383,7 +383,7 @@ class RequestBuilder:
 
     def invalid_node_errors(self, nodes: Sequence[Node]) -> dict[int, ParameterError]:
         """Returns the errors of generations with invalid parameters and of selections with missing
-        adapters, by node index; for a fork, the first error in its branches.
+        adapters, by node index. The error of a fork is the first one in its branches.
         """
         errors: dict[int, ParameterError] = {}
         for i, node in enumerate(nodes):
@@ -531,7 +531,7 @@ def _check_not_empty(ids: Sequence[int]) -> None:
 
 
 def _check_media_counts(images: Sequence[Media], media: MediaFormat | None) -> None:
-    """Raises ParameterError if there are more media of a kind than its limit."""
+    """Raises ParameterError if there are more media of a kind than the limit for that kind."""
     for kind, each in ({} if media is None else media.kinds).items():
         count = sum(image.kind == kind for image in images)
         if each.most is not None and count > each.most:

@@ -81,8 +81,8 @@ class SelectionJob:
         return _skip_continuation
 
     def unfinished_results(self) -> list[Generation]:
-        """Returns one result without text that reports the scoring's usage, or none if the scoring
-        has not started or has ended.
+        """Returns one result, which has no text but reports the scoring's usage. Returns an empty
+        list if the scoring has not started or has ended.
         """
         partial = self._scoring.partial_result()
         return [] if partial is None else [partial]

@@ -29,8 +29,8 @@ class StepClock:
         self._seconds.append(seconds)
 
     def steps_until(self, moment: float) -> float:
-        """Returns how many steps fit before a time if each takes the median duration of recent
-        steps; infinite if none was recorded.
+        """Returns how many steps can be run before a time, if each takes as long as the median of
+        recent steps. Infinite if no step was recorded.
         """
         if not self._seconds or (step := median(self._seconds)) <= 0:
             return math.inf

@@ -93,7 +93,7 @@ class StepLoop:
     Args:
         scheduler: queues and KV cache; used only by this loop.
         runner: runner of batches on the model.
-        writer: writes what the runner gets.
+        writer: writes the records of steps for the runner.
         eos_ids: tokens that may end a generation.
         vocab_size: size of the vocabulary, for grammar masks.
         filler: threads that make grammar masks.
@@ -179,8 +179,9 @@ class StepLoop:
         self.inbox.post_if_open(lambda: self._abort_now(request))
 
     def wind_down(self, requests: Sequence[Request]) -> None:
-        """Ends requests as soon as a limit could cut their output; see `TokenReader.wind_down`.
-        Requests whose constraint is still being compiled wind down when they start.
+        """Ends requests early, as soon as a limit could cut their output; see
+        `TokenReader.wind_down`. A request whose constraint is still being compiled winds down when
+        it starts.
         """
 
         def mark_winding_down() -> None:
@@ -264,7 +265,7 @@ class StepLoop:
 
     @property
     def _may_step_when_idle(self) -> bool:
-        """Whether running a step may have an effect even if the loop is not busy."""
+        """Whether a step may have an effect even if the loop is not `busy`."""
         return self.preparation is not None or self.scheduler.has_unapplied_changes
 
     @property
@@ -274,7 +275,7 @@ class StepLoop:
 
     @property
     def _must_join_step(self) -> bool:
-        """Whether other replicas have begun a step and wait for this one to join it."""
+        """Whether other replicas have begun a step and are waiting for this replica to join it."""
         return self._shared is not None and self._shared.due
 
     @property
@@ -330,7 +331,7 @@ class StepLoop:
 
     def renew_preparation(self) -> None:
         """Prepares running requests again, because results were lost or belong to other weights. No
-        step is planned until then.
+        step is planned until this is done.
         """
         if self.preparation is not None:
             self.preparation.redo_preparation()
@@ -344,9 +345,9 @@ class StepLoop:
         return batch
 
     def _run_batch(self, batch: Batch | None) -> None:
-        """Launches a step. With overlap, reads the previous step's tokens while this step runs;
-        without overlap, reads this step's own tokens. The draws of a step may depend on all earlier
-        tokens, so they are launched last, after the steps of other stages.
+        """Launches a step. With overlap, reads the previous step's tokens while this step runs.
+        Without overlap, reads this step's own tokens. Draws are launched last, after the steps of
+        other stages, because they may depend on all earlier tokens.
         """
         began = time.perf_counter()
         if batch is not None:
@@ -370,8 +371,8 @@ class StepLoop:
             self._read_step_in_flight()
 
     def _recover_from_shortage(self, shortage: str) -> None:
-        """Discards a step that ran out of memory. Keeps the results of the previous step if they
-        can still be read; otherwise its tokens are drawn again.
+        """Discards a step that ran out of memory. The results of the previous step are kept if they
+        can still be read. If not, the previous step's tokens are drawn again.
         """
         self._launched.clear()
         try:
@@ -426,9 +427,9 @@ class StepLoop:
         return step
 
     def _settle_step(self, before: _InFlight) -> None:
-        """Reads the results of a step: appends the drawn tokens, and processes those that may end a
-        request or that a stream needs. Skips rows whose request has changed since the step was
-        planned.
+        """Reads the results of a step and appends the drawn tokens. Tokens that may end a request,
+        or that a stream needs, are also processed. Skips rows whose request has changed since the
+        step was planned.
         """
         scheduler = self.scheduler
         step = before.step
@@ -519,7 +520,7 @@ class RequestEnds:
 
     Args:
         loop: loop that runs the requests.
-        reader: prepares the next ones.
+        reader: reader of drawn tokens, which prepares the next requests.
         fail: function that ends a request with an error.
     """
 
@@ -532,7 +533,9 @@ class RequestEnds:
         self._fail = fail
 
     def end_with_result(self, request: Request, finish: Finish) -> None:
-        """Ends a request with its result, or starts the next request of its program in its slot."""
+        """Ends a request with its result. If possible, the next request of its program starts in
+        the same slot.
+        """
         if self._scheduler.drafts is not None:
             self._scheduler.drafts.learn_from_request(request)
         self.store_recorded_values(request)
@@ -582,8 +585,8 @@ class RequestEnds:
         return preparation is None or preparation.claim_if_ready(request)
 
     def _send_and_continue(self, request: Request, finish: Finish) -> Request | None:
-        """Sends the result of a request, and continues its program. Returns the request that
-        follows in its slot, unless that has already begun.
+        """Sends the result of a request, and continues its program. Returns the next request if it
+        can continue in the slot and has not begun.
         """
         assert request.follow is not None
         generation = request.build_generation(finish)

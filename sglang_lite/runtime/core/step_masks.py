@@ -1,5 +1,5 @@
-"""Token masks of a step: which rows it draws for, what their grammars allow, and the draws' other
-inputs.
+"""Token masks of a step. Selects the rows for which the step draws tokens, makes masks from their
+grammars, and builds the other inputs of the draws.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class MaskedRows:
 
 
 class _SharedMasks:
-    """Masks of a step. Rows in the same state of a grammar share one, which is written and sent
-    once.
+    """Masks of a step. Rows in the same state of a grammar share a mask, which is written and sent
+    only once.
 
     Args:
         words: int32 [rows, ceil(V / 32)], memory to write to.
@@ -69,8 +69,8 @@ class _SharedMasks:
         self.places[row] = place
 
     def rows_allowing_nothing(self, first: int) -> list[int]:
-        """Returns the rows from `first` on whose mask allows no token, because its grammar engine
-        has failed.
+        """Returns the rows, starting at `first`, whose mask allows no token. This happens if the
+        grammar engine of a row has failed.
         """
         places = self.places[first:]
         nothing = np.bitwise_or.reduce(self.written, axis=1) == 0
@@ -203,8 +203,8 @@ class StepMasks:
 
 
 def _append_draft_draws(batch: Batch, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Ints]:
-    """Returns the row of each draw, and the number of drafted tokens before it. The draws of `rows`
-    without drafted tokens before them come first, then those after drafted tokens.
+    """Returns the row of each draw, and the number of drafted tokens before the draw. The draws
+    without drafted tokens before them come first, one for each of `rows`.
     """
     ahead = [
         (row, offset)
@@ -218,7 +218,9 @@ def _append_draft_draws(batch: Batch, rows: NDArray[np.int64]) -> tuple[NDArray[
 
 
 def _draft_matchers(draft: Draft) -> Sequence[Matcher | None]:
-    """Returns the matchers of the draws after a draft, or None for each if the draft has none."""
+    """Returns the grammar's matcher for each draw after drafted tokens. Without a grammar, each is
+    None.
+    """
     return draft.matchers or [None] * len(draft.drawn)
 
 

@@ -1,5 +1,5 @@
-"""Reads drawn tokens: selects those the host inspects, ends requests, and accepts drafts that the
-draws confirm.
+"""Reads drawn tokens: selects tokens that the host must inspect, ends requests, and accepts drafts
+that the draws confirm.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class TokenReader:
             request.ending = Finish("length", None)
 
     def wind_down(self, request: Request) -> None:
-        """Makes a request end as soon as a limit could cut its output: text at its next token, JSON
-        where adding brackets completes it.
+        """Makes a request end early: text at its next token, and JSON as soon as closing brackets
+        can complete it.
 
         Output that can't be completed runs to its normal end.
 
@@ -241,8 +241,8 @@ class Verification:
     def record_confirmed_drafts(
         self, which: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Records confirmed drafts as a whole, in rows whose tokens need no individual inspection
-        and don't end the request.
+        """Records the tokens of a confirmed draft together rather than one by one. Only for rows
+        whose tokens need no individual inspection and don't end the request.
 
         Returns the draws to read first: the ones after the confirmed drafts.
 
@@ -279,8 +279,8 @@ class Verification:
         return found
 
     def next_draws(self) -> NDArray[np.int64]:
-        """Returns the next draw to read of each row: the one after its last token, if its tokens so
-        far match its draft. Settles the drafts of the other rows.
+        """Returns the next draw to read of each row whose tokens so far match its draft: the draw
+        after the row's last token. Settles the drafts of the other rows.
         """
         found: list[int] = []
         rows = [*self._last]

@@ -1,5 +1,5 @@
-"""Text of a program's branch: its growing prompt, the text the branch has added, and the grammar it
-is in.
+"""Text of a program's branch: the prompt that it extends, the text that it has added, and the
+grammar that is open in it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sglang_lite.runtime.tokens.token_log import TokenLog
 
 @dataclass(slots=True)
 class OpenGrammar:
-    """Grammar that a branch is in, and the text written in it so far.
+    """Grammar that is open in a branch, and the text written in it so far.
 
     Walking the text through the grammar is slow, so it must not happen on the loop's thread.
 
@@ -49,8 +49,8 @@ class OpenGrammar:
     def check_grammar_complete(
         self, ended: Callable[[SglError | None], None]
     ) -> Callable[[], None]:
-        """Checks whether the text completes the grammar. Returns a callable that passes the error,
-        or None if complete, to `ended`.
+        """Checks whether the text completes the grammar. Returns a callable that calls `ended` with
+        the result: an error, or None if the grammar is complete.
         """
         error: SglError | None = None
         try:
@@ -78,7 +78,7 @@ class PreparedImage(ImagePart, frozen=True, eq=False):
 
 
 class TokenText(BranchText[Span]):
-    """Text of a program's branch, as token ids and as text that is not tokenised yet.
+    """Text of a program's branch: token ids, followed by text that is not tokenised yet.
 
     Args:
         log: token log of the prompt.
@@ -130,7 +130,7 @@ class TokenText(BranchText[Span]):
         return new
 
     def copy_grammar(self) -> OpenGrammar | None:
-        """Returns a copy of the grammar that the branch is in, or None."""
+        """Returns a copy of the branch's open grammar, or None if no grammar is open."""
         return None if self.grammar is None else replace(self.grammar)
 
     def mark(self) -> tuple[TokenText, int]:

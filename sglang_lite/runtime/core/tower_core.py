@@ -60,7 +60,7 @@ class _Waiting:
 
 
 class TowerLoop(ReadingLoop):
-    """Encodes media, those of equal size together, and keeps features by their hash.
+    """Encodes media, and keeps their features by hash. Media of equal size are encoded together.
 
     Args:
         loaded: encoder, and its preparer.
@@ -120,7 +120,7 @@ class TowerLoop(ReadingLoop):
             fail_future(each.answer, error)
 
     def _decode_medium(self, asked: _Asked, medium: Media) -> None:
-        """Decodes a medium, unless its features are kept, on a thread of the pool."""
+        """Decodes a medium on a thread of the pool. Does not decode it if its features are kept."""
         with self._room:
             self._room.wait_for(lambda: self._decoded < _MAX_DECODED or self._ended)
         if asked.answer.done():  # another medium has failed, or nobody waits
@@ -145,7 +145,7 @@ class TowerLoop(ReadingLoop):
         self._waiting.append(waiting)
 
     def _add_kept_features(self, asked: _Asked, item: MediaItem) -> bool:
-        """Adds the features of a medium to an answer, if they are kept. Returns whether they are."""
+        """Adds the features of a medium to an answer. Returns False if they are not kept."""
         features = self._kept.get(item.key)
         if features is None:
             return False

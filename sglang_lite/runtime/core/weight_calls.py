@@ -65,7 +65,7 @@ class Sleep:
         updates: updates of its weights.
         reload: reads all weights again from the engine's checkpoint.
         parts: parts of the engine, some of which have memory of the weights.
-        refuses: whether new requests fail meanwhile, rather than wait.
+        refuses: whether new requests fail while the engine sleeps, rather than wait.
 
     Attributes:
         released: tags of the released memory.
@@ -153,8 +153,8 @@ class Sleep:
             torch.cuda.empty_cache()
 
     def _drop_cpu_tensors(self, model: Decoder) -> None:
-        """Frees what belongs to the weights on a CPU: weights of decoder and encoder, features, and
-        what the engine's parts hold.
+        """Frees all tensors on a CPU that belong to the weights: weights of decoder and encoder,
+        features, and tensors of the engine's parts.
         """
         drop_parts(model)
         features = () if model.features is None else (model.features,)
@@ -163,8 +163,8 @@ class Sleep:
             part.drop_with_weights()
 
     def stats(self) -> dict[str, int]:
-        """Returns counts for `Engine.stats`: bytes of the device used by the encoder and the
-        engine's parts.
+        """Returns counts for `Engine.stats`: how many bytes of memory the encoder and the engine's
+        parts use.
         """
         model = self._loop.runner.model
         found = dict[str, int]()
@@ -353,7 +353,9 @@ class WeightCalls:
         return version
 
     def _receive_and_write(self, call: ReceiveWeights) -> str:
-        """Receives tensors on this thread, while requests continue, and writes them on the loop's."""
+        """Receives tensors on this thread while requests continue. Then writes them on the loop's
+        thread.
+        """
         forms = build_tensor_forms(call.names, call.dtypes, call.shapes)
         without = {each.name: each.empty for each in forms}
         self._loop.inbox.call_and_wait(
@@ -380,8 +382,8 @@ class WeightCalls:
         }
 
     def _send_tensors(self, call: SendWeights) -> str:
-        """Sends the named tensors as one, concatenated, while requests continue. Ends the group if
-        no names are given.
+        """Sends the named tensors, concatenated into one, while requests continue. If no names are
+        given, ends the group instead.
         """
         if call.group not in self._offered:
             raise ParameterError(

@@ -1,4 +1,4 @@
-"""Changes of a running engine's weights between two steps, and pauses for them.
+"""Changes a running engine's weights between two steps, and pauses the engine for such changes.
 
 Each call is staged and checked before the first byte is written (models/new_weights.py). Several
 calls may form one update; the engine plans no step until it is complete.
@@ -124,16 +124,16 @@ class WeightUpdates:
         self._reject_new_requests()
 
     def complete_update(self) -> None:
-        """Ends an update, of one or several calls. Does nothing while a failed write has left
-        tensors undefined.
+        """Ends an update, which may have taken several calls. Does nothing while a failed write has
+        left tensors undefined.
         """
         if INCOMPLETE in self._loop.holds and not self._missing:
             del self._loop.holds[INCOMPLETE]
             self._loop.renew_preparation()
 
     def _begin_update(self) -> None:
-        """Prepares requests to continue with new weights. Nothing computed with the old ones is
-        reused, except by requests that were paused in place.
+        """Prepares requests to continue with new weights. Values computed with the old weights are
+        not reused, except by requests that were paused in place.
         """
         loop = self._loop
         scheduler = self._loop.scheduler
@@ -151,8 +151,8 @@ class WeightUpdates:
         loop.holds.setdefault(INCOMPLETE, None)
 
     def _retire_cached_pages(self) -> None:
-        """Renames all cached pages, and those that running requests will add, so that no request
-        can match them.
+        """Renames all cached pages so that no request can match them. Pages that running requests
+        add later get the new names, too.
         """
         suffix = f" {secrets.token_hex(16)}"
         self._loop.scheduler.store.tree.rename_namespaces(suffix)
@@ -162,7 +162,9 @@ class WeightUpdates:
             request.handle.space = request.space
 
     def _reject_new_requests(self) -> None:
-        """Rejects new requests, unless a pause lets them wait for the rest of an update."""
+        """Rejects new requests until the update is complete. During a pause, lets them wait
+        instead, unless tensors are undefined.
+        """
         if PAUSED not in self._loop.holds or self._missing:
             self._loop.holds[INCOMPLETE] = BackendError(
                 "weights incomplete: an update has begun, and its last tensors have not arrived.",

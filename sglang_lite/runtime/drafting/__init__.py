@@ -1,1 +1,1 @@
-"""Drafts: guesses of a row's next tokens, which the model then checks several at a time."""
+"""Drafts: guesses of a row's next tokens. The model then checks several of them in one step."""

@@ -1,4 +1,6 @@
-"""Drafters that remember which token followed the same tokens in texts of the same kind."""
+"""Drafters that guess the next token from texts of the same kind, such as answers to the same
+prompt. They remember which token followed the same tokens in those texts.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ _WEIGHTS = _MAX_WEIGHT + 1
 
 
 class ContextTable:
-    """Table that predicts the token after a context of preceding tokens, in texts of the same kind:
-    the one that has followed it most often recently.
+    """Table that predicts the next token of a text from the tokens before it (the context). It
+    predicts the token that has recently followed the same context most often, in texts of the same
+    kind.
 
     The older half of a table is dropped when the newer is full, which bounds its memory.
 
@@ -36,7 +39,7 @@ class ContextTable:
         self._salt = random.getrandbits(62)  # prevents texts crafted to collide with another's hash
 
     def record_text(self, kind: int, text: Sequence[int], start: int) -> None:
-        """Records, for each token of a text from index `start` on, the contexts that it follows."""
+        """Records the contexts of each token of a text, from index `start` on."""
         for at in range(start, len(text)):
             for length in self._lengths:
                 if length <= at:
@@ -63,15 +66,15 @@ class ContextTable:
         return len(self._newer) + len(self._older)
 
     def likely_next_token(self, kind: int, context: Sequence[int]) -> tuple[int, int]:
-        """Returns the token most likely to follow `context`, and its weight, which is 0 if none is
-        known.
+        """Returns the token most likely to follow `context`, and a weight. The weight is 0 if no
+        token is known.
         """
         key = hash((self._salt, kind, *context))
         return divmod(self._newer.get(key) or self._older.get(key, 0), _WEIGHTS)
 
 
 class ContextDrafter:
-    """Drafts from texts of the same kind, including those being written.
+    """Guesses tokens from texts of the same kind, including texts that are still being written.
 
     Args:
         name: its name.
@@ -97,7 +100,7 @@ class ContextDrafter:
     def _best_guess(
         self, kind: int, chance: Chance, text: Sequence[int], state: Hashable
     ) -> Guess | None:
-        """Returns the guess with the best chance among those for all context lengths."""
+        """Makes a guess for each context length, and returns the one with the best chance."""
         best = None
         likeliest = 0.0
         for i, length in enumerate(self._lengths):
@@ -121,8 +124,8 @@ class ContextDrafter:
 
 
 def make_same_prompt_drafter(config: EngineConfig) -> ContextDrafter:
-    """Creates the drafter "again", which remembers answers to the same prompt: those of repeated
-    requests, retries and other samples.
+    """Creates the drafter "again", which remembers answers to the same prompt, such as those of
+    retries and other samples.
     """
     return ContextDrafter(
         "again", lambda request: request.tokens[: request.prompt_len].tobytes(), config
@@ -130,7 +133,7 @@ def make_same_prompt_drafter(config: EngineConfig) -> ContextDrafter:
 
 
 def make_node_drafter(config: EngineConfig) -> ContextDrafter:
-    """Creates the drafter "node", which remembers answers of the same program node or under the
-    same constraint, also in other branches.
+    """Creates the drafter "node", which remembers answers to the same node of a program or under
+    the same constraint. The answers may be from other branches.
     """
     return ContextDrafter("node", lambda request: request.output.origin, config)

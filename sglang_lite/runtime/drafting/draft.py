@@ -1,4 +1,4 @@
-"""Drafts, and a writer of drafts that follows the row's grammar."""
+"""Drafts of a row's next tokens, and a writer of drafts that follows the row's grammar."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ class DraftWriter:
 
     def append_with_forced(self, token: int) -> list[int]:
         """Appends a token and the text that the grammar forces after it. Returns the appended
-        tokens, or an empty list if the grammar forbids one of them or fails, or its matcher can't
-        be copied.
+        tokens. Returns an empty list if the grammar forbids a token or fails, or if its matcher
+        can't be copied.
         """
         forced: list[int] = []
         if self._matcher is not None:
@@ -123,8 +123,8 @@ class DraftWriter:
         return new
 
     def _advance_copy(self, before: Matcher, token: int) -> tuple[Matcher, list[int]] | None:
-        """Copies and advances a matcher by a token and the text forced after it. Returns the copy
-        and that text.
+        """Copies a matcher, and advances the copy by a token and by the text that the grammar
+        forces after it. Returns the copy and that text.
         """
         try:
             matcher = before.copy() if _is_allowed_by_mask(before, token) else None
@@ -139,9 +139,7 @@ class DraftWriter:
             return None
 
     def build_draft(self, guesses: tuple[DraftedGuess, ...]) -> Draft:
-        """Returns the written tokens as a Draft. `guesses` are those of them that no grammar
-        forces.
-        """
+        """Returns the written tokens as a Draft. `guesses` are the tokens that no grammar forces."""
         tokens = np.array(self.tokens[: self._room], dtype=np.int32)
         return Draft(tokens, guesses, tuple(self._drawn), tuple(self._matchers))
 

@@ -1,5 +1,5 @@
-"""Drafts for rows: appends the best guess of all drafters, token by token, as long as it is likely
-enough to pay.
+"""Makes drafts for rows. Appends the best guess of all drafters, token by token, as long as the
+guess is likely enough to save time.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Drafting:
         }
 
     def may_draft(self, request: Request) -> bool:
-        """Returns False if no drafter has guesses for any text of the request."""
+        """Returns False if no drafter can have guesses for the request, whatever its text."""
         # fast path: runs for each row in each step
         if self._of_grammars and request.output.matcher is None:
             return False
@@ -129,8 +129,8 @@ class Drafting:
     def write_drafts(
         self, rows: Sequence[OpenRow], drawn: int, tokens: int, budget: int
     ) -> dict[int, Draft]:
-        """Writes the drafts with which a step is expected to yield the most tokens per second.
-        Returns them by request id.
+        """Writes drafts for the rows of a step, as many as are expected to yield the most tokens
+        per second. Returns the drafts by request id.
 
         They grow one guess at a time, as long as more guesses may pay. The next guess is always the
         one, of all rows, that is most likely to be right together with those before it.
@@ -203,8 +203,8 @@ class Drafting:
         return _AskedRow(writer, self._candidate_guesses(row, writer), [])
 
     def _candidate_guesses(self, row: OpenRow, writer: DraftWriter) -> Iterator[DraftedGuess]:
-        """Yields guesses for a row, the likeliest first. Once one has been written, the next
-        guesses are for the following position; until then, they are for the same one.
+        """Yields guesses for a row, the likeliest first. They are for the same position until the
+        caller has written one. Then they are for the following position.
         """
         self.observe_tokens(row.request, row.known)
         if not writer.is_open:
@@ -237,15 +237,15 @@ class Drafting:
             text += writer.tokens[place:]
 
     def _decay_evidence(self, guess: DraftedGuess) -> None:
-        """Lets the record of a guess's evidence decay because the guess was too unlikely to be
-        written, so that such guesses are eventually tried again.
+        """Decays the record of a guess that was too unlikely to be written, so that guesses with
+        the same evidence are eventually tried again.
         """
         record = self._records[guess.drafter, guess.evidence]
         record.right = record.right * _KEPT_UNTRIED
         record.tried = record.tried * _KEPT_UNTRIED
 
     def hit_rate_of_evidence(self, drafter: str, evidence: int) -> float:
-        """Returns the share of a drafter's earlier guesses with this evidence that were right."""
+        """Returns the share of right guesses among a drafter's earlier guesses with this evidence."""
         return _smoothed_hit_rate(self._records[drafter, evidence])
 
     def highest_hit_rate(self) -> float:
@@ -282,8 +282,8 @@ class Drafting:
     # ------------------------------------------------------------------------------------- drafters
 
     def observe_tokens(self, request: Request, known: Ints) -> None:
-        """Queues the tokens of a request that drafters have not seen, which they learn at the next
-        `learn_queued_tokens`.
+        """Queues the tokens of a request that drafters have not seen yet. `learn_queued_tokens`
+        then passes them to the drafters.
 
         Args:
             request: the request.
@@ -355,7 +355,7 @@ _UNKNOWN = _smoothed_hit_rate(_Record())
 
 
 def _hit_ratio_to_expected(progress: DraftProgress) -> float:
-    """Returns the ratio of a row's recent right guesses to the expected number."""
+    """Returns the smoothed ratio of a row's recent right guesses to the expected number."""
     return (progress.right + 8) / (progress.hoped + 8)
 
 
@@ -366,7 +366,7 @@ _MAX_TOKENS = 256  # larger steps say nothing about the cost of a few more token
 
 class StepCost:
     """Estimate of a step's duration, fitted to recent steps: a fixed time, plus a time per token.
-    If durations were measured in advance, the fit covers only what exceeds them.
+    If durations were measured in advance, only the time that exceeds them is fitted.
     """
 
     def __init__(self) -> None:
@@ -419,7 +419,7 @@ class StepCost:
         Args:
             tokens: number of tokens of the step.
             expected: number of tokens that it is expected to yield.
-            likely: maximum chance that a further token of the step is one that it yields.
+            likely: maximum chance that the step yields a further token if it is added.
             best: known rate in tokens per second.
         """
         sizes = self._sizes[bisect(self._sizes, tokens) :] or [tokens + 1]

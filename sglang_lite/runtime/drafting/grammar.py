@@ -18,8 +18,8 @@ _COPIED = 1
 
 
 class GrammarDrafter:
-    """Drafts texts that quote from their grammar's sources, or whose forced tokens are scored and
-    therefore not appended as a whole.
+    """Drafts quotes from a grammar's source texts. Also drafts the tokens that a grammar forces,
+    for requests whose forced tokens are scored and therefore not appended as a whole.
     """
 
     name = "grammar"
@@ -36,9 +36,9 @@ class GrammarDrafter:
 
 
 class _Following:
-    """Guesses the tokens that the grammar forces, then those that follow the text's longest suffix
-    at its first occurrence in a source. The evidence for the latter is the suffix's length, and
-    whether it occurs only once from there on.
+    """Guesses the tokens that the grammar forces. After those, guesses tokens from a source text:
+    the ones after the first occurrence of the longest suffix of the row's text. The evidence for
+    these is the suffix's length, and whether it occurs only once from there on.
     """
 
     def __init__(self, request: Request) -> None:
@@ -64,8 +64,8 @@ class _Following:
         return Guess(self._next[0], self._evidence) if self._next else None
 
     def _copy_from_source(self, text: str) -> list[int]:
-        """Returns the tokens that follow the text's longest suffix in a source, and sets the
-        evidence for them.
+        """Finds the longest suffix of the text in a source, and returns the tokens that follow it
+        there. Also sets the evidence for these tokens.
         """
         length, at, source = max(
             (_longest_suffix_in(source, text) for source in self._sources), default=(0, 0, "")
@@ -79,8 +79,8 @@ class _Following:
 
 
 def _longest_suffix_in(source: str, text: str) -> tuple[int, int, str]:
-    """Returns the length of the longest suffix of a text that occurs in a source, up to a limit,
-    the index of its first occurrence, and the source.
+    """Finds the longest suffix of a text that occurs in a source, up to a limit. Returns its
+    length, the index of its first occurrence, and the source.
     """
     length = at = 0
     while length < min(len(text), _LONGEST):

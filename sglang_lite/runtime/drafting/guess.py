@@ -10,8 +10,8 @@ from sglang_lite.runtime.requests.request import Request
 
 
 class Guess(NamedTuple):
-    """Token that may come next, and the kind of evidence for it: a small number chosen by the
-    drafter. Right guesses are counted separately for each number.
+    """Token that may come next, and the kind of evidence for it. The kind is a small number chosen
+    by the drafter. For each kind, right guesses are counted separately.
     """
 
     token: int
@@ -25,7 +25,7 @@ Guesser: TypeAlias = Callable[[Sequence[int], Hashable], Guess | None]
 
 
 class Drafter(Protocol):
-    """Source of guesses. Guesses never depend on a text of another namespace than the request's.
+    """Source of guesses. Guesses for a request never depend on texts of another namespace.
 
     Attributes:
         name: its name in `EngineConfig.speculation`.
@@ -35,7 +35,7 @@ class Drafter(Protocol):
     def name(self) -> str: ...
 
     def can_draft(self, request: Request) -> bool:
-        """Returns False if it has no guesses for any text of the request."""
+        """Returns False if the drafter can have no guesses for the request, whatever its text."""
         ...
 
     def make_guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:

@@ -1,5 +1,5 @@
-"""Drafter that copies: it guesses what followed earlier occurrences of the last tokens in the row's
-own text.
+"""Drafter that copies from the row's own text. It finds earlier occurrences of the last tokens, and
+guesses the tokens that followed them.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ DRAFTERS: dict[str, Callable[[EngineConfig], Drafter]] = {
 def make_drafting(
     config: EngineConfig, vocab_size: int, eos_ids: frozenset[int], *, fused: bool
 ) -> Drafting | None:
-    """Creates the configured drafters, plus the grammar drafter on a CPU, or returns None if there
-    are none.
+    """Creates the configured drafters. Adds the grammar drafter if `jump_forward` is "safe" and the
+    model does not run on a GPU's runner. Returns None if there are no drafters.
 
     Args:
         config: configuration of the engine.

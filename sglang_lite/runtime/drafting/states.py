@@ -1,5 +1,5 @@
-"""Drafter of constrained texts: guesses the token that was written in the same state of the grammar
-before, whatever text led there.
+"""Drafter for texts that a grammar constrains. It guesses the token that was written before in the
+same state of the grammar. The preceding text doesn't matter.
 """
 
 from __future__ import annotations

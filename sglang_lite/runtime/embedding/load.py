@@ -102,8 +102,8 @@ def load_encoder(
 
 
 def reject_generation_settings(config: EngineConfig, also: Collection[str] = ()) -> None:
-    """Raises ParameterError if a setting is given that applies only to models that generate text,
-    or one of `also`.
+    """Raises ParameterError if the config sets an option that applies only to models that generate
+    text, or an option named in `also`.
     """
     # Without a cache, explain_cache_misses=False always holds.
     unused = {
@@ -128,7 +128,7 @@ def encoder_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 def _open_weight_sources(
     config: EngineConfig, path: Path, spec: EncoderSpec, device: torch.device
 ) -> tuple[WeightSource, list[WeightSource]]:
-    """Returns where the weights come from: one source for the model, and one for each dense layer."""
+    """Returns the sources of the weights: one for the model, and one for each dense layer."""
     if config.load_format == "dummy":
         return DummySource(device), [DummySource(device) for _ in spec.dense]
     declared = read_quantisation(path)

@@ -182,7 +182,7 @@ def _truncate_to_room(encodings: tuple[Encoding, ...], room: int) -> None:
 
 
 def not_an_encoder_error(name: str) -> CapabilityError:
-    """Returns the error for an embedding, score or class requested from a model that generates
+    """Returns the error for requesting an embedding, score or class from a model that generates
     text.
     """
     return CapabilityError(
@@ -192,8 +192,8 @@ def not_an_encoder_error(name: str) -> CapabilityError:
 
 
 def not_a_generator_error(name: str, *, encoder_only: bool = False) -> CapabilityError:
-    """Returns the error for a generation requested from a model that only reads texts or has only
-    its media encoder loaded.
+    """Returns the error for requesting generated text from a model that can't generate. Such a
+    model only reads texts, or has only its media encoder loaded.
     """
     if encoder_only:
         return CapabilityError(

@@ -37,7 +37,7 @@ def _append_eos(tokenizer: Tokenizer, settings: Path) -> None:
     """Makes the tokenizer append the end-of-sequence token to each text, if the config requests it
     and `tokenizer.json` does not already do so.
 
-    Some embedding models based on decoders were trained with it.
+    Some embedding models that are based on decoders were trained with this token.
     """
     config = read_json(settings) if settings.exists() else {}
     check(config, {"add_eos_token": Field("flag")}, str(settings))

@@ -114,8 +114,8 @@ def collect_variants(
     runner: RunnerShape, properties: DeviceProperties, on_variant: Callable[[KernelVariant], object]
 ) -> None:
     """Calls `on_variant` with every kernel variant that a runner's warm-up would launch on a GPU.
-    Stops early without an error if the warm-up can't run on tensors without memory; the attention
-    backend "torch", for example, reads their values.
+    The warm-up runs on tensors without memory. If it needs their values, as with the attention
+    backend "torch", the collection stops early without an error.
 
     Args:
         runner: parameters of the runner.
@@ -164,8 +164,8 @@ def collect_variants(
 def _make_fake_collectives(
     parallel: Parallel, row_bytes: int, nowhere: torch.device
 ) -> Collectives:
-    """Returns collectives whose tensors have no memory. They show which kernels are needed, but
-    can't launch them.
+    """Returns collectives between ranks whose tensors have no memory. They show which kernels are
+    needed, but exchange nothing.
     """
     if parallel.ranks == 1:
         return ONE_PROCESS

@@ -152,17 +152,19 @@ def _plan_attention(
 
 
 def _one_token_row(read: SlotPages, token: int, slot: int, length: int, behind: int) -> ExtendRow:
-    """Returns a row for one token of the record, which attends to `length` positions. The last
-    `behind` of them come after the token.
+    """Returns a row for one token of the record. The token attends to the first `length` positions
+    of its slot, including `behind` positions after itself.
     """
     limits = torch.tensor([length]) if behind else None
     return ExtendRow(token, token + 1, _token_slots_of(read, slot, length), limits, int(behind))
 
 
 def _find_short_rows(extends: list[ExtendRow]) -> dict[int, int]:
-    """Finds the rows that read few enough tokens to be computed as decoding rows. Returns a map
-    from each row's first token to its end. A token still sees the others of its row, since all keys
-    and values are stored before any are read.
+    """Finds the rows that read few enough tokens to be computed one token at a time, like decoding
+    rows. Returns a map from each row's first token to its end.
+
+    Each token still sees the earlier tokens of its row, since all keys and values are stored before
+    any are read.
     """
     return {
         row.start: row.end
@@ -179,8 +181,8 @@ def _group_by_prefix(
     last: Ints,
     may: NDArray[np.bool_],
 ) -> tuple[tuple[ExtendGroup, ...], NDArray[np.bool_]]:
-    """Groups rows that begin with the same pages, where sharing them saves enough reads. Returns
-    the groups, and bool [rows], True for the rows in a group.
+    """Groups rows that begin with the same pages, if sharing these pages saves enough reads.
+    Returns the groups, and a mask, bool [rows], that is True for the rows in a group.
 
     Args:
         record, table, read: as for `_plan_attention`.
@@ -217,8 +219,8 @@ def _group_by_prefix(
 
 
 def _split_by_size(rows: Ints, counts: Ints, own: Ints, shared: int) -> list[list[int]]:
-    """Splits the rows of a group into parts if padding all to one size would cost more than sharing
-    saves.
+    """Splits a group of rows into smaller groups, if padding all rows to one size would cost more
+    than sharing the prefix saves.
 
     Args:
         rows: rows of the group.

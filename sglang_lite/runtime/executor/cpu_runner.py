@@ -95,8 +95,8 @@ class CpuRunner:
     def read_recorded_values(
         self, token_slots: Ints, names: Iterable[RecordName]
     ) -> dict[str, TokenArray]:
-        """Returns the experts or hidden states that the cache has recorded for the tokens in
-        `token_slots`, int32 [N]: one array for each name.
+        """Returns values that the cache has recorded for the tokens in `token_slots`, int32 [N],
+        such as the experts they chose. There is one array for each of `names`.
         """
         return read_records(self._cache, token_slots, names)
 
@@ -178,8 +178,8 @@ class CpuRunner:
     def logits(
         self, forward: CpuForward, rows: NDArray[np.int64], behind: Ints | None = None
     ) -> torch.Tensor:
-        """Returns the logits [R, vocab_size] that `sample` draws from, for the same `rows` and
-        `behind` as in `Draws`.
+        """Returns the logits [R, vocab_size] from which `sample` draws. `rows` and `behind` are as
+        in `Draws`.
         """
         last = forward.last[torch.from_numpy(rows)]
         if behind is not None:

@@ -139,16 +139,18 @@ class CudaGraphs:
         return self.sizes[at] if at < len(self.sizes) else rows
 
     def can_run(self, record: StepRecord) -> bool:
-        """Returns True if a graph can run the step, provided that all its tokens are decoded. Steps
-        that score prompt tokens are excluded, because graphs return only the logits of last tokens.
-        So are steps with tokens that see later ones, or with tokens of images or sounds.
+        """Returns True if a graph can run the step, assuming that all its tokens are decoded. No
+        graph runs a step that scores prompt tokens, lets tokens see later ones, or has tokens of
+        images or sounds.
+
+        Prompt tokens can't be scored because graphs return only the logits of last tokens.
         """
         alone = record.scores or record.limits.size or record.has_ready_embeddings
         return not alone and self.padded_rows(len(record.slots)) in self.sizes
 
     def smallest_graph_size(self, inputs: GpuInputs) -> int:
-        """Returns the number of tokens of the smallest graph that fits a step, or 0 if not all its
-        tokens are decoded. `can_run` must be True for the step.
+        """Returns the number of tokens of the smallest graph that fits a step. Returns 0 if some of
+        the step's tokens are not decoded. `can_run` must be True for the step.
         """
         tokens = len(inputs.ids)
         rows = len(inputs.last)
@@ -197,8 +199,8 @@ class CudaGraphs:
 
     @cached_property
     def _token_sizes(self) -> list[int]:
-        """Token counts to capture graphs for if rows have several tokens. With drafts, the sizes
-        are closer together: drafts come at every step, so padding costs more.
+        """Numbers of tokens for which graphs are captured if rows have several tokens. The numbers
+        are closer together with drafts: every step then has such rows, so padding costs more.
         """
         few = (
             (8, 16, 24, *range(32, 128, 16), 128, 160, 192, 224)
@@ -218,8 +220,9 @@ class CudaGraphs:
         shared: bool,
         lora: LoraStep | None,
     ) -> CapturedGraph:
-        """Captures a graph that decodes `tokens` tokens. It returns the logits of all tokens, or
-        only of each row's last one if some rows have several and no drafts are checked.
+        """Captures a graph that decodes `tokens` tokens and computes their logits. Computes only
+        the logits of each row's last token if rows may have several tokens and no drafts are
+        checked.
         """
         slots = self._slots
         items = tokens + self._extra_items
@@ -295,8 +298,8 @@ class CudaGraphs:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Prevents garbage collection during a capture. Freeing an object may wait for the device (as
-    pinned memory of another engine does), which is an error during a capture.
+    """Prevents garbage collection during a capture. Freeing an object, such as another engine's
+    pinned memory, may wait for the device, which is an error during a capture.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -339,8 +342,8 @@ class CapturedGraph:
     def run(
         self, inputs: GpuInputs, shared: SharedPrefixArrays | None, rows: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, Ints]:
-        """Launches the step. Returns logits [N, vocab_size], valid until any graph runs again, and
-        int32 [rows], the index of each row's last token in them.
+        """Launches the step. Returns the logits [N, vocab_size], and the index of each row's last
+        token in them, int32 [rows]. The logits are valid until any graph runs again.
 
         Args:
             inputs: inputs of the step, with at most as many tokens as were captured.
@@ -375,6 +378,6 @@ class CapturedGraph:
 
 
 def graph_sizes(max_rows: int) -> tuple[int, ...]:
-    """Returns the batch sizes worth a separate graph. Padding costs at most an eighth."""
+    """Returns the batch sizes for which separate graphs are worth capturing."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows + 32, 32)]
     return (*(size for size in sizes if size < max_rows), max_rows)

@@ -68,9 +68,9 @@ class ExpertBalance:
         return self._pending.popleft()
 
     def _find_moves(self, loads: list[list[int]], placed: list[tuple[int, ...]]) -> list[_Move]:
-        """Returns the layers whose placement is worth changing, with their new placements. If there
-        are any, a last entry without a layer puts the last moved experts into use. Runs on its own
-        thread.
+        """Returns the layers whose expert placement is worth changing, with the new placement of
+        each. If there are any, a final entry without a layer puts the last moved experts into use.
+        Runs on a separate thread.
 
         Args:
             loads: number of rows that chose each expert of each layer.

@@ -19,9 +19,10 @@ from sglang_lite.runtime.models.spec import ModelSpec
 
 
 class GpuAdapters:
-    """LoRA adapters by number; an `AdapterMemory`. Their matrices are in one tensor [pages,
-    elements of a page]. A page holds RANKS ranks of every adapted linear layer of the model, so
-    writing an adapter takes one copy per page.
+    """LoRA adapters in a GPU's memory, identified by number. This is an `AdapterMemory`.
+
+    The adapters' matrices are in one tensor [pages, elements of a page]. A page holds RANKS ranks
+    of every adapted linear layer of the model, so writing an adapter takes one copy per page.
 
     Args:
         spec: the model.
@@ -78,8 +79,8 @@ class GpuAdapters:
         return pages, _view_matrices(pages, self._shapes)
 
     def write_adapter_slot(self, slot: int, pages: Sequence[int], adapter: Adapter) -> None:
-        """Copies an adapter to the GPU under a number, while steps keep running. The first step
-        that uses it waits for the copy.
+        """Copies an adapter to the GPU and gives it a number. Steps keep running meanwhile, and the
+        first step that uses the adapter waits for the copy.
 
         Args:
             slot: the number, which no running request uses.
@@ -129,8 +130,8 @@ def _elements_per_rank(shape: ProductShape) -> int:
 
 
 def _view_matrices(pages: torch.Tensor, shapes: _Shapes) -> tuple[Mapping[str, LoraWeights], ...]:
-    """Returns views of the adapters' matrices in pages [pages, elements of a page]: for each layer
-    of the model, the matrices by linear layer.
+    """Returns views of the adapters' matrices in `pages` [pages, elements of a page]. There is one
+    mapping per layer of the model, from the names of linear layers to their matrices.
     """
     at = 0
     layers = []

@@ -1,5 +1,5 @@
-"""Draws the next tokens on a GPU. A step's captured draws are replayed if there are any; otherwise
-the kernels are launched one by one, with whatever adjustments the requests need.
+"""Draws the next tokens on a GPU. Replays a step's captured draws if it has any. Otherwise launches
+the kernels one by one, with the adjustments that the requests need.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ class GpuDraws:
 
     @torch.inference_mode()
     def capture_draws(self, graph: CapturedGraph, softcap: float | None) -> None:
-        """Captures the draws of a graph with few rows, since their kernels could take longer to
-        launch than to run.
+        """Captures the draws of a graph that has few rows, each with one token. Launching the draw
+        kernels for so few rows could take longer than running them.
         """
         plan = graph.plan
         rows = len(graph.logits)
@@ -287,8 +287,8 @@ class GpuDraws:
         )
 
     def join_draw_of_rank_0(self, logits: torch.Tensor, slots: Ints) -> Sampled:
-        """Contributes this rank's logits to a draw by rank 0, which alone knows the rows'
-        adjustments, and then copies the drawn tokens from rank 0. The tokens stay on the device.
+        """Joins a draw by rank 0, the only rank that knows the rows' adjustments. Contributes this
+        rank's logits, then copies the drawn tokens from rank 0. The tokens stay on the device.
 
         Args:
             logits: logits [R, tokens] of this rank's part of the vocabulary.
@@ -300,7 +300,7 @@ class GpuDraws:
         return Sampled((), {})
 
     def _adopt_tokens_of_rank_0(self, parts: LogitParts, slots: torch.Tensor) -> None:
-        """Copies rank 0's last tokens of some slots to all ranks."""
+        """Copies the tokens that rank 0 drew last in some slots to all ranks."""
         last_tokens = self._slots.last_tokens
         last_tokens[slots] = parts.ranks.stack(last_tokens[slots])[0]
 
@@ -336,7 +336,7 @@ class GpuDraws:
         self, logits: torch.Tensor, tokens: torch.Tensor, masks: Masks | None, softcap: float | None
     ) -> torch.Tensor:
         """Launches the computation of the drawn tokens' log-probabilities from unadjusted logits.
-        Returns float32 [2, R], as in `Sampled`.
+        Returns float32 [2, R], as in `Sampled.scores`.
         """
         rows = len(tokens)
         scores = self._staging.host_buffer(2 * rows).view(torch.float32).view(2, rows)
@@ -351,7 +351,7 @@ class GpuDraws:
         positions: torch.Tensor,
         softcap: float | None,
     ) -> None:
-        """Compiles the kernels of draws, using the logits of one row of the dummy slot."""
+        """Compiles the draw kernels by drawing from one row of logits in the dummy slot."""
         tokens = torch.zeros(1, dtype=torch.int32, device=self._device)
         parts = self._parts
         if parts is not None:
@@ -385,16 +385,16 @@ class GpuDraws:
 
 
 def _copy_with_softcap(logits: torch.Tensor, softcap: float | None) -> tuple[torch.Tensor, None]:
-    """Returns a float32 copy of the logits with the softcap applied. The second result, None,
-    replaces the softcap, which must not be applied again.
+    """Returns a float32 copy of the logits with the softcap applied. Also returns None, as the
+    softcap that is still to be applied.
     """
     logits = logits.to(torch.float32, copy=True)
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap, None
 
 
 def _mask_out(logits: torch.Tensor, words: torch.Tensor) -> None:
-    """Sets the logits [V] of tokens to -inf if their bit in the int32 words [ceil(V / 32)] is 0,
-    like the draw kernel does.
+    """Sets the logits [V] of disallowed tokens to -inf, like the draw kernel does. A token is
+    disallowed if its bit in the int32 words [ceil(V / 32)] is 0.
     """
     bits = (words.unsqueeze(1) >> torch.arange(32, device=words.device)) & 1
     logits.masked_fill_(bits.view(-1)[: len(logits)] == 0, float("-inf"))
@@ -405,8 +405,8 @@ _MAX_ROWS_READ_FROM_HOST = 4
 
 
 class DeviceMasks:
-    """Token masks, sent on a separate stream while the preceding forward runs. For few rows they
-    stay on the host, where kernels read them.
+    """Token masks, sent to the device on a separate stream while the preceding forward runs. Masks
+    for few rows stay on the host, where kernels read them.
 
     Only one step's masks exist at a time: new ones may be written only after the tokens of the step
     have been read.
@@ -431,8 +431,8 @@ class DeviceMasks:
         self._which: Ints = self._host_rows.numpy()
 
     def view_for_rows(self, rows: int) -> TokenMasks:
-        """Returns all masks, for a step of `rows` rows: in host memory for few rows, else on the
-        device.
+        """Returns the masks for a step of `rows` rows, as kernels read them: from host memory for
+        few rows, else from the device.
         """
         if rows <= _MAX_ROWS_READ_FROM_HOST:
             return TokenMasks(self._host, self._host_rows[:rows])
@@ -443,7 +443,7 @@ class DeviceMasks:
         them.
 
         Args:
-            masks: their number, and the mask of each row.
+            masks: the number of masks, and the index of each row's mask.
             rows: number of rows that draw; those beyond `masks.rows` have no mask.
         """
         count = len(masks.words)

@@ -114,10 +114,11 @@ def build_gpu_inputs(
 
 
 def _count_token_reads(record: StepRecord, queries_per_read: int) -> int:
-    """Returns how many token reads it takes to decode rows with several tokens. Each new token
-    reads its row's new tokens up to itself, and all tokens before the new ones. A row with more
-    than MAX_DECODED_ROW_TOKENS new tokens reads the latter only once per `queries_per_read` of
-    them.
+    """Returns how many token reads it takes to decode the rows that have several new tokens.
+
+    Each new token reads its row's new tokens up to itself, and all tokens before the new ones. In a
+    row with more than MAX_DECODED_ROW_TOKENS new tokens, groups of `queries_per_read` new tokens
+    read the earlier tokens together.
     """
     starts = record.starts[record.singles :].astype(np.int64)
     ends = record.ends[record.singles :]

@@ -224,8 +224,8 @@ class GpuRunner:
     def read_recorded_values(
         self, token_slots: Ints, names: Iterable[RecordName]
     ) -> dict[str, TokenArray]:
-        """Waits for all launched forwards, and returns the experts or hidden states that the cache
-        has recorded for the tokens in `token_slots`, int32 [N].
+        """Waits for all launched forwards. Then returns values that the cache has recorded for the
+        tokens in `token_slots`, int32 [N], such as the experts they chose.
         """
         return read_records(self._cache, token_slots, names)
 
@@ -355,8 +355,8 @@ class GpuRunner:
     def _build_stage_forward(
         self, record: StepRecord, rows: torch.Tensor, last: Ints, plan: DevicePlan
     ) -> GpuForward:
-        """Returns a `GpuForward` without logits, whose hidden states are `rows`, the output of this
-        rank's stage.
+        """Returns the `GpuForward` of this rank's stage. Its hidden states are `rows`, the output
+        of the stage. It has no logits.
         """
         at = None if self._cache.hidden is None else plan.token_slots[: len(record.ids)]
         return GpuForward(
@@ -365,8 +365,8 @@ class GpuRunner:
 
     @torch.inference_mode()
     def finish_forward(self, forward: GpuForward, rows: torch.Tensor) -> None:
-        """Records the hidden states and scores the prompt tokens of a step that has passed all
-        stages, where required. All ranks must call this at the same time.
+        """Finishes a step that has passed all stages: records its hidden states and scores its
+        prompt tokens, if requested. All ranks must call this at the same time.
 
         Args:
             forward: forward of the step.
@@ -420,8 +420,8 @@ class GpuRunner:
         )
 
     def _select_logits(self, forward: GpuForward, at: Ints) -> torch.Tensor:
-        """Returns the logits of the tokens at some indices. They are a view if a graph computed
-        them and these are the first indices, else a new tensor.
+        """Returns the logits of the tokens at indices `at`. If these are the first indices of
+        logits that a graph computed, the result is a view, else a new tensor.
         """
         if forward.logits is not None and np.array_equal(at, np.arange(len(at))):
             return forward.logits[: len(at)]
@@ -486,9 +486,9 @@ class GpuRunner:
 
     @torch.inference_mode()
     def _run_first_steps(self) -> None:
-        """Runs a prompt and one token after it, drawn both plainly and with every option of a
-        request, since torch loads an operator's kernel when it first runs. Uses slot 0 and page 0,
-        which no request has yet.
+        """Runs a prompt and then a single token, since torch loads an operator's kernel when it
+        first runs. Draws from each step twice: with no options, and with every option of a request.
+        Uses slot 0 and page 0, which no request has yet.
         """
         slots = np.zeros(1, dtype=np.int32)
         row = np.zeros(1, dtype=np.int64)
@@ -592,7 +592,7 @@ class GpuRunner:
 
 
 def allocate_rows(model: DeviceModel, count: int) -> torch.Tensor:
-    """Allocates memory for rows [count, hidden_size] of a model's layers."""
+    """Allocates memory for the output [count, hidden_size] of a model's layers."""
     assert model.spec is not None, "a decoder's layers"
     return torch.zeros(
         (count, model.spec.hidden_size), dtype=model.precision.compute, device=model.device
@@ -705,9 +705,9 @@ def _powers_of_two_up_to(limit: int) -> list[int]:
 
 
 def _per_row_lora_step(step: LoraStep | None, adapters: GpuAdapters | None) -> LoraStep | None:
-    """Returns the LoRA step marked for kernels that read each token's own matrices, which are
-    faster if most rows have different adapters. Returns None if there can never be enough adapters
-    for that.
+    """Returns the LoRA step for the kernels of `lora_own.py`, which read each token's own matrices.
+    These kernels are faster if most rows have different adapters. Returns None if there can't be
+    enough adapters for that.
     """
     if step is None or adapters is None or not is_own_lora_faster(adapters.most, 1):
         return None

@@ -85,8 +85,8 @@ class GpuSlots:
         block_size: int,
         shared: SharedPrefixes | None = None,
     ) -> DevicePlan:
-        """Returns the plan of a step's tokens. Takes the arguments of DevicePlan, except that
-        `rotary` holds positions [3, T], which are ignored unless the model has `axes`.
+        """Returns the plan of a step's tokens. Takes the arguments of DevicePlan, except for
+        `rotary`: positions [3, T], ignored unless the model has `axes`.
         """
         return DevicePlan(
             ids=ids,
@@ -151,8 +151,8 @@ def _pack_parameters(sampling: SamplingTable) -> Ints:
 
 
 def _view_parameters(packed: torch.Tensor, slots: int) -> DeviceSampling:
-    """Returns each parameter of all slots as a view of the packed array: the seeds first, then one
-    after another, as in SAMPLING.
+    """Returns views of the parameters in the packed array. It holds the seeds of all slots first,
+    then the other parameters in the order of SAMPLING.
     """
     views = {"seed": packed[: 2 * slots].view(torch.int64)}
     for i, name in enumerate((SAMPLING.names or ())[1:], 2):

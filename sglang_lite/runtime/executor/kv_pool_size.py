@@ -1,4 +1,6 @@
-"""Size of a GPU's KV pool: the memory that remains next to the weights and the largest step."""
+"""Computes the size of a GPU's KV pool: the memory that remains beside the weights and the largest
+step.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,11 @@ _TYPICAL = 2048
 
 
 def count_window_pages(window: int | None, pages: int, sizes: Sizes, longest: int) -> int:
-    """Returns the number of pages of a separate pool for the layers with a window. Returns 0 if
-    they would need as many pages as the other layers.
+    """Returns the number of pages in a separate pool for sliding-window layers. Returns 0 if these
+    layers would need as many pages as the others.
 
-    They suffice for as many typical requests, running or cached, as the other pool holds, and for a
-    step's prompts.
+    The pages suffice for as many typical requests, running or cached, as the other pool holds. They
+    also suffice for a step's prompts.
 
     Args:
         window: longest window, in tokens; None if no layer has one.
@@ -50,8 +52,8 @@ def count_window_pages(window: int | None, pages: int, sizes: Sizes, longest: in
 
 
 def pool_bytes(model: Model, pages: int, own_pages: int, page_size: int) -> int:
-    """Returns the size of a KV cache in bytes. Layers with a window have `own_pages` pages, or as
-    many as the others if that is 0.
+    """Returns the size of a KV cache in bytes. Sliding-window layers have `own_pages` pages. If
+    `own_pages` is 0, they have as many as the other layers.
     """
     tokens = pages * page_size
     own = (own_pages or pages) * page_size
@@ -87,8 +89,8 @@ def pool_tokens(
     processes: int = 1,
     layout: Parallel = ALONE,
 ) -> int:
-    """Returns the size of the KV pool in tokens: whole pages that fit next to the weights and the
-    largest step.
+    """Returns the size of the KV pool in tokens. The pool consists of the whole pages that fit into
+    memory beside the weights and the largest step.
 
     Args:
         model: loaded model, on a GPU.
@@ -165,8 +167,8 @@ def tokens_with_window_pages(
     context_length: int,
     window: int,
 ) -> int:
-    """Returns the size of the pool in tokens if layers with a window have separate pages: at least
-    `tokens`, which fit without separate pages, and at most four times as many.
+    """Returns the size of the pool in tokens if sliding-window layers have separate pages. It is at
+    least `tokens`, the size without separate pages, and at most four times as much.
     """
 
     def fits_in_memory(pages: int) -> bool:

@@ -83,8 +83,8 @@ def adjust_logits(
 def _flat_positions(
     logits: torch.Tensor, ids: Sequence[tuple[int, Sequence[int] | Ints]]
 ) -> torch.Tensor:
-    """Returns the positions of token ids in the flattened logits, int64 [sum of their numbers], on
-    the device of the logits.
+    """Returns the positions of token ids in the flattened logits, int64 [number of ids]. They are
+    on the device of the logits.
 
     Args:
         logits: logits [R, V].
@@ -97,7 +97,7 @@ def _flat_positions(
 def _repeat_per_token(
     values: Sequence[float], tokens: Sequence[Ints], like: torch.Tensor
 ) -> torch.Tensor:
-    """Repeats one float64 value per row for each of the row's tokens."""
+    """Repeats each row's float64 value once for each of the row's tokens."""
     return torch.from_numpy(
         np.repeat(np.array(values, dtype=np.float64), [len(each) for each in tokens])
     ).to(like.device)

@@ -16,20 +16,21 @@ _MEASURE_EVERY = 8
 
 
 class MaskEvents:
-    """Timed events for a runner's steps. There are none if the device is not a GPU."""
+    """Timed events that measure how long a runner's draws wait for masks. Records none if the
+    device is not a GPU.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._ring = cycle(
             [make_event(timed=True) for _ in range(_RING_SIZE * (device.type == "cuda"))]
         )
-        # number of steps whose draws may wait for masks
         self._on_gpu = device.type == "cuda"
+        # number of steps whose draws may wait for masks
         self._masked_steps = 0
 
     def record_after_forward(self, record: StepRecord) -> torch.cuda.Event | None:
-        """Records an event after the forward if the step's draws may wait for masks, because the
-        host must inspect a row's new tokens. Only every `_MEASURE_EVERY`-th such step is measured;
-        returns None for all others.
+        """Records an event after a step's forward if the step's draws may have to wait for masks.
+        Measures only every `_MEASURE_EVERY`-th such step. Returns None for all others.
         """
         if not self._on_gpu or not record.watched:
             return None

@@ -37,8 +37,8 @@ def startup_error(error: BaseException) -> BaseException:
 
 
 def request_error(shortage: str, pieces: int) -> OverloadedError:
-    """Returns the error for a request that runs out of memory even when it runs by itself, `pieces`
-    tokens at a time.
+    """Returns the error for a request that runs out of memory even if it runs without others and in
+    pieces of `pieces` tokens.
     """
     return OverloadedError(
         f"not enough memory for the request, alone and in pieces of {pieces} tokens: {shortage}",
@@ -48,6 +48,6 @@ def request_error(shortage: str, pieces: int) -> OverloadedError:
 
 
 def release_cached_memory() -> None:
-    """Returns GPU memory that torch caches for later allocations to the driver."""
+    """Gives the GPU memory that torch keeps for later allocations back to the driver."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

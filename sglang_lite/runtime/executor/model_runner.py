@@ -73,8 +73,8 @@ class ModelRunner(Protocol):
     def read_recorded_values(
         self, token_slots: Ints, names: Iterable[RecordName]
     ) -> dict[str, TokenArray]:
-        """Waits for the forwards so far, and returns what the cache has recorded for the tokens in
-        slots, int32 [N].
+        """Waits for the forwards launched so far. Then returns values that the cache has recorded
+        for the tokens in `token_slots`, int32 [N], such as the experts they chose.
         """
         ...
 

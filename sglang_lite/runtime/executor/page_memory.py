@@ -1,5 +1,5 @@
-"""Host memory for pages of the KV cache, and copies of pages to it and back. All planes of a page
-are copied together.
+"""Host memory for pages of the KV cache, and copies between it and the device. All planes of a
+page, such as its keys and its values, are copied together.
 """
 
 from __future__ import annotations
@@ -156,7 +156,9 @@ class GpuPageMemory:
             self._launch_copy(pages, slots, to_host=True)
 
     def _launch_copy(self, pages: Ints, slots: Ints, *, to_host: bool) -> None:
-        """Launches a copy between pages and slots. Its number is that of the most recent request."""
+        """Launches a copy between pages and slots. The copy has the number of the most recent
+        request.
+        """
         count = len(pages)
         both = np.zeros((2, -(-count // _ALIGNED) * _ALIGNED), dtype=np.int32)
         both[:, :count] = pages, slots

@@ -42,8 +42,8 @@ def max_captured_tokens(model: DeviceModel, step_tokens: int) -> int:
 
 
 class PrefillGraphs:
-    """Captured graphs of prefill steps, by numbers of decoded and prefilled tokens and by whether
-    rows have adapters. Each is captured when a step first needs it.
+    """Captured graphs of prefill steps. There is one for each number of decoded tokens and of
+    prefilled tokens, with or without adapters. It is captured when a step first needs it.
 
     Args:
         max_tokens: maximum number of tokens in a captured step; 0 to capture none.
@@ -121,8 +121,8 @@ class PrefillGraphs:
 
     @property
     def _max_padding_per_block(self) -> int:
-        """Maximum number of padding tokens in a block. All are in the dummy slot, whose pages hold
-        this many positions.
+        """Maximum number of padding tokens in a block: the size of a block, or the number of
+        positions in the dummy slot if that is smaller.
         """
         return min(_BLOCK, self._slots.page_table.shape[1] * self._page_size)
 
@@ -201,15 +201,15 @@ def _split_inputs(static: _Array, tokens: int, rows: int) -> tuple[_Array, _Arra
 
 
 def _padded_rows(rows: int) -> int:
-    """Returns the number of decoded rows of the graph for `rows` rows: 0, 8, 16, 32 and further
-    powers of two.
+    """Rounds a number of decoded rows up to the number in a graph: 0, 8, 16, 32 or a higher power
+    of two.
     """
     return max(8, 1 << (rows - 1).bit_length()) if rows else 0
 
 
 def _padded_tokens(tokens: int) -> int:
-    """Returns the number of prefilled tokens of the graph for `tokens` tokens, in whole blocks.
-    From 1,024 tokens on, padding is at most an eighth.
+    """Rounds a number of prefilled tokens up to the number in a graph, which consists of whole
+    blocks. From 1,024 tokens on, padding is at most an eighth.
     """
     step = max(_BLOCK, 1 << max((tokens - 1).bit_length() - 4, 0))
     return -(-tokens // step) * step

@@ -43,8 +43,8 @@ def find_groups(pages: Ints, shareable_pages: Ints) -> list[Group]:
 def _find_best_groups(
     pages: Ints, shareable_pages: Ints, rows: Ints, matched: int
 ) -> tuple[int, list[Group]]:
-    """Returns the number of page reads saved, and the groups that save them, among `rows`, whose
-    first `matched` pages are the same.
+    """Finds the groups of `rows` that save the most page reads. The first `matched` pages of these
+    rows are known to be the same. Returns the number of reads saved, and the groups.
     """
     saved = 0
     groups = list[Group]()
@@ -132,7 +132,8 @@ def _saves_enough_tokens(group: Group, page_size: int, min_saving_factor: int) -
 
 @dataclass(frozen=True, slots=True)
 class GroupArrays:
-    """Groups as arrays, since a step with drafts has one group per row.
+    """Groups of rows, stored in arrays because there may be many: a step with drafts has one group
+    per row.
 
     Attributes:
         rows: int32 [N], rows of all groups, one group after another.
@@ -234,8 +235,8 @@ def _split_groups(
 
 
 def _number_items(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Expands `counts` to one entry per item. Returns the index into `counts` that each item
-    belongs to, and its number among the items of that index.
+    """Expands `counts`, the number of items at each index. Returns two arrays with an entry for
+    every item: its index in `counts`, and its number among the items of that index.
     """
     of = np.repeat(np.arange(len(counts)), counts)
     return of, np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -277,7 +278,7 @@ class PrefixGroups:
 
         Args:
             record: the step.
-            padded_rows: function that returns the number of rows of the graph that runs a given
+            padded_rows: function from a number of rows to the number of rows of the graph for that
                 number.
             multi_token_rows: whether rows with several tokens are also decoded. The tokens of each
                 share what precedes them.
@@ -328,8 +329,8 @@ class PrefixGroups:
         ]
 
     def _groups_of_rows(self, record: StepRecord) -> GroupArrays | None:
-        """Returns one group for each row with several tokens, consisting of these tokens, or None
-        if sharing what precedes them would not save enough reads.
+        """Returns a group for each row with several tokens, whose members are these tokens. They
+        share the pages before them. Returns None if sharing would not save enough reads.
         """
         counts = (record.ends - record.starts).astype(np.int64)
         size = self._table.page_size

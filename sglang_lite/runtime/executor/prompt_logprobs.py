@@ -24,8 +24,8 @@ class HasLogits(Protocol):
 
 
 class CopyToHost(Protocol):
-    """Function that starts copying a tensor to the host. Returns the copy and the event after which
-    its data is valid, or None if it is valid already.
+    """Function that starts copying a tensor to the host. Returns the copy, and an event after which
+    the copy's data is valid. The event is None if the data is valid already.
     """
 
     def __call__(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]: ...
@@ -33,8 +33,8 @@ class CopyToHost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log-probabilities of a row's prompt tokens, which have been launched and may still be
-    running.
+    """Log-probabilities of a row's prompt tokens. Their computation has been launched and may still
+    be running.
 
     Attributes:
         first: position of the first token.
@@ -78,7 +78,8 @@ def score_prompts(
     hidden: torch.Tensor,
     fetch: CopyToHost = lambda tensor: (tensor, None),
 ) -> dict[int, PromptLogprobs]:
-    """Scores the prompt tokens that rows request and that this step's hidden states predict.
+    """Computes the log-probabilities of those requested prompt tokens that this step's hidden
+    states predict.
 
     Args:
         model: model whose head computes the logits.
@@ -132,7 +133,9 @@ def score_rows(
     fetch: CopyToHost,
 ) -> list[PromptLogprobs]:
     """Scores tokens of rows in pieces, since the logits of thousands of positions take more memory
-    than a model. A piece has tokens of many rows, because each piece reads the head's weights:
+    than a model.
+
+    A piece has tokens of many rows, because each piece reads the weights of the model's head:
     scoring eighty choices of one or two tokens separately would read them eighty times.
 
     Args:

@@ -36,15 +36,17 @@ _Runner = TypeVar("_Runner", bound=ModelRunner)
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """Notice that all ranks have loaded their parts, with the size of the KV cache. Ranks then
-    create their runners.
+    """Message that all ranks have loaded their parts of the model. Ranks then create their runners,
+    with a KV cache of the given size.
     """
 
     capacity: Capacity
 
 
 class Forward(msgspec.Struct, frozen=True, tag="forward"):
-    """Forward of a step. On CPUs no id is -1, since only rank 0 knows the drawn tokens."""
+    """Request to compute the forward of a step. On CPUs, rank 0 has already filled in the ids of
+    drawn tokens, which only rank 0 knows.
+    """
 
     record: StepRecord
 
@@ -119,8 +121,8 @@ class RankLinks(Protocol):
         ...
 
     def wait_until_loaded(self) -> int:
-        """Waits until the other ranks have loaded their parts of the model. Returns the most bytes
-        in use on any of their GPUs at that point, by any process; 0 on CPUs.
+        """Waits until the other ranks have loaded their parts of the model. Returns the number of
+        bytes then in use, by any process, on the fullest of their GPUs. Returns 0 on CPUs.
 
         Raises:
             SglError: one of them has failed.
@@ -132,7 +134,7 @@ class RankLinks(Protocol):
         ...
 
     def end_ranks_and_raise(self, error: BaseException) -> NoReturn:
-        """Ends all other ranks after an exception on rank 0, which may have been caused by a rank
+        """Ends all other ranks after an exception on rank 0. The exception's cause may be a rank
         that ended.
 
         Raises:
@@ -228,8 +230,8 @@ class CpuLeadRunner(LeadRunner[CpuRunner]):
 
 
 class GpuLeadRunner(LeadRunner["GpuRunner"]):
-    """Runner of rank 0 on a GPU. Draws leave their tokens on all GPUs, so ids of -1 are sent
-    unchanged.
+    """Runner of rank 0 on a GPU. All GPUs have the drawn tokens, so ids of -1, which stand for
+    these, are sent unchanged.
     """
 
     def __init__(self, runner: GpuRunner, links: RankLinks, balance: ExpertBalance | None) -> None:

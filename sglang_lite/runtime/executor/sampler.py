@@ -26,8 +26,8 @@ _TINY = 1e-30  # probability below which a sum in float32 is not exact
 
 
 class SamplingTable:
-    """Parameters that every draw needs, by slot, so that a batch without adjustments takes only a
-    few tensor operations.
+    """Sampling parameters by slot, stored in arrays. A batch without adjustments is drawn with only
+    a few tensor operations.
 
     Args:
         slots: number of slots, all of which are greedy at first.
@@ -233,8 +233,8 @@ class _Scores:
                 )
 
     def _log_of_tiny_mass(self, row: int, allowed: NDArray[np.bool_]) -> float:
-        """Returns the log-probability of all tokens that a row's mask `allowed`, bool [V], permits,
-        even if each of them is too improbable for float32.
+        """Returns the log-probability of all tokens that a row's mask allows, taken together. Works
+        even if each of them is too improbable for float32. `allowed` is the mask, bool [V].
         """
         return float(self._logits[row, torch.from_numpy(allowed)].logsumexp(0)) - float(
             self._totals[row]
@@ -320,9 +320,11 @@ def _draw_tokens(
 
 
 def _filter_probabilities(probs: NDArray[np.float32], row: np.void) -> None:
-    """Zeroes, in place, the probabilities [V] of the tokens that a row's filters drop. Top-k comes
-    first, then top-p, then min-p. Top-p counts the probability of all tokens, or only of those that
-    top-k has kept if it is sequential. Among equal probabilities, those with lower ids are kept.
+    """Zeroes, in place, the probabilities [V] of the tokens that a row's filters drop: top-k first,
+    then top-p, then min-p. Among equal probabilities, those with lower ids are kept.
+
+    Top-p counts the probability of all tokens. If the row is sequential, it counts only the tokens
+    that top-k has kept.
 
     Doesn't sort the vocabulary: top-k and top-p only need the least probability that they keep.
     """
@@ -365,8 +367,8 @@ def _keep_top_p(probs: NDArray[np.float32], top_p: np.float32) -> NDArray[np.flo
 
 
 def _nucleus_size(values: NDArray[np.float32], top_p: np.float32, mass: float = 1.0) -> int:
-    """Returns how many of the probabilities `values`, in descending order, top-p keeps: those
-    preceded by at most `top_p` of the total `mass`.
+    """Returns how many of the probabilities `values`, in descending order, top-p keeps. A value is
+    kept if the values before it add up to at most `top_p` of the total `mass`.
     """
     if top_p >= 1:
         return len(values)

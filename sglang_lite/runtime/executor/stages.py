@@ -63,8 +63,8 @@ class Stages:
         return step.forward
 
     def _advance_steps(self, first: _Step | None, end: int) -> None:
-        """Moves the steps of the stages before `end` on by one, and lets another step begin. The
-        step at `end` must no longer be needed.
+        """Moves each step before stage `end` on to the next stage, and puts step `first`, if given,
+        in the first one. The step at `end` is dropped, so it must no longer be needed.
         """
         received: torch.Tensor | None = None
         for stage in reversed(range(end)):

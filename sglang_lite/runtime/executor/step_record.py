@@ -3,7 +3,7 @@
 The step loop writes records from its slot table, and a runner executes them. A runner knows slots
 only from records, so the same records, executed in the same order, give the same keys and values on
 any device: in another process, on several devices in parallel, or from a file. Weights of adapters
-and features of images reach a device beside them, and draws are given to `sample`.
+and features of images are sent to a device separately, and draws are given to `sample`.
 """
 
 from __future__ import annotations
@@ -100,17 +100,17 @@ NO_CHANGES = ColumnChanges(_NOTHING, _NOTHING, 0)
 
 
 class RecordColumn(Protocol):
-    """Column of the slot table that runners also know: a number for each request."""
+    """Column of the slot table that is also sent to runners, such as the adapter of each request."""
 
     name: str
 
     def column_values(self, batch: Batch) -> Ints:
-        """Returns the value of each row, int32 [R], from 0 on; -1 for none."""
+        """Returns the value of each row, int32 [R]: a number from 0 on, or -1 for none."""
         ...
 
 
 class TokenReplacer(Protocol):
-    """Replaces tokens of prompts whose embeddings are not those of the vocabulary."""
+    """Replaces prompt tokens that stand for something outside the vocabulary, such as an image."""
 
     def replace_tokens(
         self, batch: Batch, ends: Ints, ids: Ints, positions: Ints
@@ -127,8 +127,8 @@ class TokenReplacer(Protocol):
 
 
 class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Forward of one step. Rows are in the order of `Batch`: R rows with T tokens. Its serialised
-    form omits fields with default values, as most steps have them.
+    """Input of the forward of one step, with R rows and T tokens. Rows are in the order of `Batch`.
+    The serialised form omits fields that have their default values, as most do in most steps.
 
     Attributes:
         step: number of the step.
@@ -195,12 +195,16 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def changes_of(self, column: str) -> ColumnChanges:
-        """Returns what has changed in a column, which the engine may not have."""
+        """Returns what has changed in a column. Returns no changes if the engine doesn't have the
+        column.
+        """
         return self.columns.get(column, NO_CHANGES)
 
     @property
     def has_ready_embeddings(self) -> bool:
-        """True if the embedding of a token is a row of the model's table of ready embeddings."""
+        """True if some token's embedding comes from the model's table of ready embeddings, such as
+        those of images.
+        """
         return self.decoding < len(self.slots) and int(self.ids.min()) < -1
 
     @property
@@ -353,8 +357,8 @@ class StepWriter:
         return record
 
     def _iterate_prompt_scores(self, batch: Batch) -> Iterator[PromptScores]:
-        """Yields the prompt tokens to score whose logits this step computes. Decoding rows have
-        none.
+        """Yields the prompt tokens whose log-probabilities are requested and whose logits this step
+        computes. Decoding rows have no such tokens.
         """
         for i, request in enumerate(batch.requests[batch.decoding :], batch.decoding):
             if request.score_from is not None:
@@ -368,8 +372,8 @@ class StepWriter:
 
 
 def _find_changes(written: Ints, slots: Ints, now: Ints) -> tuple[Ints, Ints]:
-    """Returns the entries of a flattened page table [slots, pages] that have changed, and their
-    pages.
+    """Returns the indices of the changed entries in a flattened page table [slots, pages], and the
+    new pages of these entries.
 
     Args:
         written: pages according to the records so far; updated in place.
@@ -418,8 +422,8 @@ def _prompt_scores(request: Request, row: int, first: int, tokens: Ints) -> Prom
 
 
 def append_step(file: Path, record: StepRecord | Capacity) -> None:
-    """Appends a step to a file of an engine's steps, which begins with its capacity. Raises OSError
-    if the file can't be written.
+    """Appends a step to a file that records an engine's steps. The engine's capacity comes first in
+    the file. Raises OSError if the file can't be written.
     """
     content = _ENCODER.encode(record)
     with file.open("ab") as steps:
@@ -427,7 +431,8 @@ def append_step(file: Path, record: StepRecord | Capacity) -> None:
 
 
 def read_steps(path: Path) -> tuple[Capacity, list[StepRecord]]:
-    """Reads an engine's capacity and steps from a file, without an incomplete last step.
+    """Reads an engine's capacity and steps from a file. Leaves out the last step if it is
+    incomplete.
 
     Raises:
         ParameterError: the file has another format or can't be read.

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def enable_recording(model: Model, config: EngineConfig) -> None:
-    """Makes the caches of a model, if allocated afterwards, record experts or hidden states as the
-    configuration asks for.
+    """Makes a model's caches record experts or hidden states, as the config requests. Must be
+    called before the caches are allocated.
 
     Raises:
         ParameterError: the model has no experts, or transformers' code runs it.
@@ -53,8 +53,8 @@ def enable_recording(model: Model, config: EngineConfig) -> None:
 def read_records(
     cache: KVCache, token_slots: Ints, names: Iterable[RecordName]
 ) -> dict[str, TokenArray]:
-    """Returns the experts or hidden states that a cache has recorded for the tokens in
-    `token_slots`, int32 [N]: one array for each name.
+    """Returns values that a cache has recorded for the tokens in `token_slots`, int32 [N], such as
+    the experts they chose. There is one array for each of `names`.
     """
     planes = {"routed_experts": cache.experts, "hidden_states": cache.hidden}
     found: dict[str, TokenArray] = {}

@@ -1,7 +1,5 @@
-"""Starts child processes that run a module of this package, connected by a socket, and reads their
-output. The process isn't forked, because this process has threads, and isn't started by
-`multiprocessing`, which would run the caller's main module again. The connection has no path or
-port that other programs could find.
+"""Starts child processes that run a module of this package and are connected by a socket. Also
+reads the output of these processes.
 
 The process isn't forked, because this process has threads, and isn't started by `multiprocessing`,
 which would run the caller's main module again. The connection has no path or port that other
@@ -67,8 +65,8 @@ def start_child(
 
 
 def log_printed_lines(process: subprocess.Popen[bytes], logger: logging.Logger) -> Iterator[str]:
-    """Logs the lines that a process prints, and yields each one. They must be read: a full pipe
-    would block the process.
+    """Logs the lines that a process prints, and yields each one. The caller must consume them all,
+    since a full pipe would block the process.
     """
     assert process.stdout is not None
     with process.stdout as pipe:
@@ -80,8 +78,8 @@ def log_printed_lines(process: subprocess.Popen[bytes], logger: logging.Logger) 
 
 
 def format_last_output(lines: Iterable[str]) -> str:
-    """Formats the last lines that a process has printed as a sentence for an error; "" if there are
-    none.
+    """Formats the last lines that a process has printed as a sentence for an error message. Returns
+    "" if there are none.
     """
     printed = [line for line in list(lines) if line]
     return " Its last output:\n" + "\n".join(printed) if printed else ""

@@ -1,4 +1,4 @@
-"""C++ files of this package as libraries, compiled for this processor if a compiler is installed.
+"""Compiles C++ files of this package into libraries for this processor, if a compiler is installed.
 
 No library is required: without one, operators of torch or numpy run instead, which are slower.
 """
@@ -85,7 +85,9 @@ def load_cpu_library(
 
 @functools.cache
 def warn_without_compiler() -> None:
-    """Warns once that no compiler is installed, although several libraries need one."""
+    """Warns that no compiler is installed. The warning appears only once, although several
+    libraries need a compiler.
+    """
     logger.warning(
         "no C++ compiler was found: decoding on a CPU and files of the KV cache take longer. Install g++ or clang++, "
         "or set CXX to a compiler."
@@ -102,8 +104,8 @@ def _compile_library(compiler: str, source: Path, library: Path) -> None:
 
 
 def _instruction_sets() -> str:
-    """Returns the processor's instruction sets as reported by Linux, because a library compiled for
-    others would not run.
+    """Returns the processor's instruction sets as reported by Linux. A library compiled for other
+    instruction sets might not run.
     """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

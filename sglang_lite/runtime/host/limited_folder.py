@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def remove_oldest_files(files: Iterable[Path], most: float) -> int:
-    """Removes the least recently used files until the remaining ones total at most `most` bytes.
-    Returns the total size of those.
+    """Removes the least recently used files until the remaining files total at most `most` bytes.
+    Returns the total size of the remaining files.
     """
     found = []
     for path in files:

@@ -1,4 +1,4 @@
-"""Bounds on the primitive caches of oneDNN, torch's library for matrix multiplication on CPUs.
+"""Limits the primitive caches of oneDNN, torch's library for matrix multiplication on CPUs.
 
 Each pair of a number of rows and a weight shape needs a compiled primitive, which takes about a
 millisecond to create. oneDNN caches 1,024 primitives and torch another 1,024, of 0.6 to 1.5 MB
@@ -21,8 +21,10 @@ _SIZES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 @functools.cache
 def limit_primitive_caches() -> None:
     """Limits both caches to `PRODUCTS` entries, unless the user has set their sizes. Must be called
-    before the first matrix multiplication of the process, when both libraries read the environment,
-    which is restored afterwards.
+    before the first matrix multiplication of the process.
+
+    Both libraries read the limits from the environment at that first multiplication. Afterwards,
+    the environment is restored.
     """
     unset = [name for name in _SIZES if name not in os.environ]
     os.environ.update(dict.fromkeys(unset, str(PRODUCTS)))

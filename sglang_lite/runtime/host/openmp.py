@@ -1,4 +1,4 @@
-"""Bound on the busy-waiting of torch's OpenMP threads, set before torch is loaded.
+"""Limits the busy-waiting of torch's OpenMP threads. This works only before torch is loaded.
 
 Torch's wheels bring GNU OpenMP, whose threads spin some 300,000 iterations (milliseconds) for new
 work before they sleep. Next to another busy process, the spinning threads take CPU time from the

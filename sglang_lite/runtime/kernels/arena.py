@@ -1,5 +1,6 @@
-"""Memory that can be released and restored while its tensors stay: at reserved GPU addresses, which
-captured graphs hold, or as memory maps on a CPU.
+"""Memory that can be released and restored while its tensors continue to exist. On a GPU, the
+tensors' addresses stay reserved, since captured graphs contain them. On a CPU, memory maps are
+used.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class AttentionRules:
     def softmax(
         self, scores: torch.Tensor, masked: torch.Tensor | None, heads: tuple[int, ...]
     ) -> torch.Tensor:
-        """Returns the weights of scaled scores [kv_heads, …, positions].
+        """Returns the attention weights for scaled scores [kv_heads, …, positions].
 
         Args:
             scores: scaled scores; overwritten.
@@ -88,8 +88,8 @@ class SharedPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """Buffers, shared by all layers, for the partial attention results of rows until they are
-    merged. They are float32 if not noted otherwise.
+    """Buffers for partial attention results that are still to be merged. All layers share them.
+    They are float32 unless noted otherwise.
 
     Attributes:
         acc: weighted values of each part, not yet divided by the sum of weights.
@@ -107,7 +107,7 @@ class Partials:
 
 @dataclass(frozen=True, slots=True)
 class DecodeWork:
-    """How the tokens that a step's decoding rows read are distributed among programs.
+    """Work items for a step's decoding rows: which tokens each program reads.
 
     Attributes:
         items: int32 [items, 4]: row (-1 for an unused item), first token, end, slot. One program
@@ -123,8 +123,8 @@ class DecodeWork:
 
 @dataclass(frozen=True, slots=True)
 class RotaryPositions:
-    """Positions that the rotary embedding uses for a step's tokens, where these differ from the
-    positions in the cache.
+    """Positions of a step's tokens for the rotary embedding, if they differ from the positions in
+    the cache.
 
     Attributes:
         at: int32 [3, T], time, row and column of each token; contiguous in T.
@@ -189,7 +189,7 @@ class DevicePlan:
 
     @property
     def token_slots(self) -> torch.Tensor:
-        """Slot in the KV cache of each token, int64 [T]. Padding has slots in the dummy page."""
+        """Slot of each token in the KV cache, int64 [T]. Padding has slots in the dummy page."""
         at = self.positions.long()
         pages = self.page_table[self.slots.long(), at // self.page_size].long()
         return pages * self.page_size + at % self.page_size
@@ -325,8 +325,8 @@ class ExtendGroup:
 
     @property
     def single(self) -> DecodeGroup | None:
-        """The rows with one new token as decoding rows, for layers that can't read the shared
-        tokens just once. None if there are no such rows.
+        """Rows with one new token, as decoding rows; None if there are none. For layers that can't
+        read the shared tokens once for all rows.
         """
         at = [i for i, row in enumerate(self.rows) if row.end - row.start == 1]
         if not at:

@@ -1,7 +1,5 @@
 """CPU matmuls that use a checkpoint's quantised blocks directly, compiled from `block_product.cpp`.
-The reference is torch's matmul with the decoded matrix. Activations are rounded to 16-bit integers
-with a scale for each 32 of a row, which loses a hundredth of what bfloat16 loses. The result of a
-row doesn't depend on the other rows.
+The reference is torch's matmul with the decoded matrix.
 
 Activations are rounded to 16-bit integers with a scale for each 32 of a row, which loses a
 hundredth of what bfloat16 loses. The result of a row doesn't depend on the other rows.

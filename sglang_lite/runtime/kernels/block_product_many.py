@@ -1,7 +1,6 @@
-"""CPU matmuls of many bfloat16 rows that use a checkpoint's quantised blocks directly, compiled
-from `block_product_many.cpp` for AVX512_BF16. The reference is torch's matmul with the decoded
-matrix. Weights are rounded to bfloat16, and sums are float32. The result of a row doesn't depend on
-the other rows.
+"""CPU matmuls of many bfloat16 rows that use a checkpoint's quantised blocks directly. Compiled
+from `block_product_many.cpp` for processors with AVX512_BF16. The reference is torch's matmul with
+the decoded matrix.
 
 Weights are rounded to bfloat16, and sums are float32. The result of a row doesn't depend on the
 other rows.

@@ -1,6 +1,5 @@
 """Checks and prepares the folder of compiled kernels, which is Triton's cache (`TRITON_CACHE_DIR`,
-by default ~/.triton/cache). Kernels of other versions of Triton, other sources or other kinds of
-GPU are never read: Triton's names depend on all of these.
+by default ~/.triton/cache).
 
 Kernels of other versions of Triton, other sources or other kinds of GPU are never read: Triton's
 names depend on all of these.
@@ -28,9 +27,12 @@ _AT_SECTIONS = 58
 
 
 def prepare_cache() -> Path:
-    """Returns the cache folder once kernels can be read and written there, and removes damaged
-    kernels. If the folder isn't writable, falls back to a per-user folder among the temporary files
-    with links to the existing kernels, and sets `TRITON_CACHE_DIR`. Logs a warning in both cases.
+    """Removes damaged kernels from the cache folder, and returns the folder once kernels can be
+    written there.
+
+    If the folder isn't writable, uses a per-user folder among the temporary files instead. Links
+    the existing kernels into that folder, and sets `TRITON_CACHE_DIR` to it. Logs a warning about
+    damaged kernels, and about a folder that isn't writable.
     """
     folder = Path(triton.knobs.cache.dir)
     damaged = _find_damaged(folder)

@@ -53,8 +53,8 @@ class CompileProcess:
             self._line.shutdown(socket.SHUT_WR)
 
     def wait_for(self, kernel: str) -> None:
-        """Returns once the kernel with this digest is in the cache, or the process has ended or
-        stopped responding, which is logged.
+        """Waits until the kernel with this digest is in the cache. Returns early if the process has
+        ended. If it has failed or stopped responding, logs this and kills it.
         """
         while self._line is not None and kernel.encode() not in self._compiled:
             try:
@@ -94,7 +94,8 @@ class CompileProcess:
 
 def start_compiler_early(model: str, device: str, processes: int | None) -> CompileProcess | None:
     """Starts a compile process early if it is likely to have work: an NVIDIA driver is present, and
-    the cache has no kernels of the model. Returns None if not, or if the process can't be started.
+    the cache has no kernels of the model. Otherwise, or if the process can't be started, returns
+    None.
 
     Args:
         model, device, processes: fields `model`, `device` and `compile_processes` of an

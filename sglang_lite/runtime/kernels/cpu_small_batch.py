@@ -1,6 +1,8 @@
-"""CPU operators for few tokens, each a single call of `cpu_small_batch.cpp`. A call of a torch
-operator takes some microseconds, and a layer has twenty: as long in total as the matmuls of a small
-model. The references are torch's operators in `Decoder`.
+"""CPU operators for few tokens, each a single call of `cpu_small_batch.cpp`. The references are
+torch's operators in `Decoder`.
+
+A call of a torch operator takes some microseconds, and a layer has twenty such calls. In total,
+they take as long as the matmuls of a small model.
 
 Tensors are [T, …], contiguous and in the data type of activations, unless noted.
 """
@@ -55,7 +57,9 @@ class ReadSlots:
 
     @classmethod
     def from_plan(cls, plan: AttentionPlan) -> ReadSlots:
-        """Collects which slots each token of a plan reads. No rows of the plan may share a prefix."""
+        """Collects the slots that each token of a plan reads. The plan must not have rows that
+        share a prefix.
+        """
         count = len(plan.store_at)
         addresses = [0] * count
         firsts = [0] * count
@@ -201,8 +205,8 @@ def call_attention(
     scale: float,
     *threads: int,
 ) -> torch.Tensor:
-    """Calls a C function that implements `attend`. It takes the arguments `ATTENTION` and, if
-    given, the number of threads.
+    """Calls a C function that implements `attend`. The function has the parameters `ATTENTION`, and
+    a number of threads if `threads` is given.
     """
     count, heads, size = q.shape
     kv_heads, slots, _ = keys.shape
@@ -230,7 +234,7 @@ def call_attention(
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Returns a data type's name in function names of the libraries."""
+    """Returns the name of a data type as it occurs in the libraries' function names."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -1,6 +1,6 @@
-"""All layers of a decoder for few tokens on a CPU, with matrices in quantised blocks, in one call
-of `cpu_small_batch_step.cpp`. The same library has multithreaded attention. The references are
-torch's operators in `Decoder`.
+"""Runs all layers of a decoder for few tokens on a CPU, in one call of `cpu_small_batch_step.cpp`.
+The matrices are in quantised blocks. The library also has multithreaded attention. The references
+are torch's operators in `Decoder`.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def split_work(
     concurrent_programs: int = 0,
     round_up: bool = False,
 ) -> None:
-    """Splits the tokens that decoding rows read into items, each of which one program reads.
+    """Divides the tokens of decoding rows into work items, each processed by one program.
 
     Args:
         positions, slots: int32 [rows], position and slot of each row's new token.
@@ -325,8 +325,8 @@ def store_or_merge(
 
 
 def merge_kernel_options(launch: Launch, group: int, dim: int) -> dict[str, int]:
-    """Returns keyword arguments for kernels that call `store_or_merge`, including the number of
-    parts merged together, which is limited by registers.
+    """Returns keyword arguments for kernels that call `store_or_merge`. They include the number of
+    parts merged together, for which registers set a limit.
 
     Args:
         launch: launch parameters of the kernel.

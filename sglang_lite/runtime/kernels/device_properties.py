@@ -57,8 +57,8 @@ _assumed: ContextVar[DeviceProperties] = ContextVar("_assumed")
 
 
 def properties_of(device: torch.device) -> DeviceProperties:
-    """Returns the properties of the GPU that kernels on a device run on; for "meta", those set by
-    `assume_device`.
+    """Returns the properties of the GPU on which a device's kernels run. For the device "meta",
+    returns the properties that `assume_device` has set.
     """
     if device.type == "meta":
         return _assumed.get()

@@ -44,8 +44,8 @@ class EightBitRows:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Scales of the result [M, N] of an 8-bit matmul, which the kernel that reads the result must
-    still apply.
+    """Scales that still have to be applied to the result [M, N] of an 8-bit matmul. The kernel that
+    reads the result applies them.
 
     Attributes:
         rows: float32 [M].

@@ -1,5 +1,5 @@
-"""Embeddings of tokens whose ids are known or were drawn by the previous step, and of features of
-images.
+"""Embeddings of tokens, and features of images that take the place of embeddings. A token's id is
+known, or was drawn by the previous step.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def _add_features(
 
 
 def add_features(plan: DevicePlan, features: torch.Tensor, plane: int, out: torch.Tensor) -> None:
-    """Adds plane number `plane`, which is H elements wide, of features [R, …] to the hidden states
-    out [T, H] of images' tokens. Moves at most 3 T H elements.
+    """Adds features of images to the hidden states `out` [T, H] of their tokens. `plane` selects
+    which H elements of each row of features [R, …] are added. Moves at most 3 T H elements.
     """
     size = out.shape[1]
     block = min(1024, round_up_to_power_of_2(size))

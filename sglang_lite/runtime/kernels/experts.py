@@ -151,9 +151,11 @@ def apply_experts(
 def _combine_parts(
     y: torch.Tensor, own: ExpertMatrices, base: torch.Tensor | None, *, parts: bool
 ) -> torch.Tensor:
-    """Returns the sum of y [top, T, H], one part for each of a token's experts, or y itself if
-    `parts` is True. If other ranks hold experts, adds `base` here: the expert whose output would
-    otherwise include it may be on another rank.
+    """Returns the sum of y [top, T, N] over each token's experts, or y itself if `parts` is True.
+    Adds `base` first if other ranks hold some of the experts.
+
+    If all experts are on this rank, the output of each token's first expert already includes
+    `base`.
     """
     if own.partial and base is not None:
         y[0] += base

@@ -1,5 +1,5 @@
-"""Multiplies a few tokens by the matrices of their experts, one pair of a token and an expert at a
-time; bound by reading the weights.
+"""Multiplies a few tokens by the matrices of their experts, one token-expert pair at a time.
+Reading the weights takes most of the time.
 
     hidden[t, j] = act(gate[e] x[t]) * (up[e] x[t])         e = ids[t, j], the token's j-th expert
     out[t] = base[t] + sum over j of weights[t, j] * (down[e] hidden[t, j])
@@ -254,8 +254,8 @@ def experts_down_few(
     base: torch.Tensor | None = None,
     partial: bool = False,
 ) -> torch.Tensor:
-    """Returns the weighted sum over each token's experts of their outputs. Reads N K elements of
-    weights for each chosen expert.
+    """Returns each token's weighted sum of its experts' outputs. Reads N K elements of weights for
+    each chosen expert.
 
     Args:
         hidden: [T * top, K], contiguous, by pair.

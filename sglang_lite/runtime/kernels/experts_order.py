@@ -22,7 +22,7 @@ _CHUNK = 4096  # pairs that a program processes together
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlocks:
-    """Pairs sorted by expert.
+    """Pairs of a token and an expert, sorted by expert.
 
     Attributes:
         pairs: int32 [blocks * size], the pair of each row; the number of pairs for padding. Rows of
@@ -37,8 +37,8 @@ class ExpertBlocks:
 
     @staticmethod
     def allocate_expert_blocks(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
-        """Allocates uninitialised blocks: enough for the pairs of `ids`, however these are
-        distributed over the experts.
+        """Allocates uninitialised blocks for the token-expert pairs in `ids`. They have room for
+        every distribution of the pairs over the experts.
         """
         blocks = (ids.numel() + min(experts, ids.numel()) * (size - 1)) // size
         pairs = torch.empty(blocks * size, dtype=torch.int32, device=ids.device)
@@ -111,8 +111,8 @@ def _order(
 
 
 def experts_order(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
-    """Sorts the pairs in `ids` by expert, and returns them in blocks. Reads T top integers for each
-    expert, from the cache.
+    """Sorts the token-expert pairs in `ids` by expert, and returns them in blocks. Reads T top
+    integers for each expert, from the cache.
 
     Args:
         ids: int32 [T, top], contiguous. Pairs of the expert `experts`, which another rank has, are

@@ -259,8 +259,8 @@ def packed_down(
     base: torch.Tensor | None = None,
     partial: bool = False,
 ) -> torch.Tensor:
-    """Returns the weighted outputs of the experts for the blocks' hidden states, which the caller
-    must add up.
+    """Returns the weighted outputs of the experts for the blocks' hidden states. The caller must
+    add the outputs up.
 
     Args:
         hidden: [blocks * size, K], contiguous.
@@ -325,8 +325,9 @@ def _launch_options(
 
 
 def _rows_per_program(x: torch.Tensor, blocks: ExpertBlocks) -> int:
-    """Returns how many matrix rows a program multiplies: 128 or 64. With 128, registers would
-    overflow for blocks of many tokens. Before Hopper, where registers also hold the operands, they
-    would overflow for any block.
+    """Returns how many matrix rows a program multiplies: 128, or 64 if registers would overflow
+    with 128. They would overflow for blocks of many tokens.
+
+    Before Hopper, registers also hold the operands, and would overflow for any block.
     """
     return 128 if blocks.size <= 16 and properties_of(x.device).has_tma else 64

@@ -1,5 +1,5 @@
-"""Multiplies a few tokens by the 4-bit matrices of their experts, one pair of a token and an expert
-at a time; bound by reading the weights.
+"""Multiplies a few tokens by the 4-bit matrices of their experts, one token-expert pair at a time.
+Reading the weights takes most of the time.
 
     hidden[t, j] = act(gate[e] x[t]) * (up[e] x[t])         e = ids[t, j], the token's j-th expert
     out[t] = base[t] + sum over j of weights[t, j] * (down[e] hidden[t, j])
@@ -222,7 +222,7 @@ def packed_down_few(
     bias: torch.Tensor | None = None,
     base: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns the weighted sum over each token's experts of their outputs.
+    """Returns each token's weighted sum of its experts' outputs.
 
     Args:
         hidden: [T * top, K], contiguous, by pair.
@@ -270,9 +270,11 @@ def packed_down_few(
 
 
 def _down_launch(quads: int) -> tuple[int, int]:
-    """Returns BLOCK_N and warps of `_down` by the quads of a token's experts: the fastest of twelve
-    on an H200 with the sizes of Qwen3-30B-A3B and Qwen3-235B-A22B (few quads) and of Mixtral-8x7B
-    (many).
+    """Returns BLOCK_N and warps of `_down`. `quads` is the number of groups of four words that a
+    token's experts have together, with one matrix row from each.
+
+    The values were the fastest of twelve on an H200 with the sizes of Qwen3-30B-A3B and
+    Qwen3-235B-A22B (few quads) and of Mixtral-8x7B (many).
     """
     return (2, max(1, quads // 256)) if quads <= 512 else (4, min(16, quads // 64))
 

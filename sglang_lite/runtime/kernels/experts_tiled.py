@@ -194,8 +194,8 @@ def can_tile_experts(weight: torch.Tensor) -> bool:
 
 
 def block_rows(tokens: int, top: int, experts: int) -> int:
-    """Returns the number of rows per block. It is chosen so that few experts need two blocks and
-    little is padding.
+    """Returns the number of rows per block. It is chosen so that few experts need a second block,
+    and blocks have little padding.
     """
     mean = tokens * top / experts
     return next((size for size in (16, 32, 64) if mean + 2.5 * mean**0.5 <= size), 128)
@@ -277,8 +277,9 @@ def experts_down(
     base: torch.Tensor | None = None,
     partial: bool = False,
 ) -> torch.Tensor:
-    """Returns the weighted outputs of the experts for the blocks' hidden states, which the caller
-    must add up. Reads N K elements of weights and a block of hidden states for each used block.
+    """Returns the weighted outputs of the experts for the blocks' hidden states. The caller must
+    add the outputs up. Reads N K elements of weights and a block of hidden states for each used
+    block.
 
     Args:
         hidden: [blocks * size, K], contiguous; in 8 bits if the weights are.

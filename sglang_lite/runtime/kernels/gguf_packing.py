@@ -1,9 +1,8 @@
-"""Packs matrices of GGUF files for `BlockProduct` directly from the file's bytes, compiled from
-`gguf_packing.cpp`. The reference decodes the file with `weights/gguf_blocks.py` and packs the
-result with `block_product.pack_blocks`. It yields the same bits, but takes 10 to 25 times as long.
+"""Packs matrices of GGUF files for `BlockProduct` directly from the file's bytes. Compiled from
+`gguf_packing.cpp`.
 
-The reference is `block_product.pack_blocks` of what `weights/gguf_blocks.py` reads, which gives the same
-bits in 10 to 25 times the time.
+The reference decodes the file with `weights/gguf_blocks.py` and packs the result with
+`block_product.pack_blocks`. It yields the same bits, but takes 10 to 25 times as long.
 """
 
 from __future__ import annotations

@@ -161,10 +161,11 @@ def _launch(
 def _int8_tile_shape(
     rows: int, outputs: int, inputs: int, properties: DeviceProperties
 ) -> tuple[int, int, int, int]:
-    """Returns the rows, outputs and inputs of a tile, and the number of warps per program. Few
-    rows, whose programs mostly wait for weights, get long tiles if every program has a
-    multiprocessor. Many rows get the smallest tile with which every program has one. Without TMA,
-    tiles are small, because registers also hold the operands.
+    """Returns the rows, outputs and inputs of a tile, and the number of warps per program.
+
+    For few rows, programs mostly wait for weights: tiles are long if there is a multiprocessor for
+    every program. For many rows, tiles are the smallest with which every program has a
+    multiprocessor. Without TMA, tiles are small, because registers also hold the operands.
     """
     few = min(MAX_SPLIT_ROWS, max(16, round_up_to_power_of_2(rows)))
     programs = cdiv(outputs, 64)

@@ -1,6 +1,6 @@
-"""Causal attention over paged keys and values in which a token's bits do not depend on the batch:
-neither on other rows, nor on the chunk that the token is computed in, nor on whether rows read a
-shared prefix together.
+"""Causal attention over paged keys and values, in which the bits of a token's result do not depend
+on the batch. They are the same whatever the other rows are, whichever chunk the token is computed
+in, and whether or not rows read a shared prefix together.
 
     out[t, h] = sum over the tokens s <= t of its row of softmax(q[t, h] · k[s] * scale) v[s]
 
@@ -444,8 +444,8 @@ def _plan(
 
 @dataclass(frozen=True, slots=True)
 class InvariantWork:
-    """How the pieces that a step's decoding rows read are distributed among programs, with buffers
-    for the results.
+    """Work items for a step's decoding rows: which pieces of rows each program reads. Includes
+    buffers for the results.
 
     Attributes:
         items: int32 [items, 4]: row (-1 for an unused item), first piece, end, slot. The items of a
@@ -466,8 +466,8 @@ class InvariantWork:
 
 
 def plan_pieces(plan: DevicePlan, work: InvariantWork) -> None:
-    """Distributes the pieces that the plan's decoding rows read, except those of shared prefixes,
-    over `work.items`. If there are only as many items as rows, each row is one item.
+    """Fills `work.items` with the pieces that the plan's decoding rows read, except pieces of
+    shared prefixes. If there are only as many items as rows, each row is one item.
     """
     rows = plan.decoding
     items = len(work.items)

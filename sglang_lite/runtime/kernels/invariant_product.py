@@ -149,8 +149,8 @@ def invariant_linear(
 
 
 def invariant_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Returns the result of `invariant_linear` without a bias. If that is faster, returns partial
-    sums float32 [parts, M, N] instead, which the caller must add up in order.
+    """Returns the result of `invariant_linear` without a bias. Where it is faster, returns partial
+    sums float32 [parts, M, N], which the caller must add up in order.
     """
     parts = _invariant_reduction_splits(weight)
     if parts == 1 or len(x) > _MAX_SPLIT_ROWS:

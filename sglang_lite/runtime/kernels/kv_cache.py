@@ -18,7 +18,7 @@ NOTHING_RECORDED: Mapping[str, tuple[int, int, torch.dtype]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class KVScales:
-    """Divisors of 8-bit keys and values; powers of two, so that scaling rounds nothing.
+    """Divisors of 8-bit keys and values. They are powers of two, so that scaling rounds nothing.
 
     Queries are passed to attention already multiplied by the scale of their keys; attention
     multiplies its result by the scale of the values. For latents, attention applies both scales,
@@ -61,9 +61,9 @@ class KVCache:
     hidden: torch.Tensor | None = None
 
     def of_kind(self, *, windowed: bool) -> KVCache:
-        """Returns a cache of only the layers that have a window, or only those that have none;
-        layers of one kind share token slots. It has no scales. Recorded tensors are included unless
-        `windowed`.
+        """Returns a cache with only one kind of layers: those with a window if `windowed`, else
+        those without one. Layers of one kind share token slots. The cache has no scales, and has
+        recorded tensors only if not `windowed`.
         """
         kinds = self.windowed or (False,) * len(self.k)
         layers = [i for i, kind in enumerate(kinds) if kind is windowed]
@@ -79,15 +79,15 @@ class KVCache:
         return (*self.k, *(v for k, v in zip(self.k, self.v) if v is not k), *recorded)
 
     def record_experts(self, layer: int, at: torch.Tensor, chosen: torch.Tensor) -> None:
-        """Records the experts, integers [T, top_k], of the tokens in slots `at`, int64 [T], if the
-        cache records them.
+        """Records the experts `chosen` [T, top_k] for the tokens in slots `at`, int64 [T]. Does
+        nothing if the cache doesn't record experts.
         """
         if self.experts is not None:
             self.experts[layer, :, : chosen.shape[1]].index_copy_(0, at, chosen.int())
 
     def record_hidden(self, at: torch.Tensor, hidden: torch.Tensor) -> None:
-        """Records the hidden states [T, hidden_size] of the tokens in slots `at`, int64 [T], if the
-        cache records them.
+        """Records the hidden states [T, hidden_size] of the tokens in slots `at`, int64 [T]. Does
+        nothing if the cache doesn't record hidden states.
         """
         if self.hidden is not None:
             self.hidden[0].index_copy_(0, at, hidden)
@@ -150,15 +150,15 @@ def scale_by_kv_head(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def expand_latent_scales(scales: torch.Tensor, rank: int, rope_dim: int) -> torch.Tensor:
-    """Returns the scale [rank + rope_dim] of each element of a latent and its `rope_dim` rotary
-    elements, from the two of `KVScales.k`.
+    """Expands the two scales in `KVScales.k` to one for each element, [rank + rope_dim]. The first
+    scale is for a latent's elements, the second for its `rope_dim` rotary elements.
     """
     return torch.cat((scales[:1].expand(rank), scales[1:].expand(rope_dim)))
 
 
 def apply_latent_scales(x: torch.Tensor, scales: torch.Tensor, rank: int) -> torch.Tensor:
-    """Multiplies x […, rank + rotary size] by the scales of latents, the two of `KVScales.k`, in
-    the data type of x.
+    """Multiplies x […, rank + rotary size] by the two scales in `KVScales.k`: the latent by the
+    first, its rotary part by the second. The result has the data type of x.
     """
     return (x * expand_latent_scales(scales, rank, x.shape[-1] - rank)).to(x.dtype)
 
@@ -171,7 +171,7 @@ def gather_slots(cache: torch.Tensor, at: torch.Tensor, dtype: torch.dtype) -> t
 
 
 def view_as_indexable(x: torch.Tensor) -> torch.Tensor:
-    """Returns a view of the tensor in a data type that torch can index by a tensor: 8-bit formats
-    are viewed as uint8.
+    """Returns a view of the tensor in a data type for which torch supports indexing by a tensor.
+    Views 8-bit formats as uint8.
     """
     return x.view(torch.uint8) if x.dtype.itemsize == 1 else x

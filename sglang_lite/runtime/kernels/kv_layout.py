@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """Elements of a token that are stored together: `size` for each of `heads`."""
+    """Elements of a token that are stored together, such as its keys: `size` elements for each of
+    `heads` heads.
+    """
 
     heads: int
     size: int
@@ -16,7 +18,7 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Planes of a token, layer by layer.
+    """Planes of a token in each layer, such as one for its keys and one for its values.
 
     Attributes:
         layers: for each layer, a plane of keys and one of values, or a single plane that is read as
@@ -50,8 +52,8 @@ _WHOLE_PAGES = 64  # a sound takes a multiple of this, so text begins with a pag
 
 
 class SoundPrefix(NamedTuple):
-    """Leading tokens of each sequence that hold the keys and values of a sound, to which text
-    attends by cross attention.
+    """First tokens of each sequence, which hold the keys and values of a sound. Text attends to
+    them by cross attention.
 
     Attributes:
         frames: number of tokens that are attended to.

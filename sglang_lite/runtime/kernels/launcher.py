@@ -1,10 +1,4 @@
-"""Launches Triton kernels with little overhead on the host. At each launch, Triton determines which
-variant of a kernel the arguments need, which takes 20 µs or more. Here, variants are cached by what
-determines them: data types and alignment of tensors, Triton's own classification of numbers, and
-values of constants. Unknown variants are launched by Triton itself. Cached launches pass addresses
-to the driver, which reads whatever is there. An address on another device ends all work of the
-process with an illegal memory access. So tensors on other devices have keys of their own, and the
-launcher checks the devices of each new key.
+"""Launches Triton kernels with little overhead on the host.
 
 At each launch, Triton determines which variant of a kernel the arguments need, which takes 20 µs or
 more. Here, variants are cached by what determines them: data types and alignment of tensors,
@@ -114,8 +108,8 @@ class KernelLauncher:
 
 
 def cached_launch(function: Any) -> Any:  # object of Triton
-    """Wraps a kernel that the host launches in a `KernelLauncher`. Returns functions of Triton's
-    interpreter unchanged.
+    """Wraps a kernel in a `KernelLauncher`, through which the host launches it. Returns functions
+    of Triton's interpreter unchanged.
     """
     return (
         KernelLauncher(function)
@@ -126,9 +120,9 @@ def cached_launch(function: Any) -> Any:  # object of Triton
 
 # any types of kernels
 def variant_key(arguments: tuple[Any, ...], device: Any) -> tuple[tuple[Any, ...], list[Any]]:
-    """Returns a key that is at least as specific as Triton's choice of a variant, and the arguments
-    as the driver takes them. Tensors on a device other than `device`, a torch device index, get
-    separate keys.
+    """Returns a key that distinguishes at least as many kernel variants as Triton does. Also
+    returns the arguments as the driver takes them. Tensors on a device other than `device`, a torch
+    device index, get separate keys.
 
     Both are empty if a tensor has no memory, as nothing can be launched then.
     """
@@ -160,16 +154,16 @@ def variant_key(arguments: tuple[Any, ...], device: Any) -> tuple[tuple[Any, ...
 
 
 def _argument_memory(argument: Any) -> Any:
-    """Returns the tensor or stand-in whose memory an argument, possibly a descriptor, points to.
-    Returns None for numbers.
+    """Returns the object that holds the memory of a kernel argument: the argument itself or, for a
+    descriptor, its base. Returns None for arguments without memory, such as numbers.
     """
     memory = argument.base if hasattr(argument, "block_shape") else argument
     return memory if hasattr(memory, "data_ptr") else None
 
 
 def _memory_device_code(memory: Any) -> Any:  # of a tensor or a descriptor
-    """Returns the torch index of the device that holds this memory (-1 for the host), `_PINNED` or
-    `_EMPTY`.
+    """Returns the torch index of the device that holds a tensor's memory, or -1 for the host.
+    Returns `_PINNED` for pinned host memory, and `_EMPTY` for a tensor without elements.
     """
     if isinstance(memory, torch.Tensor):
         if not memory.numel():
@@ -181,8 +175,8 @@ def _memory_device_code(memory: Any) -> Any:  # of a tensor or a descriptor
 
 @functools.lru_cache(maxsize=4096, typed=True)  # typed: 1, 1.0 and True are distinct kinds
 def _number_key(number: float) -> Any:
-    """Returns Triton's classification of a number: its type, whether it is 1, which is compiled in,
-    and whether it is divisible by 16.
+    """Returns how Triton classifies a number: by its type, by whether it is 1 (which is compiled
+    in), and by whether it is divisible by 16.
     """
     return _specialized(BaseBackend, number, False, True, True)
 

@@ -100,8 +100,9 @@ def _describe(
 
 def lora_rows(step: LoraStep, slots: torch.Tensor) -> LoraRows:
     """Returns the tokens of a step, sorted by adapter. Must be called before the step's first
-    kernel that overlaps with others, so that the LoRA kernels may read the result before previous
-    kernels have finished.
+    kernel that overlaps with others.
+
+    The LoRA kernels may then read the result without waiting for the kernels before them.
 
     Args:
         step: adapters of the step.
@@ -536,7 +537,7 @@ def _shrink_rows(
 
 
 def _program_count(x: torch.Tensor, items: int, resident: int) -> int:
-    """Returns the number of programs for this many items, if a multiprocessor runs `resident` of
-    them concurrently.
+    """Returns the number of programs for this many items, if a multiprocessor can run `resident`
+    programs concurrently.
     """
     return min(items, resident * properties_of(x.device).multiprocessors)

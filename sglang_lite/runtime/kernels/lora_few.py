@@ -1,4 +1,5 @@
-"""LoRA matmuls for few tokens, with the ranks of all their adapters side by side.
+"""LoRA matmuls for few tokens. The ranks of all adapters are joined side by side, and each token is
+multiplied by all of them.
 
     shrink, for each part p:    hidden[p, t, r] = A[r, p] x[t]  if rank r is of t's adapter, else 0
     expand:                     out[t, n] += sum over r of hidden[part of n, t, r] B[r, n]
@@ -122,8 +123,9 @@ def _join(
 
 def join_ranks(step: LoraStep, slots: torch.Tensor) -> JoinedRanks:
     """Concatenates the ranks of the adapters in a step. Must be called before the step's first
-    kernel that overlaps with others, so that the LoRA kernels may read the result before previous
-    kernels have finished.
+    kernel that overlaps with others.
+
+    The LoRA kernels may then read the result without waiting for the kernels before them.
 
     Args:
         step: adapters of the step.

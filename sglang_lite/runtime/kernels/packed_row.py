@@ -1,4 +1,4 @@
-"""Multiplies a single row by matrices of 4-bit numbers; bound by reading the weights.
+"""Multiplies a single row by matrices of 4-bit numbers. Reading the weights takes most of the time.
 
 As in gemv.py, the neighbouring operations are fused in, and the first weights are loaded before the
 preceding kernels have finished. A program keeps its inputs in registers and iterates over tiles of
@@ -34,17 +34,15 @@ _WARPS = 16  # of a multiprocessor
 
 @triton.constexpr_function
 def _shift(j: int, half: int) -> int:
-    """Returns by how many bits to shift a word, so that the numbers of slice j in this half end
-    below bit 24.
+    """Returns how many bits to shift a word so that the numbers of slice j in this half end below
+    bit 24.
     """
     return 8 if half and j > 1 else 0
 
 
 @triton.constexpr_function
 def _factor(kind: str, j: int, half: int) -> float:
-    """Returns the factor for the inputs that, times 2**64, compensates for the scaling in
-    `_floats`.
-    """
+    """Returns the factor for the inputs. Times 2**64, it compensates for the scaling in `_floats`."""
     return 2.0 ** (85 - (4 * j + 16 * half - _shift(j, half))) if kind == "integers" else 2.0**62
 
 

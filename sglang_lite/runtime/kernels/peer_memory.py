@@ -1,4 +1,6 @@
-"""GPU memory of each rank that all ranks read and write, shared between processes by CUDA (IPC)."""
+"""GPU memory of the ranks, shared between their processes by CUDA (IPC). All ranks read and write
+all of it.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ class _Handle(ctypes.Structure):  # CUipcMemHandle
 
 
 class _Allocation:
-    """Memory of the current GPU, allocated directly by the driver, because torch's allocations are
-    parts of larger blocks.
+    """Memory of the current GPU, allocated directly by the driver. Torch's allocations don't serve
+    here, as they are parts of larger blocks.
     """
 
     def __init__(self, size: int) -> None:

@@ -524,8 +524,8 @@ def draw_part(
     softcap: float | None = None,
 ) -> torch.Tensor:
     """Finds each row's best tokens in one part of the vocabulary, as input for `pick_winner`.
-    Returns float32 [4, N], whose rows are scores, token ids (as bits), highest logits, and whether
-    a logit is not finite (as bits).
+    Returns float32 [4, N]: scores, token ids (as bits), highest logits, and flags for logits that
+    are not finite (as bits).
 
     Args:
         logits: [R, P] of the tokens from number `first` * BLOCK on.

@@ -1,6 +1,6 @@
 """Exchanges between processes of one machine through shared memory, implemented in
-`shared_sums.cpp`. Each takes a copy, a counter and a short wait, where a socket would take several
-system calls and a process switch.
+`shared_sums.cpp`. Each takes a copy, a counter and a short wait. A socket would take several system
+calls and a process switch.
 """
 
 from __future__ import annotations

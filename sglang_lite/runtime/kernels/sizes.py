@@ -1,5 +1,5 @@
-"""Arithmetic for launches. Triton's own functions of these names cost the host 3 µs each, as
-kernels may also call them.
+"""Arithmetic for launching kernels. Triton's own functions of these names cost the host 3 µs a
+call, because kernels may call them, too.
 """
 
 from __future__ import annotations

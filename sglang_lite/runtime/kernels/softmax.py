@@ -1,7 +1,5 @@
 """Common code of the attention kernels: attention over one block of tokens at a time, with a
 running softmax (Milakov and Gimelshein, arXiv:1805.02867). Scores are in base 2.
-
-Common code of the attention kernels. Scores are in base 2.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Finds out which kernel variants launches need, and compiles them, on machines without the GPU.
-Tensors on the device "meta" have no memory, but everything that Triton compiles for: data types,
-alignment and sizes. So code that launches kernels can report here which variants it needs, for any
-GPU, and have them compiled into Triton's cache.
+"""Determines which kernel variants a launch needs, and compiles them, on machines without the GPU.
 
 Tensors on the device "meta" have no memory, but everything that Triton compiles for: data types,
 alignment and sizes. So code that launches kernels can report here which variants it needs, for any

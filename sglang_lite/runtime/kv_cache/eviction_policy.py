@@ -11,7 +11,7 @@ def lru(node: Node) -> tuple[float, ...]:
 
 
 def lfu(node: Node) -> tuple[float, ...]:
-    """Orders by number of uses, least often first, then by time of last use."""
+    """Orders by number of uses, fewest first, then by time of last use."""
     return node.hits, node.last_used
 
 

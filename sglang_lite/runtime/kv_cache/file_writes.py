@@ -18,7 +18,9 @@ WRITTEN_S = 10.0  # if no waiting file is written within this time, the store is
 
 @dataclass(eq=False, slots=True)
 class _Write:
-    """File to write when a copy has completed. Its slots are pinned until it is written."""
+    """File to write once its pages have been copied to the host. The slots of the pages stay pinned
+    until the file is written.
+    """
 
     name: bytes
     slots: Ints
@@ -42,8 +44,8 @@ class FileWrites:
         return len(self._files)
 
     def queue_file(self, names: Sequence[bytes]) -> None:
-        """Queues a file of these pages for writing, if all are in the host tier or being copied
-        there.
+        """Queues a file of these pages for writing. Does nothing if the file is queued already, or
+        if a page is neither in the host tier nor being copied there.
         """
         if all(name in self._host for name in names) and all(
             names[-1] != other.name for other in self._files
@@ -58,8 +60,8 @@ class FileWrites:
         return len(self._files) >= _MAX_WRITING
 
     def advance_writes(self, disk: DiskTier, completed: int) -> None:
-        """Starts writing the files whose copies are among the first `completed`, and forgets those
-        already written.
+        """Starts writing files whose copies are among the first `completed`, and forgets files that
+        are written. Stops the disk tier if no file was written for a long time.
         """
         now = time.perf_counter()
         left = []

@@ -70,7 +70,7 @@ class HostTier:
 
     def touch_pages(self, names: Sequence[bytes]) -> Ints:
         """Returns the slots of stored pages, int32 [N], and marks the pages as just used. The first
-        one counts as the most recently used.
+        page counts as the most recently used.
         """
         for name in reversed(names):
             self._slots[name] = self._slots.pop(name)
@@ -105,7 +105,9 @@ class HostTier:
             self._pinned[slot] = self._pinned.get(slot, 0) + 1
 
     def unpin_slots(self, slots: Ints) -> None:
-        """Undoes one `pin_slots` of these slots. Those that hold no named page become free."""
+        """Undoes one `pin_slots` of these slots. A slot without a named page becomes free once it
+        is no longer pinned.
+        """
         for slot in slots.tolist():
             self._pinned[slot] -= 1
             if not self._pinned[slot]:
@@ -124,8 +126,8 @@ class HostTier:
         return np.array(slots, dtype=np.int32)
 
     def name_reserved_slots(self, names: Sequence[bytes], slots: Ints) -> None:
-        """Stores pages under these names in the first of the reserved slots, which the host has
-        written. Unpins all of the slots.
+        """Stores pages that the host has written to reserved slots, under these names. The first
+        name is for the first slot. Unpins all of the slots, including slots beyond the last name.
         """
         for name, slot in zip(names, slots.tolist()):
             if name not in self._slots:

@@ -1,5 +1,5 @@
-"""Files of pages: a header that describes them, a checksum of each page, and the bytes. Nothing in
-them is ever executed.
+"""Files of KV cache pages. A file has a header that describes the pages, a checksum of each page,
+and the pages' bytes. Nothing in a file is ever executed.
 
 A file is written under a temporary name and renamed, so readers see all of it or nothing. It
 belongs to the user (mode 0600). The checksums detect accidental damage, but prove no origin: anyone
@@ -112,7 +112,7 @@ def open_pages(path: str | os.PathLike[str], secret: str | None = None) -> Itera
     Raises:
         OSError: it can't be read.
         DamagedFileError: it is not a file of pages, its size differs from its header's, or it was
-            not written with the given secret, or with one when none is given.
+            not written with the given secret; if none is given, it was written with one.
     """
     with open(path, "rb", buffering=0) as raw:
         yield _read_header(raw.fileno(), os.fstat(raw.fileno()).st_size, secret)

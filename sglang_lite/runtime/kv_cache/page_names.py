@@ -47,8 +47,8 @@ class PageNames:
         return node.names
 
     def last_name(self, node: Node) -> bytes:
-        """Returns the name of a node's last page; for a root, the name from which those of its
-        namespace are derived.
+        """Returns the name of a node's last page. For a root, returns the initial name of its
+        namespace, from which the names of the namespace's pages are derived.
         """
         last = self.names_of_node(node)[-1]
         return last if node.parent is not None else self.root_name(last)

@@ -1,4 +1,4 @@
-"""Checksums of pages, and reading pages of a file together with their checksums.
+"""Computes checksums of pages, and can read the pages from a file in the same pass.
 
 page_sums.cpp computes them while it reads: memory is passed once, and the interpreter's lock is
 taken once per call. Without a compiler numpy computes them, more slowly.

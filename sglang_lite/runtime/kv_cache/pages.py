@@ -49,7 +49,9 @@ class PagePool:
         return self._stack[self._top : self._top + count][::-1].copy()
 
     def quarantine_pages(self, pages: Ints, step: int, copy: int = 0) -> None:
-        """Frees `pages`, which steps up to `step` and copies up to `copy` may still use."""
+        """Puts `pages` in quarantine, since steps up to `step` and copies up to `copy` may still
+        use them.
+        """
         if len(pages):
             self._quarantine.append((step, copy, pages.copy()))
             self.quarantined += len(pages)

@@ -1,5 +1,5 @@
-"""KV cache: the page pool, the radix tree and the slot table, and the only code that moves pages
-between them.
+"""KV cache: the page pool, the radix tree and the slot table. Only this module moves pages between
+them.
 
 A page has exactly one owner at any time: the pool (free or in quarantine), the tree, or a running
 request (the pages of its slot from `owned_from` on). A running request reads pages of the tree
@@ -106,9 +106,8 @@ class PrefixCache:
                 return match
 
     def allocate_slot_for(self, tokens: Ints, match: Match, space: PrefixSpace) -> SlotHandle:
-        """Allocates a slot for a request, with its cached prefix in place. If the prefix ends
-        inside a page, schedules a copy of the cached part, provided that a page is available for
-        it.
+        """Allocates a slot for a request and enters its cached prefix. For a prefix that ends
+        inside a page, also schedules a copy of that page's cached tokens if a page is available.
         """
         lock = self.tree.lock_node(match.node)
         if self.tiers is not None:
@@ -167,8 +166,8 @@ class PrefixCache:
         return found
 
     def adopt_cached_pages(self, handle: SlotHandle) -> None:
-        """Makes a slot use the tree's pages if the tree has more of its tokens than are computed.
-        Called after the slot's tokens have changed.
+        """Makes a slot use the tree's pages if these hold more of the slot's tokens than it has
+        computed. Called after the slot's tokens have changed.
         """
         node = handle.lock.node
         # nothing in the tree continues from here
@@ -194,8 +193,8 @@ class PrefixCache:
             self._schedule_copy(handle, match.tail)
 
     def _schedule_copy(self, handle: SlotHandle, tail: Tail) -> None:
-        """Schedules a copy of the cached part of the page that follows a slot's prefix, if a page
-        is available for the copy.
+        """Schedules a copy of the page in which a slot's cached prefix ends. Does nothing if no
+        page is available for the copy.
         """
         slot = handle.slot
         table = self.table
@@ -214,9 +213,9 @@ class PrefixCache:
         self.pending_copies.append(PageCopy(slot, source, tail.page, int(page[0]), tail.count))
 
     def pop_pending_copies(self, slot: int | None = None) -> list[PageCopy]:
-        """Removes and returns pending copies, and unlocks the pages they read. Without `slot`,
-        returns all of them, to be performed. With a slot, returns only those of that slot, which
-        must then be dropped; their tokens will be computed instead.
+        """Removes and returns pending copies, and unlocks the pages that they read. Without `slot`,
+        returns all copies, which the caller performs. With `slot`, returns only the copies of that
+        slot, which the caller drops: their tokens will be computed instead.
         """
         if not self.pending_copies:
             return []
@@ -248,8 +247,8 @@ class PrefixCache:
         return True
 
     def reserve_free_pages(self, slot: int, end: int) -> int:
-        """Allocates pages for positions before `end` of a slot as long as any are free; evicts
-        nothing. Returns how many of its positions have pages, at most `end`.
+        """Allocates free pages for a slot's positions before `end`, without evicting anything.
+        Returns how many of these positions have pages.
         """
         page_count = int(self.table.page_count[slot])
         size = self.page_size
@@ -276,8 +275,8 @@ class PrefixCache:
             self.table.page_count[slot] = needed
 
     def will_have_pages(self, slot: int, end: int) -> bool:
-        """Returns whether positions before `end` of a slot can have pages once the running steps
-        have completed.
+        """Returns whether a slot's positions before `end` can have pages once the running steps
+        have completed and their pages become free.
         """
         needed = -(-end // self.page_size) - int(self.table.page_count[slot])
         pools = [self.pool] if self.windows is None else [self.pool, self.windows.pool]
@@ -315,8 +314,8 @@ class PrefixCache:
             self.windows.pool.settle_quarantine(step)
 
     def finish_tier_copies(self) -> int:
-        """Adds pages that have been copied up from lower tiers to the tree. Returns the number of
-        copies, in either direction, that have completed.
+        """Adds pages that have arrived from lower tiers, such as the host's memory, to the tree.
+        Returns the number of completed copies, in either direction.
         """
         if self.tiers is None:
             return 0
@@ -374,8 +373,8 @@ class PrefixCache:
         self.table.release_slot(handle.slot)
 
     def _release_pages(self, handle: SlotHandle) -> None:
-        """Frees the pages that a request owns, and stops counting it as a reader of the tree's
-        window pages.
+        """Frees the pages that a request owns. The request no longer counts as a reader of the
+        tree's pages in layers with a window.
         """
         slot = handle.slot
         owned_from = handle.owned_from
@@ -386,8 +385,8 @@ class PrefixCache:
         self._quarantine_pages(pages[owned_from:], self.step)
 
     def _quarantine_pages(self, pages: Ints, step: int, copy: int = 0) -> None:
-        """Frees pages once steps up to `step` and copies up to `copy`, which may still use them,
-        have completed.
+        """Puts pages in quarantine. They become free once steps up to `step` and copies up to
+        `copy`, which may still use them, have completed.
         """
         if self.windows is not None:
             self.windows.release_window_pages(pages, step)
@@ -415,9 +414,9 @@ class PrefixCache:
         return len(evicted)
 
     def evict_pages(self, pages: int) -> int:
-        """Evicts prefixes with at least `pages` pages in total, or all that no request is using.
-        Returns the number of pages freed. They become available when the steps and copies that may
-        use them have completed.
+        """Evicts prefixes that no request is using, until `pages` pages or more are evicted or no
+        prefix is left. Returns the number of pages freed. The pages become available when the steps
+        and copies that may use them have completed.
         """
         tiers = self.tiers
         evicted = self.tree.evict_leaves(pages, None if tiers is None else tiers.save_if_write_back)

@@ -28,14 +28,16 @@ class PrefixHash:
 
     @classmethod
     def for_namespace(cls, namespace: str) -> PrefixHash:
-        """Returns the hash of a namespace's empty prefix, which differs between namespaces."""
+        """Returns the hash of the empty prefix in a namespace. It is derived from the namespace's
+        name.
+        """
         name = blake2b(namespace.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         return cls(0, int.from_bytes(name, "little"))
 
 
 class PrefixHasher:
-    """Computes hashes of prefixes, and caches the powers that they need. Its methods can be called
-    on any thread.
+    """Computes hashes of prefixes, and caches powers of the hash's base between calls. Its methods
+    can be called on any thread.
     """
 
     def __init__(self) -> None:
@@ -49,8 +51,8 @@ class PrefixHasher:
         return PrefixHash(prefix.length + len(tokens), (prefix.hash + int(more)) % _MODULUS)
 
     def compute_digests(self, prefix: PrefixHash, tokens: Ints, every: int) -> Digests:
-        """Computes the hashes of those prefixes that end within `tokens`, which follow `prefix`,
-        and whose length is a multiple of `every`.
+        """Continues `prefix` with `tokens`, and returns the hash at each new length that is a
+        multiple of `every`.
         """
         terms = (tokens.astype(np.uint64) + np.uint64(1)) * self._powers_for(prefix, len(tokens))
         first = every - prefix.length % every
@@ -67,5 +69,7 @@ class PrefixHasher:
 
 
 def digest_interval(page_size: int) -> int:
-    """Returns the number of tokens between two digests of a prefix, a multiple of the page size."""
+    """Returns the number of tokens between two digests of a prefix. It is a multiple of the page
+    size.
+    """
     return -(-_MIN_APART // page_size) * page_size

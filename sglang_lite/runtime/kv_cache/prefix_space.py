@@ -50,8 +50,8 @@ class PrefixSpace:
 
     @property
     def late(self) -> str:
-        """Digest of the adapter if it is a late one, which applies only from its invocation on;
-        else "".
+        """Digest of the adapter if it is a late one, which applies only from its invocation tokens
+        on. Empty otherwise.
         """
         return self.adapter.digest if self.adapter is not None and self.adapter.invocation else ""
 
@@ -69,7 +69,8 @@ class PrefixSpace:
         return self.tree_ids(tokens), self.namespace
 
     def tree_ids(self, tokens: Ints, first: int = 0) -> Ints:
-        """Returns the ids under which tokens are stored in the tree.
+        """Returns the ids under which tokens are stored in the tree. They differ from the token ids
+        only where a late adapter begins.
 
         Args:
             tokens: int32 token ids.
@@ -88,9 +89,10 @@ class PrefixSpace:
         return mixed
 
     def count_trusted_tokens(self, cached: int) -> int:
-        """Returns how many cached tokens may be used: usually all of them. If they end among the
-        ids mixed with a late adapter's digest, which may equal another adapter's by chance, only
-        the tokens before these ids may be used.
+        """Returns how many of the cached tokens may be used, usually all. The first tokens that a
+        late adapter computes have ids mixed with its digest, and by chance another adapter's ids
+        may be the same. If the cached tokens end among these, only the tokens before the adapter's
+        start may be used.
         """
         return self.start if self.late and self.start < cached < self.start + _MIXED else cached
 
@@ -99,8 +101,8 @@ class PrefixSpace:
         return self.adapter is other.adapter
 
     def common_length_with(self, other: PrefixSpace, count: int) -> int:
-        """Returns how many leading tokens of two sequences have the same keys and values in both
-        spaces. The first `count` tokens of the sequences are equal.
+        """Compares two sequences, one in each space, whose first `count` tokens are equal. Returns
+        how many leading tokens also have equal keys and values.
         """
         if self == other:
             return count

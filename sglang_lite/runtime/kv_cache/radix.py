@@ -29,8 +29,8 @@ _NO_PAGES: Ints = np.empty(0, dtype=np.int32)
 
 class Node:
     """Node of the tree: consecutive pages below `parent`. `locks` counts the locks on this node and
-    its descendants. `names` holds the names of its pages once they have been computed
-    (page_names.py); for a root, it holds its namespace.
+    its descendants. `names` holds the names of the node's pages (page_names.py) once they have been
+    computed. In a root, it holds the namespace.
     """
 
     __slots__ = (
@@ -73,9 +73,9 @@ class Node:
 
 
 class EvictedPrefixes:
-    """Approximate record of evicted prefixes: a hash table whose later entries overwrite earlier
-    ones. Adding a prefix costs the hash of one page, because the hash of a node's tokens is
-    computed at most once.
+    """Approximate record of evicted prefixes: a hash table in which later entries overwrite earlier
+    ones. Adding a prefix takes the hash of only one page, since nodes cache the hash of the tokens
+    before it.
     """
 
     def __init__(self, hasher: PrefixHasher) -> None:
@@ -126,8 +126,8 @@ class PrefixLock:
             self.node = None
 
     def unlock_last_pages(self, count: int) -> int:
-        """Unlocks pages at the end of the prefix until `count` of them have become evictable or
-        none is locked. Returns how many have become evictable.
+        """Unlocks pages from the end of the prefix until `count` of them have become evictable.
+        Stops early if nothing is locked any more. Returns how many pages have become evictable.
         """
         before = self._tree.locked_pages
         while self.node is not None and (left := count - before + self._tree.locked_pages) > 0:
@@ -137,11 +137,12 @@ class PrefixLock:
     def extend_with(self, tokens: Ints, pages: Ints) -> bool:
         """Adds pages to the tree after the locked ones, and locks them.
 
-        Returns False if the tree may already have some, or if nothing was locked.
+        Returns False, adding nothing, if the tree already has other pages there that begin with the
+        same page of tokens, or if nothing was locked.
 
         Args:
             tokens: int32 token ids after those of the locked pages, a multiple of the page size.
-            pages: page of each; arrays are copied.
+            pages: page of each `page_size` tokens; arrays are copied.
         """
         grown = self.node and self._tree.add_locked_child(self.node, tokens, pages)
         if grown:
@@ -157,8 +158,8 @@ class PrefixLock:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Cached page whose first `count` tokens, fewer than a page, continue a matched prefix and can
-    be copied.
+    """Cached page that continues a matched prefix only for its first `count` tokens. These can be
+    copied to another page.
     """
 
     node: Node
@@ -181,7 +182,7 @@ class Match:
     tail: Tail | None = None
 
     def count_cached(self, page_size: int) -> int:
-        """Returns the number of its tokens."""
+        """Returns the number of cached tokens, including those of the tail."""
         return len(self.pages) * page_size + (0 if self.tail is None else self.tail.count)
 
 
@@ -234,7 +235,9 @@ class RadixTree:
         return self.pages - self.locked_pages
 
     def rename_namespaces(self, suffix: str) -> None:
-        """Renames all namespaces, so cached prefixes can only be found under the new names."""
+        """Appends a suffix to the name of every namespace. Prefixes cached so far can then be found
+        only under the new names.
+        """
         for node in self.iterate_nodes():
             node.prefix = None
         self._roots = {name + suffix: root for name, root in self._roots.items()}
@@ -306,9 +309,9 @@ class RadixTree:
         return Insertion(node, np.concatenate((known, pages[at:])), duplicates)
 
     def add_locked_child(self, node: Node, tokens: Ints, pages: Ints) -> Node | None:
-        """Adds a new node below `node` and moves a lock from `node` to it; `tokens` and `pages` are
-        those of `PrefixLock.extend_with`. Returns the new node. Returns None if another child
-        begins with these tokens, or if `node` is a root, which may no longer be in the tree.
+        """Adds a child to `node`, moves a lock from `node` to the child, and returns the child.
+        Returns None if another child begins with these tokens, or if `node` is a root, which may no
+        longer be in the tree. `tokens` and `pages` are the arguments of `PrefixLock.extend_with`.
         """
         if node.parent is None or self._child_key(tokens) in node.children:
             return None
@@ -326,8 +329,8 @@ class RadixTree:
         return child
 
     def evict_leaves(self, count: int, leaving: Callable[[Node], object] | None = None) -> Ints:
-        """Removes unlocked leaves, lowest priority first, until at least `count` pages are removed
-        or no such leaf is left. Returns their pages.
+        """Removes unlocked leaves, lowest priority first, and returns their pages. Stops once at
+        least `count` pages are removed, or no unlocked leaf is left.
 
         Args:
             leaving: called with each node before it is removed.
@@ -358,8 +361,8 @@ class RadixTree:
         return np.concatenate(removed) if removed else _NO_PAGES
 
     def _queue_leaf(self, node: Node) -> None:
-        """Queues a node for eviction if it is an unlocked leaf. Its entry stays when the node is
-        locked or used again: `evict_leaves` checks both when it reaches the entry.
+        """Queues a node for eviction if it is an unlocked leaf. Its entry stays in the queue if the
+        node is later locked or used, since `evict_leaves` checks for that.
         """
         if not (node.queued or node.locks or node.children) and node.parent is not None:
             node.queued = True
@@ -383,9 +386,9 @@ class RadixTree:
         del node.parent.keys[bisect_left(node.parent.keys, key)]
 
     def _find_tail(self, node: Node, tokens: Ints) -> Tail | None:
-        """Finds the child of `node` that shares the most leading tokens, less than a page, with
-        `tokens`. Returns the shared part of its first page, or None. Only the neighbours of
-        `tokens` in key order need to be compared.
+        """Finds the page below `node` that shares the most leading tokens with `tokens`, fewer than
+        a page. Returns None if no page shares any. Only the neighbours of `tokens` in key order
+        need to be compared.
         """
         wanted = self._child_key(tokens)
         first = wanted[: tokens.itemsize]
@@ -430,7 +433,9 @@ class RadixTree:
         return node, path, at
 
     def _split_node(self, node: Node, at: int) -> Node:
-        """Splits a node: a new node above it takes over its first `at` tokens."""
+        """Splits a node after its first `at` tokens. These move to a new node above it, which is
+        returned.
+        """
         assert node.parent is not None
         cut = at // self.page_size
         upper = Node(node.tokens[:at].copy(), node.pages[:cut].copy(), node.parent, node.created)
@@ -450,8 +455,8 @@ class RadixTree:
         return upper
 
     def move_lock_up(self, node: Node, count: int) -> Node | None:
-        """Moves a lock up from a node, by at most `count` pages. Returns the node that the lock is
-        then on, or None if it has reached the root.
+        """Moves a lock from a node towards the root, by at most `count` pages. Returns the node
+        that has the lock afterwards, or None if the lock has reached the root.
         """
         if node.parent is None:
             return None

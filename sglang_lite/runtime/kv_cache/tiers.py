@@ -1,4 +1,5 @@
-"""Tiers of the KV cache below the device: which pages are copied down, and which are fetched again.
+"""Tiers of the KV cache below the device, such as host memory and files. Decides which pages are
+copied to them, and which are fetched back.
 
 Pages below the device are identified by name (page_names.py), so the radix tree only covers the
 device. A fetched page belongs to its `Fetch` until it is in the tree. A page that is being copied
@@ -50,7 +51,7 @@ class Fetch:
         tokens: int32, ids in the tree from the beginning of the sequence to the last page.
         namespace: namespace of the sequence.
         lock: lock on the preceding pages, which are in the tree.
-        before: int32, these pages.
+        before: int32, the preceding pages.
         pages: int32, pages that are written.
         first: name of the first one.
         copy: number of the copy.
@@ -76,20 +77,20 @@ class DiskRead:
     Attributes:
         names: names of the pages.
         files: names of the files that may have them.
-        skip: number of pages of the first file before them.
+        skip: number of pages in the first file that precede these pages.
         found: how many of the sequence's files exist.
         earlier_files, earlier: numbers of these files, and of their pages, that belong to earlier
             parts.
         patience_s: how long a request waits for them, in seconds.
         slots: host slots for their pages; empty until their number is known.
-        copy: number of the last copy that may use these.
+        copy: number of the last copy that may use the slots.
         filled: whether the slots of each file have been filled; set once the copy has completed.
         began: when `filled` was set.
         read: number of pages that have been read.
         asked: when it was requested.
         done: True if no request waits any more: the pages were read, were not found, or took too
             long.
-        dropped: True if nobody may use them any more.
+        dropped: True if the pages may no longer be used.
     """
 
     names: Sequence[bytes]
@@ -172,8 +173,8 @@ class Tiers:
         }
 
     def extra_pages_on_host(self, token_s: float) -> int:
-        """Returns how many pages programs may use beyond those of the device, because the host can
-        keep them and restore them faster than they are computed.
+        """Returns how many pages programs may use in addition to the device's, because the host can
+        hold them. Returns 0 if fetching a page takes longer than computing it.
 
         Args:
             token_s: seconds to compute a token; 0 if unknown.
@@ -200,8 +201,8 @@ class Tiers:
     def find_tier_of_next_page(
         self, match: Match, tokens: Ints
     ) -> Literal["on_host", "on_disk"] | None:
-        """Returns the tier that has the page after a match: the host, or the disk if its file is
-        known; None if neither has it.
+        """Returns the tier that has the page after a match: "on_host", or "on_disk" if a file with
+        the page is known. Returns None if neither has it.
         """
         size = self._store.page_size
         at = len(match.pages)
@@ -222,8 +223,8 @@ class Tiers:
             self.save_node(node)
 
     def save_if_selective(self, node: Node) -> None:
-        """Saves all nodes on the path to a node whose prefix a request reuses, if the policy is
-        "write_through_selective".
+        """Saves the nodes of a prefix that a request reuses, from the root to `node`. Does nothing
+        unless the policy is "write_through_selective".
         """
         if self._policy == "write_through_selective":
             while node.parent is not None:
@@ -244,8 +245,8 @@ class Tiers:
             self._save_files(self.disk, node)
 
     def _save_files(self, disk: DiskTier, node: Node) -> None:
-        """Queues for writing the files whose last page is in a node. Their earlier pages may be in
-        the nodes above it.
+        """Queues files to be written: those that end with a page of this node. Their earlier pages
+        may be in the nodes above it.
         """
         start = 0
         above = node.parent
@@ -350,7 +351,7 @@ class Tiers:
         return fetch
 
     def read_ahead(self, tokens: Ints, space: PrefixSpace, token_s: float) -> DiskRead | None:
-        """Starts to read files with pages of a sequence that neither the device nor the host has.
+        """Starts to read a sequence's pages from files if neither the device nor the host has them.
 
         Returns None if there are none, many are being read, or computing is faster.
 
@@ -440,7 +441,7 @@ class Tiers:
 
     def drop_pages(self, *, keep: bool = False) -> None:
         """Abandons all fetches, because the device's memory may be released. Also forgets the
-        host's pages, unless `keep` is set. Files stay.
+        host's pages and abandons reads of files, unless `keep` is set. Files stay.
         """
         self.host.memory.count_completed()  # starts copies that wait
         for fetch in self.fetching:
@@ -455,8 +456,8 @@ class Tiers:
         self.host.forget_pages()
 
     def close(self) -> None:
-        """Waits for pending file writes, unless their store stops working, and closes the host's
-        memory.
+        """Finishes pending file writes, and closes the disk tier and the host's memory. Stops
+        waiting for the writes if the disk tier is turned off.
         """
         if self.disk is not None:
             while self._writes and not self.disk.off:
@@ -468,8 +469,8 @@ class Tiers:
     # ---------------------------------------------------------------------------------------- files
 
     def _advance_file_work(self) -> None:
-        """Starts those reads and writes of files that have become possible, and processes those
-        that have finished.
+        """Advances the reading and writing of files: starts what has become possible, and processes
+        what has finished.
         """
         if self.disk is None:
             return

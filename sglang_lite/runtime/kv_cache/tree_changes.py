@@ -1,5 +1,5 @@
-"""Records what a radix tree gains and loses, as digests of prefixes. A handle of several engines
-uses these changes to route each request to the engine that has its prefix.
+"""Records which prefixes a radix tree gains and loses, as digests. With several engines, these
+changes are used to route each request to the engine that has its prefix.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class TreeChanges:
                 self._forget_all_locked()
 
     def forget_all(self) -> None:
-        """Declares everything reported earlier invalid, because nothing in the tree can be found
-        any more.
+        """Declares everything reported earlier invalid. Called when nothing in the tree can be
+        found any more.
         """
         with self._lock:
             self._forget_all_locked()

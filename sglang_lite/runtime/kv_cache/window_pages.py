@@ -1,4 +1,4 @@
-"""Pages of the layers with a window: which tokens need them, and when they are released.
+"""Pages of the layers with a sliding window: which tokens need them, and when they are released.
 
 A page of the pool stands for a run of tokens in all layers. In the layers with a window its keys
 and values are on a page of a second, smaller pool, as long as a running request can see them. A
@@ -21,8 +21,8 @@ _USED = np.iinfo(np.int64).max  # order of a page that is not idle
 
 
 def count_kept_pages(window: int, page_size: int) -> int:
-    """Returns how many window pages a running request keeps besides those of the tokens that it
-    computes.
+    """Returns how many window pages a running request keeps for earlier tokens, in addition to the
+    pages of the tokens that it computes.
     """
     return -(-(window + SLACK) // page_size) + 1
 
@@ -92,8 +92,8 @@ class WindowPages:
         return max(length - (self._window - 1), 0) // self._size
 
     def usable_pages(self, pages: Ints) -> int:
-        """Returns how many pages of a cached prefix a request can reuse. The pages within one
-        window of that end must all have window pages.
+        """Returns how many pages of a cached prefix a request can reuse. All pages within one
+        window of the reused part's end must have window pages.
         """
         index = np.arange(len(pages), dtype=np.int32)
         missing = np.maximum.accumulate(np.where(self.of[pages] == self.pool.total, index, -1))
@@ -126,8 +126,9 @@ class WindowPages:
     # ----------------------------------------------------------------------------------- allocation
 
     def free_idle_until(self, count: int) -> bool:
-        """Frees idle window pages until `count` are free. Returns False if fewer are free now.
-        Pages that a running step may still read become free only after it.
+        """Frees idle window pages until `count` are free. Returns False if fewer are free now, for
+        example because a running step may still read some of the pages. Those become free after the
+        step.
         """
         self.pool.settle_quarantine()
         short = count - self.pool.free
@@ -157,8 +158,8 @@ class WindowPages:
         self.readers[pages] = 1
 
     def release_window_pages(self, pages: Ints, step: int) -> None:
-        """Frees the window pages of pages that are freed, or that their owner can no longer see.
-        Steps up to `step` may still read them.
+        """Releases the window pages that are assigned to `pages`. They become free after `step`,
+        the last step that may read them.
         """
         self.pool.quarantine_pages(
             self._detach_window_pages(pages[self.of[pages] != self.pool.total]), step
@@ -177,7 +178,9 @@ class WindowPages:
     # -------------------------------------------------------------------------------------- reading
 
     def begin_reading(self, slot: int, pages: Ints) -> None:
-        """Registers a slot as a reader of the window at the end of its cached prefix, `pages`."""
+        """Registers a slot as a reader of its cached prefix, `pages`. Counts only the pages in the
+        window at the end of the prefix.
+        """
         first = self.first[slot] = self._first_page_read(len(pages) * self._size)
         self.add_reader(pages[first:])
 
@@ -206,21 +209,21 @@ class WindowPages:
         self.idle += len(pages)
 
     def slots_past_window(self, slots: Ints, lengths: Ints) -> NDArray[np.intp]:
-        """Returns the indices of the slots that can release pages: at these lengths, they have
-        pages behind their windows.
+        """Returns the indices of the slots that can release pages. At these lengths, their windows
+        begin after pages that they still hold.
         """
         return np.flatnonzero(self.first_pages_read(lengths - SLACK) > self.first[slots])
 
     def slots_lacking_pages(self, slots: Ints, lengths: Ints) -> NDArray[np.intp]:
-        """Returns the indices of those slots that have become shorter, so that their window begins
-        in pages that they have already released.
+        """Returns the indices of the slots that need pages which they have already released. This
+        happens when a sequence becomes shorter, so its window moves back.
         """
         return np.flatnonzero(self.first_pages_read(lengths) < self.first[slots])
 
     def release_behind_window(
         self, table: SlotTable, slot: int, owned_from: int, step: int
     ) -> None:
-        """Releases the pages behind a slot's window.
+        """Releases the pages before a slot's window.
 
         Args:
             table: slot table with its pages.
@@ -236,9 +239,9 @@ class WindowPages:
         self.first[slot] = first
 
     def replace_own_pages(self, slot: int, before: Ints, after: Ints) -> None:
-        """Makes a slot read the tree's pages `after` instead of its own pages `before`, which the
-        caller frees next. A tree page without a window page takes over that of the page it
-        replaces.
+        """Makes a slot read the tree's pages `after` instead of its own pages `before`. A tree page
+        without a window page takes over the window page of the page that it replaces. The caller
+        frees `before` afterwards.
         """
         first = int(self.first[slot])
         other = np.flatnonzero(before[first:] != after[first:]) + first

@@ -177,8 +177,8 @@ class _Inspection:
         self._media: MediaFormat | None = None
 
     def _precision_on_device(self, device: torch.device) -> Precision:
-        """Returns the numeric formats of the computation, ignoring a `quantization` that rounds
-        weights while loading.
+        """Returns the numeric formats for the configured dtype on a device. Ignores the setting
+        `quantization`.
         """
         return precision(self._config.dtype, device)
 
@@ -303,7 +303,9 @@ class _Inspection:
     def _describe_products(
         self, source: HeaderSource, formats: Precision, device: torch.device
     ) -> str:
-        """Describes how matrices that are stored in few bits are multiplied; "" if there are none."""
+        """Describes how matrices that are stored in few bits are multiplied, such as "in 8-bit
+        floating point". Returns "" if there are no such matrices.
+        """
         assert self._headers is not None
         # a GGUF file's blocks
         in_file = any(header.format in READERS for header in self._headers.values())

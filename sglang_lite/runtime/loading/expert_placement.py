@@ -29,8 +29,9 @@ _COUNTS = "logical_count"
 def read_initial_placement(
     config: EngineConfig, spec: ModelSpec, parallel: Parallel
 ) -> ExpertPlacement | None:
-    """Returns the placement that an engine starts with. Returns None if each expert is simply
-    placed once, in order, in which case their number need not be divisible.
+    """Returns the placement of the experts that an engine starts with. Returns None if each expert
+    is placed once and in order. In that case, their number need not be divisible by the number of
+    groups.
 
     Raises:
         ParameterError: the experts and their copies can't be divided evenly, or
@@ -58,8 +59,8 @@ _TRIVIAL = "trivial"
 
 
 def _read_placement(given: str, counts: list[int], redundant: int, ep: int) -> ExpertPlacement:
-    """Returns the placement given in a file or as JSON text. If that has counts of rows instead,
-    computes a balanced placement from them.
+    """Returns the placement given as JSON text or as the path of a JSON file. If the JSON has a
+    count of rows for each expert instead, computes a balanced placement from the counts.
     """
     try:
         found: UserValue = json.loads(
@@ -93,8 +94,8 @@ def enable_expert_moves(
     placement: ExpertPlacement | None,
     opened: Callable[[], WeightSource],
 ) -> None:
-    """Sets up a rank for balancing if the settings ask for it: it counts which experts its layers
-    choose, and can load other experts later.
+    """Prepares a rank for balancing, as far as the settings ask for it. Its layers then count which
+    experts they choose, and the rank can load other experts later.
 
     Args:
         model: the rank's model.
@@ -118,8 +119,8 @@ def _load_feed_forward(
     layer: int,
     slots: tuple[int, ...],
 ) -> Any:
-    """Loads the feed-forward of a layer with the experts that the placement `slots` gives a rank.
-    The other arguments are those of `enable_expert_moves`.
+    """Loads the feed-forward of one layer, with the experts that `slots` places on this rank. The
+    other arguments are those of `enable_expert_moves`.
     """
     if model.device.type == "cuda":
         # for this thread, which launches the kernels that quantise weights

@@ -340,7 +340,7 @@ def _open_files(config: EngineConfig, path: Path) -> ModelFiles:
 
 
 def _least_weight_bytes(formats: Precision, kind: type[Decoder], *, in_few_bits: bool) -> float:
-    """Returns a lower bound on the bytes that each weight of a matrix takes.
+    """Returns a lower bound on the memory that one weight of a matrix takes, in bytes.
 
     Args:
         formats: numeric formats of the model.
@@ -358,8 +358,8 @@ def _least_weight_bytes(formats: Precision, kind: type[Decoder], *, in_few_bits:
 def _choose_number_formats(
     config: EngineConfig, stored: Matrices, device: torch.device, *, packed: bool
 ) -> Precision:
-    """Returns the numeric formats that a model computes in, if its matrices are declared to be
-    stored as `stored`; `packed` is the same as for `precision`.
+    """Returns the numeric formats that a model computes in. `stored` is how its matrices are
+    declared to be stored, and `packed` is the same as for `precision`.
     """
     quantization = config.quantization or ("w8a8_int8" if stored.integer_inputs else None)
     formats = precision(
@@ -605,8 +605,8 @@ def pick_device(config: EngineConfig, parallel: Parallel = ONE_PROCESS.parallel)
 def _connect_devices(
     ranks: Collectives, config: EngineConfig, device: torch.device, row_bytes: int
 ) -> Collectives:
-    """Connects the ranks' devices. Returns the fastest collectives for tensors on them; `ranks` is
-    used only to set them up.
+    """Connects the ranks' devices with the help of `ranks`. Returns the fastest collectives for
+    tensors on these devices.
 
     Args:
         ranks: collectives of the ranks.

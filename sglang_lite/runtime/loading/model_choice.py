@@ -71,12 +71,12 @@ class ModelFit:
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """All models with a short name, by how they fit a machine.
+    """All models with a short name, divided into those that fit a machine and those that don't.
 
     Attributes:
         machine: the machine.
-        fitting: models that fit, the largest first and those that are slow here after the others;
-            then those that generate nothing.
+        fitting: models that fit, the largest first. Models that are slow here come after the
+            others, and models that generate nothing come last.
         others: models that don't fit, the one that lacks the least memory first.
         proposed: the proposed model; None if none of the tested models fits.
     """
@@ -88,7 +88,7 @@ class ModelChoice:
 
 
 def measure_machine(config: EngineConfig | None = None) -> HostMachine:
-    """Measures the machine that an engine of this config would run on, by default the engine of
+    """Measures the machine that an engine of this config would run on. The default is the config of
     `sgl.Engine()`.
 
     Raises:
@@ -108,8 +108,8 @@ def measure_machine(config: EngineConfig | None = None) -> HostMachine:
 
 
 def choose_model(machine: HostMachine) -> ModelChoice:
-    """Decides which models with a short name fit a machine and which one to propose: the best of
-    the tested instruction-following models whose weights the machine's cores read fast enough.
+    """Decides which models with a short name fit a machine, and which one to propose. Proposes the
+    first model in `PROPOSED` that fits and is not slow on the machine.
     """
     fits = [_estimate_fit(name, machine) for name in ALIASES]
     fits.sort(

@@ -1,6 +1,4 @@
-"""Writes folders of quantised weights, packed like compressed-tensors does, from folders of plain
-weights.
-"""
+"""Quantises folders of plain weights, and writes them in the packed format of compressed-tensors."""
 
 from __future__ import annotations
 
@@ -176,8 +174,8 @@ def _write_quantised(
 def _round_with_calibration(
     folder: Path, spec: ModelSpec, texts: Sequence[str], bits: int, group: int, scratch: Path
 ) -> dict[str, _Packed]:
-    """Rounds those matrices whose inputs the calibration records, so that their outputs on the
-    texts change little. Returns the rounded matrices by name.
+    """Rounds matrices so that their outputs on the texts change little, and returns the rounded
+    matrices by name. Rounds only the matrices whose inputs the calibration records.
     """
     from safetensors import safe_open
 

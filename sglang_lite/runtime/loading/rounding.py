@@ -1,5 +1,5 @@
-"""Rounds matrices to few bits, in blocks of columns with one scale each. Their inputs may be taken
-into account.
+"""Rounds matrices to few bits, in blocks of columns with one scale each. Can take the matrices'
+inputs into account.
 
 A value is scale * number, with numbers from -2**(bits - 1) to 2**(bits - 1) - 1. There is one more
 negative number than positive ones, so a block whose largest number is positive has a negative
@@ -44,7 +44,7 @@ class RoundingGrid:
         return torch.where(tried.abs() < tiny, tiny, tried)
 
     def nearest_numbers(self, values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """Returns the numbers nearest to values at given scales, as float32."""
+        """Divides values by their scales and rounds the results to the grid's numbers, as float32."""
         half = 1 << self.bits - 1
         return (values / scale).round_().clamp_(-half, half - 1)
 
@@ -142,7 +142,7 @@ def _round_columns(
 
 
 def _inverse_cholesky(moments: torch.Tensor) -> torch.Tensor:
-    """Returns the upper Cholesky factor of the inverse of moments, which are damped in place until
+    """Returns the upper Cholesky factor of the inverse of `moments`. Damps `moments` in place until
     they are invertible.
     """
     diagonal = moments.diagonal()

@@ -32,9 +32,9 @@ def save_sharded(
     part_bytes: int = _PART_BYTES,
     progress: Callable[[Iterable[Path]], Iterable[Path]] = iter,
 ) -> None:
-    """Writes a model's tensors, as they are stored, to files for each rank, along with the files
-    that describe the model. Matrices in 16 or 32 bits that are divided among ranks are split.
-    Everything else, including stacked matrices, goes into the files of rank 0.
+    """Writes a model's tensors to separate files for each rank, along with the files that describe
+    the model. Splits the matrices in 16 or 32 bits that are divided among ranks. Everything else
+    goes into the files of rank 0, stacked matrices included.
 
     Args:
         model: folder of safetensors or `.bin`, or hub id.
@@ -66,8 +66,8 @@ def save_sharded(
 
 
 def _find_rank_parts(folder: Path, tp: int) -> dict[str, list[RankPart]]:
-    """Returns the parts into which matrices are split, one for each rank, by canonical name of the
-    matrix. If several ranks hold the same part, only the first one's files get it.
+    """Returns each rank's part of the matrices to split, by canonical name of the matrix. If
+    several ranks hold the same part, only the first one writes it.
 
     Raises:
         ParameterError: the model can't be cut.
@@ -94,7 +94,7 @@ def _find_rank_parts(folder: Path, tp: int) -> dict[str, list[RankPart]]:
 
 
 def _remove_part_overlaps(parts: Iterable[RankPart]) -> Iterator[RankPart]:
-    """Yields the parts, each without what the parts before it already contain."""
+    """Yields the parts, shortened so that none repeats what an earlier part contains."""
     at = 0
     for part in parts:
         yield replace(part, start=min(max(part.start, at), part.stop))
@@ -104,7 +104,9 @@ def _remove_part_overlaps(parts: Iterable[RankPart]) -> Iterator[RankPart]:
 def _rank_tensors(
     files: Iterable[Path], parts: Mapping[str, Sequence[RankPart]], rank: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors that go into a rank's files, as they are stored, with their names there."""
+    """Yields the name and the value of each tensor in a rank's files. Values stay as they are
+    stored.
+    """
     from safetensors import safe_open
 
     for file in files:
@@ -121,9 +123,9 @@ def _rank_tensors(
 def _slice_rank_tensor(
     name: str, whole: Any, shape: Sequence[int], parts: Mapping[str, Sequence[RankPart]], rank: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the slice of a tensor (or of a safetensors slice) that goes into a rank's files.
-    Yields nothing if it is in other ranks' files. A tensor whose shape is not the model's is kept
-    whole, so that the file's reader can reject it.
+    """Yields a rank's slice of a tensor with its name, or nothing if other ranks' files have the
+    tensor. A tensor whose shape is not the model's is kept whole, so that the file's reader can
+    reject it.
     """
     own = parts.get(canonical_name(name))
     axis = int(own is not None and own[rank].axis == "inputs")

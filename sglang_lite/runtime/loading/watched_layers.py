@@ -1,4 +1,6 @@
-"""Creates the watch over a model's layers that the config asks for: tensor dumps and NVTX markers."""
+"""Creates the object that observes a model's layers, for the tensor dumps or NVTX markers that the
+config asks for.
+"""
 
 from __future__ import annotations
 

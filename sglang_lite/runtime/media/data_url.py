@@ -17,8 +17,8 @@ ARTICLES: Mapping[MediaKind, str] = {"image": "an image", "video": "a video", "a
 
 
 def parse_medium(source: object, where: str, kind: MediaKind = "image") -> Media:
-    """Returns the image, video or sound in a data URL or base64 text. For a web address, returns
-    one whose bytes are still to be fetched.
+    """Parses an image, video or sound given as a data URL or as base64 text. A web address is
+    returned as a medium without bytes, which are fetched later.
 
     Args:
         source: the URL, or base64.

@@ -1,5 +1,5 @@
-"""Client of encoders on other servers (`serve --encoder-only`). Stands in for an encoder and for
-the preparation of its inputs.
+"""Client for media encoders on other servers (`serve --encoder-only`). An engine uses it in place
+of its own encoder and preparation of inputs.
 
 A server receives the file, which is smaller than the encoder's inputs, and responds with features
 in the format of safetensors, named by a hash of the file and of its preparation settings. Nothing

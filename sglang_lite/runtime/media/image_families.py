@@ -18,8 +18,8 @@ IDEFICS_LIMIT = 4096  # longest side that transformers' processor makes
 
 
 def _llava_placeholders(config: Config, settings: Config) -> Parts:
-    """Returns the placeholders of LLaVA 1.5, which crops every image to a square of fixed size, or
-    those of Pixtral, which has the same model type.
+    """Returns the placeholders of LLaVA 1.5 or Pixtral, which have the same model type. LLaVA 1.5
+    crops every image to a square of fixed size.
     """
     vision = config["vision_config"]
     if vision.get("model_type") == "pixtral":
@@ -62,8 +62,8 @@ def idefics_tile_placeholders(config: Config) -> tuple[str, int, str]:
 def _count_tile_rows_and_columns(
     width: int, height: int, longest: int | None, tile: int
 ) -> tuple[int, int]:
-    """Returns how many rows and columns of tiles transformers' processor cuts an image into; 0 and
-    0 for an image of one tile.
+    """Returns the rows and columns of tiles into which transformers' processor cuts an image.
+    Returns 0 and 0 if it leaves the image in one tile.
     """
     if longest is not None:
         width, height = scale_to_longest(width, height, min(longest, IDEFICS_LIMIT))
@@ -95,7 +95,7 @@ def scale_to_longest(width: int, height: int, longest: int) -> tuple[int, int]:
 
 def _qwen_placeholders(config: Config, settings: Config) -> Parts:
     """Returns the placeholders of Qwen2-VL and its successors: a grid of patches, merged in
-    squares. The image is scaled to about its own size.
+    squares. The image keeps about its own size, within the model's limits.
     """
     size = settings.get("size") or {}
     merge = settings.get("merge_size", 2)
@@ -107,8 +107,8 @@ def _qwen_placeholders(config: Config, settings: Config) -> Parts:
 
 
 def fit_to_grid(width: int, height: int, unit: int, least: int, most: int) -> tuple[int, int]:
-    """Returns the rows and columns of squares, each `unit` pixels wide, to which Qwen2-VL scales an
-    image. It then has `least` to `most` pixels.
+    """Returns the rows and columns of squares to which Qwen2-VL scales an image. A square is `unit`
+    pixels wide. The scaled image has `least` to `most` pixels.
     """
     rows = round(height / unit)
     columns = round(width / unit)
@@ -148,8 +148,8 @@ def _pixtral_placeholders(config: Config, settings: Config) -> Parts:
 
 
 def _gemma_placeholders(config: Config, settings: Config) -> Parts:
-    """Returns the placeholders of Gemma 3, which scales every image to one square, with a token and
-    an empty line on either side.
+    """Returns the placeholders of Gemma 3, which scales every image to one square. A special token
+    and an empty line come before and after the image's tokens.
     """
     count: int = config["mm_tokens_per_image"]
     if settings.get("do_pan_and_scan"):
@@ -172,7 +172,9 @@ def _onevision_placeholders(config: Config, settings: Config) -> Parts:
 
 
 def _llava_next_placeholders(config: Config, settings: Config) -> Parts:
-    """Returns the placeholders of LLaVA-NeXT (1.6): tiles, for one of a few image sizes."""
+    """Returns the placeholders of LLaVA-NeXT (1.6), which fits an image to one of a few sizes and
+    divides it into tiles.
+    """
     if config.get("vision_feature_select_strategy", "default") != "default":
         raise ValueError("vision_feature_select_strategy must be 'default'")
     sizes = settings.get("image_grid_pinpoints") or [
@@ -188,8 +190,8 @@ def _llava_next_placeholders(config: Config, settings: Config) -> Parts:
 def _tile_placeholders(
     config: Config, tile: int, sizes: Sequence[Sequence[int]], most_tiles: float = math.inf
 ) -> Parts:
-    """Returns the placeholders of the downscaled whole image, and then those of its tiles. Padding
-    has no placeholders, and a token follows each row.
+    """Returns the placeholders of the downscaled whole image, followed by those of its tiles.
+    Padding has no placeholders. Each row ends with an extra token.
     """
     side = config["vision_config"]["image_size"] // config["vision_config"]["patch_size"]
 
@@ -211,8 +213,8 @@ def _tile_placeholders(
 
 
 def _size_preference(width: int, height: int, wide: int, tall: int) -> tuple[int, int]:
-    """Returns the key by which transformers ranks candidate sizes for an image: how many of the
-    image's pixels remain at that size, then how few pixels are empty.
+    """Returns the key by which transformers ranks candidate sizes for an image. Sizes that keep
+    more of the image's pixels come first, then sizes with fewer empty pixels.
     """
     scale = min(wide / width, tall / height)
     pixels = min(int(width * scale) * int(height * scale), width * height)

@@ -1,5 +1,5 @@
-"""Images, videos and sounds in the steps of requests: which tokens of a step stand for their
-features, and where a chunk of a prompt may be cut.
+"""Handles images, videos and sounds in the steps of requests: marks the tokens that stand for their
+features, and chooses where a prompt may be cut into chunks.
 """
 
 from __future__ import annotations
@@ -22,29 +22,33 @@ _NO_LIMITS: Ints = np.zeros(0, dtype=np.int32)
 
 
 class MediaRows(Resource):
-    """Rows of requests with images ("image" stands for any medium), for the scheduler and for the
-    writer of step records.
+    """Handles requests with images for the scheduler and for the writer of step records. "Image"
+    stands for any medium here.
 
     Args:
-        table: slot table, which gets the difference between the positions that rotate a request's
-            text and its positions, after images.
+        table: slot table. Gets a column `rope_offset`: how much the rotary positions of text after
+            a request's images differ from its plain positions.
     """
 
     def __init__(self, table: SlotTable) -> None:
         self._rope_offset = table.add_column("rope_offset", 0)
 
     def count_usable_cached(self, request: Request, cached: int) -> int:
-        """Returns how many cached tokens prove that they belong to the same images."""
+        """Returns how many cached tokens of a request may be used. If they end within the first
+        tokens of an image, that image's tokens are left out, since they may belong to another
+        image.
+        """
         return cached if request.media is None else request.media.trusted_cached_length(cached)
 
     def record_start(self, request: Request) -> None:
-        """Writes the request's rotary offset."""
+        """Writes the rotary offset of a request that starts to the slot table."""
         media = request.media
         self._rope_offset[request.slot] = 0 if media is None else media.rope_offset
 
     def cut_chunk(self, request: Request, start: int, end: int, *, first: bool) -> int:
-        """Keeps images whose tokens attend to each other in one chunk. One that is larger than the
-        step's room is the step's first chunk.
+        """Returns where to end a chunk of a prompt. An image whose tokens attend to each other
+        stays in one chunk. If it is larger than the step's room, it is computed once it is the
+        step's first chunk.
         """
         if request.media is None:
             return end
@@ -58,7 +62,8 @@ class MediaRows(Resource):
     def replace_tokens(
         self, batch: Batch, ends: Ints, ids: Ints, positions: Ints
     ) -> tuple[Ints, Ints]:
-        """Replaces the virtual ids of images in a step. Returns `StepRecord.rotary` and `limits`.
+        """Replaces the virtual ids of images in a step with ids of their feature rows. Returns
+        `StepRecord.rotary` and `limits`.
 
         Args:
             batch: the step's rows.

@@ -97,8 +97,8 @@ class MediaFormat:
     begins: bool = False
 
     def check_sound_comes_first(self, tokens: Ints, media: Sequence[MediaItem]) -> None:
-        """Raises ParameterError if the model needs prompts that begin with a sound followed by
-        text, and these tokens do not.
+        """Checks a prompt if the model's prompts must begin with a sound. Raises ParameterError
+        unless the tokens are one sound followed by text.
         """
         if not self.begins:
             return
@@ -200,14 +200,15 @@ def prompt_spans(prompt: Prompt, media: MediaFormat | None, model_name: str) -> 
     videos and sounds.
 
     Args:
-        prompt: its media belong to its placeholders (`is_placeholder`), in order. If it has none,
-            its text names them, each kind separately.
+        prompt: the prompt. If it has placeholder spans (`is_placeholder`), these stand for its
+            media in order. Otherwise its text contains placeholders, which stand for the media of
+            each kind in order.
         media: how prompts contain media; None if the model takes none.
         model_name: name of the model, for messages.
 
     Raises:
         ParameterError: a medium can't be read, the model takes none, or there are more or fewer
-            than placeholders.
+            media than placeholders.
     """
     named = not any(map(is_placeholder, prompt.spans))
     if not prompt.images and named and not _contains_placeholder(prompt.spans, media):
@@ -253,7 +254,9 @@ def _check_placeholder_count(places: int, count: int, kind: MediaKind, named: st
 
 
 def _contains_placeholder(spans: Sequence[Span], media: MediaFormat | None) -> bool:
-    """Returns True if text that may spell special tokens contains a placeholder."""
+    """Returns True if the text of a span contains a placeholder. Ignores spans whose text can't
+    name special tokens.
+    """
     return media is not None and any(
         each.named in span.text
         for span in spans
@@ -273,7 +276,7 @@ def read_media_format(
     """Returns the media format of the model in a folder, or None if it takes no supported media.
 
     Raises:
-        ModelError: a setting that they need is missing or damaged.
+        ModelError: a setting for these media is missing or damaged.
         ParameterError: the options contain an unknown setting for videos.
     """
     config = read_config(folder)
@@ -366,7 +369,9 @@ def _sound_format(
 
 
 def _token_id_in(config: Config, name: str) -> int:
-    """Returns the id of a placeholder token, under either of transformers' names."""
+    """Returns the id of a placeholder token. In transformers' configs, its field ends with either
+    `_id` or `_index`.
+    """
     found: int = config[f"{name}_id" if f"{name}_id" in config else f"{name}_index"]
     return found
 
@@ -376,8 +381,8 @@ def _digest_settings(*settings: Config) -> bytes:
 
 
 def _processor_settings(folder: Path, part: str, name: str) -> Config | None:
-    """Returns the settings of one part of a folder's processor, such as the one for images, from
-    the file where transformers finds them. Returns None if there are none.
+    """Returns the settings of one part of a folder's processor, such as the one for images. Returns
+    None if there are none.
     """
     whole = folder / "processor_config.json"
     file = folder / name

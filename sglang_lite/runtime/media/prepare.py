@@ -68,8 +68,8 @@ class MediaPreparer:
 
 
 def copy_to_pinned(values: torch.Tensor) -> torch.Tensor:
-    """Copies a tensor to pinned memory. Uses numpy, since torch would start a team of threads for
-    each thread that prepares.
+    """Copies a tensor to pinned memory. Uses numpy, because torch would start a team of threads for
+    each calling thread.
     """
     made = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     np.copyto(made.view(torch.uint8).numpy(), values.contiguous().view(torch.uint8).numpy())

@@ -65,8 +65,8 @@ def _spectrogram_format(
 
 
 def _qwen2_audio_format(config: Config, settings: Config) -> SoundFormat:
-    """Returns the format of Qwen2-Audio, which halves the spectrogram by a convolution and again by
-    pooling.
+    """Returns the format of Qwen2-Audio. A convolution halves the number of the spectrogram's
+    columns, and pooling halves it again.
     """
     return _spectrogram_format(settings, lambda columns: ((columns - 1) // 2 - 1) // 2 + 1)
 

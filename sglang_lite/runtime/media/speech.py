@@ -129,8 +129,8 @@ class WhisperSpeech:
         )
 
     def read_segments(self, ids: Sequence[int], seconds: float) -> tuple[list[Segment], float]:
-        """Splits a transcript with times into segments. Returns them, and the second up to which
-        the transcript is complete.
+        """Splits a transcript with times into segments. Returns the segments, and the time in
+        seconds up to which the transcript is complete.
 
         Args:
             ids: its token ids.
@@ -203,7 +203,7 @@ class VoxtralSpeech:
 def load_speech_model(
     media: MediaFormat | None, tokenizer: Tokenizer, folder: Callable[[], Path]
 ) -> WhisperSpeech | VoxtralSpeech:
-    """Returns what builds a model's transcription prompts: a `WhisperSpeech` or `VoxtralSpeech`.
+    """Returns the `WhisperSpeech` or `VoxtralSpeech` that builds a model's transcription prompts.
     Raises CapabilityError if the model is not trained to transcribe.
     """
     sound = None if media is None else media.sound

@@ -142,8 +142,8 @@ def _qwen3_format(config: Config, settings: Config) -> VideoFormat:
 def _fit_frames_to_grid(
     width: int, height: int, count: int, together: int, unit: int, least: int, most: int
 ) -> tuple[int, int]:
-    """Returns the rows and columns of squares, each `unit` pixels wide, to which Qwen3-VL scales
-    `count` frames. They then have `least` to `most` pixels in total.
+    """Returns the rows and columns of squares to which Qwen3-VL scales each of `count` frames. A
+    square is `unit` pixels wide. All frames together have `least` to `most` pixels.
     """
     rows = round(height / unit)
     columns = round(width / unit)

@@ -43,8 +43,8 @@ class Field:
     required: bool = False
 
     def problem(self, value: Json) -> str | None:
-        """Returns the reason why a value is invalid, as the end of a sentence, or None if it is
-        valid.
+        """Returns the reason why a value is invalid, as the end of an error message. Returns None
+        if it is valid.
         """
         if self.kind in ("wholes", "numbers", "texts"):
             if isinstance(value, list) and value and self._all_valid(value):
@@ -67,8 +67,8 @@ class Field:
         return None
 
     def _all_valid(self, values: list[Json]) -> bool:
-        """Returns True if a list can quickly be seen to be valid, because it has only texts or only
-        whole numbers in range. If it returns False, each item must be checked.
+        """Checks quickly whether a list is valid, if it holds only texts or only whole numbers. If
+        this returns False, each item must still be checked.
         """
         types = set(map(type, values))
         if self.kind == "wholes" and types == {int}:

@@ -176,7 +176,7 @@ class Decoder:
         self._small_batch = None if self.fused or cut_otherwise else small_batch_step(*args)
 
     def release_small_batch_step(self) -> None:
-        """Frees what the fast path for few tokens holds, including its references to the layers."""
+        """Drops the fast path for steps with few tokens, and with it its references to the layers."""
         self._small_batch = None
 
     @property
@@ -190,7 +190,7 @@ class Decoder:
 
     @cached_property
     def _vocabulary_parts(self) -> list[range]:
-        """Ranges of the vocabulary whose embeddings and logits each rank has."""
+        """For each rank, the range of the vocabulary whose embeddings and logits the rank has."""
         every = map(self.ranks.parallel.as_seen_by, range(self.ranks.parallel.ranks))
         return [vocabulary_part(self.vocab_size, each, self.vocab_block) for each in every]
 
@@ -388,8 +388,8 @@ class Decoder:
         )
 
     def _embed_tokens(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Returns the embeddings [T, hidden_size], with features of images or sounds in place. Also
-        returns tensors to add to the residual, one after each of the first layers.
+        """Returns the embeddings [T, hidden_size], with features in place of the tokens of images
+        and sounds. Also returns tensors to add to the residual, one after each of the first layers.
         """
         x = self._look_up_embeddings(ids if self.features is None else ids.clamp(min=0)).to(
             self.precision.compute

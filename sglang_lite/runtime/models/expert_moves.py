@@ -97,7 +97,9 @@ class ExpertMoves:
 
 
 def _replace_experts(layer: Layer, new: Any) -> None:
-    """Replaces a layer's experts; on a GPU it overwrites their memory, which captured graphs read."""
+    """Replaces a layer's experts. On a GPU, overwrites their memory in place, since captured graphs
+    read it.
+    """
     own = layer.feed_forward
     if isinstance(own, Experts):
         layer.feed_forward = replace(own, experts=new.experts, local_ids=new.local_ids)

@@ -148,8 +148,8 @@ def _cohere_model_settings(config: Config) -> dict[str, Any]:
 
 
 def _has_rope_smollm3(config: Config, layer: int, window: int | None) -> bool:
-    """Returns whether a layer applies rotary embedding: by the config's list of flags, or else all
-    but every n-th layer.
+    """Returns whether a layer of SmolLM3 applies rotary embedding. The config lists this for each
+    layer. Without such a list, every n-th layer has none.
     """
     listed = config.get("no_rope_layers")
     if not listed:

@@ -150,9 +150,9 @@ class GpuDecoder(Decoder):
         )
 
     def finish_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns hidden states [R, hidden_size] after the last norm for rows of the result of
-        `run`. With several stages, broadcasts and normalises the last stage's rows; otherwise
-        returns the rows unchanged.
+        """Returns hidden states [R, hidden_size] after the last norm, given rows that `run`
+        returned. With several stages, broadcasts the last stage's rows and normalises them.
+        Otherwise `run` has already normalised the rows.
         """
         staged = self.ranks.parallel.pp > 1
         return (
@@ -279,8 +279,8 @@ class GpuDecoder(Decoder):
         eight: torch.dtype | None,
         unquantised: bool = False,
     ) -> torch.Tensor | EightBitRows:
-        """Adds x to the residual and returns the sum as the input of a linear layer, normalised if
-        a weight is given.
+        """Adds x to the residual. Returns the sum as the input of a linear layer, normalised if a
+        weight is given.
 
         Args:
             weight: weight of the norm, or None for no norm.
@@ -310,8 +310,8 @@ class GpuDecoder(Decoder):
     def _finish_block(
         self, layer: Layer, weight: torch.Tensor | None, x: torch.Tensor, scales: Scales | None
     ) -> tuple[torch.Tensor, Scales | None]:
-        """Normalises and scales a block's output before it is added to the residual. Returns it
-        with any scales that are yet to be applied.
+        """Normalises and scales a block's output before it is added to the residual. Returns the
+        output, and any scales that are still to be applied.
         """
         if weight is not None:
             x = norm(x, weight, self.spec.rms_eps, scales)
@@ -321,9 +321,9 @@ class GpuDecoder(Decoder):
     def _multiply_last_of_block(
         self, linear: Linear, rows: torch.Tensor | EightBitRows, peers: Peers | None
     ) -> tuple[torch.Tensor, Scales | None]:
-        """Computes the last linear layer of a block. Returns its output, summed over the ranks
-        unless `peers` is given, with any scales that are yet to be applied. If an `add_norm`
-        follows, the output may be in parts [P, M, N] that `add_norm` adds up.
+        """Computes the last linear layer of a block. Returns its output, and any scales that are
+        still to be applied. Sums the output over the ranks unless `peers` is given. If an
+        `add_norm` follows, the output may be in parts [P, M, N] that `add_norm` adds up.
         """
         if self.gpu_ranks is None or peers is not None:
             return (
@@ -339,8 +339,8 @@ class GpuDecoder(Decoder):
     def _multiply_qkv(
         self, layer: Layer, rows: torch.Tensor | EightBitRows
     ) -> tuple[torch.Tensor, Scales | None]:
-        """Computes the first linear layer of a layer's attention, and any norms that the attention
-        kernels lack. Returns the output with any scales that are yet to be applied.
+        """Computes the first linear layer of a layer's attention, and the norms that the attention
+        kernels can't apply. Returns the output, and any scales that are still to be applied.
         """
         product = as_gpu_product(layer.qkv)
         spec = layer.spec.attention
@@ -366,7 +366,8 @@ class GpuDecoder(Decoder):
         count: int,
         record: Callable[[torch.Tensor], None] | None,
     ) -> tuple[torch.Tensor, Scales | None]:
-        """Computes a layer's feed-forward. Returns its output with any scales yet to be applied.
+        """Computes a layer's feed-forward. Returns its output, and any scales that are still to be
+        applied.
 
         Args:
             layer: weights of the layer.
@@ -398,7 +399,7 @@ class GpuDecoder(Decoder):
     def _run_single_token(
         self, x: torch.Tensor, plan: DevicePlan, cache: KVCache, attention: StepAttention
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Does what `_run_stage` does for a single token, with norms and activations fused into the
+        """Computes a single token like `_run_stage`, with norms and activations fused into the
         neighbouring matmuls.
         """
         eps = self.spec.rms_eps
@@ -509,8 +510,8 @@ class GpuDecoder(Decoder):
 
 
 def _attention_kernel_normalises(spec: AttentionSpec | LatentSpec, norm: str) -> bool:
-    """Returns whether the attention kernels can do everything that a layer with this norm does to
-    queries and keys.
+    """Returns whether the attention kernels can apply a layer's norms to queries and keys. They
+    can't for latent attention, or if the layer clips queries and keys.
     """
     if isinstance(spec, LatentSpec) or spec.clip is not None:
         return False
@@ -555,8 +556,8 @@ def _has_plain_residual(layer: LayerSpec) -> bool:
 
 
 def _can_fuse_single_row(layer: Layer) -> bool:
-    """Returns whether the layer's linear layers support fusing the preceding norm and the following
-    gate into the matmul of a single row.
+    """Returns whether the matmuls of a layer can include the norm before them and the gate after
+    them, for a single row.
     """
     fed = layer.feed_forward
     return (

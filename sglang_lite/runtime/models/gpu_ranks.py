@@ -80,7 +80,7 @@ class GpuRanks:
 
     def peers_for_fused_sum(self, rows: int, row_bytes: int) -> Peers | None:
         """Returns the memory through which ranks sum rows inside the kernel that reads the sum.
-        Returns None if the rows are summed separately.
+        Returns None if a separate step sums the rows.
         """
         peers = self.peers
         fits = (
@@ -159,15 +159,15 @@ class GpuRanks:
         return x
 
     def _exchange_limit(self, peers: Peers) -> int:
-        """Returns the maximum size in bytes of a tensor that each rank sends to all others by
-        stores.
+        """Returns the maximum size in bytes of a tensor that ranks exchange by writing it to each
+        other's memory.
         """
         return min(ONE_SHOT // (self.parallel.ranks - 1), peers.max_bytes) // 4 * 4  # whole words
 
     def _sum_limit(self, peers: Peers) -> int:
-        """Returns the maximum size in bytes of a tensor that ranks sum by exchanging it whole. With
-        more than two ranks, this is lower than `_exchange_limit` if larger tensors can be summed in
-        parts, which sends fewer bytes.
+        """Returns the maximum size in bytes of a tensor that ranks sum by exchanging it whole.
+        Larger tensors may be summed in parts, which sends fewer bytes. If that is possible and
+        there are more than two ranks, the limit is lower than `_exchange_limit`.
         """
         pairs = self.parallel.ranks * (self.parallel.ranks - 1) // 2
         return (

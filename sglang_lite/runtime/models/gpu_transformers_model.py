@@ -117,8 +117,8 @@ class GpuTransformersModel(TransformersModel):
         )
 
     def _find_synchronisation(self) -> str | None:
-        """Runs a step with CUDA synchronisation forbidden; returns the error of an operation that
-        needs it, or None.
+        """Runs a step in which CUDA synchronisation is forbidden. Returns the error of the
+        operation that needs it, or None.
         """
         before = torch.cuda.get_sync_debug_mode()
         ids = torch.zeros(2, dtype=torch.int32, device=self.device)
@@ -200,8 +200,8 @@ _ROTATION = "apply_rotary_pos_emb"  # name of the function in most of transforme
 
 
 def _forward_with_rotary_kernel(part: nn.Module) -> Callable[..., Any] | None:
-    """Returns an attention module's forward with our rotary kernel, or None if its rotation is not
-    of the common kind.
+    """Returns a forward for an attention module that uses our rotary kernel. Returns None if the
+    module's rotation is not of the common kind.
     """
     forward = type(part).forward
     if not isinstance(forward, types.FunctionType) or _ROTATION not in forward.__code__.co_names:

@@ -136,8 +136,8 @@ def _calibrate_scales(model: Decoder, bos: int | None) -> dict[tuple[int, str], 
 
 
 def _round_to_power_of_two(x: torch.Tensor) -> torch.Tensor:
-    """Rounds x up to a power of two, limited to 2^±100, which float32 can divide by. Returns 1 for
-    0.
+    """Rounds x up to a power of two from 2^-100 to 2^100, by which float32 numbers can be divided.
+    Returns 1 for 0.
     """
     mantissa, exponent = np.frexp(x.numpy())
     return torch.from_numpy(

@@ -58,8 +58,8 @@ def read_model_outline(path: Path, device: torch.device) -> tuple[int, KVLayout 
 def _trial_kv_layout(
     skeleton: PreTrainedModel, path: Path, device: torch.device
 ) -> KVLayout | None:
-    """Returns the KV cache layout of a module on the meta device, or None if its trial run needs
-    values.
+    """Finds the KV cache layout of a module on the meta device with a trial run. Returns None if
+    the trial run fails, for example because it needs values.
     """
     try:
         return model_class_for(device)(skeleton, str(path)).kv_layout

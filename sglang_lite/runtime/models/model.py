@@ -47,8 +47,8 @@ class Model(Protocol):
 
     @property
     def batch_sensitive(self) -> bool:
-        """True if rounding is so coarse that which rows share a batch often changes the token
-        chosen for a row.
+        """True if rounding is so coarse that the token chosen for a row often depends on the other
+        rows in its batch.
         """
         ...
 
@@ -59,21 +59,21 @@ class Model(Protocol):
 
     @property
     def window(self) -> int | None:
-        """Longest window, in tokens, of the layers that may have pages of their own; None if no
-        layer may.
+        """Longest window, in tokens, of the layers whose keys and values may be on separate pages.
+        None if there are no such layers.
         """
         ...
 
     @property
     def window_bytes(self) -> int:
-        """Bytes that one token takes in the layers that may have pages of their own; included in
-        `token_bytes`.
+        """Bytes that one token takes in the layers whose keys and values may be on separate pages.
+        Included in `token_bytes`.
         """
         ...
 
     def allocate_cache(self, slots: int, window_slots: int = 0) -> Cache:
-        """Allocates a KV cache for `slots` tokens, and for `window_slots` in layers with a window
-        unless it is 0.
+        """Allocates a KV cache for `slots` tokens. Layers with a window get `window_slots` tokens
+        instead, unless that is 0.
         """
         ...
 
@@ -151,7 +151,7 @@ class DeviceModel(Model, Protocol):
 
     @property
     def active_parameters(self) -> int:
-        """Elements of the weight matrices that each token is multiplied by: multiplications per
+        """Number of weight elements that each token is multiplied by, and so of multiplications per
         token.
         """
         ...
@@ -177,8 +177,8 @@ class DeviceModel(Model, Protocol):
         ...
 
     def finish_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns hidden states [R, …] after the model's last layer for rows of the result of
-        `run`.
+        """Returns hidden states [R, …] after the model's last layer, given rows that `run`
+        returned.
         """
         ...
 

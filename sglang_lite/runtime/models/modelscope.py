@@ -50,8 +50,8 @@ def should_use_modelscope() -> bool:
 def fetch_from_modelscope(
     model: str, revision: str | None, patterns: Iterable[str], cache: Path
 ) -> Path:
-    """Downloads a model's files that match some patterns and are not in the cache. Returns their
-    folder.
+    """Downloads the files of a model that match `patterns`, unless the cache has them. Returns
+    their folder.
 
     Args:
         model: id of the form owner/name.
@@ -116,7 +116,9 @@ def _write_note(note: _Note, folder: Path) -> None:
 
 
 def _list_files(model: str, branch: str) -> dict[str, _File]:
-    """Lists the files of the model by name. Raises DownloadError."""
+    """Returns the model's files on the hub by name. Raises DownloadError if the hub does not list
+    them.
+    """
     query = urllib.parse.urlencode({"Revision": branch, "Recursive": "True"})
     try:
         with _open(f"{model}/repo/files?{query}") as answer:

@@ -230,8 +230,8 @@ def _is_finite(weight: Stored, dtype: torch.dtype) -> bool:
 
 
 def _has_finite_bound(blocks: Blocks, dtype: torch.dtype) -> bool:
-    """Returns whether scales and minima alone show that all values are finite, so that the matrix
-    need not be decoded to check.
+    """Returns whether scales and minima are enough to prove that all values are finite. The matrix
+    then need not be decoded for the check.
     """
     largest = 128.0 if blocks.table is None else max(map(abs, blocks.table))
     bound = blocks.scale.abs().amax() * largest

@@ -63,7 +63,8 @@ class _View:
 
 
 class Offload:
-    """Weights of a decoder's last layers in host memory: as few layers as reach a given size.
+    """Keeps the weights of a decoder's last layers in host memory. Takes only as many layers as a
+    given size needs.
 
     Sizes are those that layers have on the device, in whatever format. A layer's size is known
     only once it is built, so layers are taken from the last to the first.
@@ -95,7 +96,8 @@ class Offload:
         return sum(map(len, self._host))
 
     def offload_layer(self, index: int, layer: Layer, shared: Iterable[object]) -> None:
-        """Moves a layer's weights to the host, unless the later layers have enough bytes.
+        """Moves a layer's weights to the host. Does nothing if the layers moved so far have enough
+        bytes.
 
         Args:
             index: index of the layer; layers are taken from the last to the first.

@@ -1,4 +1,6 @@
-"""Reads a model's parameters from a checkpoint, in which each may be a tensor or a slice of one."""
+"""Reads a model's parameters from a checkpoint. A parameter may be a whole tensor there, or a slice
+of one.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ Table: TypeAlias = dict[tuple[str, int | None], ParameterSpec]
 
 
 def slice_parameter(whole: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor:
-    """Returns a parameter's slice of `whole`: the checkpoint's tensor, or another one with the same
-    outputs, such as LoRA's B.
+    """Returns a parameter's slice of `whole`. `whole` is the checkpoint's tensor, or another tensor
+    with the same outputs, such as LoRA's B.
     """
     if piece.groups > 1:
         return whole.view(piece.groups, -1, *whole.shape[1:])[:, *piece.part].flatten(0, 1)
@@ -49,14 +51,14 @@ class ParameterTensors:
         self._stacks: dict[str, Stored] = {}  # tensors that hold several parameters, by name
 
     def forget_stacks(self) -> None:
-        """Frees tensors that are kept because several parameters share them. Called when all of
-        these have been taken.
+        """Frees the tensors that were kept because several parameters share them. Called when all
+        these parameters have been taken.
         """
         self._stacks.clear()
 
     def find_stored_slice(self, parameter: ParameterSpec) -> CheckpointSlice:
-        """Returns the slice in which the checkpoint stores a parameter. If it stores none, returns
-        the first of the possible ones.
+        """Returns the slice of the checkpoint that holds a parameter. If the checkpoint lacks the
+        parameter, returns the first slice that could hold it.
 
         Raises:
             ModelError: the checkpoint has the parameter twice.

@@ -1,4 +1,5 @@
-"""Table of a model's parameters: role, shape and possible slices in a checkpoint of each tensor.
+"""Table of a model's parameters: the role and shape of each, and the slices of a checkpoint that
+may hold it.
 
 Used to read weights, and to shard, adapt or write them. Needs no torch.
 """
@@ -266,8 +267,8 @@ class _Names:
     def matrices(
         self, outputs: Mapping[str, int], inputs: int, *, bias: bool
     ) -> Iterator[ParameterSpec]:
-        """Yields matrices with common inputs. Roles with the same tensor name are consecutive rows
-        of that tensor.
+        """Yields matrices that have the same inputs. If several roles have the same tensor name,
+        their matrices are consecutive rows of that tensor.
         """
         for role, size in outputs.items():
             path = self._path(role)
@@ -286,8 +287,8 @@ class _Names:
                 )
 
     def expert(self, expert: int, experts: ExpertsSpec, hidden: int) -> Iterator[ParameterSpec]:
-        """Yields an expert's matrices, each with two possible slices: a separate tensor, or a slice
-        of all experts' stack.
+        """Yields an expert's matrices. A checkpoint may store each as a separate tensor, or as a
+        slice of a tensor that stacks all experts.
         """
         size = experts.size
         interleaved = self._family.experts_interleaved

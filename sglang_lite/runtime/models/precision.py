@@ -43,7 +43,7 @@ class Precision:
 
     @property
     def batch_sensitive(self) -> bool:
-        """True if the formats are so coarse that computing a row in another way often changes the
-        token chosen.
+        """True if the formats are so coarse that computing a row in a different order often changes
+        the token chosen.
         """
         return self.int8 or min(self.compute.itemsize, self.cache.itemsize) < 4

@@ -62,14 +62,14 @@ def fuse(encoder: Any, dtype: torch.dtype, device: torch.device) -> None:  # tra
 
 
 def _embed_patches(convolution: Any, pixels: torch.Tensor) -> torch.Tensor:
-    """Embeds the pixels [T, n] of patches as [T, hidden size]. The convolution has a single
-    position per patch, so it is a matmul.
+    """Embeds the pixels [T, n] of patches as [T, hidden size]. Uses a matmul, since the convolution
+    has a single position per patch.
     """
     return F.linear(pixels, convolution.weight.flatten(1), convolution.bias)
 
 
 class _OfBorders(Generic[_R]):
-    """Function of window borders that caches its last two results, since each new result waits for
+    """Caches the last two results of a function of window borders, since each new result waits for
     the GPU. All layers of a pass share one or two tensors of borders.
     """
 
@@ -92,9 +92,7 @@ def _longest_window(borders: torch.Tensor) -> int:
 
 
 def _window_indices(borders: torch.Tensor) -> list[torch.Tensor]:
-    """Returns the patch indices [windows, length] of the windows, one tensor for each length that
-    occurs.
-    """
+    """Groups the windows by length. Returns the patch indices [windows, length] of each group."""
     starts: dict[int, list[int]] = {}
     for start, end in pairwise(borders.tolist()):
         starts.setdefault(end - start, []).append(start)
@@ -130,8 +128,8 @@ def _attend_by_size(
     v: torch.Tensor,
     borders: torch.Tensor,
 ) -> torch.Tensor:
-    """Returns attention outputs [T, heads, dim] within windows, computing the windows of one length
-    at a time.
+    """Returns attention outputs [T, heads, dim] within windows. Computes all windows of the same
+    length together.
     """
     out = torch.empty_like(v)
     for at in windows(borders):

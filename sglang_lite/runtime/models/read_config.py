@@ -240,7 +240,7 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
 
 
 def is_bidirectional(config: Config) -> bool:
-    """Returns whether the model's tokens attend to later tokens, so that it can't generate."""
+    """Returns whether the model's tokens attend to later tokens. Such a model can't generate."""
     text = config.get("text_config")
     whole = {**(text if isinstance(text, Mapping) else {}), **config}
     return bool(whole.get("use_bidirectional_attention")) or whole.get("is_causal") is False
@@ -312,8 +312,8 @@ def _read_activation(family: Family, config: Config) -> str:
 
 
 def _max_positions(config: Config, layers: tuple[LayerSpec, ...]) -> int:
-    """Returns the longest sequence: the config's limit, or YaRN's, as users add YaRN without
-    raising `max_position_embeddings`.
+    """Returns the length of the longest sequence: the larger of the config's limit and YaRN's.
+    Users often add YaRN without raising `max_position_embeddings`.
     """
     stretched = [
         layer.attention.rope.params for layer in layers if layer.attention.rope.kind == "yarn"
@@ -408,8 +408,8 @@ def _reject_contradictory_rope(family: Family, config: Config, source: str) -> N
 
 
 def _check_local_theta(family: Family, config: Config, source: str) -> None:
-    """Rejects a `rope_theta` for all layers that transformers 5 applies only to layers without a
-    window.
+    """Rejects a config that doesn't state clearly which `rope_theta` applies to layers with a
+    window. transformers 5 applies a `rope_theta` for all layers only to those without a window.
     """
     if not family.layer_ropes or "rope_local_base_freq" in family.defaults:
         return

@@ -110,8 +110,8 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
 
 
 def resolve_for_engine(model: str, revision: str | None = None) -> Path:
-    """Resolves a model for an engine: like `resolve`, but for a folder with only an adapter,
-    returns the path of its base model.
+    """Resolves a model for an engine, like `resolve`. For a folder that holds only an adapter,
+    returns the path of the adapter's base model.
 
     Raises:
         ModelError, DownloadError: as `resolve`, or the adapter names no base.

@@ -10,9 +10,9 @@ from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec
 
 
 def deinterleave_order(spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
-    """Returns a permutation of the outputs of a layer's first linear layer that moves rotary pairs
-    from adjacent positions to two halves. `rotate` expects the first elements of all pairs before
-    the second ones. Returns None if they are already stored that way.
+    """Returns the order in which `rotate` expects the outputs of a layer's first linear layer, as a
+    permutation. It moves the two elements of each rotary pair from adjacent positions to separate
+    halves. Returns None if the checkpoint already stores them that way.
     """
     if not spec.rope.interleaved:
         return None

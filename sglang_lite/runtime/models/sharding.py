@@ -157,8 +157,8 @@ def _check_experts(spec: ModelSpec, ep: int) -> None:
 
 
 def _sharing_problem(spec: ModelSpec, parallel: Parallel, *, even: bool) -> str | None:
-    """Returns the reason why ranks can't share a model, as the object of "can't share", or None if
-    they can.
+    """Returns the part of a model that ranks can't share, as text for an error, such as "32 heads".
+    Returns None if they can share the model.
     """
     tp = parallel.row_group_layout.tp
     for layer in spec.layers:
@@ -213,7 +213,7 @@ def _layer_spec_of_rank(
 def _experts(
     layer: int, count: int, parallel: Parallel, placement: ExpertPlacement | None
 ) -> tuple[int, ...]:
-    """Returns the experts of a layer of which a rank holds at least a part."""
+    """Returns the experts of a layer that a rank holds, whole or in part."""
     return (
         tuple(parallel.experts(count))
         if placement is None
@@ -222,8 +222,8 @@ def _experts(
 
 
 def head_shares(a: AttentionSpec | LatentSpec, parallel: Parallel) -> tuple[range, range]:
-    """Returns the ranges of a rank's query heads, and of the key-value heads that these read. With
-    fewer key-value heads than ranks, several ranks have the same one.
+    """Returns a rank's range of query heads, and the range of key-value heads that its query heads
+    read. With fewer key-value heads than ranks, several ranks have the same one.
     """
     if isinstance(a, LatentSpec):
         return parallel.share(a.heads), range(a.kv_heads)

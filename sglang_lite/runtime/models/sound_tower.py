@@ -63,8 +63,8 @@ class SoundTower:
 
 
 class _Spectrograms:
-    """Spectrograms as Whisper's encoder takes them (arXiv:2212.04356, section 2.2), with
-    transformers' settings.
+    """Computes spectrograms for Whisper's encoder (arXiv:2212.04356, section 2.2), with the
+    settings of the folder's feature extractor.
 
     Args:
         folder: folder of the model.

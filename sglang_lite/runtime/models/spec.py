@@ -92,7 +92,7 @@ class AttentionSpec:
 
     @property
     def absorbed_products_per_pair(self) -> int:
-        """The same as `products_per_pair`: only latent attention can absorb queries."""
+        """Same as `products_per_pair`, since only latent attention can absorb queries."""
         return self.products_per_pair
 
     @property

@@ -76,8 +76,8 @@ class TransformersSpec:
 
 
 def is_natively_supported(config: Config) -> bool:
-    """Returns whether the config names an architecture implemented here, or `architectures` is
-    missing or malformed.
+    """Returns whether the config names an architecture implemented here. Also returns True if
+    `architectures` is missing or malformed.
     """
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
@@ -87,7 +87,7 @@ def is_natively_supported(config: Config) -> bool:
 
 def fallback_spec(config: Config, source: str) -> TransformersSpec:
     """Returns the specification of a model of any architecture from its Hugging Face config. If the
-    config has several parts, this is the text part's.
+    config has several parts, uses the text part.
 
     Raises:
         ModelError: the model does not generate text, or not token by token, a field is missing or

@@ -144,8 +144,8 @@ class TransformersModel(CachedModule):
     def _run_layers_or_head_input(
         self, *args: Any, **kwargs: Any
     ) -> Any:  # signature of the module's own forward
-        """Runs the layers. If `_head_input` is set, returns that as their output instead, so that
-        the module's head can run on chosen rows only.
+        """Runs the module's layers. If `_head_input` is set, returns `_head_input` as their output
+        instead, and the module's head runs only on these rows.
         """
         if self._head_input is None:
             return self._layers(*args, **kwargs)
@@ -277,8 +277,8 @@ class TransformersModel(CachedModule):
             raise self._unsupported_module_error("its layers have a sliding window of unknown size")
 
     def _check_rotation(self) -> None:
-        """Rejects longrope, where transformers chooses every row's factors by the longest row of
-        the batch.
+        """Rejects longrope. With it, transformers chooses the factors of all rows by the longest
+        row of the batch.
         """
         config = self._module.config.get_text_config()
         found = getattr(config, "rope_parameters", None) or {}

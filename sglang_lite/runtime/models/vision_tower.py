@@ -29,8 +29,7 @@ _T = TypeVar("_T")
 
 
 class VisionTower:
-    """Encoder of images and its projector: the parts of a transformers model other than its
-    decoder.
+    """Image encoder with its projector: the parts of a transformers model other than the decoder.
 
     Args:
         folder: folder of the model.
@@ -96,9 +95,9 @@ class VisionTower:
             )
 
     def _pool_frames(self, frames: torch.Tensor) -> list[torch.Tensor]:
-        """Computes features of videos [videos, T, 3, height, width], pooled as in LLaVA-OneVision,
-        and appends a newline feature to each. It is appended here because some versions of
-        transformers do so only in the whole model.
+        """Computes features of videos [videos, T, 3, height, width], pooled as in LLaVA-OneVision.
+        Appends a newline feature to each, because some versions of transformers append it only in
+        the whole model.
         """
         found = self._model.get_video_features(frames).pooler_output
         vision = self._model.config.vision_config

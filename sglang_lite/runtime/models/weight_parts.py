@@ -155,8 +155,8 @@ class WeightParts:
         )
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Returns the shape of a checkpoint's tensor, or None if the model has none of this name or
-        does not need it.
+        """Returns the shape of a checkpoint's tensor, or None if the model uses no tensor of this
+        name.
         """
         if name in self._encoder:
             return tuple(self._encoder[name].shape)

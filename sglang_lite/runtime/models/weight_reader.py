@@ -83,7 +83,7 @@ class Layer:
         latent: further matrices of latent attention.
         output: output projection of attention.
         feed_forward: dense feed-forward or experts.
-        shared: runs `feed_forward`, this rank's part, together with those of the others, if each has
+        shared: runs this rank's `feed_forward` together with those of the other ranks, if each has
             its own rows.
     """
 
@@ -246,8 +246,8 @@ class WeightReader:
         return self.embedding()
 
     def norm(self) -> torch.Tensor:
-        """Reads the weight of the norm before the head, in the form described in `Layer`, or ones
-        if the model has none.
+        """Reads the weight of the norm before the head, in the form described in `Layer`. Returns
+        ones if the norm has no weight.
         """
         return self._norm(self._of_model.get("norm"), self._of_model.get("norm_bias"))
 
@@ -262,8 +262,8 @@ class WeightReader:
         return Layer(spec=spec, rope=self._ropes.index(spec.attention.rope), **parts)
 
     def layer_parts(self, index: int) -> dict[str, Callable[[], Any]]:  # any attribute of `Layer`
-        """Returns a function for each attribute of `Layer` that holds weights, which builds the
-        attribute's value. No tensor is used by more than one of them.
+        """Returns a function for each attribute of `Layer` that holds weights. The function builds
+        the attribute's value. No two functions use the same tensor.
         """
         spec = self.of_rank.layers[index - self.layers.start]
         table: Table = {(p.role, p.expert): p for p in layer_parameters(self.spec, index)}

@@ -13,8 +13,8 @@ _MAX_PORT = (1 << 16) - 1 - NCCL
 
 
 def parse_address(text: str | None, purpose: int = NODES) -> tuple[str, int]:
-    """Returns the host and port at which machine 0 listens for a purpose: the port of
-    `dist_init_addr` plus the purpose's number. An IPv6 host has no brackets.
+    """Returns the host and port at which machine 0 listens for a purpose, such as NCCL. The port is
+    that of `dist_init_addr` plus the purpose's number. An IPv6 host has no brackets.
 
     Args:
         text: `dist_init_addr`.
@@ -33,8 +33,8 @@ def parse_address(text: str | None, purpose: int = NODES) -> tuple[str, int]:
 
 
 def rendezvous_url(text: str | None, purpose: int) -> str:
-    """Returns the address at which machine 0 listens for a purpose as "tcp://host:port". Arguments
-    and errors are the same as of `parse_address`.
+    """Returns the result of `parse_address` as a URL, "tcp://host:port". Arguments and errors are
+    the same.
     """
     host, port = parse_address(text, purpose)
     return f"tcp://{host}:{port}"

@@ -87,7 +87,7 @@ def import_torch_distributed() -> Any:  # its types lack the names used here
 
 
 class _GlooGroup:
-    """Collectives of processes that have met at a torch store, with gloo options."""
+    """Collectives over one gloo group, whose processes find each other through a torch store."""
 
     def __init__(self, parallel: Parallel, store: Any, options: Any) -> None:
         self.parallel = parallel
@@ -173,8 +173,8 @@ def open_rank_store(meeting: str, parallel: Parallel, timeout_s: float) -> Any: 
 
 
 def open_stage_store(store: Any, parallel: Parallel) -> Any:  # of torch
-    """Returns the part of the ranks' common store through which the ranks of this one's stage find
-    each other.
+    """Returns the section of the common store in which the ranks of this rank's stage find each
+    other.
     """
     return import_torch_distributed().PrefixStore(f"stage {parallel.stage}", store)
 
@@ -215,13 +215,15 @@ def run_stages_in_turn(
 
 
 def rows_of_rank(x: torch.Tensor, counts: Sequence[int], rank: int) -> torch.Tensor:
-    """Returns the rows of one rank out of those of all ranks, given each rank's count."""
+    """Returns one rank's rows from `x`, which has the rows of all ranks. `counts` gives the number
+    of each rank's rows.
+    """
     return x[sum(counts[:rank]) : sum(counts[: rank + 1])]
 
 
 def exchange_bytes(ranks: Collectives, content: bytes) -> list[bytes]:
-    """Sends bytes to all ranks and returns those of all ranks in their order. All ranks must call
-    this.
+    """Sends bytes to all ranks, and returns every rank's bytes in the order of the ranks. All ranks
+    must call this.
     """
     count = ranks.parallel.ranks
     lengths = ranks.gather_columns(torch.tensor([[len(content)]], dtype=torch.int32), [1] * count)[

@@ -78,12 +78,14 @@ class Parallel:
 
     @property
     def threaded(self) -> int:
-        """Number of ranks on a machine that compute at the same time, and so share its CPU threads."""
+        """Number of ranks on a machine that compute at the same time. They share the machine's CPU
+        threads.
+        """
         return min(self.tp, self.ranks_per_node)
 
     @property
     def setting(self) -> str:
-        """Name of the setting that asks for several ranks, for messages."""
+        """Name of the setting to mention in messages about several ranks: `tp_size` or `pp_size`."""
         return "tp_size" if self.pp == 1 else "pp_size"
 
     @property

@@ -50,9 +50,9 @@ class ExpertPlacement:
         return slots[group * each : (group + 1) * each]
 
     def local_ids(self, layer: int, count: int, parallel: Parallel) -> list[list[int]]:
-        """Maps each expert to its index among those that a rank holds: [TURNS][count]. Which copy
-        of an expert a row uses depends on the row's turn, so that all copies get equal numbers of
-        rows. An expert held by other ranks is mapped to the number of experts held here.
+        """Returns each expert's index among the experts that a rank holds: [TURNS][count]. Rows
+        take turns, so that all copies of an expert get equal numbers of rows. If the copy for a
+        turn is on other ranks, the index is the number of experts held here.
         """
         slots = self.layers[layer]
         each = len(slots) // parallel.ep
@@ -112,7 +112,7 @@ def balance_experts(
 
 
 def rows_of_heaviest_group(loads: Sequence[int], slots: Sequence[int], ep: int) -> float:
-    """Returns the largest number of rows of any group of ranks in a placement. Takes the same
+    """Returns how many rows the busiest group of ranks gets in a placement. Takes the same
     arguments as `balance_experts`.
     """
     copies = Counter(slots)

@@ -60,11 +60,11 @@ class SharedFeedForward:
 
 
 class Steps:
-    """Steps of a model that does not share them with replicas."""
+    """Steps of a model without replicas. There is nothing to coordinate."""
 
     def enter_step(self, rows: int, size: int = 0) -> AbstractContextManager[int]:
-        """Returns the context of a step, whose value is the size of the captured graph that
-        computes it, or 0 for none.
+        """Returns a context manager for a step. Its value is the size of the captured graph that
+        computes the step, or 0 if none does.
 
         Args:
             rows: number of this rank's rows, which may be 0.
@@ -77,8 +77,7 @@ class Steps:
         """Sets every rank's number of rows to `size`, for capturing a graph of that size."""
 
     def set_graph_replay(self, replay: Callable[[int], object], smallest: int) -> None:
-        """Sets how this rank takes part in a step that is computed by a graph and in which it has
-        no rows.
+        """Sets how this rank replays a graph in a step in which it has no rows.
 
         Args:
             replay: function that launches the graph of a given size.
@@ -138,8 +137,8 @@ class SharedSteps(Steps):
 
     @contextmanager
     def enter_step(self, rows: int, size: int = 0) -> Iterator[int]:
-        """Enters a step, like `Steps.enter_step`, once all ranks have begun it. All ranks replay
-        graphs of the same size.
+        """Enters a step after all ranks have begun it, otherwise like `Steps.enter_step`. If all
+        ranks can replay a graph, they replay graphs of the same size.
 
         Raises:
             BackendError: the step has failed, so the ranks are no longer in step.
@@ -169,8 +168,8 @@ class SharedSteps(Steps):
                 self.idle()
 
     def _exchange_counts(self, rows: int, size: int) -> list[tuple[int, int]]:
-        """Sends this rank's rows and size, waits until all ranks have begun the next step, and
-        returns those of all ranks.
+        """Sends this rank's number of rows and graph size, and waits until all ranks have begun the
+        next step. Returns the number of rows and the graph size of every rank.
         """
         own = self.ranks.parallel.rank
         step = self._begun + 1
@@ -189,7 +188,7 @@ class SharedSteps(Steps):
         return [told[rank] for rank in range(len(told))]
 
     def _receive_counts(self) -> None:
-        """Receives what the others send until all have ended."""
+        """Receives the other ranks' numbers of rows until the pipe is closed."""
         while message := self._inbox.read(_MESSAGE.size):
             rank, step, rows, size = _MESSAGE.unpack(message)
             with self._changed:

@@ -1,5 +1,5 @@
-"""Text of a constrained output that a limit may cut off: how much of it a stream may send, and how
-it is closed once it is cut.
+"""Text of a constrained output that a limit may cut off. Determines how much of the text may be
+streamed, and closes a text that was cut.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _MINIMUM = 64
 
 
 class CutText:
-    """Reads an output's text to decide what may be sent and how to close it.
+    """Reads an output that a limit may cut off. Decides how much of its text may be sent, and how
+    to close the text.
 
     Args:
         constraint: constraint of the output.

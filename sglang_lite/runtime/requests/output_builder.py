@@ -82,14 +82,15 @@ class _EndedText:
 
 @dataclass(slots=True)
 class LoadedWeights:
-    """Weights that an engine runs, known by the name of their version. `update_weights` changes it."""
+    """Weights that an engine runs. Their version has a name, which `update_weights` changes."""
 
     version: str = "default"
 
 
 @dataclass(slots=True)
 class DrawnBy:
-    """Which weights drew the tokens of an output: the current ones, and replaced ones.
+    """Weights that drew the tokens of an output: the current weights, and older ones that were
+    replaced meanwhile.
 
     Attributes:
         weights: those that draw now.
@@ -133,7 +134,7 @@ class DraftProgress:
 
 
 def _ignore_late_event(event: Event) -> None:
-    """Ignores an event. Replaces a sink after its last event."""
+    """Ignores an event. Takes the place of a sink that has received its last event."""
 
 
 class OutputBuilder:
@@ -282,8 +283,8 @@ class OutputBuilder:
         return Finish("stop", None) if complete else None
 
     def append_grammar_forced(self, limit: int, *, masked: bool) -> tuple[list[int], Finish | None]:
-        """Appends the tokens that the grammar forces next, at most `limit`. Does nothing for fewer
-        than two, because a single token takes a step anyway.
+        """Appends the tokens that the grammar forces next, at most `limit`. A single token is not
+        appended, because it takes a step anyway.
 
         Args:
             limit: maximum number of tokens.
@@ -332,8 +333,8 @@ class OutputBuilder:
         jump: bool,
         masked: bool,
     ) -> tuple[OutputBuilder, list[int], Finish | None]:
-        """Creates another builder, in the state that this one would have after the ids the output
-        begins with.
+        """Creates another builder and replays the ids with which the output begins. The new builder
+        then has the state that this one would have after these ids.
 
         Can be called on any thread. Forced tokens are appended as jumps at the same places as in
         the earlier stream, so the rest of the output is also the same.
@@ -374,8 +375,9 @@ class OutputBuilder:
         jump: bool,
         masked: bool,
     ) -> tuple[list[int], Finish | None]:
-        """Processes the ids that the output begins with, before any other token, without sending
-        deltas. Arguments, result and errors are those of `rebuild_with_replay`.
+        """Processes the ids with which the output begins, without sending deltas. Must be called
+        before any other token is processed. Arguments, results and errors are those of
+        `rebuild_with_replay`, except that no builder is returned.
         """
         self.matcher = matcher
         self.replayed_count = len(ids)
@@ -416,8 +418,8 @@ class OutputBuilder:
     def _replay_jump(
         self, ids: Sequence[int], index: int, limit: int, *, masked: bool
     ) -> tuple[list[int], Finish | None]:
-        """Appends the tokens that the grammar forces after the first `index` ids, like
-        `append_grammar_forced`. Appends nothing if the next ids are different ones.
+        """Appends the tokens that the grammar forces after the first `index` ids, as
+        `append_grammar_forced` does. Appends nothing if the given ids continue differently.
         """
         forced = self._forced_tokens_within(limit - index)
         known = ids[index : index + len(forced)]
@@ -443,8 +445,8 @@ class OutputBuilder:
         return tokens
 
     def _ends_output(self, token: int) -> bool:
-        """Returns whether the token ends the output. Until its grammar is complete, an
-        end-of-sequence token outside `stop_token_ids` does not end it.
+        """Returns whether a token ends the output. Until the grammar is complete, an
+        end-of-sequence token ends it only if `stop_token_ids` has the token.
         """
         if token not in self.ends:
             return False
@@ -452,7 +454,7 @@ class OutputBuilder:
 
     @property
     def _matcher_text_if_open(self) -> TextSoFar | None:
-        """The output's text, if the token that ends it may lie outside it; otherwise None."""
+        """Text of the output, if a token outside the text may end it. Otherwise None."""
         return None if self.matcher is None else self.matcher.open_text
 
     # -------------------------------------------------------------------------------------- results

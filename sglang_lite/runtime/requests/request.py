@@ -61,8 +61,8 @@ _NEXT = {
 
 
 class WatchedTokens(enum.IntEnum):
-    """Kinds of new tokens that the host must inspect when they arrive. It always inspects
-    end-of-sequence tokens, and the last token before the limit.
+    """Kinds of new tokens that the host must inspect when they arrive. In addition, the host always
+    inspects end-of-sequence tokens and the last token before the limit.
     """
 
     ENDS = 0  # no others
@@ -73,7 +73,7 @@ class WatchedTokens(enum.IntEnum):
 
 
 class StreamPace(enum.IntEnum):
-    """Schedule for inspecting tokens that only a request's stream needs."""
+    """When the host inspects new tokens only because the request is streamed."""
 
     NONE = 0  # never
     FIRST_TOKEN = 1  # at the first token
@@ -153,8 +153,9 @@ class Follower(Protocol):
         ...
 
     def continue_program(self, generation: Generation) -> Request | None:
-        """Continues a program with the result of the request that has ended. Returns the next
-        request, or None if there is none or `begin_next_request` has begun it.
+        """Continues a program with the result of the request that has ended, and returns the
+        program's next request. Returns None if there is no next request, or if `begin_next_request`
+        has already begun it.
         """
         ...
 
@@ -232,15 +233,15 @@ class Request:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Place among all requests, lowest first: by priority, then by the arrival of its program,
-        or its own.
+        """Place among all requests, lowest first. It depends on the priority, and then on the
+        arrival of the request's program or, without a program, of the request itself.
         """
         return -self.priority, self.id if self.branch is None else self.branch.program.arrival
 
     @property
     def skips_last_token(self) -> bool:
-        """Whether its last token need not be computed, because nothing is drawn after it and its
-        own log-probability comes from the token before.
+        """Whether the last token need not be computed. A request that only scores its prompt draws
+        nothing after it, and the last token's log-probability comes from the token before.
         """
         return (
             self.limit == self.prompt_len
@@ -278,14 +279,14 @@ class Request:
 
     @property
     def scored(self) -> bool:
-        """Whether its draws report the model's log-probabilities of their tokens."""
+        """Whether each draw also reports the model's log-probability of the drawn token."""
         p = self.params
         asked = p.confidence or (p.return_logprob and self.output.matcher is not None)
         return asked and not p.scores_next_token
 
     def make_free_matcher(self) -> RequestMatcher | None:
-        """Creates the matcher of its output without a grammar, which limits the thoughts; None if
-        these have no limits.
+        """Creates a matcher for an output without a grammar, which only limits the thoughts.
+        Returns None if the thoughts have no limits.
 
         Raises:
             ParameterError: the model's template has no thoughts.
@@ -376,8 +377,8 @@ class Request:
 
     @property
     def may_recompute_last_token(self) -> bool:
-        """Whether its last token may have to be computed again because the mask for the next one
-        was late.
+        """Whether the last token may have to be computed again. That happens if the mask for the
+        next token was late.
         """
         return self.output.matcher is not None
 
@@ -400,8 +401,9 @@ class Request:
         self.retractions += state is State.RETRACTED
 
     def append_forced_tokens(self, room: int, *, masked: bool) -> tuple[list[int], Finish | None]:
-        """Appends the tokens that the grammar forces, at most `room`, like `OutputBuilder.append_grammar_forced`;
-        none if a logit processor must see every token.
+        """Appends the tokens that the grammar forces, at most `room`, like
+        `OutputBuilder.append_grammar_forced`. Appends none if the request has a logit processor,
+        which must see every token.
         """
         if self.processor is not None:
             return [], None
@@ -413,8 +415,8 @@ class Request:
     def accept_checked_draft(
         self, start: int, tokens: Sequence[int], places: Sequence[int], matcher: Matcher
     ) -> bool:
-        """Accepts drawn tokens together with those the grammar forces after each. Returns False,
-        accepting none, if they have to be inspected one by one.
+        """Accepts several drawn tokens, and the tokens that the grammar forces after each of them.
+        Returns False and accepts none if they have to be inspected one by one.
 
         Args:
             start: index of the first of them in the output.
@@ -475,8 +477,8 @@ class Request:
         )
 
     def build_aborted_result(self, known: int) -> Generation:
-        """Builds a result without text for the first `known` tokens of a request about to be
-        aborted.
+        """Builds the result of a request that is about to be aborted. It has no text, only the
+        usage of the first `known` tokens.
         """
         return Generation(
             "", finish_reason="abort", usage=self._build_usage(max(known - self.prompt_len, 0))

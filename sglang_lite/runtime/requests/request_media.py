@@ -41,8 +41,8 @@ class RequestMedia:
     def from_tokens(
         cls, items: Sequence[MediaItem], tokens: Ints, vocab_size: int
     ) -> RequestMedia | None:
-        """Returns the images of a prompt's tokens; None if there are none. Items after the tokens,
-        which may be the beginning of a prompt, are left out.
+        """Returns the images whose virtual ids are among `tokens`, or None if there are none. The
+        tokens may be only the beginning of a prompt; later images are left out.
         """
         positions = find_virtual_ids(tokens, vocab_size)
         if not len(positions):
@@ -59,15 +59,15 @@ class RequestMedia:
         return cls(items, positions)
 
     def replace_with_row_ids(self, ids: Ints, start: int) -> None:
-        """Replaces the images' virtual ids in `ids`, whose first position is `start`, with ids of
-        features: -2 - r stands for row r of the store.
+        """Replaces the images' virtual ids in `ids` with ids of features: -2 - r stands for row r
+        of the store. `start` is the position of the first id in the prompt.
         """
         first, end = np.searchsorted(self.positions, (start, start + len(ids)))
         ids[self.positions[first:end] - start] = -2 - self.rows[first:end]
 
     def find_unsplit_ends(self, end: int) -> tuple[int, int]:
-        """Returns the nearest positions at which a chunk can end without splitting an image whose
-        tokens attend to each other: the last one up to `end`, and the first one from `end` on.
+        """Returns two positions at which a chunk can end: the last one up to `end`, and the first
+        one from `end` on. A chunk must not split an image whose tokens attend to each other.
         """
         if end > len(self.limits) or self.limits[end - 1] == end:
             return end, end
@@ -75,8 +75,8 @@ class RequestMedia:
         return int(np.argmax(self.limits == after)), after
 
     def restore_placeholders(self, tokens: Ints) -> Ints:
-        """Returns the prompt's token ids with the model's placeholder tokens in place of virtual
-        ids.
+        """Returns the prompt's token ids after replacing virtual ids with the model's placeholder
+        tokens.
         """
         shown = tokens.copy()
         ids = [item.token_id for item in self.items]
@@ -89,8 +89,8 @@ class RequestMedia:
 
     def trusted_cached_length(self, cached: int) -> int:
         """Returns how many cached tokens of the prompt may be used. If they end within the first
-        few tokens of an image, that image's tokens are not used, because another image may share
-        their hashes by chance.
+        few tokens of an image, the image's tokens are left out, because another image may have the
+        same hashes there by chance.
         """
         inside = int(np.searchsorted(self.positions, cached))
         starts = np.cumsum([0, *(item.count for item in self.items)])

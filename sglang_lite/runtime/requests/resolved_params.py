@@ -88,21 +88,23 @@ class ResolvedParams:
 
     @property
     def scores_tokens(self) -> bool:
-        """Whether the log-probabilities of all generated tokens are reported, so each one needs a
-        draw.
+        """Whether the log-probabilities of all generated tokens are reported. Each token then needs
+        a draw.
         """
         return self.return_logprob or self.confidence
 
     @property
     def has_thought_limit(self) -> bool:
-        """Whether the output's thoughts have a limit. They also have one if `reasoning_format` is
-        set, so that a constrained answer has room after them.
+        """Whether the output's thoughts have a limit. They always do if `reasoning_format` is set,
+        which leaves room for a constrained answer.
         """
         return self.thinking is not None or bool(self.reasoning_format)
 
     @property
     def recorded_fields(self) -> tuple[RecordName, ...]:
-        """Names of the values that the result has for each token besides its id."""
+        """Names of the values, such as "hidden_states", that the result has for each token in
+        addition to its id.
+        """
         experts: tuple[RecordName, ...] = ("routed_experts",) if self.return_routed_experts else ()
         return (*experts, "hidden_states") if self.return_hidden_states else experts
 

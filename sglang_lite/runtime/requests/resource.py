@@ -33,14 +33,14 @@ class Resource:
     """
 
     def order_candidates(self, candidates: Iterable[Request]) -> Iterable[Request]:
-        """Begins a plan, which drops reservations of requests that did not start. Yields all
-        candidates in the order in which they should be admitted.
+        """Begins a plan. Drops reservations of requests that did not start, and yields all
+        candidates in the order in which to admit them.
         """
         return candidates
 
     def may_start(self, request: Request) -> bool:
-        """Reserves what a waiting request needs until the next plan. Returns False if it has to
-        wait, while others may start.
+        """Reserves what a waiting request needs, until the next plan. Returns False if the request
+        has to wait. Other requests may still start.
         """
         return True
 
@@ -58,7 +58,7 @@ class Resource:
         return end
 
     def release_unused(self) -> None:
-        """Frees what no request needs any more: some request has ended, for whatever reason."""
+        """Frees what no request needs any more. Called after a request has ended for any reason."""
 
     def close(self) -> None:
-        """Notifies everyone who waits for the resource: the engine is closing."""
+        """Notifies all who wait for the resource, because the engine is closing."""

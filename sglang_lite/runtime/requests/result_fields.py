@@ -87,7 +87,9 @@ def build_token_scores(
 
 
 def add_token_texts(logprob: TokenLogprob, tokenizer: Tokenizer) -> TokenLogprob:
-    """Returns a token's log-probability with the texts of all tokens in it filled in."""
+    """Returns a token's log-probability after adding the texts of the token and of all other tokens
+    listed with it.
+    """
 
     def decode_entries(entries: Top) -> Top:
         return tuple(

@@ -19,8 +19,8 @@ _NUMBER = 32  # tokens; no number of a typed constraint is longer
 
 
 class BranchState(Protocol):
-    """What the scheduler reads of a branch, which belongs to a program (program/play/branch.py) or
-    a session. The attributes are those of a program's branch.
+    """State of a branch, as the scheduler reads it. The branch belongs to a program
+    (program/play/branch.py) or a session. The attributes are those of a program's branch.
     """
 
     @property
@@ -65,7 +65,7 @@ class ScheduledBranch:
 
     Attributes:
         name: name of the generation or selection it executed last, or None.
-        kind: name of the first one that had one.
+        kind: name of the first generation or selection that had a name.
         length: tokens at its last pause; 0 before.
         evicted: True if pages of its prefix were evicted since its last pause began.
         next_pause_s: duration of its next pause in seconds, if its caller has reported it.
@@ -89,7 +89,7 @@ class ScheduledBranch:
 
     @property
     def awaits_caller(self) -> bool:
-        """Whether the branch can only continue after its program's caller has acted."""
+        """Whether the branch can't continue until its program's caller acts."""
         branch = self._branch
         return branch.ask is None and (branch.paused is not None or not branch.queue)
 

@@ -182,8 +182,8 @@ class Admission:
         return fetch
 
     def evict_ahead(self, tokens: int) -> None:
-        """Evicts the pages that fetches and up to `tokens` prompt tokens of this and later steps
-        need, because evicted pages are free only one step later.
+        """Evicts pages one step in advance, because evicted pages are free only one step later.
+        Makes room for fetches and for up to `tokens` prompt tokens.
         """
         store = self._store
         table = self._store.table
@@ -195,14 +195,15 @@ class Admission:
             store.evict_pages(min(short, store.tree.evictable))
 
     def forget_refusal(self) -> None:
-        """Makes the next plan look at all waiting requests, because another one has started to
-        wait.
+        """Makes the next plan look at all waiting requests again, because a new one has been
+        queued.
         """
         self._refused = None
 
     def _can_skip_admission(self, alone: Request | None) -> bool:
-        """Returns whether waiting requests can be skipped because one was refused and nothing was
-        freed. With tens of thousands of them, looking at each takes longer than a step.
+        """Returns whether waiting requests can be skipped, because one was refused and nothing has
+        been freed since. With tens of thousands of waiting requests, looking at each takes longer
+        than a step.
         """
         refused = self._refused
         self._refused = None
@@ -225,8 +226,8 @@ class Admission:
         return ordered
 
     def _match_reusable(self, request: Request) -> tuple[Ints, Match, int]:
-        """Returns the tokens of a request that may be taken from the cache, their match there, and
-        how many of them are cached.
+        """Returns the tokens of a request that may be reused from the cache, the cache's match for
+        these tokens, and how many of them are cached.
         """
         store = self._store
         tokens = request.tokens
@@ -269,7 +270,7 @@ class Admission:
     def _has_room(
         self, request: Request, needed: int, promised: int, programs: Iterable[ExpectedGrowth]
     ) -> bool:
-        """Returns whether a request can have its pages, taking those of paused branches if
+        """Returns whether a request can have its pages. Takes pages from paused branches if
         necessary.
 
         Args:
@@ -316,7 +317,8 @@ class Admission:
 
     def _promised_pages(self) -> tuple[int, int]:
         """Returns how many more pages running requests are expected to need. Also returns how many
-        window pages are left after their needs and those of a step; 0 without window pages.
+        window pages remain after running requests and a step have theirs; 0 if there are no window
+        pages.
         """
         table = self._store.table
         slots = request_slots(self._queues.running())
@@ -369,7 +371,7 @@ def _will_be_cached_soon(
     space: PrefixSpace,
 ) -> bool:
     """Returns whether a prefilling request will soon cache at least `_SHARED` more tokens of this
-    prompt, so waiting pays.
+    prompt. If so, it pays to wait.
 
     Args:
         prefilling: prefilling requests by slot.

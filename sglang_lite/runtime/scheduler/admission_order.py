@@ -28,8 +28,8 @@ def fcfs(
 def lpm(
     returned: Sequence[Request], waiting: Sequence[Request], tree: RadixTree
 ) -> Iterable[Request]:
-    """Yields requests that continue first, then by longest cached prefix, so prefixes are used
-    before they are evicted.
+    """Yields requests that continue, then all others by longest cached prefix. Prefixes are thus
+    used before they are evicted.
 
     Requests that were passed over too often go before all other new ones (cache-aware scheduling:
     Zheng et al., arXiv:2312.07104).
@@ -68,8 +68,9 @@ def lpm(
 def priority(
     returned: Sequence[Request], waiting: Sequence[Request], tree: RadixTree
 ) -> Iterable[Request]:
-    """Sorts by priority, highest first; within a priority, those that continue, then first come,
-    first served. Requests that were passed over too often go before all others.
+    """Sorts requests by priority, highest first. Within a priority, requests that continue go
+    first, then the others first come, first served. Requests that were passed over too often go
+    before all others.
     """
     return sorted(chain(returned, waiting), key=lambda r: (r.passed_over < AGE_BOUND, -r.priority))
 

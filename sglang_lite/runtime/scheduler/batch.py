@@ -25,8 +25,8 @@ Row: TypeAlias = tuple[Request, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of one step: decoding rows first, then prefill rows with one token, then rows with
-    several tokens: prefill rows, and rows with drafts.
+    """Rows of one step. Decoding rows come first, then prefill rows with a single token. Rows with
+    several tokens come last: other prefill rows, and rows with drafts.
 
     Attributes:
         step: number of the step.

@@ -65,8 +65,8 @@ class DraftedRows:
 
     @property
     def due(self) -> bool:
-        """Whether the next step should have drafts, which requires reading the previous step's
-        tokens first.
+        """Whether the next step should have drafts. If so, the previous step's tokens have to be
+        read first.
         """
         rows = *self._queues.decoding, *self._queues.prefilling
         if self._turns is not None and not self._turns[len(rows).bit_length()].drafts:
@@ -152,8 +152,8 @@ class DraftedRows:
         return {of: draft for of, draft in written if len(draft.tokens)}
 
     def _write_draft(self, row: OpenRow, draft: Draft) -> Draft:
-        """Writes a draft after the tokens of a row, as far as there are free pages, and returns
-        what is written.
+        """Writes a draft after the tokens of a row, cut to the pages that are free. Returns the
+        draft as written.
         """
         slot = row.request.slot
         length = len(row.known)
@@ -171,15 +171,15 @@ class DraftedRows:
         self.drafting.learn_queued_tokens()
 
     def record_draft_check(self, request: Request, draft: Draft) -> None:
-        """Records that the draws after a draft are about to be read."""
+        """Counts a step that has checked a draft. Called before the step's draws are read."""
         progress = request.output.draft
         progress.steps = progress.steps + 1
         progress.drafted = progress.drafted + len(draft.guesses)
         self._steps += 1
 
     def accept_skipped_draws(self, request: Request, draft: Draft, count: int) -> bool:
-        """Accepts a draft's tokens before one of its later draws, like `accept_draws` for each of
-        the `count` draws in between.
+        """Accepts the first `count` draws of a draft together, as `accept_draws` does for each of
+        them.
 
         Returns False if they have to be inspected one by one.
 
@@ -202,8 +202,8 @@ class DraftedRows:
         return True
 
     def accept_draws(self, request: Request, draws: int = 1) -> None:
-        """Records that all known tokens of a request are already computed, because they equal the
-        draft, and that one more is drawn after them.
+        """Records that all known tokens of a request are already computed, because the draft
+        guessed them. One more token is drawn after them.
 
         Args:
             request: the request.
@@ -219,8 +219,8 @@ class DraftedRows:
             self._queues.move_to_decoding(request)
 
     def record_outcomes(self) -> None:
-        """Records the outcome of the last drafts, which guides later guesses, and lets drafters
-        learn from observed requests. On a GPU, this overlaps with the next step.
+        """Passes the outcomes of the last drafts to the drafters, to guide later guesses. Also lets
+        drafters learn from observed requests. On a GPU, this overlaps with the next step.
         """
         for record in self._checked:
             record()
@@ -228,8 +228,8 @@ class DraftedRows:
         self.drafting.learn_queued_tokens()
 
     def settle_draft(self, request: Request, draft: Draft, start: int) -> None:
-        """Records how many tokens of a draft were right, once no more of its draws count. Frees the
-        pages of the wrong ones.
+        """Records how many tokens of a draft were right, and frees the pages of the wrong ones.
+        Called when none of the draft's later draws counts any more.
 
         Args:
             request: request of the draft; it may have ended.

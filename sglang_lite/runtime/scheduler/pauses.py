@@ -97,9 +97,9 @@ class Expectations:
         return self._times.median_for_name(branch.name) if told is None else told
 
     def expected_growth(self, branch: ScheduledBranch, length: int) -> int:
-        """Returns the number of tokens that a branch is expected to add to `length`: those of its
-        queued nodes or, while its program is open, up to the usual length of its kind. An unknown
-        kind is expected to double.
+        """Returns how many tokens a branch of `length` tokens is expected to add: those of its
+        queued nodes. While its program is open, the branch is also expected to reach the usual
+        length of its kind. If the kind is unknown, it is expected to double.
         """
         tokens = self._reserve.reserved_tokens_for_program(branch.expected)
         if branch.program.open:
@@ -133,8 +133,8 @@ class ExpectedGrowth:
 
 
 def peak_growth(branches: Sequence[ExpectedGrowth]) -> int:
-    """Returns the most tokens that branches add to memory if all grow at the same pace, and each
-    frees its tokens when it ends.
+    """Returns the most tokens that branches add to memory at any one time. All are assumed to grow
+    at the same pace, and each frees its tokens when it ends.
     """
     if not branches:
         return 0
@@ -180,8 +180,8 @@ class PausedBranch:
         return self.lock.node is not None
 
     def set_overdue_time(self, worth_s: float) -> float:
-        """Sets when the pause counts as too long: from its beginning if it is expected to take more
-        than `worth_s`, otherwise after `worth_s`.
+        """Sets when the pause counts as too long. That is after `worth_s` seconds, or from its
+        beginning if it is expected to take longer.
         """
         self.due = self.began + worth_s * (self.expected_s <= worth_s)
         return self.due
@@ -232,7 +232,7 @@ class Pauses:
         return iter(self._pauses.values())
 
     def keeps_queue_position(self, branch: ScheduledBranch | None) -> bool:
-        """Returns whether a branch is paused and has not given up its place permanently."""
+        """Returns whether a branch is paused and will go before new requests when it returns."""
         pause = None if branch is None else self._pauses.get(branch)
         return pause is not None and not pause.given_up
 
@@ -258,7 +258,9 @@ class Pauses:
             self.begin_pause(branch, tokens, space)
 
     def begin_pause(self, branch: ScheduledBranch, tokens: Ints, space: PrefixSpace) -> None:
-        """Begins a pause of a branch, ending its last one. Locks the cached part of its text."""
+        """Begins a pause of a branch, and ends its previous pause if there is one. Locks the cached
+        part of the branch's text.
+        """
         branch.length = len(tokens)
         if not self._store.reuses or not branch.may_return:
             return
@@ -288,8 +290,8 @@ class Pauses:
         )
 
     def set_expected_pause(self, branch: ScheduledBranch, seconds: float) -> None:
-        """Sets how many seconds a branch's caller needs, from now on if the branch already waits
-        for it, otherwise from the beginning of the next pause.
+        """Sets how many seconds a branch's caller needs. They count from now if the branch already
+        waits for the caller, otherwise from the beginning of the next pause.
         """
         pause = self._pauses.get(branch)
         if pause is None or not branch.awaits_caller:
@@ -328,8 +330,8 @@ class Pauses:
             self._compact_entries()
 
     def _compact_entries(self) -> None:
-        """Drops the entries of ended pauses once they outnumber the others. Otherwise they would
-        stay until `release_overdue_pages` meets them, which is only when memory is short.
+        """Drops the entries of ended pauses once they outnumber the others. Without this, they
+        would stay until memory is short and `release_overdue_pages` finds them.
         """
         if len(self._due) + len(self._too_long) > 2 * len(self._pauses) + _OUTDATED:
             self._due = list(
@@ -356,8 +358,8 @@ class Pauses:
     def growth_below_rank(
         self, rank: tuple[int, float], *, beside: ScheduledBranch | None
     ) -> tuple[list[ExpectedGrowth], int]:
-        """Returns the growth of paused programs with lower ranks, and the number of pages they gave
-        up but need when they return.
+        """Returns the expected growth of paused programs whose ranks are lower than `rank`. Also
+        returns how many pages these programs gave up and will need when they return.
 
         Args:
             beside: branch whose program does not count.
@@ -390,8 +392,8 @@ class Pauses:
     # ----------------------------------------------------------------------------------- giving way
 
     def release_overdue_pages(self, pages: int, *, kept: bool = False) -> bool:
-        """Gives up pages of branches that return too late, those that return last first. Returns
-        False if there are none.
+        """Gives up pages of branches whose pauses are too long, beginning with the branch that
+        returns last. Returns False if there are no such branches.
 
         Args:
             kept: whether lower tiers keep pages and restore them quickly. Then all branches whose
@@ -470,9 +472,9 @@ class Pauses:
         return False
 
     def release_last_returning_pages(self, pages: int, *, beside: ScheduledBranch | None) -> bool:
-        """Gives up pages for a branch that needs them while nothing runs: those of the
-        lowest-ranked branch whose request waits, otherwise of the branch that is expected back
-        last. Returns False if no other branch has any.
+        """Gives up pages for a branch that needs them while nothing runs. They come from the
+        lowest-ranked branch whose request waits. If there is none, they come from the branch that
+        is expected back last. Returns False if no other branch has any pages.
         """
         others = [each for each in self if each.has_locked_pages and each.branch is not beside]
         if not others:
@@ -487,8 +489,8 @@ class Pauses:
     def _release_last_pages(
         self, pause: PausedBranch, pages: int, *, for_good: bool = False
     ) -> bool:
-        """Gives up the last pages of a pause's prefix. The branch can still count on them when it
-        returns, unless `for_good` is set: then it waits like a new one.
+        """Gives up the last pages of a pause's prefix. With `for_good`, the branch waits like a new
+        one when it returns. Otherwise, it can still count on getting the pages back.
         """
         freed = pause.lock.unlock_last_pages(max(pages, self._store.pool.total // 64))
         self.pages_given_up += freed

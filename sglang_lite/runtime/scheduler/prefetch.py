@@ -1,5 +1,5 @@
-"""Prefetches from lower tiers: the first pages of waiting requests, and pages that paused programs
-gave up, shortly before they return.
+"""Prefetches pages from lower tiers: the first pages of waiting requests, and the pages that paused
+programs gave up. A program's pages are fetched shortly before it returns.
 """
 
 from __future__ import annotations

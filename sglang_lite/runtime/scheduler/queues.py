@@ -56,8 +56,8 @@ class Queues:
         self.waiting.append(request)
 
     def queue_returned(self, request: Request, state: State) -> None:
-        """Changes a request's state to `state`, and queues it by rank before those that have not
-        begun.
+        """Changes a request's state to `state`, and queues it by rank among the returned requests.
+        Returned requests go before those that have not begun.
         """
         request.change_state(state)
         insort(self.returned, request, key=attrgetter("rank"))

@@ -21,8 +21,8 @@ from sglang_lite.runtime.scheduler.queues import Queues
 
 
 class Retraction:
-    """Makes pages available for running requests, if necessary those of programs that are paused or
-    came later.
+    """Makes pages available for running requests. If necessary, takes pages from programs that are
+    paused or that came later.
 
     Ranks sort by priority, then by age. Of two requests that compete for pages, the one with the
     smaller rank wins. So the oldest running request of the highest priority always advances.
@@ -43,8 +43,8 @@ class Retraction:
         self._reserve = reserve
 
     def retract_request(self, request: Request) -> None:
-        """Moves a running request to those that wait to continue. Its prefix goes into the tree,
-        and stays locked for a program.
+        """Moves a running request to the queue of requests that wait to continue. Its prefix goes
+        into the tree. If the request belongs to a program, its prefix stays locked.
         """
         self._queues.stop(request)
         if request.branch is not None:
@@ -52,8 +52,8 @@ class Retraction:
         self._queues.queue_returned(request, State.RETRACTED)
 
     def retract_requests_lacking_window(self) -> None:
-        """Retracts requests whose window, after they dropped tokens, begins in pages that they have
-        already released.
+        """Retracts requests that lack pages of their window. After a request has dropped tokens,
+        its window may begin in pages that it has already released.
         """
         windows = self._store.windows
         table = self._store.table
@@ -64,16 +64,16 @@ class Retraction:
                 self.retract_request(running[i])
 
     def retract_all(self) -> list[Request]:
-        """Retracts all running requests. Returns them in the order of their admission, in which
-        they wait.
-        """
+        """Retracts all running requests, and returns them in the order of their admission."""
         requests = sorted(self._queues.running(), key=lambda r: r.admission)
         for request in reversed(requests):
             self.retract_request(request)
         return requests
 
     def allocate_next_pages(self, decoding: list[Request]) -> list[Request]:
-        """Allocates each request a page for its next token. Returns those that have one."""
+        """Allocates a page for the next token of each decoding request, if it needs one. Returns
+        the requests that have a page for that token.
+        """
         if not decoding:
             return decoding
         table = self._store.table

@@ -114,8 +114,8 @@ class Scheduler:
 
     @property
     def has_unapplied_changes(self) -> bool:
-        """Whether planning may have an effect although there are no requests, because pauses are
-        about to begin or the cache has lower tiers.
+        """Whether planning may have an effect even though there are no requests. That is the case
+        if pauses are about to begin or the cache has lower tiers.
         """
         return self.pauses.has_requested_pauses or self.store.tiers is not None
 
@@ -126,16 +126,16 @@ class Scheduler:
 
     @property
     def waits(self) -> bool:
-        """Whether the loop may pause before the next plan: pages are being copied, or nothing runs
-        because paused programs are expected soon.
+        """Whether the loop may pause before the next plan. It may while pages are being copied, or
+        if nothing runs because paused programs are expected soon.
         """
         if self.awaits_copies:
             return True
         return not self.queues.has_running and self.queues.has_waiting and self.admission.refuses
 
     def accept_request(self, request: Request) -> None:
-        """Queues a request. One of a program that keeps its prefix goes before those that have not
-        begun.
+        """Queues a request. If its program keeps its prefix, the request goes before those that
+        have not begun.
         """
         branch = request.branch
         request.times.queued = self.pauses.now()
@@ -170,7 +170,9 @@ class Scheduler:
         return make_batch(self.store, decoding, chunks, started, drafts)
 
     def _apply_changes(self) -> None:
-        """Applies what has happened since the last plan, and retracts requests that can't run on."""
+        """Applies changes since the last plan, such as finished copies and requested pauses.
+        Retracts requests that can't continue.
+        """
         self._copied = self.store.finish_tier_copies()
         while self._isolation.drop_cleared_suspect(self.store.table):
             # the isolated request, or the one that continues in its slot
@@ -190,7 +192,9 @@ class Scheduler:
             self.admission.evict_ahead(2 * budget)
 
     def _plan_prompt_chunks(self, budget: int) -> tuple[list[Row], int]:
-        """Returns chunks of prompts within a budget, with their pages, and what is left of it."""
+        """Returns chunks of prompts that fit into a budget, and the rest of the budget. The chunks'
+        pages are reserved.
+        """
         table = self.store.table
         chunks: list[Row] = []
         for request in list(self.queues.prefilling):
@@ -294,7 +298,9 @@ class Scheduler:
         self.store.table.length[slots] += 1
 
     def schedule_last_token_recompute(self, slots: Ints) -> None:
-        """Schedules recomputing the last token of these slots, after which none was drawn."""
+        """Schedules the last token of these slots to be computed again, because no token was drawn
+        after it.
+        """
         self.store.table.computed[slots] -= 1
 
     def record_tokens(self, slots: Ints, tokens: Ints) -> None:
@@ -304,8 +310,8 @@ class Scheduler:
         table.known[slots] += 1
 
     def discard_last_draw(self, request: Request) -> None:
-        """Removes the last token of a decoding request, to draw another one. Voids a draw planned
-        after it.
+        """Removes the last token of a decoding request, so that another one is drawn. If the next
+        draw is already planned, its result will be ignored.
         """
         table = self.store.table
         slot = request.slot
@@ -315,8 +321,8 @@ class Scheduler:
         table.epoch[slot] += 1
 
     def append_tokens(self, request: Request, tokens: list[int]) -> None:
-        """Appends tokens to a decoding request, to be computed like a prompt. Voids a draw planned
-        for it.
+        """Appends tokens to a decoding request, to be computed like a prompt. If a draw is already
+        planned for the request, its result will be ignored.
         """
         table = self.store.table
         slot = request.slot
@@ -366,7 +372,7 @@ class Scheduler:
             self.appended_tokens += count
 
     def close_resources(self) -> None:
-        """Notifies everyone who waits for a resource: the engine is closing."""
+        """Notifies all who wait for a resource, because the engine is closing."""
         for resource in self._resources:
             resource.close()
 
@@ -393,7 +399,7 @@ class Scheduler:
 
     def _requests_to_decode(self) -> list[Request]:
         """Returns the decoding requests that have a token to compute and have not reached their
-        limit, at most one stage's share of all.
+        limit. The result is limited to one stage's share of all decoding requests.
         """
         table = self.store.table
         requests = self.queues.decoding
@@ -406,8 +412,8 @@ class Scheduler:
         return [r for r, w in zip(requests, waiting.tolist()) if not w][:most]
 
     def _rotate_requests(self, ready: list[Request]) -> list[Request]:
-        """Returns every streaming request, and as many others, in rotation, as the time of a step
-        allows.
+        """Returns all streaming requests, and as many others as the time of a step allows. The
+        others take turns. If no request streams, returns all.
         """
         streams = count_streaming_requests(self.store.table, ready)
         if self._pace is None or not streams:

@@ -36,8 +36,8 @@ class MaskMaker(Protocol):
 
 
 class TextSoFar(Protocol):
-    """An output's text so far, for grammars in which a token that is not part of the text may end
-    it.
+    """Text of an output so far, if a token outside the text may end it. Reports which part of the
+    text is certain.
 
     Attributes:
         tokens: number of tokens that certainly lie entirely in the text.
@@ -83,8 +83,8 @@ class Endings(Protocol):
         ...
 
     def characters(self, state: TextState) -> Iterable[tuple[str, TextState]]:
-        """Yields characters that may come next, with the state after each. Of characters that are
-        alike to the grammar, it yields only some.
+        """Yields characters that may come next, with the state after each. If the grammar does not
+        distinguish several characters, it may yield only some of them.
         """
         ...
 

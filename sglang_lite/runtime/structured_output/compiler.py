@@ -175,9 +175,9 @@ class Compiler:
         return future
 
     def _compile_continuation(self, constraint: Continuation) -> Future[CompiledGrammar]:
-        """Compiles the grammar of a text's continuation, by compiling the whole text's grammar and,
-        if the part has a constraint of its own, the part's. The remainder of the whole is never
-        compiled separately.
+        """Compiles the grammar of a text's continuation. This takes the grammar of the whole text
+        and, if the part has a constraint of its own, the grammar of the part. The remainder of the
+        whole is never compiled separately.
         """
         future: Future[CompiledGrammar] = Future()
         whole = self.compile_in_background(constraint.whole)
@@ -322,8 +322,8 @@ class Compiler:
         return self._with_mask_rules(grammar, unpack_mask_rules(positions))
 
     def _load_one_at_a_time(self, prepared: PreparedGrammar) -> CompiledGrammar:
-        """Loads a prepared grammar. Only one is loaded at a time, since a slow load takes a core
-        from the event loop.
+        """Loads a prepared grammar. Only one is loaded at a time, because a slow load takes a CPU
+        core away from the event loop.
         """
         with self._loading:
             return self._engine().load_prepared(prepared)

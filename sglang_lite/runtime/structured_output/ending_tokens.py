@@ -78,8 +78,8 @@ class EndingTokens:
         return self._beginning.get(text, ())
 
     def tokens_repeating_names(self, used: Iterable[frozenset[bytes]]) -> list[int]:
-        """Returns the tokens that may write a whole name already used in one of the objects, or
-        that may write a name twice. `used` has the names in each object.
+        """Returns the tokens that may write the whole of a used name, or that may write any name
+        twice. `used` has the names in each open object.
         """
         found = list(self._writing_twice)
         for names in used:

@@ -125,8 +125,8 @@ class _Search:
     # ---------------------------------------------------------------------------------------- rules
 
     def _costs_after_rule(self, name: str, place: Rests, most: int) -> Costs:
-        """Returns the places after a rule's texts, each with the fewest tokens known so far to have
-        ended before it.
+        """Returns the places that may follow a rule's texts, each with its cost. The cost is the
+        fewest tokens known so far to have ended before the place.
         """
         key = name, place
         if self._open:
@@ -154,8 +154,8 @@ class _Search:
     # ---------------------------------------------------------------------------------------- nodes
 
     def _costs_after_node(self, node: Node, costs: Costs, most: int) -> Costs:
-        """Returns the places after a node's texts, each with the fewest tokens that have ended
-        before it.
+        """Returns the places that may follow a node's texts, each with its cost. The cost is the
+        fewest tokens that have ended before the place.
 
         Args:
             node: the node.
@@ -217,8 +217,8 @@ class _Search:
         return costs
 
     def _drop_too_expensive(self, costs: Costs, most: int) -> Costs:
-        """Drops places that can't lead to a text of at most `most` tokens. Keeps places in the text
-        already written.
+        """Drops places that can't lead to a text of at most `most` tokens. Places in text that
+        already exists are kept.
         """
         start = self._start
         found = {
@@ -233,7 +233,9 @@ class _Search:
     def _step_over_byte(
         self, costs: Costs, low: int, high: int, most: int, *, leave: bool = False
     ) -> Costs:
-        """Returns the places after one more byte from `low` to `high`, with their costs."""
+        """Returns the places that follow one more byte, with their costs. The byte may be any from
+        `low` to `high`.
+        """
         found: list[tuple[Rests, int]] = []
         self._spend_work(len(costs))
         for place, cost in costs.items():
@@ -256,8 +258,8 @@ class _Search:
         return self._keep_cheapest(found, most)
 
     def _keep_cheapest(self, costs: Iterable[tuple[Rests, int]], most: int) -> Costs:
-        """Keeps the lowest cost of each place. Drops places within a token if the rest of that
-        token can't save enough tokens compared with starting a new one here.
+        """Keeps the lowest cost of each place. Drops a place within a token if finishing the token
+        can't save enough tokens compared with starting a new one here.
         """
         found: Costs = {}
         for place, cost in costs:
@@ -340,8 +342,8 @@ class _Search:
         return self._keep_cheapest(found, most)
 
     def _step_over_character_run(self, place: Rests, cost: int, ranges: Ranges, most: int) -> Costs:
-        """Returns the places after any number of characters of a set, with their costs. At most one
-        token ends during the run, which may itself end within a character.
+        """Returns the places that follow a run of any number of characters of a set, with their
+        costs. At most one token ends during the run. It may end within a character.
         """
         after, ends = place.run(ranges)
         found: list[tuple[Rests, int]] = [] if after is None else [(after, cost)]
@@ -391,8 +393,8 @@ class _Search:
 
 
 def _relax_long_sources(node: Node) -> Node:
-    """Replaces quotes from long sources in a node by a simpler language. The result allows all
-    texts of the node, and others.
+    """Replaces quotes from long sources in a node by simpler languages. The result allows all texts
+    of the node, and more.
     """
     match node:
         case Substring(text, _, superset) if len(text) > _LONG:

@@ -36,8 +36,8 @@ class Kind:
         self._values = {name: (each, counted(each.scalars)) for name, each in names.values.items()}
 
     def prefix_counts(self, text: str) -> Sequence[int | None]:
-        """Returns the number of names that begin with each prefix of a text, the empty one first;
-        None for infinitely many.
+        """Returns how many names begin with each prefix of a text, from the empty prefix to the
+        whole text. A count is None if there are infinitely many such names.
         """
         return [0] * (len(text) + 1) if self._names is None else self._names.prefix_counts(text)
 
@@ -98,8 +98,8 @@ class MemberNames:
         return self._next[key]
 
     def with_value(self, name: bytes, value: bytes) -> MemberNames:
-        """Returns the names updated with the value of the member `name`, which may exclude kinds of
-        objects.
+        """Returns the names after the member `name` has got this value. Kinds of objects that don't
+        allow the value are excluded.
         """
         key = name, value
         if key not in self._next:
@@ -184,8 +184,8 @@ def _add_exhausted_prefix(
     counts: Mapping[str, int],
     possible: Sequence[PossibleKind],
 ) -> frozenset[bytes]:
-    """Returns the exhausted prefixes after one more name is used. Adds the name's shortest prefix
-    with which no unused name begins, or else the whole name.
+    """Returns the exhausted prefixes after `name` has been used. The new one is the name's shortest
+    prefix with which no unused name begins. If there is none, it is the whole name.
     """
     text = name.decode("utf-8", "ignore")
     counted = [each.kind.prefix_counts(text) for each in possible]

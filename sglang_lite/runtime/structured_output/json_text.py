@@ -33,7 +33,7 @@ Value: TypeAlias = Any  # JSON value in a hashable form
 
 
 class RulePositions:
-    """Positions of a schema's values, with the texts possible in each position counted.
+    """Positions of the values in a schema. Counts the texts that are possible in each position.
 
     Args:
         positions: positions with rules, the start first.
@@ -51,8 +51,8 @@ class RulePositions:
         self._endless: dict[tuple[int, bytes], bool] = {}
 
     def has_endless_texts(self, texts: CountedTexts, text: bytes) -> bool:
-        """Returns True if infinitely many counted texts begin with `text`, not counting its closing
-        byte, or if none of them begins with `text`.
+        """Returns True if infinitely many counted texts begin with `text`, ignoring its closing
+        byte. Also returns True if no counted text begins with `text`.
         """
         key = id(texts), text
         if key not in self._endless:
@@ -261,8 +261,8 @@ class JsonText:
         return not repeated
 
     def _end_item(self, top: _Container | None, end: int) -> bool:
-        """Ends an array's item or a member's value, if one has begun. Returns False if the item is
-        a repetition.
+        """Ends the current item or member value, if one has begun. Returns False if it is an item
+        that repeats an earlier one.
         """
         if top is None:
             return True
@@ -291,8 +291,8 @@ class JsonText:
 
     @property
     def missing(self) -> list[bytes]:
-        """JSON texts of names that have to come before the innermost object ends, if a name may
-        come next.
+        """JSON texts of the names that the innermost object still needs before it can end. Empty
+        unless a name may come next.
         """
         top = self._open[-1] if self._open and self._name_next and not self.quoted else None
         return (
@@ -322,7 +322,9 @@ class JsonText:
         return self._used
 
     def forbidden_continuations(self) -> list[bytes]:
-        """Returns continuations after which only names or items already used would be possible."""
+        """Returns texts that must not come next. After such a text, only names or items that are
+        already used would be possible.
+        """
         if self.escaped or (self.quoted and not self._text):  # no name or item can end here
             return []
         found: set[bytes] = set()
@@ -346,8 +348,9 @@ class JsonText:
     def _find_exhausting_continuation(
         self, texts: CountedTexts | None, top: _Container, prefix: bytes, used: bytes
     ) -> bytes:
-        """Returns the shortest continuation of `prefix` towards the text `used` after which no
-        unused text is possible. Empty if unused texts remain possible after each.
+        """Returns the shortest continuation of `prefix` that leaves no unused text possible. The
+        continuation is a piece of the text `used`. Empty if unused texts remain possible after
+        every such piece.
         """
         if texts is None or self._positions.has_endless_texts(texts, used):
             return used[len(prefix) :] if used[:1] == b'"' else b""
@@ -362,8 +365,8 @@ class JsonText:
         )
 
     def _unfinished_containers(self) -> Iterator[tuple[_Container, bytes]]:
-        """Yields the containers whose name or item is being written or must follow, each with that
-        name or item so far.
+        """Yields each container in which a name or item is being written or must follow, together
+        with that name or item so far.
         """
         for each in self._open:
             if each.start >= 0:
@@ -380,8 +383,8 @@ class JsonText:
 
 
 def _has_unused_text(texts: CountedTexts, prefix: bytes, top: _Container) -> bool:
-    """Returns True if a text that has not been used begins with `prefix`, or if no counted text
-    does.
+    """Returns True if a text that has not been used begins with `prefix`. Also returns True if no
+    counted text begins with it.
     """
     beginning = prefix.decode("utf-8", "ignore")
     return texts.count_with_prefix(beginning) == 0 or has_unused_text(
@@ -390,7 +393,9 @@ def _has_unused_text(texts: CountedTexts, prefix: bytes, top: _Container) -> boo
 
 
 def to_hashable(value: Value) -> Value:
-    """Returns the hashable form of a JSON value. Two values are equal exactly if their forms are."""
+    """Returns a hashable form of a JSON value. The forms of two values are equal if and only if the
+    values are equal.
+    """
     match value:
         case bool():
             return "boolean", value

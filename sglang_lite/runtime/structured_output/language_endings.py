@@ -21,7 +21,7 @@ _START: Place = ((-1, b""), None)
 
 
 class RenewedStates:
-    """States of a language, created when first needed, and replaced once there are too many.
+    """States of a language. They are created on first use, and replaced once there are too many.
     Thread-safe.
 
     Args:
@@ -84,8 +84,8 @@ class LanguageEndings:
         return None if state is None else replace(self, start=state)
 
     def resolve_position(self, place: Place) -> tuple[LanguageStates, State] | None:
-        """Returns the current states of the language, and the one of them that corresponds to a
-        place. Returns None if there are too many states.
+        """Returns the current states of the language, and the state among them that corresponds to
+        a place. Returns None if there are too many states.
         """
         made = self.states.current_states()
         if made is None:

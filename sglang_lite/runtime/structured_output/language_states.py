@@ -80,8 +80,8 @@ class LanguageStates:
             )
 
     def translate_old_state(self, state: State, before: LanguageStates) -> State:
-        """Returns the state that corresponds to a state of `before`, which this object has
-        replaced.
+        """Converts a state of `before` to the corresponding state of this object, which has
+        replaced `before`.
         """
         with self.lock:
             return self.automaton.translate_state_from(state[0], before.automaton), state[1]
@@ -118,8 +118,8 @@ class LanguageStates:
         return at
 
     def state_after_sampled_token(self, state: State, token: int) -> State | None:
-        """Returns the state after a token that a mask has allowed, even when no more transitions
-        are cached. Returns None if the token has no text or the state is unknown.
+        """Returns the state after a token that a mask has allowed. Returns None if the token has no
+        text or the state is unknown. Still works when the cache of transitions is full.
         """
         after = self._steps.get((state, token))
         if after is not None:

@@ -23,8 +23,8 @@ _MANY = 1 << 30
 
 
 class LeastEnds:
-    """Minimum number of tokens that end within any text of a rule: after its first byte and before
-    its last one.
+    """Minimum number of tokens that end inside any text of a rule. Inside means after the text's
+    first byte and before its last one.
 
     Args:
         rules: bodies of the rules by name.

@@ -1,5 +1,5 @@
-"""Positions in a grammar's texts if mask rules or a surrounding grammar allow only some of these
-texts.
+"""Positions in a grammar's texts if only some of the texts are allowed, because of mask rules or of
+a surrounding grammar.
 """
 
 from __future__ import annotations

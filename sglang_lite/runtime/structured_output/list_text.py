@@ -1,5 +1,5 @@
-"""Tracks the lists in a JSON text as it is written, to find items that are repeated more often in a
-row than permitted.
+"""Tracks the lists in a JSON text as it is written. Finds items that are repeated in a row more
+often than permitted.
 
 Once an item has been repeated as often as permitted, some prefix of another repetition is known
 after which the grammar allows nothing else. A text that reaches this prefix counts as repeating the
@@ -85,7 +85,7 @@ class ListText:
 
     def append_and_find_repeat(self, text: bytes) -> bool:
         """Appends a text. Returns True if an item is repeated more often in a row than permitted,
-        or if nothing but such a repetition can follow.
+        or if only such a repetition can follow.
         """
         start = len(self._text)
         again = False
@@ -170,8 +170,8 @@ class ListText:
         return top.run > most
 
     def _find_repeat_prefix(self, end: int, again: bytes) -> bytes:
-        """Returns the shortest prefix of a repeated item after which nothing but the repetition can
-        follow. Empty if there is none or it is not known.
+        """Returns the shortest prefix of a repeated item after which only the rest of the
+        repetition can follow. Empty if there is no such prefix or it is not known.
 
         Args:
             end: length of the text before.
@@ -204,8 +204,8 @@ class ListText:
         return "".join(char for char, _, _ in places).encode("utf-8", "surrogatepass")
 
     def _allows_other_characters(self, state: object, chars: str, *, quoted: bool) -> bool:
-        """Returns True if a character may come next that is neither in `chars` nor a blank outside
-        a string.
+        """Returns True if a character outside `chars` may come next. Blanks outside a string don't
+        count.
         """
         assert self._endings is not None
         others = (char for char, _ in self._endings.characters(state))

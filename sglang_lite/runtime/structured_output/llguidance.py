@@ -174,9 +174,10 @@ class LlguidanceMatcher(LoneMatcher):
         return True
 
     def _restart_with_own_lexer(self) -> bool:
-        """Replaces a shared lexer that has failed by one that only this text uses, and marks all
-        tokens so far to be consumed again. Returns False if the lexer has not failed or is already
-        the text's own. Must not be called while a mask is being computed, as it changes `lock_key`.
+        """Replaces a shared lexer that has failed with one that only this text uses. All tokens so
+        far are marked to be consumed again. Returns False if the lexer has not failed or is already
+        the text's own. Must not be called while a mask is being computed, because it changes
+        `lock_key`.
         """
         if not byte_matcher.is_lexer_error(self._inner) or not self._lexer.is_shared:
             return False
@@ -395,8 +396,8 @@ class LlguidanceGrammar:
         return _Lexer(self.engine.new_parser(self._prepared.text), is_shared)
 
     def replace_lexer(self, failed: _Lexer) -> _Lexer:
-        """Replaces a failed lexer for future texts. Returns a separate lexer for a text that used
-        the failed one.
+        """Replaces a failed lexer for future texts. Returns a separate lexer for the text that was
+        using the failed one.
         """
         with self._making:
             if failed in self._lexers:

@@ -72,8 +72,8 @@ class NumberMatcher(LoneMatcher):
 
 
 class NumberGrammar:
-    """Grammar of numbers, each of which ends at the first text that can't continue it. Computes its
-    own masks.
+    """Grammar of numbers. A number ends at the first text that can't continue it. The grammar also
+    computes its masks.
 
     Args:
         number: kind of numbers.

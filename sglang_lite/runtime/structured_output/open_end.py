@@ -60,9 +60,8 @@ _LEADS = range(0xC3, 0xD7)
 
 def find_end_rule(constraint: Constraint) -> EndRule | None:
     """Returns the rule by which a text ends if it is complete under a constraint but could
-    continue. Returns None if there are no such texts, or if only the end-of-sequence token ends
-    them. That is so for free text with tags, which never ends by itself, and for numbers, whose
-    grammar handles their ends.
+    continue. Returns None if there are no such texts. Also returns None for free text with tags,
+    which never ends by itself, and for numbers, whose grammar handles their ends.
     """
     match constraint:
         case Choices(options) if not _any_is_prefix(options):
@@ -118,8 +117,8 @@ def may_end_before(text: bytes, following: bytes) -> bool:
 
 
 class EndTokens:
-    """Tokens of a model that may end texts, and masks that include them. Shared by all grammars of
-    the model.
+    """Tokens of a model that may end texts, and masks that include these tokens. Shared by all
+    grammars of the model.
 
     Args:
         vocabulary: vocabulary of the model.
@@ -171,7 +170,7 @@ class EndTokens:
 
 
 class OpenText:
-    """Text that ends at a token outside the grammar. Knows which part of the text is certain so
+    """Text that a token outside the grammar may end. Knows which part of the text is certain so
     far.
 
     Attributes:
@@ -188,7 +187,7 @@ class OpenText:
         self._before = (0, 0)  # bytes and tokens before the last token
 
     def add_text_before_tokens(self, text: bytes) -> None:
-        """Appends text that belongs to no token, before the first token or the next one."""
+        """Appends text that belongs to no token."""
         self.text += text
         self._start = len(self.text)
 
@@ -221,7 +220,8 @@ class OpenText:
 
 
 class OpenEndMatcher(DelegatingMatcher):
-    """Matcher of texts that, once complete, end at any token that the grammar does not allow.
+    """Matcher of texts that end at a token outside the grammar. Such a token may come once the text
+    is complete.
 
     Args:
         grammar: grammar that made the matcher.
@@ -326,9 +326,10 @@ class OpenEndMatcher(DelegatingMatcher):
         self._complete = self._own = self._mask = None
 
     def _continue_or_end(self, piece: bytes) -> Matcher | None:
-        """Handles a token that the inner mask excludes. If the token continues the text after all,
-        returns the matcher after it: a mask allows only one spelling of forced text, and the token
-        may belong to another. Otherwise returns None, and ends the text if it may end here.
+        """Handles a token that the inner mask excludes. Returns the matcher after the token if it
+        continues the text after all. This happens because a mask allows only one spelling of forced
+        text, and the token may belong to another. Otherwise returns None, and ends the text if it
+        may end here.
 
         Args:
             piece: text of the token.

@@ -29,8 +29,8 @@ class ContinuedGrammar:
     Args:
         whole: grammar of all nodes together.
         text: existing text.
-        part: grammar of only this generation, which then need not complete the whole, or None if it
-            must complete the whole.
+        part: grammar of only this generation, or None. With a part, a text need not complete the
+            whole; without one, it must.
         end: mask of the tokens that end a text.
     """
 
@@ -59,9 +59,9 @@ class ContinuedGrammar:
         return ContinuedGrammar(self._whole.combinable(), self._text, self._part, self._end)
 
     def lengths(self, written: str = "") -> TextLengths:
-        """Returns bounds on the number of tokens in the continuation: the part's if there is a
-        part, otherwise the whole's. A part's bounds may be loose, since the whole may allow only
-        some of its texts.
+        """Returns bounds on the number of tokens in the continuation. If there is a part, they are
+        the bounds of the part. These may be loose, since the whole may allow only some of the
+        part's texts.
         """
         whole = self._whole.lengths(self._text + written)
         if self._part is None:
@@ -72,7 +72,7 @@ class ContinuedGrammar:
 
     def endings(self) -> Endings | None:
         """Returns the positions in the continuation, or None if they are not known. If there is a
-        part, they are the part's positions that the whole allows; otherwise they are the whole's.
+        part, the result has those of its positions that the whole allows.
         """
         found = self._whole.endings()
         whole = None if found is None else found.after_text(self._text)

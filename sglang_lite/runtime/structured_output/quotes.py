@@ -94,8 +94,8 @@ class QuoteTokens:
         return token < len(self.token_bytes) and token not in self._special
 
     def tokens_continuing(self, document: SourceBytes, places: Iterable[int]) -> set[int]:
-        """Returns the tokens that continue a document from given byte indexes, and those that end a
-        quote there.
+        """Returns the tokens that continue a quote at one of the given places in a document, and
+        the tokens that end a quote there.
         """
         text = document.text
         cuts = document.cuts
@@ -225,8 +225,8 @@ class QuoteGrammar:
         )
 
     def _narrow_to_documents(self, mask: Mask, place: Place) -> Mask:
-        """Restricts a mask that allows any string as a quote to the tokens that the language allows
-        at a place.
+        """Narrows a mask to the tokens that the language allows at a place. The given mask allows
+        any string as a quote.
         """
         found = self._endings.resolve_position(place)
         if found is None:
@@ -261,8 +261,8 @@ class QuoteGrammar:
         ]
 
     def _allows_next_text(self, text: bytes, states: LanguageStates, state: State) -> bool:
-        """Returns True if the language allows a text next. The text must already be allowed by the
-        grammar in which any string may stand for a quote.
+        """Returns True if the language allows a text next. The caller must have checked that the
+        text is allowed if any string may stand for a quote.
         """
         after = states.state_after_text(state, text)
         if after is None:

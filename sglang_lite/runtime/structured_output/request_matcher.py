@@ -48,8 +48,8 @@ class RequestMatcher(DelegatingMatcher):
         )
 
     def adopt_copied_position(self, inner: Matcher) -> bool:
-        """Moves to the position of a copy. Returns False without moving if the guard must see each
-        token.
+        """Moves to the position of a copy. If there is a guard, returns False without moving,
+        because the guard must see each token.
 
         Args:
             inner: a `copy` that has accepted tokens which the grammar allows, none of which ends
@@ -61,8 +61,8 @@ class RequestMatcher(DelegatingMatcher):
         return True
 
     def copy(self) -> Matcher | None:
-        """Returns a copy without the guard, whose masks are the same except for rejected tokens.
-        Returns None if it can't be copied now.
+        """Returns a copy without the guard, or None if it can't be copied now. The copy's masks may
+        also allow tokens that the guard has rejected.
         """
         return None if self.busy else self._inner.copy()
 

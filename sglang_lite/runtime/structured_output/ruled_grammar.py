@@ -216,9 +216,9 @@ class RuledMatcher(DelegatingMatcher):
         return found
 
     def _tokens_to_try(self, mask: Mask) -> Sequence[int]:
-        """Returns the tokens that must be tested against the rules one by one: all that may break a
-        rule, except those that begin with a forbidden continuation. The mask may exclude some of
-        them.
+        """Returns the tokens that may break a rule and must be tested one by one. Tokens that begin
+        with a forbidden continuation may be missing. Some of the tokens may not be allowed by the
+        mask.
         """
         text = self._text
         if text.has_rules or text.escaped:

@@ -39,9 +39,9 @@ EndedBy = Literal["model", "limit", "time"]
 
 
 def tokens_left_for_answer(shortest: int, total: int) -> int:
-    """Returns how many tokens a thought must leave for the answer: twice the shortest answer, but
-    at least `_MIN_ROOM` more than it. Never more than half of the total, unless the shortest answer
-    needs it.
+    """Returns how many tokens a thought must leave for the answer. That is twice the shortest
+    answer, or `_MIN_ROOM` more than it if that is larger. It is at most half of the total, unless
+    the shortest answer needs more.
 
     Args:
         shortest: number of tokens of the answer's shortest text.
@@ -284,7 +284,7 @@ class ThinkingMatcher(DelegatingMatcher):
         return ("end of a thought", forced[0]) if forced else self._inner.state_key
 
     def copy(self) -> ThinkingMatcher | None:
-        """Returns a copy with its own counts, or None while a clock may end the thought."""
+        """Returns a copy with its own counts. Returns None while a time limit may end the thought."""
         if self._limits.seconds is not None and self._progress.stage != "answer":
             return None
         inner = self._inner.copy()
@@ -356,9 +356,7 @@ class ThinkingMatcher(DelegatingMatcher):
         self._end_if_due(at_end=not text.strip())
 
     def _extend_thought(self, text: bytes) -> None:
-        """Adds a token's text to the thought, and ends the thought at the end mark or when it is
-        due.
-        """
+        """Adds a token's text to the thought. Ends the thought at the end mark, or when it is due."""
         progress = self._progress
         end = self._form.end
         progress.count += 1

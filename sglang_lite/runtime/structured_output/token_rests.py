@@ -49,8 +49,8 @@ class Rests(Protocol):
         ...
 
     def leave(self, low: int, high: int) -> Step:
-        """Returns the same as `step_byte`, but considers only rests on which a preceding run can't
-        continue with a whole character.
+        """Returns the same as `step_byte`, but only for rests that leave a preceding run of
+        characters. If the run could continue a rest with a whole character, the rest is ignored.
         """
         ...
 
@@ -272,8 +272,8 @@ class TokenRests:
     def intern_position(
         self, rests: Sequence[bytes] | set[bytes], *, ordered: bool = False
     ) -> Step:
-        """Returns the place with the given rests, or None if none of them has bytes left, and
-        whether one of them is empty.
+        """Returns the place with the given rests, or None if none of them has bytes left. Also
+        returns whether one of the rests is empty.
         """
         different = tuple(rests) if ordered else tuple(sorted(set(rests)))
         ends = bool(different) and not different[0]
@@ -288,8 +288,8 @@ class TokenRests:
         return found, ends
 
     def transitions_from(self, states: Automaton, state: Term) -> Ways:
-        """Returns the states of an automaton that one character leads to from a state, each with
-        the characters that lead there.
+        """Returns the states that an automaton reaches from a state with one character. Each state
+        comes with the characters that lead to it.
         """
         found: dict[Term, list[tuple[int, int]]] = {}
         for symbol in states.classes:

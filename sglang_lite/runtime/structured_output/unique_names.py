@@ -14,8 +14,8 @@ _QUOTE, _BACKSLASH, _COMMA, _OBJECT, _ARRAY = b'"\\,{['
 @lru_cache(maxsize=4096)  # mostly called with tokens, few of which are frequent
 def _find_json_punctuation(text: bytes, start: bool) -> list[tuple[int, int]]:
     """Returns the quotation marks, brackets, commas and escapes in a text, as pairs of index and
-    first byte. Skips the text's first byte if `start` is True, because an escape before it covers
-    it.
+    first byte. If `start` is True, skips the first byte of the text, which belongs to an earlier
+    escape.
     """
     return [(match.start(), text[match.start()]) for match in MARK.finditer(text, start)]
 
@@ -113,7 +113,7 @@ class UniqueNames:
 
     @property
     def is_restricted(self) -> bool:
-        """True where even a token that contains no whole name may break a rule."""
+        """True where a token may break a rule even if it contains no whole name."""
         return self._name is not None or self._expected or self.escaped
 
     @property
@@ -124,7 +124,9 @@ class UniqueNames:
         return self._used
 
     def forbidden_continuations(self) -> list[bytes]:
-        """Returns the texts that would complete a name which the innermost object already has."""
+        """Returns the texts that must not come next, because they would complete a name that the
+        innermost object already has.
+        """
         used = self._open[-1] if self._open else None
         if not used or self.escaped or not (self._expected or self._name is not None):
             return []

@@ -16,15 +16,15 @@ _LAST_OF_SIZE = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
 
 @lru_cache(maxsize=512)
 def byte_ranges(ranges: Ranges) -> tuple[ByteRanges, ...]:
-    """Returns the UTF-8 encodings of a set's characters, in order, as sequences with one range per
-    byte.
+    """Returns the UTF-8 encodings of a set's characters, in order. Each result is a sequence with
+    one range per byte.
     """
     return tuple(each for low, high in ranges for each in _split_code_points(low, high))
 
 
 def _split_code_points(low: int, high: int) -> Iterator[ByteRanges]:
-    """Splits a range of code points so that the UTF-8 encodings of each piece are all combinations
-    of one range per byte.
+    """Splits a range of code points into pieces. The UTF-8 encodings of each piece are all
+    combinations of one range per byte.
     """
     for last in _LAST_OF_SIZE:  # characters of one size
         if low <= last < high:

@@ -94,9 +94,9 @@ def without_tokens(mask: NDArray[np.int32], tokens: Iterable[int]) -> NDArray[np
 
 
 def find_mark_tokens(tokenizer: Foreign) -> dict[bytes, int]:
-    """Returns the ids of a tokenizer's marks by their text. Marks are tokens such as `</think>`,
-    which are ordinary text. But the tokenizer recognises them only as a whole, and llguidance would
-    take them for special tokens because of their spelling.
+    """Returns the ids of a tokenizer's marks by their text. A mark, such as `</think>`, is ordinary
+    text that the tokenizer recognises only as a whole. Because of its spelling, llguidance would
+    take it for a special token.
 
     Args:
         tokenizer: content of a tokenizer's JSON, in the format of Hugging Face's `tokenizers`.
@@ -109,9 +109,9 @@ def find_mark_tokens(tokenizer: Foreign) -> dict[bytes, int]:
 
 
 def hide_special_tokens(tokenizer: Foreign) -> str:
-    """Returns the JSON of a tokenizer whose special tokens are renamed to secret names, so that no
-    text is encoded as one. Its marks (`find_mark_tokens`) become ordinary tokens, so it spells
-    their text with other tokens.
+    """Returns the JSON of a tokenizer whose special tokens have secret names, so that no text is
+    encoded as one. Marks (`find_mark_tokens`) become ordinary tokens, so the tokenizer spells a
+    mark's text with other tokens.
 
     Args:
         tokenizer: as for `find_mark_tokens`. It is modified.

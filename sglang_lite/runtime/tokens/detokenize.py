@@ -9,9 +9,8 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 
 class IncrementalDecoder:
-    """Decodes tokens incrementally. For any split of the ids and any bytes, the concatenated
-    results of `push` equal `tokenizer.decode` of all ids, except that an incomplete UTF-8 sequence
-    at the end is held back.
+    """Decodes tokens incrementally. However the ids are split, the joined results of `push` equal
+    `tokenizer.decode` of all ids. Only an incomplete UTF-8 sequence at the end is held back.
 
     Args:
         tokenizer: tokenizer whose byte table is used.

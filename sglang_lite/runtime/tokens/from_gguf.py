@@ -262,8 +262,8 @@ def _build_byte_level(metadata: Mapping[str, Any], tokens: list[str], label: str
 def _sentencepiece_backends(
     metadata: Mapping[str, Any], tokens: list[str], label: str
 ) -> tuple[Callable[[], Backend], Callable[[], Backend] | None]:
-    """Returns functions that build the backend for the beginning of a text and, if different, the
-    one for what follows.
+    """Returns a function that builds the backend for the beginning of a text, and one that builds
+    the backend for later text. The second is None if the backend is the same.
     """
     scores = metadata["tokenizer.ggml.scores"]
     if str(metadata.get("general.architecture")).startswith("gemma"):

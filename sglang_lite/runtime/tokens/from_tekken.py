@@ -76,8 +76,8 @@ def tekken_backend(file: Path) -> Backend:
 
 
 def _special_texts(content: Mapping[str, Any], count: int) -> list[str]:
-    """Returns the texts of `count` special tokens, by id. Raises ValueError unless the listed
-    tokens have consecutive ids from 0 on and are at most `count`.
+    """Returns the texts of `count` special tokens, by id. Raises ValueError if more than `count`
+    are listed, or their ids are not consecutive from 0 on.
     """
     listed = content.get("special_tokens")
     texts = dict(enumerate(_FIRST_SPECIALS))
@@ -89,8 +89,8 @@ def _special_texts(content: Mapping[str, Any], count: int) -> list[str]:
 
 
 def _derive_merges(tokens: list[bytes], file: Path) -> list[tuple[int, int]]:
-    """Returns the merges: pairs of ranks to join, ordered by the rank of the token that they form,
-    lowest first.
+    """Returns the merges, which are pairs of ranks to join. They are sorted by the rank of the
+    token that they form, lowest first.
     """
     rank = {token: i for i, token in enumerate(tokens)}
     merges: list[tuple[int, int]] = []

@@ -9,7 +9,8 @@ from sglang_lite.protocol.record import Record
 
 
 class Grid(NamedTuple):
-    """Features in rows and columns, whose tokens are adjacent and are distinguished by position.
+    """Features of an image, video or sound, arranged in rows and columns. Their tokens are
+    adjacent, and the model distinguishes them by position.
 
     Attributes:
         rows, columns: size of a plane.

@@ -71,8 +71,8 @@ def build_token_byte_table(
 
 @lru_cache(maxsize=1)
 def _byte_level_alphabet() -> dict[int, int]:
-    """Maps the code points of GPT-2's printable stand-ins to the 256 bytes, and other code points
-    below 256 to a value that is not a byte.
+    """Maps code points of GPT-2's printable stand-ins to the bytes for which they stand. Maps all
+    other code points below 256 to a value that is not a byte.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]

@@ -112,8 +112,8 @@ class TokenLog:
         return self._known is not None or (not self.open and bool(self.fixed))
 
     def set_open_text(self, text: Sequence[Span], ids: array[int]) -> None:
-        """Replaces the text after the fixed ids by `text`, whose `ids` were encoded elsewhere. Must
-        be called only if the fixed ids don't end with an image.
+        """Replaces the text after the fixed ids by `text`, which was encoded elsewhere as `ids`.
+        Must not be called if the fixed ids end with an image.
         """
         self.open = list(text)
         self._known = ids

@@ -95,9 +95,8 @@ async def count_tokens(service: Service, call: HttpRequest) -> Response:
 def _read_messages_request(
     reader: RequestReader, call: HttpRequest
 ) -> tuple[MessagesRequest, RenderedConversation, Sequence[int]]:
-    """Returns the request without its conversation and tools, the rendered conversation, and the
-    prompt's token ids, whose number the answer begins with. There are no ids if images are still to
-    be fetched.
+    """Reads a request. Returns it without its conversation and tools, together with the rendered
+    conversation and the prompt's token ids. There are no ids if images are still to be fetched.
     """
     body = call.read_fields(MESSAGES)
     if body.max_tokens < 1:
@@ -122,8 +121,8 @@ def _new_image_collector(reader: RequestReader) -> RequestImages:
 def _count_message_tokens(
     reader: RequestReader, call: HttpRequest
 ) -> tuple[str | None, int | Prompt]:
-    """Returns the model's name and the number of the prompt's tokens, or the prompt itself if its
-    images are still to be fetched.
+    """Returns the model's name and the number of tokens in the prompt. If images of the prompt are
+    still to be fetched, returns the prompt instead of the number.
     """
     body = call.read_fields(COUNTED)
     prompt = reader.render(
@@ -284,8 +283,8 @@ _NOT_CREATED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 
 
 def _stop_fields(sample: SampleReader, generation: Generation, limit: int) -> dict[str, Any]:
-    """Returns the fields that tell why a message ended: its stop reason, its stop sequence, and
-    which values a limit has cut off.
+    """Returns the fields that say why a message ended: the stop reason, the stop sequence, and the
+    values that a limit has cut off.
     """
     reason = sample.openai_finish_reason(generation)
     matched = None

@@ -274,7 +274,7 @@ def _split_hosted_tools(
     given: Sequence[Mapping[str, Any]], unused: list[str]
 ) -> tuple[list[Tool], dict[str, str]]:
     """Separates the caller's tools from Anthropic's hosted tools, which are never called. Returns
-    the caller's tools, and the types of the hosted tools by name.
+    the caller's tools, and the types of the hosted tools by their names.
     """
     tools: list[Tool] = []
     hosted: dict[str, str] = {}

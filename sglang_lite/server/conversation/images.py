@@ -37,7 +37,8 @@ class RequestImages:
         role: str = "user",
         kind: MediaKind = "image",
     ) -> dict[str, str]:
-        """Adds an image, a video or a sound, and returns the part of a message that stands for it.
+        """Adds an image, a video or a sound. Returns its placeholder: a part of the message for the
+        chat template.
 
         Args:
             source: data URL, or base64 of the bytes; or an object with it as `url` or `data`.
@@ -74,9 +75,7 @@ def _source(given: object, where: str) -> object:
 
 
 def unreadable_part_error(kind: str, where: str) -> CapabilityError:
-    """Returns the error for a part of a message that the model can't read, or can't read in that
-    place.
-    """
+    """Returns the error for a part of a message that can't be read in its place."""
     hint = "Send text, and images in a user's message if the model reads them."
     return CapabilityError(f"no {kind} is read here.", parameter=where, hint=hint)
 

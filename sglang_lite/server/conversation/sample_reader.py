@@ -67,8 +67,8 @@ class SampleDelta:
 
     @property
     def ordered_pieces(self) -> Iterator[DeltaPiece]:
-        """Pieces in the order of the text: further arguments of a call that began earlier come
-        before content.
+        """Pieces in the order of the text: reasoning, content, calls. Further arguments of an
+        earlier call come before the content.
         """
         if self.reasoning:
             yield "reasoning", self.reasoning
@@ -82,8 +82,9 @@ class SampleDelta:
 
 
 def reported_logprobs(generation: Generation) -> tuple[TokenLogprob, ...]:
-    """Returns the log-probabilities of a generation's tokens. If no tokens were generated, the
-    engine reports those of the token that would follow, which OpenAI's protocols leave out.
+    """Returns the log-probabilities of a generation's tokens, or () if it has no tokens. In that
+    case the engine reports log-probabilities for the next token, which OpenAI's protocols leave
+    out.
     """
     return generation.output_logprobs if generation.token_ids else ()
 
@@ -146,9 +147,9 @@ class SampleReader:
         return self._reader.open
 
     def shortened_field(self, generation: Generation) -> dict[str, list[str]]:
-        """Returns the result of `shortened_fields`, except if a limit cuts a call that is written
-        without the format's marks. To the engine, such a call is free text. So the whole answer is
-        marked as cut here, as the engine does for other calls.
+        """Returns the result of `shortened_fields`. If that is empty but a limit has cut a call,
+        marks the whole answer as cut. The engine doesn't report a cut in a call that is written
+        without the format's marks.
         """
         found = shortened_fields(generation)
         return (
@@ -237,7 +238,7 @@ def encode_openai_logprobs(
 
 
 def shortened_fields(generation: Generation) -> dict[str, list[str]]:
-    """Returns a field for the answer, with JSON Pointers to the values that a limit has cut off.
-    Returns no field if nothing is missing.
+    """Returns the answer's `shortened` field, with JSON Pointers to the values that a limit has cut
+    off. Returns {} if nothing is missing.
     """
     return {"shortened": [*generation.shortened]} if generation.shortened else {}

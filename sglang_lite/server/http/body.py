@@ -27,7 +27,7 @@ async def read_bytes(request: Request, most: int, seconds: float) -> bytes:
     """Reads the body of a request.
 
     Raises:
-        TooLargeError: the body has more than `most` bytes, or is announced to have; the rest is not
+        TooLargeError: the body, or its Content-Length, exceeds `most` bytes; the rest is not
             read.
         SlowRequestError: the body has not arrived after `seconds`.
     """

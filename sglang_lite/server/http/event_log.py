@@ -35,8 +35,8 @@ class EventLog:
         self._wake()
 
     async def read_after(self, number: int) -> AsyncGenerator[bytes, None]:
-        """Yields the events after a number (-1 for all), joined, and waits for more until the log
-        is complete.
+        """Yields the events after a number (-1 for all), and waits for more until the log is
+        complete. Available events are joined.
         """
         at = number + 1
         while True:

@@ -1,6 +1,4 @@
-"""Sockets of a server: the one that it listens on, how many connections it may open, and for how
-long a client may fail to read.
-"""
+"""Sockets of a server: binding, the limit on open files, and a timeout for clients that don't read."""
 
 from __future__ import annotations
 
@@ -61,9 +59,8 @@ def raise_open_file_limit(count: int) -> None:
 
 
 def set_unread_timeout(connection: socket.socket, seconds: float) -> None:
-    """Makes the system end a connection if the other side accepts no data for some seconds, either
-    because it is gone or because it doesn't read. Does nothing on systems without this limit (all
-    but Linux).
+    """Makes the system end a connection if the other side accepts no data for some seconds. Linux
+    only; does nothing on other systems.
     """
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         connection.setsockopt(

@@ -76,7 +76,7 @@ class _Sample:
         return {name: value for name, value in message.items() if value}, entries
 
     def lines(self, each: Delta | Generation) -> Iterator[dict[str, Any]]:
-        """Yields the lines of an event of a stream."""
+        """Yields the lines that an event adds to a stream."""
         message, entries = self.read_message_part(each)
         if message or (entries and self.body.logprobs):
             yield _encode_answer_line(self.service, self.body, message, entries)
@@ -150,7 +150,7 @@ def resolve_ollama_model_name(service: Service, name: str) -> str:
 
 
 def _answer_handler(function: Callable[[RequestReader, HttpRequest], Read]) -> Callable[..., Any]:
-    """Returns a handler for requests whose bodies `function` reads."""
+    """Returns a handler for a chat or a generation. `function` reads the request's body."""
 
     async def handle(service: Service, call: HttpRequest) -> Response:
         body, rendered, params = await read_body(service, call, function)

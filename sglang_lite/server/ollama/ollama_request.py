@@ -34,7 +34,7 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True):
-    """Options of a generation. Those in `_WITHOUT_EFFECT` are reported."""
+    """Options of a generation. Options without effect, such as `num_ctx`, are reported."""
 
     num_predict: int | None = None
     temperature: float | None = None
@@ -140,8 +140,8 @@ Read: TypeAlias = tuple[OllamaChat | OllamaGenerate, RenderedConversation | None
 
 
 def read_chat(reader: RequestReader, call: HttpRequest) -> Read:
-    """Returns the request without its messages, the rendered conversation (None without messages)
-    and the sampling parameters.
+    """Returns the request without its messages, the rendered conversation and the sampling
+    parameters. The conversation is None if there are no messages.
     """
     body = call.read_fields(CHAT)
     images = RequestImages(reader.media_kinds)
@@ -167,8 +167,8 @@ def read_chat(reader: RequestReader, call: HttpRequest) -> Read:
 
 
 def read_generate(reader: RequestReader, call: HttpRequest) -> Read:
-    """Returns the request without its prompt, the rendered conversation (None without a prompt) and
-    the sampling parameters.
+    """Returns the request without its prompt, the rendered conversation and the sampling
+    parameters. The conversation is None if there is no prompt.
     """
     body = call.read_fields(GENERATE)
     params = _read_ollama_sampling(reader, call, body)
@@ -322,7 +322,8 @@ def _rename_parameter(error: ParameterError, name: str) -> ParameterError:
 
 
 def read_options(body: OllamaRequest, call: HttpRequest) -> OllamaOptions:
-    """Returns the options of a request. Reports those without effect, and its `keep_alive`.
+    """Returns the options of a request. Reports `keep_alive`, and options without effect such as
+    `num_ctx`.
 
     Raises:
         ParameterError: an option is unknown or refused, or a value has the wrong type.

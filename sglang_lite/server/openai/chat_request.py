@@ -233,8 +233,8 @@ class RenderedChat:
     rendered: RenderedConversation
 
     def engine_request(self, context_length: int) -> GenerateRequest:
-        """Converts the chat to a request of the engine, whose answer has at most `context_length`
-        tokens unless the chat sets another limit.
+        """Converts the chat to a request of the engine. `context_length` limits the answer's tokens
+        if the chat sets no limit.
 
         Raises:
             ParameterError: a parameter isn't supported, or needs another one.

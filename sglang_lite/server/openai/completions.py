@@ -107,8 +107,8 @@ _ADDED = {"echo": False, "ignore_eos": False, "no_stop_trim": False, "skip_speci
 
 
 def _program(body: CompletionRequest) -> dict[str, Any]:
-    """Returns the program in a request's body. In such a request, `prompt` and `stream` are only
-    there for gateways.
+    """Returns the program in a request's body. Raises ParameterError for fields that can't be
+    combined with a program.
     """
     assert body.program is not None
     for name in body.__struct_fields__:
@@ -132,9 +132,9 @@ def _program(body: CompletionRequest) -> dict[str, Any]:
 def _read_completion_request(
     reader: RequestReader, call: HttpRequest
 ) -> tuple[CompletionRequest, Sequence[str | None], list[GenerateRequest]] | program.ParsedProgram:
-    """Returns the request without its prompts, the texts to echo (None for a prompt that is not
-    echoed or not given as text), and the requests for the engine. If the body has a program,
-    returns only the program.
+    """Returns the request without its prompts, the texts to echo, and the requests for the engine.
+    A text is None if its prompt is not echoed or has token ids. If the body has a program, returns
+    only the program.
     """
     body = call.read_fields(COMPLETIONS)
     if body.program is not None:
@@ -209,8 +209,8 @@ def _list_completion_prompts(
 
 @dataclass(frozen=True, slots=True)
 class _ParsedCompletions:
-    """Checked and converted request, and the fields that all parts of its answer share. `texts` are
-    those that `_read` returns.
+    """Checked and converted request, and the fields that all parts of its answer share. `texts` has
+    the text to echo for each prompt, or None.
     """
 
     body: CompletionRequest

@@ -235,9 +235,7 @@ def _encode_json_part(part: InputJson, where: str) -> str:
 
 
 def _nesting_depths(value: Any, depth: int) -> Iterator[int]:  # of plain data
-    """Yields the depth of each value: the number of containers around it, itself included if it is
-    one.
-    """
+    """Yields the nesting depth of a value and of every value inside it."""
     yield depth if isinstance(value, dict | list) else depth - 1
     for each in (
         value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

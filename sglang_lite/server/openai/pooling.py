@@ -35,8 +35,8 @@ from sglang_lite.text.chat_format import Conversation
 
 
 class ClassifyRequest(NativeTexts, kw_only=True):
-    """Request for labels in vLLM's form (texts, token ids, or a conversation to be rendered), or
-    for the outputs of a reward model in SGLang's form (`text` or `input_ids`).
+    """Request for `/classify`. vLLM's form asks for the labels of texts, token ids or a
+    conversation. SGLang's form (`text` or `input_ids`) asks for the outputs of a reward model.
     """
 
     input: str | list[str | int | list[int]] | None = None
@@ -48,9 +48,7 @@ class ClassifyRequest(NativeTexts, kw_only=True):
 
 
 class PoolingRequest(msgspec.Struct, kw_only=True):
-    """vLLM's request for the outputs of a model, which computes either vectors or numbers for
-    labels.
-    """
+    """vLLM's request for a model's outputs: vectors, or numbers for labels."""
 
     input: str | list[str | int | list[int]] | None = None
     messages: list[Message] | None = None
@@ -140,8 +138,8 @@ async def pooling(service: Service, call: HttpRequest) -> Response:
 
 
 def _check_model_kind(body: PoolingRequest, spec: EncoderSpec, model: str) -> None:
-    """Raises ParameterError if a field is meant for models that compute vectors and this one
-    computes numbers for labels, or the reverse.
+    """Raises ParameterError if a field doesn't suit the kind of model, such as `dimensions` for a
+    model that computes numbers for labels.
     """
     if spec.classifier is None:
         if body.task == "classify":

@@ -117,7 +117,9 @@ async def create(service: Service, call: HttpRequest) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _StoreReferences:
-    """What a request needs from the store: the id of an earlier response, and ids of items."""
+    """References to the parts of the store that a request needs: the id of an earlier response, and
+    ids of items.
+    """
 
     response: str | None
     items: tuple[str, ...]
@@ -125,8 +127,8 @@ class _StoreReferences:
 
 @dataclass(frozen=True, slots=True)
 class _StoreParts:
-    """What the store has for a request: the conversation up to and including the earlier response
-    (`StoredResponse.input` and the items of its answer), and items by id.
+    """Parts of the store that a request needs: input and output of the earlier response, and items
+    by id. The input includes the conversation before that response.
     """
 
     input: bytes
@@ -152,8 +154,9 @@ class _ParsedRequest:
 async def _parse_with_store(
     service: Service, call: HttpRequest, function: Callable[..., T | _StoreReferences]
 ) -> tuple[T, int]:
-    """Reads a request with `function`, which may need parts of the store. Returns the function's
-    result, and the size in bytes of the conversation before the request.
+    """Reads a request with `function`. If the function returns references, calls it again with the
+    parts of the store. Returns the function's result, and the size in bytes of the earlier
+    conversation.
 
     Raises:
         SglError: the request is invalid, or a part of the store doesn't exist.
@@ -179,8 +182,8 @@ async def _parse_with_store(
 def _read_response_request(
     reader: RequestReader, call: HttpRequest, known: _StoreParts | None
 ) -> _ParsedRequest | _StoreReferences:
-    """Parses and renders a request. If that needs parts of the store that are not given as `known`,
-    returns references to them instead.
+    """Parses and renders a request. Returns references instead if parts of the store are needed and
+    `known` is None.
     """
     body = call.read_fields(RESPONSES)
     items = _resolve_conversation_items(
@@ -199,8 +202,9 @@ def _read_response_request(
 def _resolve_conversation_items(
     call: HttpRequest, body: ResponsesRequest, known: _StoreParts | None, *, reads_images: bool
 ) -> list[Item] | _StoreReferences:
-    """Returns the items of a conversation, beginning with those of an earlier response. If they
-    need parts of the store that are not given as `known`, returns references to these instead.
+    """Returns the items of a conversation, beginning with the earlier conversation that the request
+    refers to, if any. Returns references instead if parts of the store are needed and `known` is
+    None.
     """
     wanted: list[str] = []
 
@@ -393,7 +397,9 @@ class _Response:
 
 
 async def retrieve(service: Service, call: HttpRequest) -> Response:
-    """Returns a response, or replays its stream from a given event on if it was streamed."""
+    """Returns a stored response. With `stream=true`, replays its stream of events, after
+    `starting_after` if given.
+    """
     _check_query(call, _OF_RESPONSE)
     found = service.stored.find_response(call.key, call.path["id"])
     stream = call.query.get("stream", "false")
@@ -442,9 +448,9 @@ async def input_tokens(service: Service, call: HttpRequest) -> Response:
 def _count_response_input(
     reader: RequestReader, call: HttpRequest, known: _StoreParts | None
 ) -> tuple[str | None, int | Prompt] | _StoreReferences:
-    """Returns the model's name and the number of the prompt's tokens, or the prompt itself if its
-    images are still to be fetched. If parts of the store are needed that are not given as `known`,
-    returns references to them instead.
+    """Returns the model's name and the number of the prompt's tokens. Returns the prompt in place
+    of the number if its images must be fetched first. Returns references if parts of the store are
+    needed and `known` is None.
     """
     body = ResponsesRequest(**msgspec.structs.asdict(call.read_fields(INPUT_TOKENS)))
     items = _resolve_conversation_items(

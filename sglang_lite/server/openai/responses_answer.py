@@ -44,7 +44,8 @@ def _new_content_part(kind: str) -> dict[str, Any]:
 
 
 class TextLogprobs:
-    """Log-probabilities of the tokens that spell content, selected from those of the whole text.
+    """Log-probabilities of an answer's content, selected from the log-probabilities of its whole
+    text.
 
     Args:
         token_bytes: bytes of each token of the vocabulary.
@@ -74,7 +75,7 @@ class TextLogprobs:
 
         Args:
             part: text of the part.
-            last: whether no other part of the text so far follows this one.
+            last: whether this is the last part of the text so far.
         """
         find = self._text.rfind if last else self._text.find
         start = max(find(part, self._told), self._told)

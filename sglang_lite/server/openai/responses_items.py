@@ -267,8 +267,8 @@ def build_template_messages(items: Sequence[Item], images: RequestImages) -> lis
     thoughts: list[str] = []
 
     def assistant() -> dict[str, Any]:
-        """Returns the last message if it is the assistant's and no reasoning is pending, otherwise
-        a new one of the assistant's.
+        """Returns the assistant's message to extend: the last message, or a new one if the last one
+        is not the assistant's. Pending reasoning always begins a new message.
         """
         if thoughts or not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})

@@ -64,7 +64,7 @@ class CustomTool(
 
 
 class NamedTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Reference to a tool by its name, as the chosen tool or as one of those allowed."""
+    """Reference to a tool by its name, in a tool choice."""
 
     type: Literal["function", "custom"]
     name: str
@@ -126,7 +126,7 @@ class ResponsesRequest(sampling.OpenAiSampling, kw_only=True):
 
 
 class InputTokensRequest(msgspec.Struct, kw_only=True):
-    """Request to count the tokens of a prompt, with the fields of a response that affect its
+    """Request to count the tokens of a prompt. Has those fields of ResponsesRequest that affect the
     prompt.
     """
 

@@ -19,9 +19,9 @@ _MAX_TEXTS = 1024  # texts that are scored together, each as one request of the 
 
 
 class ScoreRequest(msgspec.Struct, kw_only=True):
-    """Request for scores: of `continuations` of a `prompt` (this server's form); of labels after
-    SGLang's `query` and `items`; or of vLLM's pairs of `text_1` and `text_2`, by a
-    cross-encoder.
+    """Request for scores, in one of three forms: `continuations` of a `prompt` (this server's),
+    labels after `query` and `items` (SGLang's), or pairs of `text_1` and `text_2` for a
+    cross-encoder (vLLM's).
     """
 
     model: str | None = None

@@ -54,7 +54,7 @@ class TranscriptionRequest(msgspec.Struct, kw_only=True):
 
     @property
     def timed(self) -> bool:
-        """True if the answer has the times at which its parts are said."""
+        """True if the format of the answer includes times."""
         return self.response_format not in ("json", "text")
 
 
@@ -309,7 +309,9 @@ def _transcript_duration(transcript: _Transcript) -> dict[str, Any]:
 async def _stream_transcript(
     transcript: _Transcript, parts: AsyncGenerator[list[_Part], None]
 ) -> AsyncGenerator[bytes, None]:
-    """Yields the events of a transcript, one for the text of each window."""
+    """Yields the events of a transcript: one for each new piece of text, and one at the end with
+    the whole text.
+    """
     text = ""
     async for some in parts:
         if delta := "".join(part.text for part in some):

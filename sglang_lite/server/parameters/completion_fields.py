@@ -1,6 +1,4 @@
-"""Fields that OpenAI's completions of chats and of texts share, with those that SGLang and vLLM
-add.
-"""
+"""Fields that OpenAI's chat and text completions share, including additions by SGLang and vLLM."""
 
 from __future__ import annotations
 
@@ -82,8 +80,8 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
 
     @property
     def replica(self) -> int | None:
-        """Number of the replica that the request names, or None. Raises ParameterError if its two
-        fields name different ones.
+        """Number of the replica that the request names, or None. Raises ParameterError if
+        `routed_dp_rank` and `data_parallel_rank` differ.
         """
         return replica_rank(self.routed_dp_rank, self.data_parallel_rank)
 
@@ -110,8 +108,8 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
 
     @property
     def asks_for_ids(self) -> bool:
-        """True if any token ids are requested. Raises ParameterError for a stream, whose chunks
-        have none.
+        """True if the request asks for token ids or metadata. Raises ParameterError if the answer
+        is a stream, whose chunks have neither.
         """
         for name in ("return_token_ids", "return_prompt_token_ids", "return_meta_info"):
             if getattr(self, name):

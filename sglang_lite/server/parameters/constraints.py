@@ -18,8 +18,8 @@ _MEMBERS = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema
 
 
 def require_single_constraint(**given: Constraint | None) -> Constraint | None:
-    """Returns the only constraint of a request, or None. Raises ParameterError, with both names, if
-    the request has two.
+    """Returns the only constraint of a request, or None. Raises ParameterError if the request has
+    two.
     """
     found = {name: constraint for name, constraint in given.items() if constraint is not None}
     if len(found) > 1:

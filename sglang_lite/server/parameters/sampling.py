@@ -31,8 +31,8 @@ _OWN_NAMES = {"include_stop": "no_stop_trim"}
 
 
 def _fields(place: Place) -> list[tuple[str, Any, None]]:
-    """Returns the fields of a request for the sampling parameters that can be given in a `Place`,
-    as (name, type, default). All are optional.
+    """Returns a request's fields for the sampling parameters of a `Place`, such as "completions".
+    Each is optional, and given as (name, type, default).
     """
     return [
         (_OWN_NAMES.get(each.name, each.name), _TYPES[each.kind] | None, None)

@@ -17,8 +17,8 @@ def set_thinking_limit(
     Args:
         params: parameters, with the limit that the request names in tokens, if any.
         rendered: the conversation; without reasoning there is nothing to limit.
-        effort: the request's effort, which sets a share of the answer's tokens if no limit in
-            tokens is named; None for none.
+        effort: the request's effort, or None. Limits thinking to a share of the answer's tokens,
+            unless `params` has a limit.
     """
     if rendered.reasoning is None:
         return msgspec.structs.replace(params, thinking=UNSET)

@@ -135,7 +135,7 @@ class ProgramBudget:
     media_kinds: frozenset[MediaKind] = frozenset()
 
     def remaining_after(self, nodes: Sequence[Node], pointer: str) -> ProgramBudget:
-        """Returns the budget that is left after some nodes. Doesn't change this budget.
+        """Returns a copy of the budget, reduced by the cost of some nodes.
 
         Args:
             nodes: nodes to subtract, including the nodes of their branches.
@@ -362,7 +362,9 @@ async def execute_parsed_program(
 
 
 async def _fetch_images(service: Service, request: ParsedProgram) -> ParsedProgram:
-    """Returns the request with the bytes of images that it names by address."""
+    """Fetches the images that a request names by address. Returns the request with the images'
+    bytes.
+    """
     prompt = request.prompt
     if isinstance(prompt, Prompt):
         prompt = await service.images.fetch_prompt_images(prompt)
@@ -395,7 +397,7 @@ def _build_program_response(id: str, events: Sequence[ProgramEvent], call: HttpR
 
 
 class _Data(msgspec.Struct):
-    """Content of a wire message."""
+    """Wire message whose `data` is not decoded."""
 
     data: msgspec.Raw
 

@@ -1,4 +1,4 @@
-"""Servers that come and go: the addresses of a DNS name, and the lines of a file."""
+"""Lookup of servers that come and go: by a DNS name, or in a file that lists addresses."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _FILE = "file:"
 
 
 def build_address_lookup(source: str) -> Callable[[], set[str]] | None:
-    """Returns a function that looks up the addresses of the servers behind an entry of `workers`,
-    or None if the entry is itself an address. The function raises OSError if there is no answer,
-    and ParameterError for a file without addresses.
+    """Returns a function that looks up the servers' addresses for an entry of `workers`. Returns
+    None if the entry is itself an address. The function raises OSError if the lookup fails, and
+    ParameterError if a file is invalid or has no addresses.
     """
     if source.startswith(_DNS):
         return partial(_resolve_host, source.removeprefix(_DNS))

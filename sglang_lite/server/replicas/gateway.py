@@ -61,7 +61,7 @@ class Gateway:
         package: distribution name of the gateway's package.
         wanted: addresses of the workers that the gateway should have.
         known: addresses of the workers that the gateway has, as it last reported.
-        healthy: addresses of those that it sends requests to.
+        healthy: addresses of the workers that the gateway sends requests to.
         failed: True if the gateway ended before its first answer; it is then not restarted.
     """
 

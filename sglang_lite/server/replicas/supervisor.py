@@ -45,9 +45,9 @@ def serve(
     replicas: ReplicaSettings,
     announce: Callable[[str], object],
 ) -> int:
-    """Runs several servers until SIGTERM or SIGINT; open requests may then continue for up to
-    `drain_s`. A second signal ends them immediately. SIGHUP restarts the servers that this process
-    has started, one after the other, unless it is ignored, as under nohup.
+    """Runs several servers until SIGTERM or SIGINT. Open requests may then continue for up to
+    `drain_s`; a second signal ends them immediately. SIGHUP restarts the servers that this process
+    has started, one after the other, unless the signal is ignored, as under nohup.
 
     Args:
         settings: settings of each server, and of the gateway's address.
@@ -90,7 +90,9 @@ def serve(
 
 
 class _Supervisor:
-    """Starts the workers, and ends gateway and workers in order."""
+    """Starts the workers, and watches them and the gateway. On shutdown, ends the gateway before
+    the workers.
+    """
 
     def __init__(self, gateway: Gateway, workers: list[_Worker], drain_s: float) -> None:
         self._gateway = gateway
@@ -400,8 +402,8 @@ class _Replica(_Worker):
             return self._process
 
     def _wait_until_ready(self, process: TiedProcess, url: str) -> str:
-        """Waits until the server has generated a token, and returns "". Returns the reason if it
-        never will.
+        """Waits until the server is ready, and returns "". Returns the reason if the server ends or
+        is no longer needed.
         """
         while not self.over.is_set():
             status = process.wait(_LOOK_S / 2)
@@ -412,8 +414,8 @@ class _Replica(_Worker):
         return "is not needed"
 
     def _watch_health(self, process: TiedProcess, url: str) -> str:
-        """Watches the server until it fails, and returns the reason. Returns "" if it is to be
-        restarted or the watch ends.
+        """Watches the server until it fails, and returns the reason. Returns "" if the watch ends
+        or the server must be restarted.
         """
         heard = time.monotonic()
         while not (self.over.is_set() or self._old.is_set()):
@@ -432,8 +434,8 @@ class _Replica(_Worker):
         return ""
 
     def _drain_before_restart(self, process: TiedProcess, url: str) -> None:
-        """Ends a server that is being restarted, once the gateway no longer knows it and its open
-        requests have ended.
+        """Ends a server that is to be restarted. Waits until the gateway has removed the server,
+        then lets its open requests end. Both share a time limit.
         """
         until = time.monotonic() + self._settings.drain_s + _END_S
         while (

@@ -1,4 +1,4 @@
-"""A child process that ends with this one, however this one ends.
+"""A child process that ends with this process, even if this process is killed.
 
 The process is started by its own command line, which has no settings in it. Its task arrives on its
 standard input, whose other end this process holds open as long as it lives. A forked copy of the

@@ -24,8 +24,8 @@ from sglang_lite.runtime.core.submission import GenerateRequest
 
 
 class SampleAnswer:
-    """Answer of one sample as a dictionary of the protocol; after every event, `add_event` returns
-    everything so far.
+    """Answer of one sample, as a dictionary of the protocol. `add_event` returns the whole answer
+    so far.
 
     Args:
         call: request of the sample.
@@ -200,7 +200,9 @@ class SampleAnswer:
 
 
 def _cached_tokens_by_tier(usage: Usage) -> dict[str, int]:
-    """Returns the numbers of the prompt's cached tokens, by where they were found."""
+    """Returns the numbers of cached prompt tokens that were on the device, on the host and in
+    storage.
+    """
     on_device = usage.cached_tokens - usage.host_tokens - usage.disk_tokens
     return {"device": on_device, "host": usage.host_tokens, "storage": usage.disk_tokens}
 

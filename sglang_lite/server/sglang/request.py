@@ -156,8 +156,8 @@ _OF_LOGPROBS: dict[str, object] = {
 
 
 def unused_logprob_fields(fields: Mapping[str, object]) -> list[str]:
-    """Returns the names of a request's fields about log-probabilities that have no effect, since
-    none are returned for their prompt.
+    """Returns the names of a request's options for log-probabilities that have no effect, because
+    `return_logprob` isn't set for their prompt.
 
     Args:
         fields: arguments of `read_request`.
@@ -198,8 +198,8 @@ _UNSUPPORTED = frozenset((
 
 
 def replica_rank(routed_dp_rank: int | None, data_parallel_rank: int | None) -> int | None:
-    """Returns the replica that a request names, under SGLang's current name or its older one.
-    Raises ParameterError if these differ.
+    """Returns the replica that a request names as `routed_dp_rank` or, by the older name,
+    `data_parallel_rank`. Raises ParameterError if these differ.
     """
     if None not in (routed_dp_rank, data_parallel_rank) and routed_dp_rank != data_parallel_rank:
         raise ParameterError(
@@ -235,9 +235,9 @@ def _insert_prompt_media(prompt: Any, images: Sequence[Media]) -> Any:
 def _media_per_prompt(
     by_kind: Mapping[MediaKind, object], count: int, is_list: bool, modalities: object
 ) -> list[list[Media]]:
-    """Returns the images, videos and sounds of each prompt. A single prompt has one medium or a
-    list of each kind. A list of prompts has one medium, a list or None for each prompt and kind.
-    SGLang's `modalities` may name the kinds, too.
+    """Returns the images, videos and sounds of each prompt. For a list of prompts, each kind has
+    one entry per prompt: a medium, a list of media or None. SGLang's `modalities`, if given, are
+    checked against the media.
     """
     found: list[list[Media]] = [[] for _ in range(count)]
     for kind, given in by_kind.items():
@@ -298,7 +298,7 @@ def _ids(input_ids: Any) -> tuple[list[Any], bool]:
 
 
 def _one_value_per_prompt(name: str, value: Any, count: int) -> list[Any]:
-    """Returns a list with one value for each prompt, from such a list or from one value for all."""
+    """Returns a list with one value for each prompt. A single value is repeated for all prompts."""
     if not isinstance(value, list | tuple):
         return [value] * count
     if len(value) != count:

@@ -32,7 +32,7 @@ Post: TypeAlias = "Callable[[tuple[int, Event] | None], object]"
 
 
 class NativeRun:
-    """Running native request: its events, and the answers that are made from them.
+    """Running native request: collects its events, and builds its answers.
 
     Args:
         engine: core that runs the request.
@@ -94,8 +94,8 @@ class NativeRun:
         self._submit_waiting()
 
     def _submit_waiting(self) -> None:
-        """Submits requests until the engine has no more room; the others are submitted when a
-        sample has ended.
+        """Submits waiting prompts until the engine has no more room. The others are submitted
+        later.
         """
         while self._waiting:
             first, call = self._waiting[0]
@@ -183,8 +183,8 @@ class NativeRun:
                 ticket.abort()
 
     def abort_soon(self) -> None:
-        """Aborts on the engine's thread. Meant for the garbage collector, whose thread may hold any
-        lock.
+        """Schedules `abort` on the engine's thread. Meant for the garbage collector, which may run
+        on a thread that holds a lock.
         """
         self._engine.call_soon(self.abort)
 

@@ -1,6 +1,5 @@
-"""SGLang's ServerArgs, from the table server_args.json. The table maps each field to a setting of
-this engine, or says why it needs none, or what to use instead. Also creates the data class of all
-fields.
+"""SGLang's ServerArgs, from the table server_args.json. For each field, the table names the
+equivalent setting of this engine, says why none is needed, or suggests an alternative.
 """
 
 from __future__ import annotations
@@ -98,8 +97,8 @@ class ServerArg:
         )
 
     def has_no_effect(self, value: object) -> bool:
-        """Returns whether a value has no effect: it equals the default, or, if the default is None,
-        is False or empty.
+        """Returns whether a value has no effect because it equals the default. If the default is
+        None, False and empty values have no effect either.
         """
         if self.default is None:
             return value is False or (not isinstance(value, int | float) and not value)
@@ -145,8 +144,8 @@ def server_args() -> Mapping[str, ServerArg]:
 
 
 def sglang_names_for_setting(setting: str) -> list[str]:
-    """Returns the names of the ServerArgs that stand for a setting of an engine under another name
-    than the setting's.
+    """Returns SGLang's names for a setting of the engine, if they differ from the setting's own
+    name.
     """
     return [
         each.name
@@ -197,8 +196,8 @@ def _parse_load_threads(value: UserValue) -> int:
 
 
 def translate_engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
-    """Translates the keywords of an engine, in which SGLang's ServerArgs become the fields of
-    EngineConfig with the same meaning. A message names each one that changes nothing.
+    """Translates the keywords of an engine: each ServerArg of SGLang becomes the equivalent field
+    of EngineConfig. Announces arguments that change nothing.
 
     Raises:
         ParameterError: a ServerArg without equivalent has another value than its default, or a
@@ -281,8 +280,8 @@ meaning of each for this engine."""
 
 
 def create_server_args_class(module: str) -> Any:  # a class whose fields no type checker can know
-    """Creates SGLang's `ServerArgs`: a data class of all fields. It takes 20 ms, so it happens only
-    at the first import of the name.
+    """Creates SGLang's `ServerArgs`, a data class of all fields. Takes 20 ms, so it is only called
+    when the name is first imported.
 
     Args:
         module: module that exports the class, where pickle looks for it.

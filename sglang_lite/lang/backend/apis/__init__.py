@@ -1,3 +1,3 @@
-"""Request and response formats of providers' APIs, one file per API. They build requests and read
-responses, but make no calls.
+"""Request and response formats of providers' APIs, one file per API. These files build requests and
+read responses, but make no calls.
 """

@@ -1,6 +1,6 @@
-"""Interface to one API of a provider: how requests are built and answers read. Also contains what
-several APIs share: the items that a provider expects back in later turns, such as encrypted
-reasoning, and the marks for its prompt cache. Independent of connections and of the SDK's errors.
+"""Interface to one API of a provider: builds requests and reads answers. Also contains code that
+several APIs share, such as storing the items that a provider expects back in later turns.
+Independent of connections and of the SDK's errors.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class JsonFormat:
-    """Format of an answer that is JSON under a schema. The schema is given as JSON text; unless it
-    is strict, it is only a hint to the model.
+    """Answer format: JSON under a schema, which is given as JSON text. If it is not strict, the
+    schema is only a hint to the model.
     """
 
     schema: str
@@ -53,8 +53,8 @@ class JsonFormat:
 
 @dataclass(frozen=True, slots=True)
 class JsonTool:
-    """Tool that the model must call. Its arguments, which follow a schema (JSON text), are the
-    answer.
+    """Answer format: a tool call whose arguments are the answer. The model must make the call. The
+    arguments follow a schema, which is given as JSON text.
     """
 
     schema: str
@@ -66,7 +66,9 @@ class JsonTool:
 
 @dataclass(frozen=True, slots=True)
 class GrammarTool:
-    """Tool that the model must call. Its input, a text that follows a grammar, is the answer."""
+    """Answer format: a tool call whose input is the answer. The model must make the call. The input
+    is a text that follows a grammar.
+    """
 
     syntax: Literal["regex", "lark"]
     definition: str
@@ -74,7 +76,9 @@ class GrammarTool:
 
 @dataclass(frozen=True, slots=True)
 class OwnField:
-    """Request fields that exist only in one server's dialect of the API."""
+    """Answer format of one server's dialect of the API, such as `structured_outputs`. It is
+    requested with fields of its own.
+    """
 
     fields: Mapping[str, Any]
 
@@ -118,7 +122,8 @@ ANSWER = "answer"  # name of the JSON format, or of the tool whose arguments are
 def split_parameters(
     params: SamplingParams, names: Mapping[str, str]
 ) -> tuple[dict[str, Json], dict[str, Json]]:
-    """Splits the parameters that were set into those of an API, under its names, and the others.
+    """Splits the parameters that were set into two dicts: those that the API has, under the API's
+    names, and all others.
 
     Args:
         names: the API's names for parameters; "" for one that is not sent.
@@ -151,7 +156,7 @@ class ApiRequest:
 
 @dataclass(slots=True)
 class PartialCall:
-    """Tool call received so far. `arguments` is JSON text, or other text if the model wrote that."""
+    """Tool call received so far. `arguments` should be JSON, but contains whatever the model wrote."""
 
     name: str = ""
     arguments: str = ""
@@ -205,7 +210,7 @@ class ApiReader(ABC):
         self.paused = False
 
     def read_whole_answer(self, response: Foreign) -> None:
-        """Reads an answer that arrived in one piece. By default, reads it as an event."""
+        """Reads an answer that arrived in one piece. By default, passes it to `read_event`."""
         self.read_event(response)
 
     @abstractmethod
@@ -242,8 +247,8 @@ _MARK = {"type": "ephemeral"}
 
 
 def cacheable_prefixes(prompt: Prompt) -> tuple[int, ...]:
-    """Returns the prefixes that are worth caching, as numbers of messages: at most four, in
-    ascending order.
+    """Returns which prefixes of a prompt are worth caching, each as a number of messages. There are
+    at most four, in ascending order.
     """
     lengths = list(accumulate((len(message.text) for message in prompt.messages), initial=0))
     long = [
@@ -255,8 +260,8 @@ def cacheable_prefixes(prompt: Prompt) -> tuple[int, ...]:
 
 
 def cache_key(prompt: Prompt) -> str | None:
-    """Returns a key for prompts that begin alike: a digest of the shortest shared prefix. Returns
-    None if the prompt is too short or shares no prefix.
+    """Returns the same key for all prompts that have the same shortest shared prefix. Returns None
+    if the prompt is too short or shares no prefix.
     """
     if (
         not prompt.shared
@@ -269,8 +274,8 @@ def cache_key(prompt: Prompt) -> str | None:
 
 
 def with_cache_control(request: Mapping[str, Json], prompt: Prompt) -> dict[str, Json]:
-    """Adds `cache_control` to a request of Anthropic's Messages API, at the ends of the prompt's
-    shared prefixes.
+    """Adds `cache_control` to a request of Anthropic's Messages API. The marks are at the ends of
+    the prefixes that the prompt shares with others.
 
     Args:
         request: request whose `system` has the prompt's system turns, and whose `messages` have one
@@ -313,7 +318,9 @@ class ProviderItems:
         self._items: OrderedDict[tuple[Message, ...], Sequence[Any]] = OrderedDict()
 
     def store_turn(self, before: Sequence[Message], text: str, items: Sequence[Json]) -> None:
-        """Stores the items of an answer that is a whole turn."""
+        """Stores the items of an answer under the conversation that ends with it. The answer must
+        be a whole turn.
+        """
         turn = Message("assistant", (text.lstrip(),))
         self._items[(*before, turn)] = items
         if len(self._items) > _MAX_TURNS:
@@ -335,8 +342,8 @@ def iterate_turns(
     items: Mapping[int, Sequence[Json]],
     calls_of: Callable[[Sequence[Json]], list[Json]],
 ) -> Iterator[tuple[Message, Sequence[Json] | None, list[Json]]]:
-    """Yields each turn together with the items to send instead of it, or None. If the turn contains
-    tool results, yields the calls of the previous turn, too; otherwise an empty list.
+    """Yields each turn with the items to send in its place, or None to send its text. Also yields
+    the list of tool calls whose results the turn contains, which is usually empty.
 
     Args:
         items: stored items, by index of the message.

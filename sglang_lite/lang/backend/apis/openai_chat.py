@@ -1,5 +1,5 @@
-"""OpenAI's chat completions API, also for compatible servers, and the completions API for base
-models: builds requests and reads answers. Also contains what all of OpenAI's APIs share.
+"""OpenAI's chat completions API, also for compatible servers, and its completions API for base
+models. Builds requests and reads answers. Also contains code that all of OpenAI's APIs share.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
 
 
 def _messages(request: ApiRequest) -> list[dict[str, Any]]:
-    """Converts the conversation to the API's form. A turn with tool calls is sent the way the model
-    wrote it, with the results as tool messages.
+    """Converts the conversation to the API's form. A turn with tool calls is sent in the form that
+    the model wrote, and the results of the calls as tool messages.
     """
     messages: list[dict[str, Any]] = []
     for message, stored, calls in iterate_turns(
@@ -109,7 +109,7 @@ def _text_and_images(content: Any) -> tuple[str, list[dict[str, Any]]]:
 
 
 def function_tool(tool: ApiTool) -> dict[str, Json]:
-    """Converts a tool to a function definition, which is the same for chat and responses."""
+    """Converts a tool to a function definition. Chat and responses use the same form."""
     described = {"description": tool.description} if tool.description else {}
     return {
         "name": tool.name,
@@ -120,8 +120,8 @@ def function_tool(tool: ApiTool) -> dict[str, Json]:
 
 
 def request_parameters(request: ApiRequest) -> dict[str, Json]:
-    """Returns the request fields for the parameters that were set, under the names of chat and
-    completions. Parameters that only other servers know go into `extra_body`.
+    """Returns the request fields for the parameters that were set, under the names of the chat and
+    completions APIs. Parameters that only other servers support go into `extra_body`.
     """
     names = {**_NAMES, "max_tokens": request.target.max_tokens_field}
     arguments, extra = split_parameters(request.params, names)
@@ -228,8 +228,8 @@ CHAT = Api(
 def wrap_with_extra_body(
     create: Callable[..., Awaitable[Foreign]], *empty: str
 ) -> Callable[..., Awaitable[Json]]:
-    """Wraps a method of the SDK to send all of the request except the model and `stream` in
-    `extra_body`.
+    """Wraps a method of the SDK so that it sends nearly the whole request in `extra_body`. Only the
+    model and `stream` stay ordinary arguments.
 
     Args:
         empty: names of list arguments that the SDK requires. They are passed empty, and the

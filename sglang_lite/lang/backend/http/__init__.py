@@ -1,3 +1,3 @@
-"""HTTP for backends: connections and their limits, the protocol of our server, and the execution of
-whole programs on it.
+"""HTTP for backends: connections and their limits, the protocol of our server, and programs that
+run on the server as a whole.
 """

@@ -52,8 +52,8 @@ LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")  # reached without the en
 
 
 class LostConnectionError(BackendError):
-    """Error for a broken connection, or for a gateway that reports that its server is gone. The
-    same request may be sent again.
+    """Raised if a connection breaks, or if a gateway reports that its server is gone. The request
+    may be repeated.
     """
 
     retryable = True
@@ -73,8 +73,8 @@ def trace_headers() -> dict[str, str]:
 
 
 class Retries:
-    """Retries of one request, with exponentially growing pauses. The server's settings limit the
-    number of retries in a row.
+    """Retries of one request, with exponentially growing pauses. The client's setting `retries`
+    limits the number of retries in a row.
 
     Args:
         server: server that the request is sent to.
@@ -89,9 +89,9 @@ class Retries:
         self._retried = 0
 
     async def pause_before_retry(self, error: BackendError) -> None:
-        """Pauses before the next attempt, at least for as long as the server asks. Raises the last
-        attempt's error if no retries are left, if that wait would exceed the timeout, or if the
-        connections were closed meanwhile.
+        """Pauses before the next attempt, at least as long as the server asks. Raises the error of
+        the last attempt if no retries are left, if the server's pause would exceed the timeout, or
+        if the connections have been closed.
         """
         if self._retried >= self._server.retries or self.over:
             raise error
@@ -111,8 +111,8 @@ class Retries:
 
     @property
     def over(self) -> bool:
-        """True if the connections were closed after the request began, so no new ones may be opened
-        for it.
+        """True if the connections were closed after the request began. No new connection may then
+        be opened for it.
         """
         return self._server.closings != self._closings
 
@@ -322,9 +322,8 @@ class ServerClient:
                     raise LostConnectionError(problem, hint="Try again.")
 
     def _encode_request_bodies(self, body: object) -> list[tuple[bytes, dict[str, str]]]:
-        """Returns the JSON bodies to try in order, each with headers to send. If the server may
-        already know long schemas, the first body refers to them by hash. The last body is always
-        complete.
+        """Returns the JSON bodies to try in order, each with its headers. The first may replace
+        long schemas by hashes, if the server may know them already. The last is always complete.
         """
         whole = json.dumps(
             body, ensure_ascii=False, separators=(",", ":"), allow_nan=False
@@ -435,8 +434,8 @@ _HINTS = {
 
 
 def typed_error(name: str, message: str, parameter: object = None) -> SglError | None:
-    """Makes an error of the class that a server names. Returns None if requests don't raise this
-    class.
+    """Creates an error of the class that a server names. Returns None for a class that requests
+    never raise.
 
     Args:
         parameter: name of the parameter in the server's report, if any.
@@ -453,8 +452,8 @@ def typed_error(name: str, message: str, parameter: object = None) -> SglError |
 
 
 class LostEngineError(EngineClosedError):
-    """Error for a server whose engine has died. The request may be sent again, because the engine
-    may come back.
+    """Raised if a server's engine has died. The request may be repeated, because the engine may be
+    restarted.
     """
 
     retryable = True
@@ -472,8 +471,8 @@ _PLAIN = frozenset({
 
 
 class EventReader:
-    """Parser of server-sent events (HTML Living Standard, 9.2) in bytes that may be cut anywhere.
-    Ignores comments.
+    """Parser of server-sent events (HTML Living Standard, 9.2). The bytes may be cut at any
+    position. Comments are ignored.
     """
 
     def __init__(self) -> None:

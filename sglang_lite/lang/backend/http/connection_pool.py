@@ -1,5 +1,5 @@
-"""Pool of HTTP connections in which acquiring a connection takes the same time, however many there
-are.
+"""Pool of HTTP connections in which acquiring a connection always takes the same time, even with
+many connections.
 
 The HTTP library's own pool scans all of its connections on every request, and asks the system about
 each idle one: 8 ms of processor time per request at 1,000 connections. Here each connection is a
@@ -46,8 +46,8 @@ def pool_arguments(
     max_connections: int | None = _MAX_CONNECTIONS,
     trust_env: bool = True,
 ) -> dict[str, Foreign]:
-    """Returns the arguments that make an `httpx2.AsyncClient` use this pool. They are empty if the
-    environment names a proxy, which only the client's own pool supports.
+    """Returns the arguments that make an `httpx2.AsyncClient` use this pool. Returns no arguments
+    if the environment names a proxy, which this pool does not support.
     """
     proxied = trust_env and not _PROXIES.isdisjoint(getproxies())
     return {} if proxied else {"transport": ConnectionPool(verify, max_connections=max_connections)}
@@ -125,8 +125,8 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         self._sweeping = loop.call_later(seconds, self._close_idle_connections, context=Context())
 
     def _close_idle_connections(self) -> None:
-        """Closes connections that have been idle for too long, because there may be no later
-        request to do so.
+        """Closes connections that have been idle for too long. Runs on a timer, because no later
+        request may come.
         """
         self._sweeping = None
         now = time.monotonic()
@@ -163,7 +163,7 @@ async def _close_connections(connections: Iterable[httpx2.AsyncHTTPTransport]) -
 
 
 class _Body(httpx2.AsyncByteStream):
-    """Body of a response. Closing it frees its connection.
+    """Body of a response. When it is closed, its connection becomes free.
 
     Args:
         leave: callback that returns the connection to the pool.

@@ -57,8 +57,8 @@ _CHECK = "Check what listens at base_url."
 
 
 class RuntimeEndpoint(Backend):
-    """Backend for a server that speaks SGLang's native protocol. A server of this package receives
-    whole programs, and an interrupted stream continues from the same place.
+    """Backend for a server that speaks SGLang's native protocol. If the server is this package's
+    own, it receives whole programs, and a stream that breaks off continues where it stopped.
 
     Args:
         base_url: address of the server.
@@ -133,7 +133,9 @@ class RuntimeEndpoint(Backend):
 
     @property
     def endpoint(self) -> RuntimeEndpoint:
-        """The backend itself, for code that reads `endpoint` of SGLang's `Runtime`."""
+        """The backend itself. SGLang's `Runtime` has an attribute of this name, which some code
+        reads.
+        """
         return self
 
     def _server_info(self) -> dict[str, Any]:
@@ -195,7 +197,7 @@ class RuntimeEndpoint(Backend):
             yield self._warn_of_missing_data(generation, params)
 
     def _warn_of_missing_data(self, answer: Generation, params: SamplingParams) -> Generation:
-        """Adds a warning about what the server left out of the answer."""
+        """Adds a warning to an answer if the server left out requested data."""
         missing = [] if self._own_info else missing_data_warnings(answer, params, answer.usage)
         return (
             msgspec.structs.replace(answer, meta=with_warnings(answer.meta, *missing))
@@ -254,7 +256,7 @@ class RuntimeEndpoint(Backend):
     def _play_single_node(
         self, prompt: Prompt, node: Node, *, stream: bool = False
     ) -> AsyncGenerator[Delta | Generation | Selection, None]:
-        """Runs a node as a program of its own on the server, and yields its events."""
+        """Runs a single node as a program on the server, and yields its events."""
         model = None if self._programs else self.get_model_name()
         return play_single_node(self._server, prompt, node, stream=stream, model=model)
 
@@ -381,8 +383,8 @@ class RuntimeEndpoint(Backend):
         asyncio.run_coroutine_threadsafe(self.aclose(), executor().loop).result()
 
     async def aclose(self) -> None:
-        """Closes the connections of the running event loop. Programs use the connections of the
-        executor loop.
+        """Closes the connections of the running event loop. The connections that programs use
+        belong to the executor loop.
         """
         await self._server.close()
 

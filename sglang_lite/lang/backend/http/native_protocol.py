@@ -1,4 +1,5 @@
-"""Client side of SGLang's native protocol: request bodies of `/generate`, and answers as records.
+"""Client side of SGLang's native protocol: builds request bodies of `/generate` and parses the
+answers into records.
 
 A server of this package accepts prompts and constraints as records and returns generations as
 records, so nothing is lost. Any other server receives text and the parameters that the protocol
@@ -117,7 +118,7 @@ def _constraint_fields(constraint: Constraint | None) -> dict[str, str]:
 
 
 class SampleStream:
-    """Sample whose answers are arriving, over one connection or several.
+    """Sample that is being received, over one connection or several.
 
     Args:
         index: index of the sample.
@@ -143,8 +144,8 @@ class SampleStream:
         self._logprobs: list[TokenLogprob] = []
 
     def prepare_for_reconnect(self, *, continues: bool) -> list[int]:
-        """Prepares for a new connection. Returns the token ids to continue from; empty if the
-        sample starts over.
+        """Prepares for a new connection. Returns the token ids after which the server should
+        continue, or an empty list to start over.
         """
         kept = list(self.ids) if continues else []
         self._continued_logprobs = self._all_logprobs()[: len(kept)]
@@ -154,7 +155,7 @@ class SampleStream:
         return kept
 
     def feed(self, answer: Mapping[str, Json]) -> list[Delta | Generation]:
-        """Returns events for the part of an answer that was not delivered yet.
+        """Returns events for the part of an answer that has not been delivered yet.
 
         Raises:
             BackendError: the answer can't be read, reports a failure, or differs from the output
@@ -256,7 +257,7 @@ def parse_generation(
 
 @contextlib.contextmanager
 def _translate_parse_errors() -> Iterator[None]:
-    """Raises BackendError if an answer that is read in the `with` block does not have the expected
+    """Converts errors in the `with` block to BackendError. They mean that an answer lacks expected
     fields.
     """
     try:
@@ -299,8 +300,9 @@ def usage_from_meta(meta: Mapping[str, Json]) -> Usage:
 
 
 def _parse_logprobs(meta: Mapping[str, Any], kind: str) -> list[TokenLogprob]:
-    """Returns the log-probabilities of prompt ("input") or output tokens. For an output without
-    tokens, SGLang may report only the alternatives; the first one then stands for the token.
+    """Returns the log-probabilities of the prompt's tokens (`kind` "input") or of the output's. If
+    the output is empty, SGLang may report only alternatives; the first one then takes the token's
+    place.
     """
     entries = meta.get(f"{kind}_token_logprobs") or []
     tops = meta.get(f"{kind}_top_logprobs") or []
@@ -332,7 +334,8 @@ def _parse_top_entries(entries: Sequence[Any] | None) -> tuple[tuple[float, int,
 def parse_choice_score(
     choice: str, answer: Mapping[str, Json], start: int, prompt_tokens: int, before: int = 0
 ) -> ChoiceScore:
-    """Parses the score of a choice from the answer for the prompt followed by the choice.
+    """Parses the score of a choice. The answer is for a request whose text is the prompt followed
+    by the choice.
 
     Args:
         start: token position from which log-probabilities are reported.
@@ -364,5 +367,5 @@ def parse_choice_score(
 
 
 def parse_prompt_logprobs(answer: Mapping[str, Json]) -> tuple[float | None, ...]:
-    """Returns the log-probabilities of all tokens of an answer's prompt; None for the first one."""
+    """Returns the log-probabilities of all tokens of the prompt. The first token has None."""
     return tuple(entry.logprob for entry in _parse_logprobs(answer.get("meta_info") or {}, "input"))

@@ -43,9 +43,9 @@ _Attempt: TypeAlias = tuple[Path, int]
 
 
 class RemoteProgram:
-    """Program that is open at a server. Nodes added before the first request are sent with it,
-    later ones in further requests, in order. If the connection breaks, the whole program is sent
-    again: the same seeds give the same results, and events that were delivered are not repeated.
+    """Program that is open at a server. Its first request contains the nodes that were added by
+    then, and later nodes follow in further requests. If the connection breaks, the whole program is
+    sent again. The same seeds give the same results, and no event is delivered twice.
 
     Args:
         server: server that plays the program.
@@ -105,8 +105,8 @@ class RemoteProgram:
         executor().post(self._queue_item, {"path": list(path), "pause": seconds})
 
     def wind_down(self) -> None:
-        """Ends all generations, including those added later, each at the first point where a limit
-        may cut it.
+        """Ends all generations early, including later ones. For example, text ends at the next
+        token, and JSON where closing brackets complete it.
         """
         executor().post(self._queue_item, {"path": [], "wind_down": True})
 
@@ -165,8 +165,8 @@ class RemoteProgram:
             self._end_with_event(BackendError(f"the program can't be played: {error!r}"))
 
     async def _wait_for_more_nodes(self) -> None:
-        """Gives other threads a moment to add more nodes, so that they are sent with the first
-        request instead of another one.
+        """Waits a moment while other threads add nodes. These nodes can then be sent with the first
+        request.
         """
         for _ in range(0 if self._closed else _MAX_MOMENTS):
             before = len(self._items)
@@ -207,8 +207,8 @@ class RemoteProgram:
 
     def _take_first_nodes(self) -> dict[Path, list[Node]]:
         """Returns the nodes to send with the first request, by branch. If a branch was dropped or
-        rolled back, these are only the nodes before that, since a drop or rollback ends only what
-        was sent before it. Keeps the other items for further requests.
+        rolled back, only the nodes added before that are returned, because a drop affects only
+        nodes that were already sent. Everything else is kept for further requests.
         """
         branches: dict[Path, list[Node]] = {}
         following = len(self._items[self._before_going_back :])
@@ -277,9 +277,8 @@ class RemoteProgram:
 async def play_single_node(
     server: ServerClient, prompt: Prompt, node: Node, *, stream: bool, model: str | None = None
 ) -> AsyncGenerator[Delta | Generation | Selection, None]:
-    """Runs a program that consists of one node on a server, and yields its events. If the
-    connection breaks, the program is sent again: the same seed gives the same result, and events
-    that were delivered are not repeated.
+    """Runs a program of one node on a server, and yields its events. If the connection breaks, the
+    program is sent again. The same seed gives the same result, and no event is yielded twice.
 
     Args:
         stream: whether to yield deltas.
@@ -321,8 +320,8 @@ async def play_single_node(
 
 
 class _DeliveredEvents:
-    """Record of delivered events, so that a program played again after a reconnect delivers none
-    twice.
+    """Record of the events that were delivered. When a program is played again after a reconnect,
+    it prevents events from being delivered twice.
     """
 
     def __init__(self) -> None:
@@ -331,7 +330,7 @@ class _DeliveredEvents:
         self.reset_for_replay()
 
     def reset_for_replay(self) -> None:
-        """Prepares for the events of a program that is played from its start."""
+        """Prepares for a program that is played again from its start."""
         self._finished_now: Counter[_Attempt] = Counter()
         self._texts_now: dict[tuple[_Attempt, int], str] = {}
 
@@ -343,7 +342,8 @@ class _DeliveredEvents:
         *,
         deltas: bool = True,
     ) -> AsyncGenerator[Played | ProgramResult | SglError, None]:
-        """Yields the new events in a program's stream and, last, the end of the program.
+        """Yields those events of a program's stream that were not delivered yet and, last, the end
+        of the program.
 
         Raises:
             BackendError: the stream ended before the program did, or an error allows another try.
@@ -366,7 +366,9 @@ class _DeliveredEvents:
         )
 
     def _undelivered_part(self, played: Played, *, deltas: bool) -> Iterable[Played]:
-        """Yields the part of an event that was not delivered yet."""
+        """Yields an event, or the part of it that was not delivered yet. Yields nothing if all of
+        it was delivered.
+        """
         event = played.event
         attempt = (played.path, played.attempt)
         if not isinstance(event, Delta):
@@ -402,8 +404,8 @@ def _nodes_to_data(nodes: Sequence[Node]) -> Any:  # plain data
 
 
 def _fill_missing_seeds(node: Node) -> Node:
-    """Returns the node with a seed for each of its draws, so that playing it again gives the same
-    result.
+    """Returns the node with a seed for each generation that has none. A second run of the node then
+    gives the same result.
     """
     if isinstance(node, Gen) and isinstance(node.params.seed, Unset):
         return msgspec.structs.replace(
@@ -419,8 +421,8 @@ def _fill_missing_seeds(node: Node) -> Node:
 def _collect_nodes(
     branches: Mapping[Path, Sequence[Node]], path: Path = (), own: Sequence[Node] = ()
 ) -> tuple[Node, ...]:
-    """Returns all nodes of a branch: first those listed in its fork (`own`), then those added
-    later. Forks among them include the nodes of their own branches.
+    """Returns all nodes of a branch: those listed in its fork (`own`), then those added later.
+    Nodes of inner branches are placed inside their forks.
     """
     found: list[Node] = []
     for place, node in enumerate((*own, *branches.get(path, ()))):

@@ -1,5 +1,5 @@
-"""Limits on calls to a provider: those that the user declares, and those in the headers of the
-provider's answers.
+"""Limits on calls to a provider. The user may declare them, and the headers of the provider's
+answers may report them.
 
 All programs of a process that use one provider with one key share them. Times come from a monotonic
 clock. Limits are used on the executor loop only, so nothing here is shared between threads.
@@ -37,7 +37,9 @@ class Bucket:
     at: float = 0.0
 
     def take_tokens(self, amount: float, now: float) -> float:
-        """Takes an amount. Returns the seconds until it is available."""
+        """Takes an amount from the bucket. Returns the number of seconds after which the amount is
+        available.
+        """
         if self.per_minute is None:
             return 0.0
         self._refill(now)
@@ -51,7 +53,7 @@ class Bucket:
             self.available = min(self.per_minute, self.available + min(amount, self.per_minute))
 
     def set_rate(self, per_minute: float, now: float) -> None:
-        """Sets the limit. A bucket that had none starts full."""
+        """Sets the limit. If the bucket had no limit before, it starts full."""
         if self.per_minute is None:
             self.available = per_minute
             self.at = now
@@ -73,8 +75,8 @@ class Bucket:
 @explains_wrong_fields
 @dataclass(slots=True, weakref_slot=True)
 class RateLimit:
-    """Limit on the calls to a provider. Backends share it if they are given the same one
-    (`rate_limit=`).
+    """Limit on the calls to a provider. To share it among backends, pass the same object to each of
+    them (`rate_limit=`).
 
     Args:
         requests_per_minute, tokens_per_minute: maximum per minute, or None for the limit that the
@@ -145,8 +147,8 @@ class RateLimit:
 
 
 def _read_limit(headers: Mapping[str, str], kind: str, what: str) -> float | None:
-    """Returns a limit from the headers, under the names of OpenAI (which others use too) or
-    Anthropic.
+    """Returns a limit from the headers of an answer. Knows the names that OpenAI, Anthropic and
+    compatible providers use.
     """
     for name in (f"x-ratelimit-{what}-{kind}", f"anthropic-ratelimit-{kind}-{what}"):
         found = _parse_count(headers.get(name, ""))
@@ -160,8 +162,8 @@ def _parse_count(text: str) -> float | None:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Returns the seconds to wait that an answer asks for, or None if it asks for none or the
-    header can't be read.
+    """Returns how many seconds an answer asks to wait. Returns None if it has no such header, or an
+    invalid one.
     """
     for name, parts in (("retry-after-ms", 1000), ("retry-after", 1)):
         found = _parse_count(headers.get(name, ""))

@@ -1,4 +1,4 @@
-"""The ladder: chooses the strategy with which an API serves a node, or gives the reason why the
+"""The ladder: chooses the strategy with which an API serves a node, or returns the reason why the
 node is rejected.
 
 The best comes first: native structured outputs, a forced tool call, log-probabilities of tokens,
@@ -101,8 +101,8 @@ def choose_strategy(profile: Profile, policy: Policy, demands: Demands) -> Strat
 
 
 def _may_stop_inside_value(demands: Demands) -> bool:
-    """Returns True if a stop string could cut a constrained value short. Stops that only end a
-    number don't count, because a number ends there anyway.
+    """Returns True if a stop string could cut a constrained value short. For a number, stop strings
+    at which it ends anyway don't count.
     """
     stops = demands.params.stop
     if isinstance(stops, Unset) or demands.constraint is None:
@@ -163,10 +163,9 @@ _TOKENS = (
 
 
 def _repair_strategy(profile: Profile, policy: Policy, demands: Demands) -> Iterator[Strategy]:
-    """Yields the strategy of last resort, if the policy allows it: the prompt describes the
-    constraint, and an invalid answer is shown to the model with its error for another attempt. A
-    JSON schema is also sent as a hint if the API accepts schemas and only its strict mode rejects
-    this one.
+    """Yields the strategy of last resort, if the policy allows it. The prompt describes the
+    constraint. If the answer is invalid, the model is shown its error and asked again. Where the
+    API accepts JSON schemas, the schema is also sent as a hint.
     """
     if policy == "strict" or demands.scores or type(demands.constraint) not in SERVED:
         return
@@ -204,7 +203,7 @@ def _suggest_supported_kinds(profile: Profile) -> str:
 
 
 def served_constraint_kinds(profile: Profile, policy: Policy) -> frozenset[type]:
-    """Returns the types of constraint that a strategy of the profile serves."""
+    """Returns the types of constraint that a backend with this profile and policy can serve."""
     if policy != "strict" and profile.api != "completions":
         return SERVED
     return frozenset(
@@ -215,8 +214,8 @@ def served_constraint_kinds(profile: Profile, policy: Policy) -> frozenset[type]
 
 
 def capabilities_of(profile: Profile, policy: Policy) -> Capabilities:
-    """Returns the capabilities of a backend with this profile, against which the language checks
-    nodes.
+    """Returns the capabilities of a backend with this profile. The language compares them with the
+    demands of nodes.
     """
     selection = choose_strategy(profile, policy, Demands("select", constraint=ANY_CHOICE))
     scored = choose_strategy(profile, policy, Demands("select", constraint=ANY_CHOICE, scores=True))
@@ -339,8 +338,8 @@ def _accepted_parameters_hint(profile: Profile) -> str:
 
 
 def native_strategies(profile: Profile, demands: Demands) -> Iterator[Strategy | Refusal]:
-    """Yields the strategies that the model is known to support, in order of preference, and a
-    Refusal for each strategy that the schema or the choices do not fit.
+    """Yields the strategies that the model is known to support, in order of preference. If the
+    schema or the choices do not fit a strategy, yields a Refusal in its place.
     """
     constraint = demands.constraint
     assert constraint is not None
@@ -383,8 +382,8 @@ def _convert_to_tools(use: ToolUse, profile: Profile) -> Tools:
 
 
 def format_schema_for_prompt(schema: str) -> str:
-    """Returns a JSON Schema as text for the model to read. Documents that its values have to quote
-    from are left out.
+    """Formats a JSON Schema as text for the model to read. If values have to quote from documents,
+    the documents are left out of the text.
     """
     return (
         json.dumps(without_documents(json.loads(schema)), ensure_ascii=False)
@@ -394,8 +393,8 @@ def format_schema_for_prompt(schema: str) -> str:
 
 
 def _json_strategies(profile: Profile, demands: Demands) -> Iterator[Strategy | Refusal]:
-    """Yields the strategies of strict outputs and strict tools: JSON whose schema is fitted to the
-    provider.
+    """Yields the strategies that use strict outputs or strict tools. They request JSON under a
+    schema that is fitted to the provider.
     """
     form = json_form(demands.constraint)
     if form is None:
@@ -433,8 +432,8 @@ _MAX_ALTERNATIVES = 20
 
 
 def selection_strategies(profile: Profile, demands: Demands) -> Iterator[Strategy | Refusal]:
-    """Yields the strategies for a selection in order of preference. In place of a strategy that the
-    choices rule out, yields a Refusal.
+    """Yields the strategies for a selection in order of preference. If the choices rule out a
+    strategy, may yield a Refusal in its place.
     """
     assert isinstance(demands.constraint, Choices)
     choices = demands.constraint.options
@@ -455,9 +454,9 @@ def selection_strategies(profile: Profile, demands: Demands) -> Iterator[Strateg
 
 
 def _reports_first_token(profile: Profile, demands: Demands) -> bool:
-    """Returns True if a chat model's first token is the first of its answer and has
-    log-probabilities. A model that may reason first counts only if scores are needed, because then
-    no other strategy can serve the node.
+    """Returns True if a chat model reports log-probabilities for the first token of its answer. A
+    model that may reason first counts only if the node needs scores, because then no other strategy
+    can serve it.
     """
     if profile.api not in _ONE_TOKEN or demands.effort is not None:
         return False
@@ -466,8 +465,8 @@ def _reports_first_token(profile: Profile, demands: Demands) -> bool:
 
 
 def first_characters_differ(choices: Sequence[str]) -> bool:
-    """Returns True if the texts begin with different characters, ignoring leading whitespace. Then
-    no token can begin two of them, however they are tokenized.
+    """Returns True if all texts begin with different characters. Leading whitespace is ignored. In
+    this case no token can begin two of the texts.
     """
     first = {choice.lstrip()[:1] for choice in choices}
     return len(choices) > 1 and len(first) == len(choices) and "" not in first
@@ -480,7 +479,7 @@ _ESCAPED: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def custom_tool_strategies(profile: Profile, constraint: Constraint) -> Iterator[Strategy]:
-    """Yields the strategies with custom tools whose input follows a grammar."""
+    """Yields the strategies that use a custom tool. The tool's input follows a regex or grammar."""
     if isinstance(constraint, Regex) and profile.supports("regex_tool"):
         yield Strategy(
             "regex_tool",
@@ -498,8 +497,8 @@ def custom_tool_strategies(profile: Profile, constraint: Constraint) -> Iterator
 
 
 def dialect_field_strategies(profile: Profile, constraint: Constraint) -> Iterator[Strategy]:
-    """Yields the strategies with request fields that only one dialect has. The answer is the text
-    itself.
+    """Yields the strategies that use request fields of one server's dialect, such as
+    `structured_outputs`. The answer then needs no conversion.
     """
 
     def own(name: str, value: Any) -> Strategy:
@@ -529,7 +528,7 @@ def dialect_field_strategies(profile: Profile, constraint: Constraint) -> Iterat
 
 
 def constraint_to_gbnf(constraint: Constraint) -> str:
-    """Returns the grammar of a constraint's texts in llama.cpp's GBNF."""
+    """Returns a grammar in llama.cpp's GBNF for the texts that a constraint allows."""
     return (
         constraint.grammar
         if isinstance(constraint, Ebnf)

@@ -1,5 +1,5 @@
-"""Converts constraints to the JSON objects that providers' structured outputs require, and their
-answers back to text.
+"""Converts constraints to JSON objects, because providers' structured outputs require objects.
+Converts the answers back to text.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class JsonForm:
 
 @lru_cache(maxsize=1024)
 def json_form(constraint: Constraint | None) -> JsonForm | None:
-    """Returns the JSON form of a constraint. Returns None without a constraint, for a grammar, and
-    for a regex other than those of types such as int and date.
+    """Returns the JSON form of a constraint, or None if it has none. Grammars have none, and
+    neither do regexes, except those of types such as int and date.
     """
     match constraint:
         case Choices(options):
@@ -82,8 +82,8 @@ def _wrap_in_object(schema: Any) -> JsonSchema:
 
 
 def _move_references(schema: Any) -> Any:
-    """Adjusts the references of a schema that becomes the property `value` of an object. References
-    to `$defs` stay the same, since `$defs` is moved to the top.
+    """Adjusts the references in a schema that will be the property `value` of an object. References
+    to `$defs` stay the same, because `$defs` moves to the top of the new schema.
     """
     if isinstance(schema, list):
         return [_move_references(each) for each in schema]
@@ -116,7 +116,7 @@ NUMBER_FORMS = [
 
 
 def unwrap_answer(constraint: Constraint, form: JsonForm, answer: str) -> str:
-    """Returns the text that a local model would have written for the value in an answer. Objects
+    """Returns the value in an answer, as the text that a local model would have written. Objects
     are validated later, like all values.
 
     Raises:

@@ -1,4 +1,6 @@
-"""Fits JSON Schemas to a provider's strict outputs and reports on each keyword."""
+"""Fits JSON Schemas to the rules of a provider's strict outputs, and reports what becomes of each
+keyword.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from sglang_lite.lang.backend.profiles.profile import SchemaRules
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Schema that a provider accepts, and a report on the keywords of the original. Pointers are
-    JSON Pointers into the original; the report uses the words of `sgl.grammar.check`.
+    """Schema that a provider accepts, with a report on the keywords of the original schema. All
+    pointers are JSON Pointers into the original. The report uses the terms of `sgl.grammar.check`.
 
     Attributes:
         schema: JSON text of the schema to send; empty if the original is rejected.
@@ -36,7 +38,9 @@ class Fit:
     required: tuple[str, ...] = ()
 
     def subschema_report(self, pointer: str) -> Fit:
-        """Returns the report for the part of the schema at a pointer, with pointers relative to it."""
+        """Returns the report on the part of the schema at a pointer. The report's pointers are
+        relative to that part.
+        """
 
         def cut(found: str) -> str:
             return found.removeprefix(pointer)
@@ -243,7 +247,7 @@ class _Fitter:
         return found
 
     def _leads_to_target(self, start: str, target: str, seen: set[str]) -> bool:
-        """Returns True if following references from the schema at `start` leads to `target`."""
+        """Returns True if a chain of references leads from the schema at `start` to `target`."""
         return any(
             each == target
             or (each not in seen and self._leads_to_target(each, target, seen | {each}))
@@ -285,8 +289,8 @@ class _Fitter:
 
 
 def _walk_schemas(schema: Any, depth: int) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yields a schema and all schemas inside it, each with its depth: the number of enclosing
-    objects and lists, including itself.
+    """Yields a schema and all schemas inside it, each with its depth. The depth counts objects and
+    lists around the schema, and the schema itself if it is one.
     """
     if not isinstance(schema, dict):
         return

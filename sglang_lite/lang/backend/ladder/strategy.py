@@ -1,6 +1,4 @@
-"""Records of the ladder: the strategy with which a node is served, or the reason why it is
-rejected.
-"""
+"""Records for the ladder: a strategy that serves a node, or the reason why the node is rejected."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ REPAIRS: Final = 2  # maximum number of repairs of an answer that breaks its con
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How a node is served.
+    """Strategy with which a node is served.
 
     Attributes:
         name: a strategy of `profile.STRATEGIES`; "free" for text without a constraint;
@@ -61,8 +59,8 @@ class Strategy:
         return "native" if self.native else "emulated"
 
     def mark_as_emulated(self, warning: str, *left_out: str) -> Strategy:
-        """Returns the strategy marked as emulated, with a warning about how it differs from the
-        request.
+        """Returns a copy of the strategy that is marked as emulated. The warning says how it
+        differs from the request.
 
         Args:
             warning: difference, in words.

@@ -128,8 +128,8 @@ class Profile:
         return f"{self.provider}/{self.model}" if self.model else self.provider
 
     def with_capabilities(self, can: Capabilities) -> Profile:
-        """Returns the profile with the capabilities that the user states for the model. They
-        override known facts.
+        """Returns the profile with the capabilities that the user states for the model. The user's
+        statements override known facts.
         """
         supported = {name: can.params is None or name in can.params for name in NAMES}
         supported |= {"images": can.images, "prefill": can.prefill, "continues": can.continues}
@@ -144,8 +144,8 @@ class Profile:
         return replace(self, features=MappingProxyType({**self.features, **found}))
 
     def restrict_to_strategies(self, strategies: AbstractSet[str]) -> Profile:
-        """Returns the profile for a backend that can make requests only for these strategies (and
-        for "tools", if included).
+        """Returns the profile for a backend that can make requests for only some strategies. All
+        other strategies count as unsupported, and so does "tools" if it is not in the set.
         """
         lost = {name for name in (*STRATEGIES, "tools") if self.supports(name)} - strategies
         none = Feature(False, "the backend has no such request", date.today())
@@ -161,8 +161,8 @@ def check_model_name(model: object) -> None:
 
 
 def find_profile(provider: str, model: str) -> Profile:
-    """Returns the profile of a provider's model. An unlisted model gets the facts that hold for all
-    models.
+    """Returns the profile of a provider's model. An unlisted model has only the facts that hold for
+    all models of the provider.
 
     Raises:
         ParameterError: the provider does not exist, or the name is not a string.
@@ -205,8 +205,8 @@ def profile_by_name(name: str) -> Profile:
 
 
 def resolve_profile(profile: str | Profile | None, provider: str, model: str) -> Profile:
-    """Resolves a profile that a user gives by name or as a Profile. None stands for that of the
-    provider's model.
+    """Resolves a profile that a user gives by name or as a Profile. For None, returns the profile
+    of the provider's model.
     """
     if profile is None:
         return find_profile(provider, model)
@@ -249,8 +249,8 @@ _SNAPSHOT = re.compile(r"(-\d{8}|-\d{4}-\d{2}-\d{2}|-latest|@\d{8})?(-v\d+(:\d+)
 
 @lru_cache
 def _read_provider(provider: str) -> tuple[Mapping[str, Profile], Profile]:
-    """Reads the profiles of a provider's models by name, and the profile of unlisted models. An
-    error in the file is a bug of this package: tests read all files.
+    """Reads a provider's data file. Returns the profiles of its models by name, and the profile of
+    unlisted models. Tests read all files, so an error in a file is a bug of this package.
     """
     file = _data_folder() / f"{provider}.toml"
     if not file.is_file():
@@ -277,7 +277,7 @@ def _read_provider(provider: str) -> tuple[Mapping[str, Profile], Profile]:
 
 
 def _build_profile(data: Mapping[str, Any], entry: Mapping[str, Any], base: Profile) -> Profile:
-    """Builds a profile from the facts of an entry's traits and then the entry's own; later ones
+    """Builds the profile of an entry from the facts of its traits and its own facts. Its own facts
     take precedence.
     """
     assert base.api in get_args(ApiName), f"{base.name}: api = {base.api!r}"

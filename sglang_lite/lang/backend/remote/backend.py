@@ -177,8 +177,8 @@ class RemoteBackend(Backend):
         price: Price | None = known_price,
         **arguments: UserValue,
     ) -> Explanation:
-        """Explains how a program's nodes would be served, without making a call: the strategy, the
-        number of calls and tokens, the price, and rejected nodes.
+        """Explains how a program's nodes would be served, without making a call. Lists each node's
+        strategy, its number of calls and tokens, and its price, or the reason why it is rejected.
 
         Args:
             program: program to explain.
@@ -217,8 +217,8 @@ class RemoteBackend(Backend):
     def shares_prompt_cost(
         self, params: SamplingParams, constraint: Constraint | None, count: int
     ) -> bool:
-        """Returns True if one call for `count` samples is worthwhile because the provider charges
-        for their prompt only once.
+        """Returns True if one call for `count` samples is cheaper than separate calls, because the
+        provider charges for the prompt only once.
         """
         if self.profile.api not in _SAMPLED:
             return False
@@ -242,14 +242,16 @@ class RemoteBackend(Backend):
             yield self._with_cost(event) if isinstance(event, Generation) else event
 
     def _with_cost(self, answer: _Answer) -> _Answer:
-        """Adds the answer's cost in dollars to its metadata; None if a price is unknown."""
+        """Adds the cost of an answer in dollars to its metadata. The cost is None if a price is
+        unknown.
+        """
         return msgspec.structs.replace(
             answer, meta={**answer.meta, "cost": known_price(answer.usage, self.model_name)}
         )
 
     def selection(self, choices: Sequence[str], *, scores: bool = False) -> Demands:
-        """Returns what a selection among these choices demands of the model, as input for choosing
-        its strategy.
+        """Returns the demands of a selection among the given choices. Its strategy is chosen from
+        them.
         """
         params = self.select_params
         if self.profile.supports("temperature"):
@@ -259,8 +261,8 @@ class RemoteBackend(Backend):
     async def aselect(
         self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
     ) -> Selection:
-        """Makes the model choose. The selection has scores if the strategy provides them, and
-        otherwise only the picked choice.
+        """Makes the model choose. The result has a score for each choice if the strategy provides
+        scores; otherwise it has only the picked choice.
         """
         choices = list(dict.fromkeys(choices))
         demands = self.selection(choices, scores=scores_needed.get())
@@ -293,9 +295,9 @@ class RemoteBackend(Backend):
         constrained: bool,
         stream: bool,
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Makes one call to the provider's API, with the items that the API expects back from
-        earlier turns. Yields deltas if `stream`, then the samples, neither checked nor converted,
-        like `ApiClient.request_answer`.
+        """Makes one call to the provider's API. Also sends the items that the API expects back from
+        earlier turns. Yields deltas if `stream`, then the samples as the API returns them, without
+        checking or converting them.
 
         Args:
             constrained: whether the answer has a constraint, so that an answer that was cut short
@@ -333,7 +335,7 @@ class RemoteBackend(Backend):
         )
 
     def check_prompt(self, prompt: Prompt) -> None:
-        """Rejects a prompt that a chat API would show to the model only in part.
+        """Rejects a prompt if a chat API would show only part of it to the model.
 
         Raises:
             CapabilityError: the model can't continue this text.

@@ -1,5 +1,5 @@
-"""Client that asks an API: makes the call and the calls that continue it, yields the deltas of a
-stream, and builds the samples of the answer.
+"""Client of an API: makes a call and any calls that continue it, yields the deltas of a stream, and
+builds the samples of the answer.
 
 Independent of providers: an `Api` builds their requests and reads their answers.
 """
@@ -135,7 +135,9 @@ class ApiClient:
         *,
         stream: bool,
     ) -> AsyncGenerator[Delta, None]:
-        """Makes the call, and further calls while the model pauses. Yields the deltas of a stream."""
+        """Makes the call and reads its answer. If the model pauses, makes further calls. Yields the
+        deltas of a stream.
+        """
         arguments = api.arguments(request)
         waited = await self.connection.limit.wait(_estimate_call_tokens(request))
         began = time.perf_counter()
@@ -261,7 +263,7 @@ class ApiClient:
 
 @asynccontextmanager
 async def _open_stream(stream: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
-    """Opens an SDK's stream and, on exit, closes all generators through which the stream reads.
+    """Opens an SDK's stream. On exit, closes the stream and all generators that it reads from.
 
     An SDK closes only the response. It would leave the chain of generators to Python's garbage
     collector, which closes them in any order and from any thread, even one that the loop's thread
@@ -297,8 +299,8 @@ _T = TypeVar("_T")
 
 
 class CallAccount:
-    """Account of one call: its request, the SDK's retries, and further requests if the model
-    pauses. Has no effect outside a run with a budget.
+    """Counts the requests of one call for the run's budget, including the SDK's retries and
+    requests made after the model pauses. Has no effect outside a run with a budget.
 
     Args:
         request: request of the call.
@@ -328,8 +330,8 @@ class CallAccount:
             sent_requests.reset(token)
 
     def end_answered_call(self) -> None:
-        """Ends the account of an answered call. Charges the maximum possible usage for requests
-        that the SDK had to repeat, and for an answer whose reported usage is too low to be
+        """Ends the account of an answered call. Requests that the SDK had to repeat are charged at
+        the maximum possible usage. So is the answer if its reported usage is too low to be
         credible.
         """
         self._over = True
@@ -346,8 +348,8 @@ class CallAccount:
             self._reader.meta.setdefault("warnings", []).append(NOT_CREDIBLE)
 
     def end_failed_call(self, error: SglError | None) -> None:
-        """Ends the account of a failed call, unless it has ended. The usage of its requests is
-        unknown.
+        """Ends the account of a failed call, unless it has already ended. The usage of unanswered
+        requests is unknown, so they are charged at the maximum possible usage.
 
         Args:
             error: error of the call, or None if it was stopped; its last request is then counted
@@ -365,7 +367,7 @@ class CallAccount:
             add_unreported_usage(self._maximum_usage(), unanswered - 1)
 
     def _maximum_usage(self) -> Usage:
-        """Returns the maximum usage that one request may have had."""
+        """Returns the most that a single request may have used."""
         request = self._request
         params = self._request.params
         prompt = estimate_tokens(request.prompt, self._tokenizer)
@@ -382,7 +384,7 @@ class CallAccount:
 
 
 def _join_received_text(sample: PartialAnswer) -> str:
-    """Joins everything that was received of a sample."""
+    """Joins all text that was received for a sample."""
     return " ".join(
         [
             sample.text,

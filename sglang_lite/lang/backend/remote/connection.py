@@ -1,4 +1,6 @@
-"""Connection of a backend: one client of its SDK per event loop, and the limit on its calls."""
+"""Connection of a backend to its API. It has one client of the SDK per event loop, and a limit on
+calls.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ ResponseHook = Callable[[int, Mapping[str, str]], None]
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """Factory of an SDK's clients.
+    """Factory of clients for an SDK.
 
     Attributes:
         package: name of the SDK's package.
@@ -89,8 +91,8 @@ class ApiConnection:
         )
 
     def client(self) -> Foreign:
-        """Returns the client for the running event loop. A client that was used on another loop
-        (for example before a fork of the process) is not reused.
+        """Returns the client for the running event loop. A client that was used on another loop,
+        for example before a fork of the process, is replaced by a new one.
         """
         loop = asyncio.get_running_loop()
         if self._loop is loop:
@@ -122,8 +124,8 @@ class ApiConnection:
             asyncio.run_coroutine_threadsafe(_close_handle(handle), loop).result()
 
     def _make_response_hook(self) -> ResponseHook:
-        """Returns a callback that reports answers to the rate limit. It holds only a weak
-        reference, so a client does not keep this object alive.
+        """Returns a callback that reports each answer's status and headers to the rate limit. The
+        callback holds only a weak reference, so it does not keep this object alive.
         """
         mine = weakref.ref(self)
 
@@ -146,7 +148,7 @@ async def _close_handle(handle: Handle) -> None:
 def sdk_client_factory(
     kind: str, args: Sequence[Foreign], options: Mapping[str, Foreign], client: object
 ) -> Callable[..., Foreign]:
-    """Returns a factory of clients for OpenAI's or Anthropic's SDK, which are alike.
+    """Returns a factory of clients. It works for the SDKs of both OpenAI and Anthropic.
 
     Args:
         kind: name of the client's class.
@@ -201,7 +203,7 @@ def sdk_client_factory(
 
 
 def sdk_error_getter(base: str) -> Callable[[Foreign], tuple[Errors, Errors, Errors]]:
-    """Returns a function that returns the error classes of OpenAI's or Anthropic's SDK. `base` is
-    the name of their common base class.
+    """Returns a function that finds the error classes of an SDK. It works for the SDKs of both
+    OpenAI and Anthropic. `base` is the name of the class from which all of the SDK's errors derive.
     """
     return lambda sdk: (getattr(sdk, base), sdk.APITimeoutError, sdk.APIConnectionError)

@@ -68,8 +68,8 @@ def explain_for_backend(
     *,
     select: bool = False,
 ) -> ConstraintExplanation:
-    """Explains how a backend other than an engine of this process would hold a generation to a
-    constraint.
+    """Explains how a backend would hold a generation to a constraint. Not for backends on an engine
+    of this process.
 
     Args:
         backend: backend that would be called.

@@ -1,5 +1,5 @@
-"""Converts a provider SDK's errors into ours: the failure, the request's id and a remedy, without
-keys.
+"""Converts the errors of a provider's SDK into ours. Our errors describe the failure, suggest a
+remedy and name the request's id. They contain no keys.
 
 The SDK handles timeouts and retries: requests that fail here have been retried as often as its
 settings allow.
@@ -110,8 +110,8 @@ class ErrorTranslator:
         return text
 
     def _shareable_cause(self, error: Exception) -> Exception | None:
-        """Returns the SDK's error, to be set as the cause of ours, or None if its text contains a
-        secret. (An API may repeat the key that it was sent.)
+        """Returns the SDK's error if it is safe to show as the cause of ours. Returns None if its
+        text contains a secret. (An API may repeat the key that it was sent.)
         """
         shown = f"{error} {error.__cause__} {error.__context__}"
         return error if self.redact_secrets(shown) == shown else None
@@ -149,7 +149,7 @@ class ErrorTranslator:
 
 
 def _parse_api_error(error: Exception) -> tuple[str, set[str]]:
-    """Returns an API's message about a failure, and its words for the kind of failure."""
+    """Returns an API's message about a failure, and the terms by which the API classifies it."""
     body = getattr(error, "body", None)
     fields = body.get("error", body) if isinstance(body, dict) else body
     fields = fields if isinstance(fields, dict) else {"message": fields}
@@ -193,8 +193,8 @@ _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 
 def shorten_message(message: str) -> str:
-    """Shortens a message for display: to its first 1,000 characters, or to the title of an HTML
-    page.
+    """Shortens a message for display. Keeps the first 1,000 characters of a text, and the title of
+    an HTML page.
     """
     if not message.lstrip().startswith("<"):
         return message[:1000]

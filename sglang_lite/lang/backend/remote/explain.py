@@ -1,5 +1,5 @@
-"""Explains how a remote backend would serve a program, before any call: strategies, calls, tokens,
-prices, refusals.
+"""Explains how a remote backend would serve a program, before any call is made: strategies, calls,
+tokens, prices and refusals.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CHARACTERS_A_TOKEN = 4  # estimate for English text, used if no counter is given
 
 @dataclass(frozen=True, slots=True)
 class ExplainedNode:
-    """How a generation or a selection would be served, or why the node is refused.
+    """How a generation or selection would be served, or why it is refused.
 
     Attributes:
         kind, name, where: kind of the node, name of its variable, and its place in the source.
@@ -188,8 +188,9 @@ class Explainer:
         return Explanation(name_with_model(self._backend), tuple(priced), graph.complete)
 
     def _price_range(self, node: ExplainedNode) -> tuple[float, float] | None:
-        """Returns the price range of a node: from the fewest calls, which generate nothing, to the
-        most calls, which generate as much as they may.
+        """Returns the lowest and the highest price of a node. The lowest is for the fewest calls,
+        none of which generates anything. The highest is for the most calls, each of which generates
+        the maximum.
         """
         if self._price is None or node.completion_tokens is None:
             return None
@@ -204,7 +205,7 @@ class Explainer:
         )
 
     def _explain_node(self, node: GraphNode, answer: TracedAnswer | None) -> ExplainedNode | None:
-        """Explains a node. Returns None if the backend is not involved."""
+        """Explains a node. Returns None for nodes that need nothing from the backend."""
         match node.node:
             case GrammarBegin() if Continuation not in self._backend.capabilities.constraints:
                 return ExplainedNode(
@@ -287,7 +288,7 @@ class Explainer:
         return replace(explained, calls=(best, worst * (1 + tries)))
 
     def _refusal_reason(self, prompt: Prompt, turn: TurnPlan | None) -> str | None:
-        """Returns the reason why a node's prompt or its turn is refused, or None if both are
+        """Returns the reason why a node's prompt or turn is refused. Returns None if both are
         accepted.
         """
         if turn is not None and turn.refusal is not None:
@@ -308,8 +309,8 @@ class Explainer:
     def _explain_in_turn(
         self, node: ExplainedNode, turn: TurnPlan, index: int, prompt: Prompt
     ) -> ExplainedNode:
-        """Explains a node that shares its turn with others or follows text in it (docs/backends.md,
-        "Several generations in a turn").
+        """Explains a node that shares its turn with other generations or with text before it
+        (docs/backends.md, "Several generations in a turn").
         """
         own = node.calls[1]
         if turn.as_text:
@@ -382,8 +383,8 @@ class TracedAnswer:
 
 
 class TracedBackend(Backend):
-    """Backend used while a program is traced, which generates nothing. Roles are rendered with the
-    template of the backend to explain.
+    """Backend that takes the place of the real one while a program is traced. It generates nothing.
+    It renders roles with the template of the backend that is being explained.
 
     Args:
         about: backend to explain. The trace plans calls like a run on this backend.

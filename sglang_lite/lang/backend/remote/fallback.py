@@ -1,4 +1,6 @@
-"""`Fallback`: a backend that tries the next of several backends if one can't be reached or is busy."""
+"""`Fallback`: a backend that sends each node to the first of several backends, and to the next one
+if that backend is busy or can't be reached.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,11 @@ _CONTINUES = TurnRules("continued", "continued")
 
 
 class Fallback(Backend):
-    """Backend that tries several backends in order. Each node is sent to the first one. If it fails
-    with a temporary error (`error.retryable`: overloaded, timed out, unreachable, disconnected)
-    before any part of an answer was shown, the next one is tried. A refusal, a bad request and an
-    invalid value are raised immediately. The metadata of a node names the backend that answered
-    (`backend`) and the backends that failed (`failed`: pairs of a name and an error).
+    """Backend that tries several backends in order. Each node is sent to the first one. The next
+    one is tried only after a temporary error (`error.retryable`, such as an overloaded server or a
+    timeout) and only if no part of an answer was shown. Other errors are raised immediately, such
+    as a refusal or an invalid value. The node's metadata names the backend that answered
+    (`backend`) and lists those that failed (`failed`: pairs of a name and an error).
 
     Args:
         backends: at least two backends, in order of preference. A node that one of them can't

@@ -31,8 +31,9 @@ SharesCost: TypeAlias = Callable[[SamplingParams, Constraint | None, int], bool]
 
 
 class FirstTokenGate:
-    """Gate before the first generations of a fork's branches. The first branch passes immediately,
-    and opens the gate for those whose prompts begin like its own.
+    """Gate before the first generations of a fork's branches. The first branch passes immediately
+    and opens the gate when its first token arrives. Until then, branches whose prompts have the
+    same beginning wait.
     """
 
     __slots__ = ("_beginning", "_opened")
@@ -43,9 +44,9 @@ class FirstTokenGate:
         self._opened = asyncio.Event()
 
     async def pass_or_wait(self, text: str) -> bool:
-        """Makes the caller wait until the gate is open, if its prompt begins like the first
-        caller's and is long enough for the provider's cache. Returns True immediately for the first
-        caller, which must open the gate. Runs on the executor loop.
+        """Passes the first caller immediately and returns True; that caller must open the gate.
+        Other callers wait until the gate is open, but only if their prompt has the same beginning
+        and is long enough for the provider's cache. Runs on the executor loop.
         """
         beginning = text[:MIN_PREFIX_CHARS]
         if self._beginning is None:
@@ -56,15 +57,15 @@ class FirstTokenGate:
         return False
 
     def open_gate(self) -> None:
-        """Opens the gate for the waiting branches, because the first token has arrived or will
-        never arrive.
+        """Lets the waiting branches pass. Called when the first token has arrived, or can no longer
+        arrive.
         """
         self._opened.set()
 
 
 class BehindGate(AnswerSource):
-    """Source of the answer to a branch's first generation. The generation first waits at the gate
-    of the branch's fork.
+    """Source of the answer to a branch's first generation. Before it asks, it waits at the gate of
+    the branch's fork.
 
     Args:
         source: source to use after the gate, or None for the backend.
@@ -99,7 +100,7 @@ class BehindGate(AnswerSource):
 
 
 class CallPlanner(Planner):
-    """Planner of a branch on a backend with rules for turns.
+    """Planner of a branch on a backend that is called for one generation at a time.
 
     Args:
         shares_cost: returns True if one call for several samples is worthwhile; None if it never
@@ -154,9 +155,9 @@ class CallPlanner(Planner):
         return Expressions(expressions)
 
     def may_share_call(self, own: SglGen, size: int) -> bool:
-        """Returns True if a generation may take a sample of another branch's call. This requires
-        that it has no seed, sample count, tools or backend of its own, and that sharing one call
-        for `size` samples is worthwhile.
+        """Returns True if a generation may take a sample of another branch's call. The generation
+        must have no seed, sample count, tools or backend of its own. Sharing a call for `size`
+        samples must also be worthwhile.
         """
         params = merge(self._run.params, own.node.params)
         if (
@@ -179,10 +180,9 @@ class CallPlanner(Planner):
 
 
 class SharedCall(AnswerSource):
-    """Generation call shared by several branches. The first branch makes it. The others take its
-    samples if they ask with the same prompt, parameters and constraint. If the call fails or its
-    branch is stopped, each of the other branches makes its own call. So does a branch in a later
-    attempt, once no sample is left.
+    """Generation call that several branches share. The first branch makes the call. The others take
+    its samples if their prompt, parameters and constraint are the same. A branch for which no
+    sample is left makes its own call, for example after a failure or in a later attempt.
 
     Args:
         size: number of branches.

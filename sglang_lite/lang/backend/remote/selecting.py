@@ -1,5 +1,5 @@
-"""Selections that are not served as one generation: from the alternatives of one token, or with
-logit biases, step by step.
+"""Selections that take more than a single generation: from the alternatives for one token, or step
+by step with logit biases.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _BIAS = 100.0  # the largest bias that OpenAI accepts: no other token is drawn
 
 
 def validate_tokenizer(tokenizer: Foreign) -> TiktokenEncoding | None:
-    """Checks a user's tokenizer and returns it, or None. Raises ParameterError if it lacks `encode`
-    or `decode`.
+    """Checks a tokenizer that a user has passed, and returns it. None is allowed. Raises
+    ParameterError if the tokenizer lacks `encode` or `decode`.
     """
     has = all(callable(getattr(tokenizer, name, None)) for name in ("encode", "decode"))
     if tokenizer is not None and not has:
@@ -81,8 +81,8 @@ async def _select_by_first_token(
     strategy: Strategy,
     choices: Sequence[str],
 ) -> Selection:
-    """Requests one token with its likeliest alternatives. Each of them counts for the choice that
-    it begins.
+    """Requests a single token and its likeliest alternatives. Each of these tokens counts for the
+    choice that begins with it.
     """
     shown = append_to_user_turn(
         prompt,
@@ -122,8 +122,8 @@ async def _select_by_first_token(
 
 
 def _choice_probabilities(logprobs: Sequence[TokenLogprob], choices: Sequence[str]) -> list[float]:
-    """Returns the probability that an answer begins with each choice. No token begins two of them
-    (`first_characters_differ`).
+    """Returns for each choice the probability that the answer begins with it. No token may begin
+    two of the choices (`first_characters_differ`).
     """
     found = [0.0] * len(choices)
     first = logprobs[0] if logprobs else None
@@ -148,8 +148,8 @@ async def _select_token_by_token(
     strategy: Strategy,
     choices: Sequence[str],
 ) -> Selection:
-    """Follows the choices token by token. Where the remaining choices differ, one call generates
-    the next token, with a bias toward the choices' tokens. Where they agree, no call is made.
+    """Builds a choice token by token. Where the remaining choices differ, one call generates the
+    next token, with a bias toward their tokens. Where they agree, no call is needed.
     """
     tokenizer = backend.tokenizer
     assert tokenizer is not None  # a condition of this strategy

@@ -1,4 +1,4 @@
-"""Serves a node with its strategy: makes the calls, checks every answer, and describes the strategy
+"""Serves a node with its strategy: makes the calls, checks every answer, and records the strategy
 in the metadata.
 """
 
@@ -55,8 +55,8 @@ async def serve(
     *,
     stream: bool,
 ) -> AsyncGenerator[Delta | Generation, None]:
-    """Serves a generation with its strategy. Yields deltas if `stream` and the text can be
-    delivered as it arrives, then the samples.
+    """Serves a generation with its strategy, and yields the samples. If `stream` is True, yields
+    deltas first, unless the text has to be complete before it can be converted.
 
     Raises:
         ValueValidationError: an answer breaks the constraint.
@@ -114,8 +114,8 @@ async def _await_all_calls(calls: Sequence[Coroutine[Any, Any, Generation]]) -> 
 def _finish_answer(
     answer: Generation, constraint: Constraint | None, strategy: Strategy, calls: int
 ) -> Generation:
-    """Finishes an answer for its node: checks it, cuts it at the strategy's stops, and adds the
-    strategy to its metadata.
+    """Prepares an answer for its node: checks it, cuts it at the strategy's stop strings, and adds
+    the strategy to its metadata.
 
     Raises:
         ValueValidationError: the answer breaks the constraint.
@@ -155,8 +155,8 @@ def _finish_answer(
 def add_strategy_to_meta(
     meta: Mapping[str, Json], strategy: Strategy, calls: int
 ) -> dict[str, Json]:
-    """Builds the metadata of a node that was served with a strategy, from the metadata of its last
-    call.
+    """Returns the metadata of a node. They consist of the metadata of its last call, the strategy's
+    name and warnings, and the number of calls.
     """
     return with_warnings({**meta, "strategy": strategy.name, "calls": calls}, *strategy.warnings)
 
@@ -180,8 +180,8 @@ async def _repair_until_valid(
     constraint: Constraint,
     strategy: Strategy,
 ) -> Generation:
-    """Asks until an answer satisfies the constraint. The first request describes the constraint;
-    later ones show the error in the last answer.
+    """Asks until an answer satisfies the constraint. The first request describes the constraint.
+    Each later one shows the model what was wrong with its last answer.
 
     Raises:
         ValueValidationError: the last answer also breaks the constraint.
@@ -228,8 +228,8 @@ async def _repair_until_valid(
 
 
 def append_to_user_turn(prompt: Prompt, words: str) -> Prompt:
-    """Appends words to the last turn of a prompt, or to a new user turn if the last one is not the
-    user's.
+    """Appends words to the last turn of a prompt if it is the user's. Otherwise adds a user turn
+    with the words.
     """
     *before, last = prompt.messages or (Message("user", ()),)
     if last.role != "user":

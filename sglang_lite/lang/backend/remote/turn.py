@@ -1,6 +1,6 @@
 """Executes turns that contain several generations, on a backend that is called for one generation
-at a time. One call may answer several of them (see turn_plan.py); their values are then found in
-the text of the answer.
+at a time. One call may answer several generations (see turn_plan.py). Their values are then
+extracted from the text of its answer.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _BESIDE = 16  # tokens of the constant text beside a value, at most
 def create_turn_sources(
     expressions: Sequence[Expression], setting: TurnContext
 ) -> dict[int, TurnSource]:
-    """Returns the sources of a statement's generations in its turns, by their indices in the
-    statement. Generations with a call of their own are left out.
+    """Returns the AnswerSources for a statement's generations, by their indices in the statement.
+    Generations that make their own calls are left out.
 
     Raises:
         CapabilityError: the statement needs a model that continues an open turn, and the backend's
@@ -72,8 +72,8 @@ def create_turn_sources(
 
 
 class Turn:
-    """Span of text and generations within a turn, with the answers that are already known. Owned by
-    the thread that plays the branch.
+    """Text and generations within a turn, with the answers that are already known. Owned by the
+    thread that executes the branch.
 
     Args:
         plan: how its generations are requested.
@@ -112,8 +112,8 @@ class Turn:
     async def turn_events(
         self, index: int, question: NodeQuestion
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Yields the events of the generation at `index`. A later attempt makes its own call and
-        drops the answers that were already known.
+        """Yields the events of the generation at `index`. A later attempt at it drops the answers
+        that were already known and makes a new call.
         """
         found = await self._find_or_request_answer(index, question)
         if found is not None:
@@ -151,8 +151,9 @@ class Turn:
     async def _find_or_request_answer(
         self, index: int, question: NodeQuestion
     ) -> Generation | None:
-        """Returns the answer for the generation at `index`, from an earlier call or a shared call
-        made now. Returns None if it needs its own call.
+        """Returns the answer for the generation at `index`. It comes from an earlier call, or from
+        a call made now that may also answer later generations. Returns None if the generation needs
+        a call of its own.
         """
         if index in self._asked:  # a later attempt, so known answers may not fit
             self._answers = {}
@@ -166,7 +167,9 @@ class Turn:
         return self._answers.pop(index, None)
 
     async def _request_turn_ahead(self, index: int, question: NodeQuestion) -> None:
-        """Makes a call that may bring the answers of this generation and later ones of the turn."""
+        """Tries to get the answers of several generations with one call: the one at `index` and
+        later ones of the turn. Keeps the answers that it finds.
+        """
         if self.plan.as_text:
             await self._request_turn_as_text(index, question)
         if not self._ahead:
@@ -192,8 +195,9 @@ class Turn:
         prompt: Prompt,
         turn_start: str,
     ) -> bool:
-        """Requests the rest of a turn, without the stops of its generations, and keeps the values
-        found in the answer. Returns False if the answer does not contain the generation at `index`.
+        """Requests the rest of a turn in one call, which does not stop where its generations end.
+        Keeps the values that are found in the answer. Returns False if the value of the generation
+        at `index` is not among them.
 
         Args:
             turn_start: text of the turn so far, which the model may repeat at the beginning of its
@@ -230,8 +234,8 @@ class Turn:
         return True
 
     async def _request_turn_as_text(self, index: int, question: NodeQuestion) -> None:
-        """Requests the turn as one text under a grammar, and finds the generations from `index` on
-        in it.
+        """Requests the turn as one text under a grammar. Extracts the values of the generations
+        from it, starting at `index`.
 
         Raises:
             ValueValidationError: the text can't be split into the generations.
@@ -267,7 +271,8 @@ class Turn:
     def _keep_found_values(
         self, index: int, own: Generation, values: Sequence[TurnValue], found: Mapping[str, Json]
     ) -> None:
-        """Keeps the values that a call has brought, from the generation at `index` on.
+        """Keeps the values found in a call's answer. The first one belongs to the generation at
+        `index`.
 
         Args:
             own: answer of the call; the first value gets its usage and metadata.
@@ -286,7 +291,7 @@ class Turn:
             )
 
     async def _ask_to_continue(self, question: NodeQuestion) -> Generation:
-        """Returns the answer to a call that shows the model its open turn and asks it to continue.
+        """Shows the model its open turn, asks it to continue, and returns the answer.
 
         Raises:
             BackendError: the model only repeated the open turn.
@@ -323,7 +328,7 @@ class Turn:
         )
 
     def _add_wasted_usage(self, response: Generation) -> Generation:
-        """Adds the usage of earlier calls whose answers could not be used to that of an answer."""
+        """Adds the usage of earlier calls to an answer's usage, if their answers could not be used."""
         wasted = self._wasted
         self._wasted = []
         if not wasted:
@@ -404,7 +409,7 @@ _SKIPPED = 2  # maximum number of non-blank lines before a line that begins with
 
 @dataclass(frozen=True, slots=True)
 class TurnHole:
-    """Generation in a turn, with what is needed to find its value in an answer.
+    """Generation in a turn, with the details that are needed to find its value in an answer.
 
     Attributes:
         stops: strings that end the value.
@@ -423,7 +428,8 @@ TurnPiece: TypeAlias = str | TurnHole
 
 @dataclass(frozen=True, slots=True)
 class UnstoppedAnswer:
-    """Answer that was not stopped at the end of its first generation.
+    """Answer that may go on after the end of its first generation, because the call had no stop
+    there.
 
     Attributes:
         text: whole text of the answer.
@@ -500,8 +506,9 @@ def parse_turn_pieces(answer: UnstoppedAnswer, pieces: Sequence[TurnPiece]) -> R
 def _find_constant_after(
     constant: str, text: str, at: int, values: Sequence[TurnValue]
 ) -> tuple[int, int] | None:
-    """Finds the span of a constant after a value or another constant, or returns None. The constant
-    may begin with the stop string that ended the value, or after it.
+    """Finds a constant text after a value or another constant, and returns its start and end. The
+    constant may include the stop string that ended the value, or follow it. Returns None if it is
+    not found.
     """
     pattern = _constant_pattern(constant)
     stop = values[-1].matched if values else None
@@ -518,8 +525,8 @@ def _find_constant_after(
 
 
 def _find_line_starting_with(constant: str, text: str, at: int) -> tuple[int, int] | None:
-    """Finds a line that begins with a constant, at most `_SKIPPED` non-blank lines below `at`.
-    Returns the constant's span, or None.
+    """Finds a line that begins with a constant, and returns the constant's start and end. At most
+    `_SKIPPED` non-blank lines are skipped. Returns None if no line is found.
     """
     match = _line_pattern(constant).search(text, at)
     if match is None:
@@ -541,9 +548,9 @@ def _line_pattern(constant: str) -> re.Pattern[str]:
 
 
 def _words_pattern(constant: str) -> str:
-    """Returns a regex that finds a constant text, starting at its first visible character, with any
-    spacing between its words. The line ends at its end must match in number, since the next line
-    may be an empty value.
+    """Returns a regex that finds a constant text with any spacing between its words. Whitespace
+    before the first word is ignored. The number of line ends after the last word must match,
+    because the next line may be an empty value.
     """
     behind = constant[len(constant.rstrip()) :]
     ends = (_BLANKS + r"\n") * behind.count("\n") + _BLANKS * bool(behind)
@@ -554,8 +561,8 @@ def _words_pattern(constant: str) -> str:
 def _find_value(
     hole: TurnHole, behind: str, answer: UnstoppedAnswer, at: int
 ) -> tuple[TurnValue, int] | None:
-    """Finds the value that begins at `at`, and its end. Returns None if there is no value or its
-    end is unknown.
+    """Finds the value that begins at `at`, and where it ends. Returns None if there is no value or
+    the end is unknown.
 
     Args:
         behind: constant after the value.
@@ -578,8 +585,8 @@ def _find_value(
 def _find_constrained_value(
     hole: TurnHole, fits: Callable[[str], bool], behind: str, text: str, at: int
 ) -> tuple[TurnValue, int] | None:
-    """Finds the shortest text before the constant `behind` that satisfies the constraint, if
-    necessary after stripping whitespace.
+    """Finds the shortest text before the constant `behind` that satisfies the constraint.
+    Whitespace around the text is stripped if necessary.
     """
     ends = (
         [match.start() for match in _constant_pattern(behind).finditer(text, at)]
@@ -598,8 +605,8 @@ def _find_constrained_value(
 def _length_within_limit(
     hole: TurnHole, answer: UnstoppedAnswer, start: int, end: int
 ) -> int | None:
-    """Returns how many characters of a text fit within its generation's token limit, or None if
-    that is unknown.
+    """Returns how many characters of a text fit within its generation's token limit. Returns None
+    if this is unknown.
     """
     length = end - start
     limit = hole.max_tokens
@@ -620,7 +627,7 @@ def _count_unused_tokens(answer: UnstoppedAnswer, used: int) -> int:
 
 
 def strip_repetition(begun: str, text: str) -> str:
-    """Removes leading lines that repeat the open turn from the text that a model has added to it."""
+    """Removes lines from the beginning of the model's new text if they repeat the open turn."""
     lines = begun.strip().split("\n")
     start = len(text) - len(text.lstrip())
     for first in range(len(lines)):

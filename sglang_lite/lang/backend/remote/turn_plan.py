@@ -1,5 +1,6 @@
 """Plans turns that contain several generations, on a backend that is called for one generation at a
-time: decides which answers one call can bring. Both the execution of a turn and `explain` use it.
+time. A plan decides which answers a single call can bring. Both the execution of a turn and
+`explain` use plans.
 
 A turn is planned from what one statement adds to it: `s += assistant("Name:" + gen("name") + "Job:"
 + gen("job"))`. So the plan depends only on the program, never on timing.
@@ -62,8 +63,8 @@ class TurnSpan:
 
     @property
     def fields(self) -> list[str | Constraint | None]:
-        """The span as parts of one text under a grammar: constant texts, and the constraints of
-        generations.
+        """Parts of the span as one text under a grammar: constant texts as they are, and
+        generations as their constraints.
         """
         return [
             piece if isinstance(piece, str) else _constraint_of_piece(piece)
@@ -72,8 +73,8 @@ class TurnSpan:
 
     @property
     def behind(self) -> list[tuple[Generated, str]]:
-        """Generations that follow visible text or another generation in the turn, each with the
-        text before it. For these, the model has to continue an open turn.
+        """Generations with visible text or another generation before them in the turn, each with
+        the preceding text. For them, the model has to continue an open turn.
         """
         found = list[tuple[Generated, str]]()
         before = ""
@@ -107,7 +108,8 @@ class TurnContext:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnPlan:
-    """Plan of a span whose generations do not all have independent calls of their own.
+    """Plan for a span whose generations can't simply make one call each. For example, one call may
+    bring several answers.
 
     Attributes:
         stops: stop strings of the chat template, which end any generation in a turn.
@@ -132,9 +134,8 @@ class TurnPlan:
 def plan_turns(
     expressions: Sequence[Expression], setting: TurnContext
 ) -> dict[int, tuple[TurnPlan, int]]:
-    """Plans a statement's turns. Returns the plans by the indices of their generations in the
-    statement, each with the generation's index in its turn. Generations with a call of their own
-    are left out.
+    """Plans a statement's turns. Returns a dict from the index of a generation in the statement to
+    its plan and its index in the turn. Generations that make their own calls are left out.
     """
     if setting.backend.capabilities.turns is None:
         return {}
@@ -159,7 +160,9 @@ def effective_stops(generation: Generated, outer: SamplingParams) -> tuple[str, 
 def _split_into_spans(
     expressions: Sequence[Expression], role: str | None
 ) -> Iterator[tuple[str | None, TurnSpan]]:
-    """Yields the spans of a statement that contain a generation, each with the role of its turn."""
+    """Splits a statement into spans. Yields those that contain a generation, each with the role of
+    its turn.
+    """
     span = TurnSpan(begins=False)
     for index, each in enumerate(expressions):
         match each:
@@ -226,8 +229,7 @@ def _common_params(
     generations: Sequence[Generated], outer: SamplingParams
 ) -> SamplingParams | None:
     """Returns the sampling parameters common to all generations, except for `_OWN`. Returns None if
-    one call can't bring all of them, because they are sampled differently or need details of their
-    tokens.
+    no single call can bring all of them, for example because their temperatures differ.
     """
     common = None
     for generated in generations:
@@ -278,10 +280,10 @@ def _fits_one_text(span: TurnSpan, setting: TurnContext) -> bool:
 
 
 def turn_text_constraint(pieces: Sequence[str | Constraint | None]) -> Constraint | None:
-    """Returns the constraint on a turn's text up to its last generation: its constant text
-    unchanged, with the generations' constraints between. Returns None if a generation may be any
-    text (None), or if only whitespace separates two generations, so that the end of the first is
-    unknown.
+    """Returns the constraint on a turn's text up to its last generation. Constant text stays as it
+    is, and each generation contributes its constraint. Returns None if a generation has no
+    constraint. Also returns None if only whitespace separates two generations, because the end of
+    the first is then unknown.
     """
     found = list[Constraint]()
     behind = False  # True after a generation, until text other than blanks follows

@@ -34,7 +34,7 @@ def send(parts: Sequence[torch.Tensor], peers: Peers) -> None:
 
 
 def send_each(x: torch.Tensor, peers: Peers) -> None:
-    """Stores x[r] in the memory of rank r, for each r: what the programs of `reduce_scatter` send."""
+    """Stores x[r] in the memory of each rank r, like the programs of `reduce_scatter`."""
     for part, memory in zip(x, peers.memories):
         _store_tagged_words(_chunks(part), peers, memory)
 
@@ -62,8 +62,8 @@ def exchange(parts: Sequence[torch.Tensor], peers: Peers) -> list[torch.Tensor]:
 
 
 def _receive_words(parts: Sequence[torch.Tensor], peers: Peers) -> list[torch.Tensor]:
-    """Returns the words that each program has received, int32 [ranks, words]: as many from each
-    rank as it sends to one.
+    """Returns the words that each program has received, int32 [ranks, words]. A program receives as
+    many words from each rank as it sends to each rank.
     """
     received: list[torch.Tensor] = []
     for program, part in enumerate(parts):

@@ -111,7 +111,7 @@ def attend_rows(
     rows: DecodeRows | ExtendRow,
     rules: AttentionRules,
 ) -> torch.Tensor:
-    """Computes the attention of the tokens of `rows`, whose queries are q [tokens, heads,
+    """Computes the attention of the tokens of `rows`. Their queries are q [tokens, heads,
     head_dim]. Computes in the data type of keys and values, or in that of q if keys have 8 bits.
 
     Returns:

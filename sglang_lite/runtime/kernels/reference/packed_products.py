@@ -44,8 +44,8 @@ def packed_rows(
     *,
     parts: int = 1,
 ) -> torch.Tensor:
-    """Returns x times the decoded matrix. If there are several parts, returns partial sums: the
-    blocks of columns are assigned to the parts in turn.
+    """Returns x times the decoded matrix. With several parts, returns partial sums: each part has
+    the sums over some blocks of columns, assigned to the parts in turn.
     """
     values = decode_weight(weight, torch.float32)
     if parts == 1:

@@ -157,8 +157,8 @@ def _filter_logits(
 
 
 def _exponentials(seed: int, position: int, like: torch.Tensor) -> torch.Tensor:
-    """Returns the exponential random variables of all tokens, float32 [V]. Each Philox counter
-    yields those of four tokens, a quarter of a block apart.
+    """Returns an exponential random variable for each token, float32 [V]. Each Philox counter
+    yields the variables of four tokens, which are a quarter of a block apart.
     """
     token = torch.arange(len(like), device=like.device)
     quarter = BLOCK // 4

@@ -64,8 +64,8 @@ def _view_flags(memory: torch.Tensor, peers: PartPeers) -> torch.Tensor:
 def _view_exchange_parts(
     trip: int, part: torch.Tensor, memory: torch.Tensor, peers: PartPeers
 ) -> torch.Tensor:
-    """Returns the part of a rank's memory that the next exchange uses in trip 0 or 1, as [ranks,
-    part] in the type of `part`.
+    """Returns a view of a rank's memory: the part that the next exchange uses in trip 0 or 1. It is
+    [ranks, part] in the data type of `part`.
     """
     places = memory[flag_bytes(peers.count) :].view(2, 2, peers.count, -1)
     return places[trip, (int(peers.epochs[0]) + 1) & 1].view(part.dtype)[:, : len(part)]

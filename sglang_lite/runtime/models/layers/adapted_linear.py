@@ -45,8 +45,8 @@ Rows: TypeAlias = LoraRows | JoinedRanks | OwnRanks  # a step's rows with their 
 
 
 class AdaptedLinear(GpuProduct):
-    """Linear layer that adds the LoRA contributions of its rows' adapters. These are computed in 16
-    bits, whatever the layer's own format.
+    """Linear layer that adds the LoRA contributions of its rows' adapters. The contributions are
+    computed in 16 bits, even if the layer has another format.
 
     For few rows, the layer's own kernel adds the contributions, or runs concurrently with the
     multiplication by A. Otherwise they are added to the layer's output afterwards.
@@ -135,7 +135,9 @@ class AdaptedLinear(GpuProduct):
         return y
 
     def _shrink(self, x: torch.Tensor) -> Shrunk | OwnShrunk | None:
-        """Multiplies x by the adapters' A. Returns None if a later call multiplies by both A and B."""
+        """Multiplies x by the adapters' A matrices. Returns None if one later call multiplies by
+        both A and B.
+        """
         if isinstance(self._rows, OwnRanks):
             return own_shrink(x, self._weights, self._rows)
         return shrink(x, self._weights, self._rows) if isinstance(self._rows, JoinedRanks) else None

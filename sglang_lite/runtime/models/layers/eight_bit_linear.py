@@ -191,8 +191,8 @@ def has_int8_rows(part: Weight) -> bool:
 def _find_eight_bit_rows(
     part: Weight, kind: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Returns a matrix's numbers and the scale of each row if the checkpoint stores it in this
-    8-bit type with a scale per row, else None.
+    """Returns a matrix's numbers and the scale of each row, as stored. Returns None unless the
+    checkpoint stores the matrix in this 8-bit type with one scale per row.
     """
     if kind == FLOAT8 and isinstance(part, ScaledRows) and part.row_scales is not None:
         return part.read(0, part.shape[0]), part.row_scales

@@ -50,8 +50,8 @@ class GpuProduct(ABC):
     def multiply_unscaled(
         self, x: torch.Tensor | EightBitRows
     ) -> tuple[torch.Tensor, Scales | None]:
-        """Returns the layer's output and the scales by which it must still be multiplied, or None
-        if there are none.
+        """Returns the layer's output, and the scales by which it must still be multiplied. The
+        scales are None if there are none.
         """
         assert isinstance(x, torch.Tensor)
         return self(x), None

@@ -86,7 +86,7 @@ class Bf16Linear:
 
 
 class BlockLinear:
-    """Linear layer with bf16 activations that keeps its weights in memory only as blocks.
+    """Linear layer with bf16 activations that keeps its weights in memory only as quantised blocks.
 
     For many rows, their values are rounded to bf16 in the processor's cache.
 
@@ -273,7 +273,7 @@ def stack_weights(
 
 def _decode_into(blocks: Blocks, out: torch.Tensor) -> bool:
     """Decodes a matrix into `out`, bfloat16 [N, K] on a CPU, in one pass. Returns False if the
-    matrix, `out` or this machine doesn't allow it.
+    matrix, `out` or this machine does not support this.
     """
     allowed = (
         out.dtype == torch.bfloat16
@@ -292,8 +292,8 @@ def stacked_shape(parts: Sequence[Weight]) -> tuple[int, int]:
 
 
 def stacked_rows(parts: Sequence[Weight]) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yields the rows of all parts as float32 in chunks, each with its first index, to keep
-    conversion memory small.
+    """Converts the rows of all parts to float32 in chunks, to save memory. Yields the index of each
+    chunk's first row, and the chunk.
     """
     at = 0
     step = max(1, MAX_CONVERTED // parts[0].shape[1])
@@ -344,8 +344,8 @@ def many_rows_library() -> ctypes.CDLL | None:
 
 
 def build_block_linear(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear | None:
-    """Builds a linear layer over a checkpoint's blocks without decoding, or returns None if one of
-    the matrices doesn't allow it.
+    """Builds a linear layer that multiplies by a checkpoint's quantised blocks without decoding
+    them. Returns None if a matrix or this machine does not support this.
     """
     blocks = [found for part in parts if (found := _multipliable_blocks(part)) is not None]
     alike = [
@@ -430,8 +430,8 @@ class StackedProducts:
 
 def block_products_in(linear: Linear) -> tuple[BlockProduct, ...]:
     """Returns the `BlockProduct`s that compute a linear layer's outputs, in order. If the layer has
-    a separate path for few rows, returns those of that path. Empty if anything else computes
-    outputs.
+    a separate path for few rows, returns the `BlockProduct`s of that path. Returns an empty tuple
+    if anything else computes outputs.
     """
     if isinstance(linear, Bf16Linear | BlockLinear) and linear.few is not None:
         return block_products_in(linear.few)
@@ -452,8 +452,8 @@ def build_block_head(weight: Weight) -> Linear | None:
 
 
 def keeps_only_blocks() -> bool:
-    """Returns whether this CPU multiplies bf16 rows by a checkpoint's blocks directly, however many
-    rows there are, so that no decoded copy is kept.
+    """Returns whether this CPU multiplies any number of bf16 rows by a checkpoint's blocks
+    directly. No decoded copy of the weights is kept then.
 
     With AMX, a matmul takes less time than decoding the matrix, so a decoded copy is worth its
     memory. Without a compiler, torch needs such a copy.
@@ -509,8 +509,8 @@ class RowByRow:
 
 
 def is_batch_invariant(linear: Linear, inputs: int, dtype: torch.dtype) -> bool:
-    """Returns whether a trial shows that a row's bits don't depend on the number of rows on this
-    machine.
+    """Tries a linear layer with different numbers of rows on this machine. Returns whether a row's
+    result was always the same, bit for bit.
 
     Args:
         linear: linear layer to test.

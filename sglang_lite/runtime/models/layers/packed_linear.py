@@ -193,8 +193,8 @@ def _scales_and_zeros(
 
 
 def _common_zero(zeros: torch.Tensor) -> int | None:
-    """Returns the integer in 0 … 255 that all zero points equal, or None. Always returns None for
-    tensors on the meta device.
+    """Returns the zero point of all groups if it is the same integer in 0 … 255, else None. Always
+    returns None for tensors on the meta device.
     """
     if zeros.is_meta:
         return None

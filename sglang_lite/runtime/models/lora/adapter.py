@@ -117,8 +117,8 @@ class Adapter:
 
 
 def product_shapes(spec: ModelSpec) -> tuple[Mapping[str, ProductShape], ...]:
-    """Returns the shapes of the linear layers that take adapters, for each layer, by their names in
-    `Layer` and `FeedForward`.
+    """Returns the shapes of the linear layers that take adapters. There is one mapping for each
+    layer, with the names in `Layer` and `FeedForward` as keys.
     """
     shapes = []
     for index, layer in enumerate(spec.layers):
@@ -133,7 +133,9 @@ def product_shapes(spec: ModelSpec) -> tuple[Mapping[str, ProductShape], ...]:
 
 
 def _roles_by_product(layer: LayerSpec) -> dict[str, tuple[str, ...]]:
-    """Returns the roles of the matrices stacked in each linear layer that takes adapters."""
+    """Returns which matrices are stacked in each linear layer that takes adapters, such as "q", "k"
+    and "v" in `qkv`.
+    """
     products: dict[str, tuple[str, ...]] = {}
     if isinstance(layer.attention, AttentionSpec):
         products = {"qkv": ("q", "k", "v"), "output": ("o",)}
@@ -194,7 +196,7 @@ class AdapterReader:
         dtype: dtype of their tensors.
         max_rank: largest rank of an adapter.
         room: allocates memory for an adapter of a given rank, zeroed, in the device's layout.
-            Also returns views of them for A and B, by layer and linear layer, as in LoraWeights.
+            Also returns views of it for A and B, by layer and linear layer, as in LoraWeights.
             Returns None if the reader should allocate separate tensors for each linear layer.
         targets: names of the modules that adapters may change, such as "q_proj"; empty for all.
     """

@@ -94,9 +94,8 @@ class AdapterConfig:
         )
 
     def excludes_module(self, module: str) -> bool:
-        """Returns whether the config excludes a module, given by its name in the file, or limits
-        the adapter to other layers. The engine, like peft, does not read the matrices of such
-        modules.
+        """Returns whether the config excludes a module or limits the adapter to other layers. Like
+        in peft, the matrices of such a module are not read. `module` is its name in the file.
         """
         if self._is_one_of(self.excluded, module):
             return True
@@ -131,8 +130,8 @@ class AdapterConfig:
         return default
 
     def _match(self, expression: str, pattern: str, module: str) -> regex.Match[str] | None:
-        """Matches an expression from the beginning of a module's name. `pattern`, the part of the
-        expression that comes from the file, is quoted in errors.
+        """Matches an expression from the beginning of a module's name. `pattern` is the part of the
+        expression that comes from the file, and errors quote it.
         """
         try:
             found: regex.Match[str] | None = regex.match(expression, module, timeout=_PATTERN_S)

@@ -93,8 +93,8 @@ class CpuLoraStep:
 
     @cached_property
     def groups(self) -> tuple[AdapterGroup, ...]:
-        """The step's adapters: all in one group, or one group each if a single group would be
-        mostly padding.
+        """The step's adapters in groups: a single group, or one group per adapter if a single group
+        would be mostly padding.
         """
         order = np.argsort(self.of_token, kind="stable")[(self.of_token < 0).sum() :]
         counts = np.bincount(self.of_token[order], minlength=len(self.adapters.adapters))

@@ -102,8 +102,8 @@ class LoadedAdapters:
             self._by_name[name] = LoadedAdapter(name, files, pinned, adapter)
 
     def unload(self, name: str) -> Sequence[Adapter]:
-        """Removes an adapter, so that requests can no longer name it. Returns the adapter if it is
-        in memory, and the dropped versions of it that requests may still hold.
+        """Removes an adapter, so that requests can no longer name it. Returns all copies of its
+        tensors that are still in memory, including those that only requests hold.
 
         Raises:
             ParameterError: there is no adapter of that name.
@@ -114,8 +114,8 @@ class LoadedAdapters:
             return [*found.left, *(() if found.adapter is None else (found.adapter,))]
 
     def adapter_for(self, name: str) -> Adapter:
-        """Returns the adapter that a request names. Reads its tensors if they are not in memory,
-        once for all requests that wait for them.
+        """Returns the adapter that a request names. Reads its tensors if they are not in memory.
+        Requests that wait for the same adapter share one read.
 
         Raises:
             ParameterError: there is no such adapter, or it doesn't fit into memory with the pinned
@@ -229,7 +229,7 @@ class LoadedAdapters:
 
     def _exceeds_limits(self, count: int, size: int) -> bool:
         """Returns whether one more adapter would exceed the limits. `count` is the number of
-        adapters without it, `size` the bytes of all with it.
+        adapters without the new one. `size` is the bytes of all adapters, the new one included.
         """
         too_many = self._max_loaded is not None and count >= self._max_loaded
         return too_many or (self._max_bytes is not None and size > self._max_bytes)

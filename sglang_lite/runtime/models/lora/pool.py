@@ -1,4 +1,4 @@
-"""Adapters on the device, by adapter slot. Independent of requests: admission passes in which
+"""Adapters on the device, by adapter slot. Independent of requests: the caller passes in which
 adapters are in use.
 """
 
@@ -16,8 +16,8 @@ _MORE = 4  # slots for each adapter that can be in use: small ones leave pages f
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """Number of adapter slots, and of pages, which hold PAGE_RANK ranks of an adapter each. An
-    adapter of the largest rank takes `longest` pages.
+    """Number of adapter slots and of pages. A page holds PAGE_RANK ranks of one adapter. An adapter
+    of the largest rank takes `longest` pages.
     """
 
     slots: int
@@ -26,7 +26,9 @@ class PoolSize:
 
     @classmethod
     def for_adapters(cls, most: int, max_rank: int) -> PoolSize:
-        """Returns the size for `most` adapters in use, all of the largest rank."""
+        """Returns the size at which `most` adapters can be in use, even if all have the largest
+        rank.
+        """
         longest = -(-max_rank // PAGE_RANK)
         return cls(most * min(longest, _MORE), most * longest, longest)
 
@@ -62,8 +64,8 @@ class AdapterMemory(Protocol):
 
 
 class AdapterPool:
-    """A device's adapter slots, and the pages of PAGE_RANK ranks that they share: an adapter takes
-    as many as its rank needs. Used only by the loop's thread.
+    """A device's adapter slots, and the pages that they share. A page holds PAGE_RANK ranks, and an
+    adapter takes as many pages as its rank needs. Used only by the loop's thread.
 
     Args:
         memory: memory of the slots.
@@ -186,8 +188,8 @@ class AdapterPool:
             self._order.insert(0, slot)
 
     def _evict_until_fits(self, pages: int, kept: Collection[int]) -> int:
-        """Empties slots in the order in which they are to be reused, until a slot and enough pages
-        are free. Returns an empty slot.
+        """Evicts adapters in the order in which their slots are to be reused, until a slot and
+        enough pages are free. Returns an empty slot.
         """
         for slot in self._order:
             adapter = self.slots[slot]

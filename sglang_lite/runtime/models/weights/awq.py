@@ -1,4 +1,4 @@
-"""AWQ's packing (arXiv:2306.00978) for matmuls, "gemm": 4 bits.
+"""AWQ's 4-bit packing for matmuls, "gemm" (arXiv:2306.00978).
 
 `qweight` int32 [inputs, outputs / 8] and `qzeros` int32 [groups, outputs / 8] hold eight outputs
 per word, in AWQ's own order; `scales` [groups, outputs]. value = scale * (number - zero).

@@ -33,7 +33,7 @@ Scheme = tuple[int, int | None]
 
 
 def word_packing(schemes: Sequence[Scheme]) -> Packing:
-    """Returns the packing of integers in words (pack-quantized). `schemes` are those that the
+    """Returns the packing of integers in words (pack-quantized). `schemes` are the schemes that the
     config declares.
     """
 
@@ -117,8 +117,8 @@ def byte_packing(*, integer_inputs: bool) -> Packing:
 
 
 def _find_declared_bits(schemes: Sequence[Scheme], columns: int, groups: int, words: int) -> int:
-    """Returns the bits of the numbers according to the declared scheme that fits the tensors.
-    Raises ValueError if none does.
+    """Returns how many bits a number has, from the declared scheme that fits the tensors. Raises
+    ValueError if no scheme fits.
     """
     for bits, group in schemes:
         if words == -(-columns * bits // 32) and groups == (

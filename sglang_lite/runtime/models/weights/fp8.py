@@ -113,8 +113,8 @@ class ScaledRows(EncodedMatrix):
 
 
 def quantise_blocks(weight: Weight) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns a matrix in 8 bits with a scale per block of BLOCK by BLOCK, as stored if possible,
-    else quantised here.
+    """Returns a matrix in 8 bits with one scale per block of BLOCK by BLOCK. Uses the stored
+    numbers and scales if they have this form. Otherwise quantises the matrix.
 
     Args:
         weight: matrix whose numbers of rows and columns are multiples of BLOCK.

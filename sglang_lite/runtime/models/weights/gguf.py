@@ -194,7 +194,9 @@ def _names_for_converter(parameter: ParameterSpec) -> list[str]:
 
 
 def _latent_heads(keys: GgufTensor, values: GgufTensor, file: GgufFile) -> LatentHeads:
-    """Joins two stacks. Raises ModelError if their shapes don't match."""
+    """Combines the stacks of keys and values into a `LatentHeads`. Raises ModelError if their
+    shapes don't match.
+    """
     shapes = keys.shape, values.shape
     if (
         len(keys.shape) != 3
@@ -229,8 +231,8 @@ class _Rows(EncodedMatrix):
 
 @dataclass(frozen=True, slots=True)
 class _ByHead:
-    """Order of a matrix's rows in the file, where the parts of each head are arranged differently
-    from the model.
+    """Row order of a matrix in a GGUF file that arranges the parts of its heads differently from
+    the model. For example, all queries may come before all keys.
 
     Attributes:
         heads: number of heads.

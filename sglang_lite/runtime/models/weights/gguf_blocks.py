@@ -1,5 +1,5 @@
-"""Readers of GGUF's quantised blocks as integers and scales, which a CPU multiplies without
-decoding them.
+"""Readers of GGUF's quantised blocks. They return integers and scales, with which a CPU can
+multiply without decoding the numbers.
 
 The formats are ggml's (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h). A reader
 takes uint8 [rows, bytes of a row] of whole blocks. Docstrings list the parts of a block in order,
@@ -46,7 +46,9 @@ def _q4_1(data: torch.Tensor) -> Blocks:
 
 
 def _with_fifth_bits(high: torch.Tensor, nibbles: torch.Tensor) -> torch.Tensor:
-    """Returns int8 [..., 32] in 0 … 31: nibble i with bit i of 4 bytes as its fifth bit."""
+    """Adds a fifth bit to 32 nibbles: bit i of the 4 bytes `high` goes to nibble i. Returns int8
+    [..., 32] in 0 … 31.
+    """
     bits = (high.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8)) & 1
     return (_nibbles(nibbles) | bits.flatten(-2) << 4).to(torch.int8)
 
@@ -154,8 +156,7 @@ BITS = {
 
 
 class GgufBlocks(Blocks):
-    """Matrix in a GGUF file's own blocks. Its integers and scales are read when any of them is
-    first used.
+    """Matrix kept in the blocks of a GGUF file. Its integers and scales are read on first use.
 
     Args:
         data: uint8 [rows, bytes of a row], contiguous; may be mapped from the file.

@@ -88,9 +88,9 @@ def validate_named_tensors(
 
 
 def unpack_flattened_bucket(bucket: Any) -> list[tuple[str, torch.Tensor]]:  # of the caller
-    """Returns the names and tensors in SGLang's flattened bucket: one tensor with the data of all,
-    and metadata that gives the name, dtype, shape and range of each. Raises ParameterError if the
-    argument is not such a bucket.
+    """Returns the names and tensors in SGLang's flattened bucket. The bucket holds the data of all
+    tensors in one, and metadata with the name, dtype, shape and range of each. Raises
+    ParameterError if the argument is not such a bucket.
     """
     parts = dict(bucket)
     flat = parts.get("flattened_tensor")

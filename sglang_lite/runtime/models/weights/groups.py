@@ -194,8 +194,8 @@ class UpdateGroups:
         )
 
     def host_group(self, address: str, port: int, name: str, backend: str) -> int:
-        """Creates a group of two in which this process sends, and returns its port. The other
-        process can then join it.
+        """Creates a group of this process, which sends, and one other process. Returns the port at
+        which the other process can then join.
 
         A group is dropped if its receiver has requested nothing for twice the time that it may keep
         others waiting. The receiver must then have died, which nothing else reports.
@@ -312,7 +312,8 @@ class UpdateGroups:
             ) from error
 
     def leave_update_group(self, name: str) -> None:
-        """Leaves a group and ends a broadcast in it, or stops joining it.
+        """Leaves a group, which ends a broadcast in progress. If the group is still being joined,
+        stops joining it.
 
         Raises:
             ParameterError: there is no group of this name.
@@ -453,17 +454,17 @@ def _abort_group(made: Future[_Group]) -> None:
 
 
 def _wait_for_broadcast(work: Any, backend: Any) -> None:  # torch's
-    """Waits until a broadcast ends, to keep its gloo group alive. The broadcast can't be cancelled,
-    and any thread whose garbage collection destroyed the group would have to wait for it.
+    """Waits until a broadcast ends, which can't be cancelled. This keeps its gloo group alive. If
+    garbage collection destroyed the group earlier, the collecting thread would have to wait.
     """
     with contextlib.suppress(RuntimeError):  # nothing has come
         work.wait()
 
 
 def _receive_buffer(group: _Group, size: int) -> torch.Tensor:
-    """Returns zeroed memory for a broadcast, as bytes. gloo kills the process if more bytes arrive
-    than fit, so the memory is larger than `size`. It is not larger if the process forwards what it
-    receives, since it would forward all of the memory.
+    """Returns zeroed bytes to receive a broadcast into. On a CPU, the memory is larger than `size`,
+    because gloo kills the process if more bytes arrive than fit. A process that forwards the
+    broadcast gets no extra memory, because it would forward all of it.
     """
     for window in _WINDOWS if group.device.type == "cpu" and not group.forwards else ():
         with contextlib.suppress(OSError):  # there may be a limit of addresses

@@ -116,7 +116,7 @@ def _pickle_headers(file: Path) -> Headers:
 
 
 class HeaderSource(WeightSource):
-    """Source of tensors without values, used to check that a checkpoint has all tensors that a
+    """Source of tensors without values. Used to check that a checkpoint has all the tensors that a
     model needs.
 
     Attributes:

@@ -41,12 +41,12 @@ def open_weights(
         folder: folder of the model, or of the copied description if the model is at an address.
         model: name, path or address of the model.
         load_format: "auto" for safetensors, else `.bin`; "safetensors"; "pt" for pickled tensors;
-            "npcache" for a copy of those in NumPy's format, which is made at the first time;
+            "npcache" for a copy of the pickled tensors in NumPy's format, made on first use;
             "sharded_state" for files of ranks; "mistral" for `consolidated*.safetensors`; "remote"
             for safetensors at an address.
         matrices: how its matrices are declared to be stored.
         threads: number of threads that read safetensors.
-        pinned: whether these read into pinned memory.
+        pinned: whether the threads read into pinned memory.
 
     Raises:
         ModelError: the model has no weights in this format, or a file is missing or damaged.

@@ -1,5 +1,5 @@
-"""Copy of pickled tensors in NumPy's format, with one file per tensor, in the folder `np` beside
-them, as SGLang makes it.
+"""Copy of pickled tensors in NumPy's format, as SGLang makes it. The folder `np` beside the pickled
+files has one file per tensor.
 
 Besides SGLang's list of names, the copy has a note of the files that it was made from. It is made
 again if these have changed.
@@ -92,8 +92,9 @@ def _origin(files: Iterable[Path]) -> dict[str, list[int]]:
 
 
 def _is_current(copy: Path) -> bool:
-    """Returns whether a copy is up to date with the pickled tensors beside it, or there are no such
-    tensors. A copy made by SGLang must be newer than the tensors.
+    """Returns whether a copy is up to date with the pickled tensors beside it; True if there are
+    none. A copy made by SGLang does not record what it was made from, so it must not be older than
+    the tensors.
     """
     try:
         files = pickle_files(copy.parent)

@@ -69,8 +69,8 @@ class Packed:
 
 
 def match_packings(names: Collection[str], packings: Sequence[Packing]) -> dict[str, Packed]:
-    """Returns the packed matrices among a checkpoint's tensors, by the names under which a model
-    takes them.
+    """Returns the packed matrices among a checkpoint's tensors. The keys are the names under which
+    a model asks for the matrices.
 
     Args:
         names: canonical names of the tensors.

@@ -322,8 +322,9 @@ def _matrices_of_kind(
 
 
 def _classify_group(weights: Mapping[str, Json]) -> tuple[str, Any]:
-    """Returns the kind of the matrices in a group of compressed-tensors, and the group's further
-    settings.
+    """Returns the kind of matrices that a group of compressed-tensors has, such as "nvfp4", and the
+    settings of that kind. The settings are the block size of 8-bit floats, or the bits and group
+    size of integers.
     """
     kind = weights.get("type")
     bits = weights.get("num_bits")

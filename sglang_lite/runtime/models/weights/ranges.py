@@ -1,5 +1,5 @@
-"""Source of safetensors read by byte ranges: from files, by several threads, or from elsewhere
-(remote.py).
+"""Source of safetensors whose byte ranges several threads can read, from local files or from
+elsewhere (remote.py).
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ class RangeSource(FolderSource):
 
 
 class _RangeRows(PlainRows):
-    """Matrix in a file, of which any rows and columns can be read separately.
+    """Matrix in a file. Any part of its rows and columns can be read separately.
 
     Args:
         source: source that reads the file.

@@ -28,8 +28,8 @@ def shard_name(rank: int, part: int) -> str:
 
 
 def stored_shard_name(name: str, axis: str) -> str:
-    """Returns the name under which a file stores a part of a tensor whose outputs or inputs are
-    sharded.
+    """Returns the name under which a rank's file stores its shard of a tensor. A suffix marks
+    tensors whose inputs are sharded.
     """
     return name + _BY_COLUMNS if axis == "inputs" else name
 
@@ -104,7 +104,7 @@ class RankFilesSource(RangeSource):
 
 
 class _Joined(PlainRows):
-    """Matrix in several files.
+    """Matrix whose parts are in several files.
 
     Args:
         parts: its parts, in order.
@@ -127,8 +127,8 @@ class _Joined(PlainRows):
         return own[0] if len(own) == 1 else _Joined(own, self._axis)
 
     def _intersecting_parts(self, rows: slice, columns: slice) -> list[PlainRows]:
-        """Returns the pieces of all parts that lie within some rows and columns. If there are none,
-        returns one empty piece.
+        """Returns the pieces of the stored parts that lie within the given rows and columns.
+        Returns one empty piece if none do.
         """
         own = list[PlainRows]()
         wanted = range(self.shape[self._axis])[(rows, columns)[self._axis]]

@@ -28,7 +28,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedire
 
 
 class Seed:
-    """Server with SGLang's routes at a host and port, requested without the environment's proxies.
+    """Client of a server with SGLang's routes. Ignores proxies that the environment sets.
 
     Args:
         host, port: where it listens. An IPv6 address may be in brackets.

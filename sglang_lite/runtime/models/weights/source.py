@@ -253,8 +253,8 @@ class WeightSource(ABC):
             self._unused.pop(name + suffix, None)
 
     def kv_scales(self, layout: KVLayout) -> dict[tuple[int, str], torch.Tensor]:
-        """Returns the scales of 8-bit keys and values in the checkpoint: float32 [kv_heads] by
-        layer and "k" or "v". Leaves out layers and sides for which the checkpoint has no scale.
+        """Returns the checkpoint's scales of 8-bit keys and values: float32 [kv_heads], with the
+        layer and "k" or "v" as the key. Scales that the checkpoint lacks are left out.
 
         Raises:
             ModelError: a scale is not a finite number above 0, or fits neither a layer nor its KV
@@ -283,8 +283,8 @@ class WeightSource(ABC):
         return scales
 
     def check_all_used(self, may_ignore: tuple[str, ...] = ()) -> None:
-        """Checks that all tensors have been used, except ignorable ones, an encoder's, and scales
-        of keys and values.
+        """Checks that all tensors have been used, with three exceptions: ignorable tensors, an
+        encoder's tensors, and scales of keys and values.
 
         Args:
             may_ignore: prefixes of further tensors that may be unused.
