@@ -36,7 +36,7 @@ from transformers import WhisperForConditionalGeneration as Whisper
 import sglang_lite as sgl
 from sglang_lite.media.files import MAX_SECONDS, decode_samples, encode_wav
 from sglang_lite.protocol import Media, Prompt, SamplingParams, Span
-from sglang_lite.runtime.media.speech import WhisperSpeech, load_speech_model
+from sglang_lite.runtime.media.speech import WhisperSpeech, load_speech_format
 from tests.real.convert_whisper import END, convert, save_rest, whisper_config
 
 GPU = torch.cuda.is_available()
@@ -64,7 +64,7 @@ def compare(source: Path, files: list[Path], language: str) -> None:
         convert(source, folder)
         extractor = WhisperFeatureExtractor.from_pretrained(folder)
         with sgl.Engine(made, in_process=True, device="cpu", dtype="float32", threads=1) as engine:
-            speech = load_speech_model(engine.core.builder.media, engine.tokenizer, lambda: folder)
+            speech = load_speech_format(engine.core.builder.media, engine.tokenizer, lambda: folder)
             assert isinstance(speech, WhisperSpeech)
             for file in files:
                 heard = decode_samples(Media(file.read_bytes(), "audio/*"), RATE, MAX_SECONDS)[

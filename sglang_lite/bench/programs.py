@@ -33,7 +33,7 @@ def _answer_once(s: Any, shared: str, own: str, new: int) -> None:
 def _run_forking(
     backend: LocalBackend, work: Workload, shared: str, own: Sequence[str]
 ) -> list[ProgramState]:
-    """Runs one program that forks once for each prompt."""
+    """Runs one program that forks once, into a branch for each prompt."""
     return [
         _answer_in_forks.run(
             shared, own, work.output_lengths, backend=backend, temperature=work.temperature

@@ -97,7 +97,7 @@ def evaluate(
             None
             if out is None
             else stack.enter_context(
-                _open_results(out, _collect_result_inputs(file, model, seed), rows)
+                _open_results(out, _collect_evaluation_identity(file, model, seed), rows)
             )
         )
         engine = None if model is None else stack.enter_context(Engine(model))
@@ -173,7 +173,9 @@ def _read_labelled_rows(
     return rows, broken
 
 
-def _collect_result_inputs(program: str, model: str | None, seed: int | None) -> dict[str, Json]:
+def _collect_evaluation_identity(
+    program: str, model: str | None, seed: int | None
+) -> dict[str, Json]:
     """Returns the values that identify an evaluation in its results file: the program, a digest of
     its file, the model and the seed.
     """

@@ -191,7 +191,7 @@ class _Connection:
         self._closed = False
         self._process = os.getpid()
         connected: Future[list[Foreign]] = Future()
-        self._serving = self._loop.create_task(self._list_tools_until_cancelled(connected))
+        self._serving = self._loop.create_task(self._list_tools_and_stay_connected(connected))
         self._thread = threading.Thread(
             target=self._run_event_loop, args=(connected,), name="sglang_lite-mcp", daemon=True
         )
@@ -222,7 +222,7 @@ class _Connection:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
-    async def _list_tools_until_cancelled(self, connected: Future[list[Foreign]]) -> None:
+    async def _list_tools_and_stay_connected(self, connected: Future[list[Foreign]]) -> None:
         async with self._client as client:
             listed: list[Foreign] = []
             cursor = None

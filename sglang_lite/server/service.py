@@ -21,7 +21,7 @@ from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import EngineClosedError, RequestTimeoutError, SamplingParams, SglError
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.host.cache_folder import cache_folder
-from sglang_lite.runtime.media.speech import VoxtralSpeech, WhisperSpeech, load_speech_model
+from sglang_lite.runtime.media.speech import VoxtralSpeech, WhisperSpeech, load_speech_format
 from sglang_lite.runtime.models.lora.paths import read_lora_path
 from sglang_lite.runtime.models.resolve import resolve_for_engine
 from sglang_lite.server.async_engine import AsyncEngine, key_in_use
@@ -187,7 +187,7 @@ class Service:
         can't transcribe. The first use may read files.
         """
         config = self.engine.config
-        return load_speech_model(
+        return load_speech_format(
             self.reader.media,
             self.reader.tokenizer,
             partial(resolve_for_engine, config.model, config.revision),

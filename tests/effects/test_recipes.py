@@ -123,7 +123,7 @@ def check_a_kind_of_node(copy):
     copy.insert(
         player,
         "    DummyNode: lambda player, node: True,\n",
-        before="    TurnEnd: _play_on_transcript",
+        before="    TurnEnd: _transcript_change_handler",
     )
     assert copy.failing("tests/effects/test_nodes.py", "-k", "Dummy") == {
         "test_a_kind_that_does_nothing_changes_a_program[DummyNode]"

@@ -20,7 +20,7 @@ from transformers import AutoFeatureExtractor, WhisperForConditionalGeneration
 import sglang_lite as sgl
 from sglang_lite.media.files import decode_samples, encode_wav
 from sglang_lite.protocol import Media, SamplingParams
-from sglang_lite.runtime.media.speech import WhisperSpeech, load_speech_model
+from sglang_lite.runtime.media.speech import WhisperSpeech, load_speech_format
 from tests.real.conftest import file_of
 from tests.real.convert_whisper import convert
 from tests.server.conftest import Running
@@ -83,7 +83,7 @@ def test_a_transcript_has_transformers_tokens(
 ) -> None:
     language = SOUNDS.get(name, ("en", ""))[0]
     sound = hear(name)
-    speech = load_speech_model(engine.core.builder.media, engine.tokenizer, lambda: folder)
+    speech = load_speech_format(engine.core.builder.media, engine.tokenizer, lambda: folder)
     assert isinstance(speech, WhisperSpeech)
     start = speech.instructions(language, "transcribe", timed=timed)
     answer: Future[Any] = Future()

@@ -448,7 +448,7 @@ class SteppedEngine(Engine):
         self.scheduler.end_pauses_and_flush()
         assert self.store.tree.locked_pages == 0
         while self.store.tiers is not None and self.store.tiers.has_pending_copies(
-            self.store.finish_tier_copies()
+            self.store.collect_finished_copies()
         ):
             pass
         self.store.complete_steps(self.store.step)

@@ -152,7 +152,7 @@ class _Parser:
             scanner.raise_grammar_error(f"{name!r} is defined twice", start)
         body = self._alternation()
         if suffix is not None:
-            body = self._add_anonymous_terminal(_exclude_extended_texts(concat(body, suffix)))
+            body = self._add_anonymous_terminal(_exclude_longer_extensions(concat(body, suffix)))
         if parameters is None:
             self._rules[name] = body
         else:
@@ -434,7 +434,7 @@ def _read_substring(scanner: Scanner, at: int) -> Node:
     return substring(pieces)
 
 
-def _exclude_extended_texts(node: Node) -> Node:
+def _exclude_longer_extensions(node: Node) -> Node:
     """Returns the shortest texts of a node. A text is left out if it begins with another text of
     the node.
     """

@@ -82,8 +82,9 @@ class ProgramAtBackend(Protocol):
         ...
 
     def drop_branch(self, path: Path) -> None:
-        """Cancels the queued and running nodes of a branch. A later rollback to an earlier mark
-        revives the branch.
+        """Ends a branch that the caller has abandoned, at its running or next node that needs an
+        answer. Earlier nodes may still be played. A later rollback to an earlier mark revives the
+        branch.
         """
         ...
 

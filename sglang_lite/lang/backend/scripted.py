@@ -209,7 +209,7 @@ class ScriptedBackend(Backend):
             alone = (None, *(-3.0 for _ in words[1:])) if unconditional else None
             ids = tuple(hash(word) % 50_000 for word in words)
             scores.append(ChoiceScore(choice, ids, (each,) * len(words), alone))
-        usage = Usage(prompt_tokens=_count_words(prompt))
+        usage = Usage(prompt_tokens=_count_scripted_tokens(prompt))
         self.token_usage.add_usage(usage)
         return Selection(tuple(scores), usage)
 
@@ -260,7 +260,10 @@ class ScriptedBackend(Backend):
             _check_answer(call.constraint, text, stopped=stops.matched is not None)
         if stops.matched is not None and params.include_stop is True and not cut:
             text += stops.matched_text
-        usage = Usage(prompt_tokens=_count_words(prompt), completion_tokens=_count_words(text))
+        usage = Usage(
+            prompt_tokens=_count_scripted_tokens(prompt),
+            completion_tokens=_count_scripted_tokens(text),
+        )
         self.token_usage.add_usage(usage)
         return Generation(
             text,
@@ -350,5 +353,5 @@ def _check_continuation(constraint: Continuation, text: str, *, stopped: bool) -
         raise ValueValidationError(str(error), text=text) from error
 
 
-def _count_words(text: str) -> int:
+def _count_scripted_tokens(text: str) -> int:
     return len(text.split()) + text[-1:].isspace()  # the number of matches of _TOKEN, but faster

@@ -93,7 +93,7 @@ def _count_exactly(tokenizer: TiktokenEncoding, text: str) -> int:
     return len(encode(text))
 
 
-def usage_difference(reported: Usage, possible: Usage) -> Usage:
+def possible_unreported_usage(reported: Usage, possible: Usage) -> Usage:
     """Returns how far a call's `possible` usage exceeds the reported usage."""
     return Usage(
         max(possible.prompt_tokens - reported.prompt_tokens, 0),

@@ -15,8 +15,8 @@ from sglang_lite.lang.backend.token_counts import (
     count_text_tokens,
     estimate_tokens,
     is_credible,
+    possible_unreported_usage,
     unreported_usages,
-    usage_difference,
 )
 from sglang_lite.lang.checks import check_positive, check_whole_number
 from sglang_lite.lang.results import with_warnings
@@ -206,7 +206,7 @@ class NodeAccount:
             sum(count_text_tokens(text, tokenizer) for text in texts),
         )
         self.used.append(
-            usage_difference(
+            possible_unreported_usage(
                 total, msgspec.structs.replace(self.reserved, completion_tokens=longest)
             )
         )

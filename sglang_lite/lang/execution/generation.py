@@ -393,7 +393,7 @@ def _parse_typed_value(player: BasePlayer, op: GenOp, text: str, generation: Gen
         ParameterError: the limit was too small for any value.
     """
     value_type = op.expression.value_type
-    assert value_type is not None, "as `_values` has found"
+    assert value_type is not None, "as `_parse_or_validate` has found"
     if not is_constrained_answer_truncated(op, generation):
         return value_type.parse(text)
     if op.expression.tools is not None and (answer := _free_text_answer(op, text)) is not None:

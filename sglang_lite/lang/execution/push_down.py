@@ -340,7 +340,7 @@ class PushedProgram:
         return runs
 
     def drop_branch(self, branch: PushedBranch) -> None:
-        """Cancels the queued and running nodes of a branch."""
+        """Ends a branch at its running or next node that needs an answer."""
         if self._open is not None:
             self._send_outbox(self._open)  # the outbox may contain a mark for a later rollback
             self._open.drop_branch(branch.path)

@@ -192,7 +192,7 @@ def _find_impossible_stops(graph: GraphRecord) -> Iterator[Finding]:
         for stop in record.params.stop:
             try:
                 never = may_contain(record.constraint, stop) is False
-            except ConstraintError:  # reported by `_refused`
+            except ConstraintError:  # reported by `_find_unsupported_nodes`
                 continue
             if never:
                 yield Finding(

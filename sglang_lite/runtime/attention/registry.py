@@ -1,6 +1,6 @@
 """Attention backends by name, and the choice of a backend for a model.
 
-A backend is a file in this folder; its name is added to `AttentionBackendName` and `_backend`.
+A backend is a file in this folder; its name is added to `AttentionBackendName` and `_backend_class`.
 """
 
 from __future__ import annotations

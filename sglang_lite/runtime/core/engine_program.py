@@ -80,7 +80,7 @@ class ProgramPauses:
         self._program = ScheduledProgram(priority)
         self._branches: dict[Path, ScheduledBranch] = {}
 
-    def branch_for_starting_node(self, ask: EngineAsk) -> ScheduledBranch:
+    def prepare_branch_for_node(self, ask: EngineAsk) -> ScheduledBranch:
         """Returns the branch of a node that is about to start. Also ends the pauses of idle
         branches that were forked from this branch, because most forks are not continued once their
         parent goes on.
@@ -501,7 +501,7 @@ class EngineProgram:
             return None
         if text.grammar is not None:
             text.grammar.asked = True
-        branch = self._pauses.branch_for_starting_node(ask)
+        branch = self._pauses.prepare_branch_for_node(ask)
         request = None
         begun = ask.entry.begun
         ask.entry.begun = None

@@ -45,7 +45,8 @@ class MediaPart(EnginePart):
         self._encoding: Encoding | None = None
 
     def join_scheduler(self, store: PrefixCache, queues: Queues, capacity: Capacity) -> None:
-        """Creates the rows that stand for images in steps, and the queue of the encoder.
+        """Creates the handler of requests with images (`MediaRows`) and, if there is an encoder,
+        the encoder's queue.
 
         Raises:
             ParameterError: layers with a window have too few pages for an image that one step must

@@ -37,7 +37,7 @@ from sglang_lite.runtime.structured_output.thinking import ThoughtFormat, Though
 from sglang_lite.runtime.tokens.image_span import MediaItem
 from sglang_lite.runtime.tokens.token_log import TokenLog
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
-from sglang_lite.runtime.tokens.virtual_ids import find_virtual_ids, without_virtual_ids
+from sglang_lite.runtime.tokens.virtual_ids import find_virtual_positions, without_virtual_ids
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.core.submission import GenerateRequest
@@ -256,7 +256,7 @@ class RequestBuilder:
         scored = score_from if score_from is not None else start if start >= 0 else None
         if (
             scored is not None
-            and (find_virtual_ids(tokens, self._vocab_size) >= max(scored, 1)).any()
+            and (find_virtual_positions(tokens, self._vocab_size) >= max(scored, 1)).any()
         ):
             raise ParameterError(
                 "logprob_start_len",

@@ -266,7 +266,7 @@ class StepLoop:
     @property
     def _may_step_when_idle(self) -> bool:
         """Whether a step may have an effect even if the loop is not `busy`."""
-        return self.preparation is not None or self.scheduler.has_unapplied_changes
+        return self.preparation is not None or self.scheduler.may_plan_when_idle
 
     @property
     def _has_unread_step(self) -> bool:

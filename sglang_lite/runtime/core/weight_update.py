@@ -246,7 +246,7 @@ class WeightUpdates:
         """Returns the names, dtypes and shapes of all tensors, and the number of updates so far.
         Raises ModelError if one can't be read back.
         """
-        parts = WeightParts(self._complete_model)
+        parts = WeightParts(self._require_complete_model)
         values = ((name, parts.read_held_tensor(name)) for name in parts.names())
         return [
             TensorForm(name, each.dtype, tuple(each.shape)) for name, each in values
@@ -257,14 +257,14 @@ class WeightUpdates:
         """Returns the bytes of tensors, concatenated on the model's device, and the number of
         updates so far.
         """
-        parts = WeightParts(self._complete_model)
+        parts = WeightParts(self._require_complete_model)
         found = [
             parts.read_held_tensor(name).contiguous().view(-1).view(torch.uint8) for name in names
         ]
         return torch.cat(found), self._count
 
     @property
-    def _complete_model(self) -> Decoder:
+    def _require_complete_model(self) -> Decoder:
         """The running model. Raises ModelError like `model`, or if an update is incomplete."""
         if INCOMPLETE in self._loop.holds:
             raise ModelError("the weights are incomplete.", hint="Send the rest of the update.")

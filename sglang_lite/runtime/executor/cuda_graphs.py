@@ -106,8 +106,8 @@ class CudaGraphs:
                 self._graph_for_key(compute, size, several, shared, lora)
 
     def measure_steps(self) -> dict[int, float]:
-        """Measures how long each captured step takes, using the dummy slot. Returns the seconds by
-        number of tokens.
+        """Measures how long each captured step without shared prefixes and adapters takes, using
+        the dummy slot. Returns the seconds by number of tokens.
         """
         found: dict[int, float] = {}
         for (tokens, _, shared, adapted), each in sorted(

@@ -201,7 +201,9 @@ class GpuDraws:
         *,
         scored: bool = False,
     ) -> GpuPendingTokens:
-        """Launches the captured draws of a graph that has run. Takes the same arguments as `draw`."""
+        """Launches the captured draws of a graph that has run. The other arguments are those of
+        `draw`.
+        """
         assert graph.draws is not None
         if masks is not None:
             self._masks.send(masks, len(graph.logits))

@@ -14,7 +14,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 @dataclass(frozen=True, slots=True)
 class _TensorAddress:
     """Stand-in for a tensor in its descriptor, so that the descriptor does not keep the tensor's
-    memory alive. Another tensor of the same shape at the same address has the same descriptor.
+    memory alive. Another tensor of the same shape and data type at the same address has the same
+    descriptor.
     """
 
     address: int

@@ -315,6 +315,6 @@ def packed_row(
 
 def count_word_quads(weight: PackedWeight) -> int:
     """Returns the number of groups of four words in a row of the matrix, rounded up to a power of
-    two.
+    two, but at least 32.
     """
     return max(32, round_up_to_power_of_2(weight.words.shape[1] // 4))

@@ -175,7 +175,7 @@ def pack_pages(
     header: bytes, rows: Rows, slots: Ints, secret: str | None = None
 ) -> list[bytes | memoryview]:
     """Returns the contents of a file of pages as a sequence of buffers. Takes the same arguments as
-    `write_pages`.
+    `write_pages`, except for the path.
     """
     key = None if secret is None else _derive_key(secret, header, len(slots), rows.shape[1])
     sums = _compute_checksums(rows, slots, 0, key).tobytes()

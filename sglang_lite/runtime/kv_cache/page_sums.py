@@ -86,8 +86,8 @@ def compute_page_sums(
 
 @cache
 def compile_sum_pages() -> Callable[..., int] | None:
-    """Returns the compiled `sum_pages`, or None if no compiler is installed. The first call on a
-    machine compiles it, which takes about a second.
+    """Returns the compiled `sum_pages`, or None if it can't be compiled, for example because no
+    compiler is installed. The first call on a machine compiles it, which takes about a second.
     """
     library = load_cpu_library(Path(__file__).with_suffix(".cpp"), cache_folder() / "compiled")
     if library is None:

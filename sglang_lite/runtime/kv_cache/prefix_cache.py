@@ -313,7 +313,7 @@ class PrefixCache:
         if self.windows is not None:
             self.windows.pool.settle_quarantine(step)
 
-    def finish_tier_copies(self) -> int:
+    def collect_finished_copies(self) -> int:
         """Adds pages that have arrived from lower tiers, such as the host's memory, to the tree.
         Returns the number of completed copies, in either direction.
         """

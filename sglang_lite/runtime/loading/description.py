@@ -243,9 +243,9 @@ class _Inspection:
             case ModelSpec():
                 self._check_decoder_fit(self._spec)
             case TransformersSpec(sound=None):
-                self._check_fallback_fit()
+                self._measure_fallback_sizes()
             case TransformersSpec():
-                self._check_whisper_fit()
+                self._measure_whisper_sizes()
 
     def _open_headers(self) -> HeaderSource | None:
         if self._headers is None:
@@ -360,7 +360,7 @@ class _Inspection:
         more = sum(layer.outputs * (layer.inputs + layer.bias) for layer in spec.dense)
         self._update_description(loaded_bytes=source.elements * dtype.itemsize + more * 4)
 
-    def _check_whisper_fit(self) -> None:
+    def _measure_whisper_sizes(self) -> None:
         device = pick_device(self._config)
         config = read_config(self.path)
         formats = self._precision_on_device(device)
@@ -377,7 +377,7 @@ class _Inspection:
             media=() if self._media is None else tuple(self._media.kinds),
         )
 
-    def _check_fallback_fit(self) -> None:
+    def _measure_fallback_sizes(self) -> None:
         # imports all of transformers' models
         from sglang_lite.runtime.models.load_transformers import read_model_outline
 

@@ -87,7 +87,7 @@ def _read_placement(given: str, counts: list[int], redundant: int, ep: int) -> E
     return ExpertPlacement(tuple(map(tuple, rows)))
 
 
-def enable_expert_moves(
+def prepare_expert_balancing(
     model: Decoder,
     config: EngineConfig,
     spec: ModelSpec,
@@ -120,7 +120,7 @@ def _load_feed_forward(
     slots: tuple[int, ...],
 ) -> Any:
     """Loads the feed-forward of one layer, with the experts that `slots` places on this rank. The
-    other arguments are those of `enable_expert_moves`.
+    other arguments are those of `prepare_expert_balancing`.
     """
     if model.device.type == "cuda":
         # for this thread, which launches the kernels that quantise weights

@@ -27,7 +27,10 @@ from sglang_lite.runtime.executor.ranks import RankLinks
 from sglang_lite.runtime.host import onednn, startup_messages
 from sglang_lite.runtime.kernels.compile_process import DRIVER, CompileProcess
 from sglang_lite.runtime.loading.checksums import check_files
-from sglang_lite.runtime.loading.expert_placement import enable_expert_moves, read_initial_placement
+from sglang_lite.runtime.loading.expert_placement import (
+    prepare_expert_balancing,
+    read_initial_placement,
+)
 from sglang_lite.runtime.loading.load_whisper import load_whisper
 from sglang_lite.runtime.loading.model_files import ModelFiles, open_model_files
 from sglang_lite.runtime.loading.rank_device import rank_device
@@ -302,7 +305,9 @@ def load_model(
             )
         # whose weights are here
         model.tower = tower if isinstance(tower, VisionTower | SoundTower) else None
-        enable_expert_moves(model, config, spec, experts, partial(_source, files, config, device))
+        prepare_expert_balancing(
+            model, config, spec, experts, partial(_source, files, config, device)
+        )
         model.watch = make_layer_watch(config, spec, ranks.parallel, device)
         model.both_ways = tower is not None and files.media is not None and files.media.block > 0
         if model.precision.cache.itemsize == 1:

@@ -39,7 +39,7 @@ from sglang_lite.runtime.models.folder_config import read_config
 from sglang_lite.runtime.tokens.image_options import ImageOptions
 from sglang_lite.runtime.tokens.image_span import Grid, ImageSpan, MediaItem
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
-from sglang_lite.runtime.tokens.virtual_ids import find_virtual_ids, hash_to_virtual_ids
+from sglang_lite.runtime.tokens.virtual_ids import find_virtual_positions, hash_to_virtual_ids
 
 # for messages
 NAMES: Mapping[MediaKind, str] = {"image": "image", "video": "video", "audio": "sound"}
@@ -102,7 +102,7 @@ class MediaFormat:
         """
         if not self.begins:
             return
-        places = find_virtual_ids(tokens, self.vocab_size)
+        places = find_virtual_positions(tokens, self.vocab_size)
         if len(media) != 1 or len(places) != media[0].count or places[-1] >= len(places):
             problem = "has to begin with a sound and have no other: the model writes what it hears."
             hint = (

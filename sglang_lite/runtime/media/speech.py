@@ -200,7 +200,7 @@ class VoxtralSpeech:
         )
 
 
-def load_speech_model(
+def load_speech_format(
     media: MediaFormat | None, tokenizer: Tokenizer, folder: Callable[[], Path]
 ) -> WhisperSpeech | VoxtralSpeech:
     """Returns the `WhisperSpeech` or `VoxtralSpeech` that builds a model's transcription prompts.

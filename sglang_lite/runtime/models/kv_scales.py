@@ -85,7 +85,8 @@ def kv_scales(
     if any((i, side) not in stored for i in layers for side in "kv"):
         stored = {**_calibrate_scales(model, bos), **stored}
     k, v = (
-        [_round_to_power_of_two(stored[i, side]).to(model.device) for i in layers] for side in "kv"
+        [_round_up_to_power_of_two(stored[i, side]).to(model.device) for i in layers]
+        for side in "kv"
     )
     for i, layer in enumerate(model.spec.layers):
         # a checkpoint has one scale for all parts of the cache
@@ -135,7 +136,7 @@ def _calibrate_scales(model: Decoder, bos: int | None) -> dict[tuple[int, str], 
     }
 
 
-def _round_to_power_of_two(x: torch.Tensor) -> torch.Tensor:
+def _round_up_to_power_of_two(x: torch.Tensor) -> torch.Tensor:
     """Rounds x up to a power of two from 2^-100 to 2^100, by which float32 numbers can be divided.
     Returns 1 for 0.
     """

@@ -59,7 +59,8 @@ def _trial_kv_layout(
     skeleton: PreTrainedModel, path: Path, device: torch.device
 ) -> KVLayout | None:
     """Finds the KV cache layout of a module on the meta device with a trial run. Returns None if
-    the trial run fails, for example because it needs values.
+    the trial run needs values or fails in another way. Raises ModelError if the model can't run on
+    our KV cache.
     """
     try:
         return model_class_for(device)(skeleton, str(path)).kv_layout

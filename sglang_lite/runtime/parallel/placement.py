@@ -112,8 +112,8 @@ def balance_experts(
 
 
 def rows_of_heaviest_group(loads: Sequence[int], slots: Sequence[int], ep: int) -> float:
-    """Returns how many rows the busiest group of ranks gets in a placement. Takes the same
-    arguments as `balance_experts`.
+    """Returns how many rows the busiest group of ranks gets in a placement. `loads` and `ep` are
+    arguments of `balance_experts`, and `slots` is a placement, such as its result.
     """
     copies = Counter(slots)
     each = len(slots) // ep

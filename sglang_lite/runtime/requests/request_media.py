@@ -9,7 +9,7 @@ import numpy as np
 
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.tokens.image_span import MediaItem
-from sglang_lite.runtime.tokens.virtual_ids import find_virtual_ids
+from sglang_lite.runtime.tokens.virtual_ids import find_virtual_positions
 
 _SURE = 4  # virtual ids, of 30 bits each, that prove that two images are the same
 
@@ -44,7 +44,7 @@ class RequestMedia:
         """Returns the images whose virtual ids are among `tokens`, or None if there are none. The
         tokens may be only the beginning of a prompt; later images are left out.
         """
-        positions = find_virtual_ids(tokens, vocab_size)
+        positions = find_virtual_positions(tokens, vocab_size)
         if not len(positions):
             return None
         ends = np.cumsum([item.count for item in items])

@@ -113,7 +113,7 @@ class Scheduler:
         return self.queues.idle and not self.awaits_copies
 
     @property
-    def has_unapplied_changes(self) -> bool:
+    def may_plan_when_idle(self) -> bool:
         """Whether planning may have an effect even though there are no requests. That is the case
         if pauses are about to begin or the cache has lower tiers.
         """
@@ -173,7 +173,7 @@ class Scheduler:
         """Applies changes since the last plan, such as finished copies and requested pauses.
         Retracts requests that can't continue.
         """
-        self._copied = self.store.finish_tier_copies()
+        self._copied = self.store.collect_finished_copies()
         while self._isolation.drop_cleared_suspect(self.store.table):
             # the isolated request, or the one that continues in its slot
             self.retraction.retract_all()

@@ -83,7 +83,7 @@ class LanguageEndings:
         state = self.advance_state(self.start, text.encode("utf-8", "surrogatepass"))
         return None if state is None else replace(self, start=state)
 
-    def resolve_position(self, place: Place) -> tuple[LanguageStates, State] | None:
+    def resolve_place(self, place: Place) -> tuple[LanguageStates, State] | None:
         """Returns the current states of the language, and the state among them that corresponds to
         a place. Returns None if there are too many states.
         """
@@ -97,7 +97,7 @@ class LanguageEndings:
 
     def place_after_token(self, state: Place, token: int) -> Place | None:
         """Returns the place after a token, or None if the token is not allowed."""
-        found = self.resolve_position(state)
+        found = self.resolve_place(state)
         after = None if found is None else found[0].state_after_sampled_token(found[1], token)
         return None if after is None or found is None else (after, found[0])
 
@@ -105,7 +105,7 @@ class LanguageEndings:
         place: Place | None = state
         # in pieces, as a long text may need too many states
         for start in range(0, len(text) or 1, PIECE):
-            found = None if place is None else self.resolve_position(place)
+            found = None if place is None else self.resolve_place(place)
             at = (
                 None
                 if found is None
@@ -115,7 +115,7 @@ class LanguageEndings:
         return place
 
     def characters(self, state: Place) -> Iterable[tuple[str, Place]]:
-        found = self.resolve_position(state)
+        found = self.resolve_place(state)
         if found is None:
             return []
         states, (at, _) = found

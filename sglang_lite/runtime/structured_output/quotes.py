@@ -207,7 +207,7 @@ class QuoteGrammar:
             self._endings.place_after_token(place, token) if self._tokens.has_text(token) else place
         )
 
-    def position_after_text(self, place: Place, text: bytes) -> Place | None:
+    def place_after_text(self, place: Place, text: bytes) -> Place | None:
         """Returns the place after a text, or None if it is not allowed or there are too many
         states.
         """
@@ -228,14 +228,14 @@ class QuoteGrammar:
         """Narrows a mask to the tokens that the language allows at a place. The given mask allows
         any string as a quote.
         """
-        found = self._endings.resolve_position(place)
+        found = self._endings.resolve_place(place)
         if found is None:
             return np.zeros_like(mask)
         states, state = found
         kept = self._kept.setdefault(states, {})
         if (known := kept.get(state)) is not None:
             return known
-        places = _find_source_positions(states, state)
+        places = _find_positions_with_lock(states, state)
         if places:
             mask = mask & self._build_quote_mask(states, state, places)
         if wrong := self._find_disallowed(
@@ -267,7 +267,7 @@ class QuoteGrammar:
         after = states.state_after_text(state, text)
         if after is None:
             return False
-        places = _find_source_positions(states, after)
+        places = _find_positions_with_lock(states, after)
         return not places or any(
             document.text.startswith(after[1], document.starts[offset])
             for number, offsets in places
@@ -303,7 +303,7 @@ class QuoteGrammar:
         return self._bytes[number]
 
 
-def _find_source_positions(states: LanguageStates, state: State) -> list[Copied]:
+def _find_positions_with_lock(states: LanguageStates, state: State) -> list[Copied]:
     with states.lock:
         return find_source_positions(states.automaton, state[0])
 
@@ -352,7 +352,7 @@ class QuoteMatcher(LoneMatcher):
 
     def accept_text(self, text: bytes) -> bool:
         return self.strings.accept_text(text) and self._move_or_fail(
-            self.engine.position_after_text(self.place, text)
+            self.engine.place_after_text(self.place, text)
         )
 
     def _move_or_fail(self, place: Place | None) -> bool:

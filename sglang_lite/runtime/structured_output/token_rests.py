@@ -86,7 +86,7 @@ class ListedRests:
             start = bisect_left(rests, bytes((low,)))
             end = len(rests) if high == 255 else bisect_left(rests, bytes((high + 1,)))
             after = [rest[1:] for rest in rests[start:end]]
-            found = self._known[key] = self._tokens.intern_position(after, ordered=low == high)
+            found = self._known[key] = self._tokens.intern_place(after, ordered=low == high)
         return found
 
     leave = step_byte
@@ -111,7 +111,7 @@ class ListedRests:
                 for at in range(end + 1)
                 if at == len(rest) or rest[at] & 0xC0 != 0x80 or not at
             ]
-        return self._tokens.intern_position(after)
+        return self._tokens.intern_place(after)
 
 
 class LongRun:
@@ -163,7 +163,7 @@ class LongRun:
             ):
                 for rest, end in zip(self._rests, self._ends):
                     after.update([rest[at + 1 :] for at in range(end) if low <= rest[at] <= high])
-            found = self._known[key] = self._tokens.intern_position(after)
+            found = self._known[key] = self._tokens.intern_place(after)
         return found
 
     def leave(self, low: int, high: int) -> Step:
@@ -171,7 +171,7 @@ class LongRun:
         found = self._known.get(key)
         if found is None:
             after = {rest for byte in range(low, high + 1) for rest in self._exits.get(byte, ())}
-            found = self._known[key] = self._tokens.intern_position(after)
+            found = self._known[key] = self._tokens.intern_place(after)
         return found
 
     def run(self, ranges: Ranges) -> Step:
@@ -185,7 +185,7 @@ class LongRun:
                 for at in range(end + 1)
                 if at == len(rest) or rest[at] & 0xC0 != 0x80
             }
-            place, ends = self._tokens.intern_position(after)
+            place, ends = self._tokens.intern_place(after)
             more, ends_later = (None, False) if place is None else place.run(ranges)
             found = self._known[ranges] = more, ends or ends_later
         return found
@@ -208,7 +208,7 @@ class Written:
     worth: ClassVar[int] = 0
 
     def step_byte(self, low: int, high: int) -> Step:
-        return self._position_at_offsets(
+        return self._place_at_offsets(
             [at + 1 for at in self.places if low <= self.text[at] <= high]
         )
 
@@ -226,12 +226,12 @@ class Written:
                     for at in range(start, end + 1)
                     if not self._is_continuation_byte(at) or at == start
                 )
-        return self._position_at_offsets(sorted(found))
+        return self._place_at_offsets(sorted(found))
 
     def _is_continuation_byte(self, at: int) -> bool:
         return at < len(self.text) and self.text[at] & 0xC0 == 0x80
 
-    def _position_at_offsets(self, places: list[int]) -> Step:
+    def _place_at_offsets(self, places: list[int]) -> Step:
         open_places = tuple(at for at in places if at < len(self.text))
         place = Written(self.tokens, self.text, open_places) if open_places else None
         return place, len(open_places) < len(places)
@@ -269,9 +269,7 @@ class TokenRests:
             self._bytes = 0
             self.__dict__.pop("start", None)
 
-    def intern_position(
-        self, rests: Sequence[bytes] | set[bytes], *, ordered: bool = False
-    ) -> Step:
+    def intern_place(self, rests: Sequence[bytes] | set[bytes], *, ordered: bool = False) -> Step:
         """Returns the place with the given rests, or None if none of them has bytes left. Also
         returns whether one of the rests is empty.
         """

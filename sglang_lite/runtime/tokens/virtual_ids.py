@@ -22,7 +22,7 @@ def hash_to_virtual_ids(key: bytes, count: int, vocab_size: int) -> tuple[int, .
     return tuple((hashes + np.uint32(vocab_size)).tolist())
 
 
-def find_virtual_ids(tokens: Ints, vocab_size: int) -> Ints:
+def find_virtual_positions(tokens: Ints, vocab_size: int) -> Ints:
     """Returns the positions of virtual ids among token ids, int32."""
     return np.flatnonzero(tokens >= vocab_size).astype(np.int32)
 

@@ -275,7 +275,7 @@ def render_chat(reader: RequestReader, body: ChatRequest, unused: list[str]) -> 
     `unused`.
 
     Raises:
-        SglError: as `conversation_of` and `ChatFormat.render`.
+        SglError: as `conversation_from_chat` and `ChatFormat.render`.
     """
     images = RequestImages(reader.media_kinds)
     conversation = conversation_from_chat(body, unused, images)

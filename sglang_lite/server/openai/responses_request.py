@@ -186,7 +186,7 @@ def conversation_from_items(
             parameter="image.context_compression",
             hint='Use "auto", or leave it out.',
         )
-    # `items_of` refuses images if the model reads none
+    # `complete_input_items` refuses images if the model reads none
     images = RequestImages(frozenset({"image"}))
     messages = build_template_messages(items, images)
     if body.instructions:

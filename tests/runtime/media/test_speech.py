@@ -19,7 +19,7 @@ from transformers.generation.logits_process import (
 )
 
 from sglang_lite.protocol import CapabilityError, ParameterError, SamplingParams
-from sglang_lite.runtime.media.speech import WhisperSpeech, load_speech_model
+from sglang_lite.runtime.media.speech import WhisperSpeech, load_speech_format
 from sglang_lite.runtime.media.whisper_rules import apply_whisper_rules
 from tests.media_files import wav
 from tests.runtime.media.seeing import Seeing, engine_of
@@ -42,7 +42,7 @@ NEVER, NOT_FIRST = GENERATION["suppress_tokens"], GENERATION["begin_suppress_tok
 @pytest.fixture
 def speech(whisper: Seeing) -> WhisperSpeech:
     engine = whisper.engine
-    found = load_speech_model(engine.core.builder.media, engine.tokenizer, lambda: whisper.folder)
+    found = load_speech_format(engine.core.builder.media, engine.tokenizer, lambda: whisper.folder)
     assert isinstance(found, WhisperSpeech)
     return found
 
@@ -140,7 +140,7 @@ def test_instructions_that_the_model_has_not_are_refused(
         speech.instructions("fr", "transcribe", timed=True)
     save_whisper(tmp_path, is_multilingual=False)
     with engine_of(tmp_path) as engine:
-        english = load_speech_model(engine.core.builder.media, engine.tokenizer, lambda: tmp_path)
+        english = load_speech_format(engine.core.builder.media, engine.tokenizer, lambda: tmp_path)
         assert isinstance(english, WhisperSpeech)
         assert english.instructions("en", "transcribe", timed=False) == [SOT, NO_TIMES]
         with pytest.raises(CapabilityError, match="knows English alone"):

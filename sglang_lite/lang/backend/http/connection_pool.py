@@ -125,8 +125,8 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         self._sweeping = loop.call_later(seconds, self._close_idle_connections, context=Context())
 
     def _close_idle_connections(self) -> None:
-        """Closes connections that have been idle for too long. Runs on a timer, because no later
-        request may come.
+        """Closes connections that have been idle for too long. Runs on a timer, because there might
+        be no later request that could do it.
         """
         self._sweeping = None
         now = time.monotonic()

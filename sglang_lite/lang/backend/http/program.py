@@ -45,7 +45,8 @@ _Attempt: TypeAlias = tuple[Path, int]
 class RemoteProgram:
     """Program that is open at a server. Its first request contains the nodes that were added by
     then, and later nodes follow in further requests. If the connection breaks, the whole program is
-    sent again. The same seeds give the same results, and no event is delivered twice.
+    sent again, unless a branch was dropped or rolled back; then the program fails. The same seeds
+    give the same results, and no event is delivered twice.
 
     Args:
         server: server that plays the program.
@@ -97,7 +98,7 @@ class RemoteProgram:
         executor().post(self._queue_item, {"path": list(path), "place": place, "verdict": data})
 
     def drop_branch(self, path: Path) -> None:
-        """Cancels the queued and running nodes of a branch."""
+        """Ends a branch at its running or next node that needs an answer."""
         executor().post(self._queue_item, {"path": list(path), "drop": True})
 
     def expect_pause(self, path: Path, seconds: float) -> None:

@@ -44,9 +44,9 @@ from sglang_lite.lang.backend.token_counts import (
     count_text_tokens,
     estimate_tokens,
     is_credible,
+    possible_unreported_usage,
     sent_requests,
     unreported_usages,
-    usage_difference,
 )
 from sglang_lite.lang.results import missing_data_warnings, with_warnings
 from sglang_lite.protocol import (
@@ -344,7 +344,7 @@ class CallAccount:
         if not whole or not is_credible(
             reported, self._request.prompt, map(_join_received_text, samples), self._tokenizer
         ):
-            add_unreported_usage(usage_difference(reported, self._maximum_usage()))
+            add_unreported_usage(possible_unreported_usage(reported, self._maximum_usage()))
             self._reader.meta.setdefault("warnings", []).append(NOT_CREDIBLE)
 
     def end_failed_call(self, error: SglError | None) -> None:
@@ -363,7 +363,9 @@ class CallAccount:
         if error is None:
             add_unreported_usage(self._maximum_usage(), unanswered - 1)
         elif unanswered > 0:
-            add_unreported_usage(usage_difference(self._reader.usage, self._maximum_usage()))
+            add_unreported_usage(
+                possible_unreported_usage(self._reader.usage, self._maximum_usage())
+            )
             add_unreported_usage(self._maximum_usage(), unanswered - 1)
 
     def _maximum_usage(self) -> Usage:

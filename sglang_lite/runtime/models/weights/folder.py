@@ -240,7 +240,7 @@ class FolderSource(WeightSource):
 def find_packed_matrices(
     label: str, files: Mapping[str, Path], packings: Sequence[Packing]
 ) -> dict[str, Packed]:
-    """Returns the packed matrices among a checkpoint's tensors, like `packed_matrices`. Raises
+    """Returns the packed matrices among a checkpoint's tensors, like `match_packings`. Raises
     ModelError if one of them lacks a tensor.
     """
     try:

@@ -21,7 +21,7 @@ from sglang_lite.runtime.models.weights.source import EncodedStack
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
-def compressed_nvfp4_packing() -> Packing:
+def compressed_tensors_nvfp4_packing() -> Packing:
     """Returns the packing of NVFP4 with the inverse of the matrix's scale in `weight_global_scale`."""
 
     def read(parts: Parts) -> Blocks:
@@ -51,7 +51,7 @@ def modelopt_nvfp4_packing() -> Packing:
     return Packing(parts, read, 9.0, ignored=(".input_scale",), gpu_bits=5.0)
 
 
-def compressed_mxfp4_packing() -> Packing:
+def compressed_tensors_mxfp4_packing() -> Packing:
     return Packing(
         (".weight_packed", ".weight_scale"),
         lambda parts: _blocks(

@@ -293,11 +293,11 @@ def _matrices_of_kind(
     match kind:
         case "nvfp4":
             return Matrices(
-                ("compressed-tensors",), (fp4.compressed_nvfp4_packing(),), format=_NVFP4
+                ("compressed-tensors",), (fp4.compressed_tensors_nvfp4_packing(),), format=_NVFP4
             )
         case "mxfp4":
             return Matrices(
-                ("compressed-tensors",), (fp4.compressed_mxfp4_packing(),), format=_MXFP4
+                ("compressed-tensors",), (fp4.compressed_tensors_mxfp4_packing(),), format=_MXFP4
             )
         case "integers":
             rows_of_bytes = settings == [(8, None)]
