@@ -629,7 +629,7 @@ def _complete_and_start(
     context: EngineContext, requests: Sequence[Request], of: GenerateRequest
 ) -> None:
     """Starts requests after reading a file that they need."""
-    with _fail_on_error(context.loop, requests, "a file of the request can't be read"):
+    with _fail_on_error(context.loop, requests, context.builder.incomplete):
         context.builder.complete_requests(requests, of.namespace)
         _compile_and_start(context, requests, of.constraint)
 

@@ -28,9 +28,9 @@ class EnginePart:
     """Feature of an engine, such as adapters or images.
 
     A core knows its parts through this class alone, and rejects what no part can do. It calls
-    `join_scheduler`, `join_builder` and `answers` once, in this order, and the others whenever they are
-    needed. A part overrides those that concern it. Only one part of an engine may have a `replacer`,
-    a `preparation` or `device_memory`.
+    `join_scheduler`, `join_builder` and `answers` once, in this order, and the others whenever they
+    are needed. A part overrides those that concern it. Only one part of an engine may have a
+    `replacer`, a `preparation` or `device_memory`.
 
     Attributes:
         resource: what the part's requests hold while they run; set by `join_scheduler`.

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,9 @@ class RequestBuilder:
 
     adapters: Callable[[str | None], Adapter | None] | None = staticmethod(reject_adapter_name)
     adapter_at_hand: Callable[[str | None], bool] | None = None
+    incomplete: ClassVar[str] = (
+        "the adapter can't be read"  # why `complete_requests` fails unexpectedly
+    )
     now: Callable[[], float] = staticmethod(time.perf_counter)
 
     def __init__(

@@ -54,7 +54,8 @@ class AdaptedEngine(SteppedEngine):
 
     def check(self):
         super().check()
-        adapters, running = adapters_of(self), self.scheduler.queues.running()
+        adapters = adapters_of(self)
+        running = self.scheduler.queues.running()
         check_adapters(
             adapters.loaded,
             adapters.pool,
@@ -337,6 +338,22 @@ def test_an_old_request_waits_while_pinned_adapters_have_all_slots(llama, alone)
     assert leaving.done()
     for events, folder in asked:
         assert list(ended(events).token_ids) == alone(folder, [5, 6], 12)
+    engine.check_empty()
+
+
+def test_a_request_whose_adapter_fails_unexpectedly_says_so(llama, monkeypatch):
+    model, folders = llama
+    engine = AdaptedEngine(model=model, lora_paths={"one": str(folders["one"])})
+
+    def broken(name):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(engine.core.builder, "adapters", broken)
+    monkeypatch.setattr(engine.core.builder, "adapter_at_hand", lambda name: False)
+    _, events = engine.start([5, 6], params("one"))
+    engine.drain()
+    with pytest.raises(sgl.BackendError, match=r"the adapter can't be read: OSError\('the disk"):
+        raise ended(events)
     engine.check_empty()
 
 
