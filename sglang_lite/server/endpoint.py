@@ -479,7 +479,8 @@ class AccessControl:
         if origin is not None and origin != own and origin not in self._origins:
             raise ForbiddenError(
                 "another page sent the request.",
-                hint="Open the address that the server has printed.",
+                hint="Open the address that the server has printed, or start it with"
+                " --allowed-origin and the page's.",
             )
         given = request.headers.get("x-token") or request.query_params.get("token", "")
         if not self._token or not hmac.compare_digest(given.encode(), self._token.encode()):
