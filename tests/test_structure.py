@@ -599,3 +599,20 @@ def test_the_trunk_of_the_runtime_names_no_part():
         if FEATURE_WORDS.search(name) or name.rpartition(".")[2] in defined
     }
     assert found == set()
+
+
+def test_the_scheduler_names_no_tier():
+    """Tiers are a `PageSource` to it, and to the step loop."""
+    kv_cache = RUNTIME / "kv_cache"
+    tiers = [*kv_cache.glob("*_tier.py"), kv_cache / "tiers.py", kv_cache / "page_store.py"]
+    defined = {
+        node.name for file in tiers for node in parsed(file).body if isinstance(node, ast.ClassDef)
+    }
+    assert {"Tiers", "HostTier", "DiskTier"} <= defined
+    found = {
+        (file.name, name)
+        for file in TRUNK
+        for name in names_of_code(file)
+        if file.name != "engine_core.py" and (re.search("tier|disk", name, re.I) or name in defined)
+    }
+    assert found == set()

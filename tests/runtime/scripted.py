@@ -28,6 +28,7 @@ from sglang_lite.runtime.drafting.registry import DRAFTERS
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.kv_cache.check import check_cache
+from sglang_lite.runtime.kv_cache.tiers import Tiers
 from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.requests.random_uniforms import draw_uniforms
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -376,8 +377,8 @@ class SteppedEngine(Engine):
         )
         if fails is not None:
             self.loop.runner = ShortRunner(self.loop.runner, fails)  # type: ignore[assignment]  # a fake around it
-        if self.store.tiers is not None:
-            self.store.tiers.host.memory = LateMemory(self.store.tiers.host.memory, late)
+        if isinstance(tiers := self.store.source, Tiers):
+            tiers.host.memory = LateMemory(tiers.host.memory, late)
         if drafter is not None and self.scheduler.drafts is not None:
             self.scheduler.drafts.drafting.cost = FreeDrafts()  # so that no guess is too unlikely
         self.built = []  # all requests, in their order
@@ -447,9 +448,7 @@ class SteppedEngine(Engine):
         assert all(pause.branch.program.open for pause in self.scheduler.pauses)
         self.scheduler.end_pauses_and_flush()
         assert self.store.tree.locked_pages == 0
-        while self.store.tiers is not None and self.store.tiers.has_pending_copies(
-            self.store.collect_finished_copies()
-        ):
+        while self.store.source.has_pending_pages(self.store.collect_finished_copies()):
             pass
         self.store.complete_steps(self.store.step)
         assert self.store.pool.free == self.store.pool.total

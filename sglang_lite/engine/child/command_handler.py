@@ -319,13 +319,11 @@ class CommandHandler:
     def flush_cache_files(self) -> None:
         """Writes all pending cache files. If this takes long, the handle kills this process."""
         core = self._core
-        if (
-            core is not None
-            and core.generates
-            and (tiers := core.scheduler.store.tiers)
-            and tiers.disk
-        ):
-            core.loop.inbox.call_and_wait(tiers.close)
+        if core is None or not core.generates:
+            return
+        source = core.scheduler.store.source
+        if source.has_files:
+            core.loop.inbox.call_and_wait(source.close)
 
     # any record of a Command, or an error in its place
     def _execute(self, number: int, message: Any) -> None:

@@ -83,6 +83,7 @@ from sglang_lite.runtime.executor.step_record import StepWriter, append_step
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.prefix_hash import digest_interval
+from sglang_lite.runtime.kv_cache.tiers import Tiers
 from sglang_lite.runtime.kv_cache.tree_changes import TreeChanges
 from sglang_lite.runtime.kv_cache.window_pages import WindowPages
 from sglang_lite.runtime.loading.load_model import LoadedModel
@@ -208,7 +209,9 @@ class EngineCore:
                 loaded.ranks,
             )
             if config.enable_hierarchical_cache:
-                store.tiers = make_tiers(config, loaded, self.capacity, store, self.runner, encoder)
+                store.source = make_tiers(
+                    config, loaded, self.capacity, store, self.runner, encoder
+                )
             wait(warming)
             self.loop = StepLoop(
                 self.scheduler,
@@ -410,7 +413,7 @@ class EngineCore:
         if path is not None:
             self.model_name = config.model
         self.config = config
-        if (tiers := self.scheduler.store.tiers) is not None:
+        if isinstance(tiers := self.scheduler.store.source, Tiers):
             model = self.runner.model
             given = path is None
             tiers.names = page_names(
@@ -483,7 +486,7 @@ class EngineCore:
                 "asleep": int(bool(self.weights.sleep.released)),
                 **self.weights.sleep.stats(),
                 "appended_tokens": scheduler.appended_tokens,
-                **({} if store.tiers is None else store.tiers.stats()),
+                **store.source.stats(),
                 **({} if store.windows is None else store.windows.stats()),
                 **{name: count for part in self.parts for name, count in part.stats().items()},
                 **(self.runner.stats() if isinstance(self.runner, LeadRunner) else {}),

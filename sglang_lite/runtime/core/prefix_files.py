@@ -25,6 +25,7 @@ from sglang_lite.runtime.kv_cache.page_sums import DamagedFileError
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
+from sglang_lite.runtime.kv_cache.tiers import Tiers
 
 _WAIT_S = 0.001  # pause while copies end
 _STEPS = 8  # parts a file is read in, so copies to the device overlap reading the next part
@@ -66,14 +67,14 @@ class PrefixFiles:
     """
 
     def __init__(self, store: PrefixCache, inbox: Inbox) -> None:
-        if store.tiers is None:
+        if not isinstance(store.source, Tiers):
             raise CapabilityError(
                 "the engine keeps no prefixes below the device.",
                 hint="Make it with enable_hierarchical_cache=True.",
             )
         self._store = store
-        self._tiers = store.tiers
-        self._host = store.tiers.host
+        self._tiers = store.source
+        self._host = store.source.host
         self._inbox = inbox
 
     def export_prefix_file(

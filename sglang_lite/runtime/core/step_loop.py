@@ -224,7 +224,9 @@ class StepLoop:
                 elif (
                     self.scheduler.waits and not self._has_unread_step and not self._must_join_step
                 ):
-                    self.inbox.wait(_COPY_PAUSE_S if self.scheduler.awaits_copies else _PAUSE_S)
+                    self.inbox.wait(
+                        _COPY_PAUSE_S if self.scheduler.fetches.are_pending else _PAUSE_S
+                    )
                 self.inbox.run()
                 if self.inbox.closing:
                     break
@@ -509,10 +511,9 @@ def _span_name(batch: Batch) -> str:
 
 
 def _close_scheduler(scheduler: Scheduler) -> None:
-    """Shuts down a scheduler's resources and cache tiers."""
+    """Shuts down a scheduler's resources and the source of its cache's pages."""
     scheduler.close_resources()
-    if scheduler.store.tiers is not None:
-        scheduler.store.tiers.close()
+    scheduler.store.source.close()
 
 
 class RequestEnds:

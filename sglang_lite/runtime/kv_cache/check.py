@@ -31,7 +31,7 @@ def check_cache(
     handles = list(handles)
     table = store.table
     size = store.page_size
-    fetching = [] if store.tiers is None else store.tiers.fetching
+    pending = store.source.list_pending_pages()
     nodes = list(store.tree.iterate_nodes())
 
     owners = _count_owners(store, handles)
@@ -49,7 +49,7 @@ def check_cache(
         *(h.lock for h in handles),
         *(copy.source for copy in store.pending_copies),
         *other_locks,
-        *(fetch.lock for fetch in fetching),
+        *(lock for lock, _ in pending),
     ]:
         locked = lock.node
         while locked is not None and locked.parent is not None:
@@ -66,8 +66,7 @@ def check_cache(
     for node in nodes:
         _check_node(node, size)
 
-    if store.tiers is not None:
-        store.tiers.host.check_slots()
+    store.source.check_invariants()
     if store.windows is not None:
         _check_windows(store, store.windows, handles, nodes)
 
@@ -113,7 +112,7 @@ def _count_owners(store: PrefixCache, handles: Iterable[SlotHandle]) -> NDArray[
     owned = [
         store.pool.list_free_pages(),
         *(node.pages for node in store.tree.iterate_nodes()),
-        *(fetch.pages for fetch in ([] if store.tiers is None else store.tiers.fetching)),
+        *(pages for _, pages in store.source.list_pending_pages()),
         *(table.pages[h.slot, h.owned_from : table.page_count[h.slot]] for h in handles),
     ]
     return np.bincount(np.concatenate(owned), minlength=store.pool.total)

@@ -4,12 +4,15 @@ page, since the request must continue in a page of its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.radix import PrefixLock
+
+NO_COPIES: Ints = np.zeros((2, 0), dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,9 @@ class PageCopy:
     count: int
 
 
-def token_slots_to_copy(copies: list[PageCopy], page_size: int, pages: Ints | None = None) -> Ints:
+def token_slots_to_copy(
+    copies: Sequence[PageCopy], page_size: int, pages: Ints | None = None
+) -> Ints:
     """Returns the source and destination token slots of copies, int32 [2, N].
 
     Args:
@@ -34,13 +39,10 @@ def token_slots_to_copy(copies: list[PageCopy], page_size: int, pages: Ints | No
         pages: substitute for each page; None for the pages themselves.
     """
     if not copies:
-        return _NONE
+        return NO_COPIES
     ends = np.array([(copy.from_page, copy.to_page) for copy in copies], dtype=np.int32).T
     ends = ends if pages is None else pages[ends]
     counts = np.array([copy.count for copy in copies])
     offsets = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
     slots: Ints = (np.repeat(ends * page_size, counts, axis=1) + offsets).astype(np.int32)
     return slots
-
-
-_NONE: Ints = np.zeros((2, 0), dtype=np.int32)

@@ -8,17 +8,18 @@ under its lock.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from sglang_lite.runtime.kv_cache.cache_miss import Miss, find_miss
-from sglang_lite.runtime.kv_cache.page_copies import PageCopy
+from sglang_lite.runtime.kv_cache.page_copies import NO_COPIES, PageCopy, token_slots_to_copy
+from sglang_lite.runtime.kv_cache.page_source import PageSource
 from sglang_lite.runtime.kv_cache.pages import Ints, PagePool
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.radix import Match, PrefixLock, Priority, RadixTree, Tail
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
-from sglang_lite.runtime.kv_cache.tiers import Tiers
 from sglang_lite.runtime.kv_cache.tree_changes import TreeChanges
 from sglang_lite.runtime.kv_cache.window_pages import WindowPages
 
@@ -59,7 +60,7 @@ class PrefixCache:
     Attributes:
         windows: the argument of this name.
         pending_copies: copies to make before the next step.
-        tiers: copies of pages below the device, or None.
+        source: source of pages that the device lacks.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class PrefixCache:
         self.reuses = reuse
         self._reveal_others = reveal_others
         self.pending_copies: list[PageCopy] = []
-        self.tiers: Tiers | None = None
+        self.source = PageSource()
         self.windows = windows
         self.step = 0  # number of the last step that was launched
 
@@ -110,8 +111,7 @@ class PrefixCache:
         inside a page, also schedules a copy of that page's cached tokens if a page is available.
         """
         lock = self.tree.lock_node(match.node)
-        if self.tiers is not None:
-            self.tiers.save_if_selective(match.node)
+        self.source.save_reused(match.node)
         slot = self.table.allocate_slot()
         table = self.table
         count = len(match.pages)
@@ -156,8 +156,8 @@ class PrefixCache:
             reveal_others=self._reveal_others,
         )
         ids = handle.space.tree_ids(prompt[:usable])
-        if self.tiers is not None and (below := self.tiers.find_tier_of_next_page(match, ids)):
-            return replace(found, reason=below)
+        if (where := self.source.find_next_page(match, ids)) is not None:
+            return replace(found, reason=where)
         in_tree = (
             0 if self.windows is None else self.tree.cached_length(ids, handle.space.namespace)
         )
@@ -313,13 +313,72 @@ class PrefixCache:
         if self.windows is not None:
             self.windows.pool.settle_quarantine(step)
 
-    def collect_finished_copies(self) -> int:
-        """Adds pages that have arrived from lower tiers, such as the host's memory, to the tree.
-        Returns the number of completed copies, in either direction.
+    # ------------------------------------------------------------------------------------- windows
+
+    def limit_chunk(self, tokens: int) -> int:
+        """Returns how many of these tokens a step can compute with the window pages that it has."""
+        return tokens if self.windows is None else min(tokens, self.windows.chunk_tokens)
+
+    def count_window_pages(self, pages: int) -> int:
+        """Returns how many window pages a request with so many pages needs."""
+        return 0 if self.windows is None else min(pages, self.windows.kept)
+
+    def spare_window_pages(self, pages: Ints) -> int:
+        """Returns how many window pages remain after a step and running requests have theirs; 0 if
+        there are no window pages.
+
+        Args:
+            pages: int32 [R], number of pages of each running request.
         """
-        if self.tiers is None:
+        windows = self.windows
+        if windows is None:
             return 0
-        completed = self.tiers.add_arrived_pages()
+        return windows.pool.total - windows.chunk - int(np.minimum(pages, windows.kept).sum())
+
+    def slots_lacking_window(self, slots: Ints) -> list[int]:
+        """Returns the indices of the slots that need window pages which they have released. This
+        happens when a sequence becomes shorter, so its window moves back.
+        """
+        if self.windows is None:
+            return []
+        found: list[int] = self.windows.slots_lacking_pages(
+            slots, self.table.computed[slots]
+        ).tolist()
+        return found
+
+    def window_slots_to_copy(self, copies: Sequence[PageCopy]) -> Ints:
+        """Returns the token slots to copy in the layers with a window, int32 [2, tokens]; empty if
+        there are no window pages.
+        """
+        if self.windows is None:
+            return NO_COPIES
+        return token_slots_to_copy(copies, self.page_size, self.windows.of)
+
+    def release_behind_windows(
+        self, slots: Ints, lengths: Ints, handle_of: Callable[[int], SlotHandle]
+    ) -> None:
+        """Releases pages that are behind the windows of these slots.
+
+        Args:
+            slots: int32 [R], the slots.
+            lengths: int32 [R], their computed tokens.
+            handle_of: returns the resources of the request at an index.
+        """
+        if self.windows is None:
+            return
+        for row in self.windows.slots_past_window(slots, lengths).tolist():
+            handle = handle_of(row)
+            self.windows.release_behind_window(
+                self.table, handle.slot, handle.owned_from, self.step
+            )
+
+    # ------------------------------------------------------------------------------------- publish
+
+    def collect_finished_copies(self) -> int:
+        """Adds pages that have arrived from the source to the tree. Returns the number of completed
+        copies, in either direction.
+        """
+        completed = self.source.add_arrived_pages()
         self.pool.settle_quarantine(copy=completed)
         return completed
 
@@ -361,8 +420,8 @@ class PrefixCache:
             handle.lock.unlock_prefix()
             handle.lock = lock
         handle.owned_from = full
-        if self.tiers is not None and handle.lock.node is not None:
-            self.tiers.save_if_write_through(handle.lock.node)
+        if handle.lock.node is not None:
+            self.source.save_published(handle.lock.node)
 
     def release_request(self, handle: SlotHandle) -> None:
         """Releases all resources of a request. Its computed tokens stay in the tree."""
@@ -396,20 +455,13 @@ class PrefixCache:
         """Evicts every prefix that no request is using. Returns the number of pages freed.
 
         Args:
-            keep: whether the host keeps them, if it has tiers and room. If not, it also forgets its
-                own pages.
+            keep: whether the source keeps them, if it has room. If not, it also forgets its own
+                pages.
         """
-        tiers = self.tiers
-        kept = None
-        if tiers is not None:
-            tiers.drop_pages(keep=keep)
-            kept = tiers.save_node if keep else None
-        evicted = self.tree.evict_leaves(self.tree.pages, kept)
-        self._quarantine_pages(
-            evicted, self.step, 0 if tiers is None else tiers.host.memory.launched
-        )
-        if tiers is not None:
-            tiers.host.memory.count_completed()  # starts the copies
+        self.source.drop_pages(keep=keep)
+        evicted = self.tree.evict_leaves(self.tree.pages, self.source.save_node if keep else None)
+        self._quarantine_pages(evicted, self.step, self.source.launched_copies)
+        self.source.start_copies()
         self.complete_steps(self.pool.settled_step)
         return len(evicted)
 
@@ -418,11 +470,8 @@ class PrefixCache:
         prefix is left. Returns the number of pages freed. The pages become available when the steps
         and copies that may use them have completed.
         """
-        tiers = self.tiers
-        evicted = self.tree.evict_leaves(pages, None if tiers is None else tiers.save_if_write_back)
-        self._quarantine_pages(
-            evicted, self.step, 0 if tiers is None else tiers.host.memory.launched
-        )
+        evicted = self.tree.evict_leaves(pages, self.source.save_evicted)
+        self._quarantine_pages(evicted, self.step, self.source.launched_copies)
         return len(evicted)
 
 

@@ -23,6 +23,7 @@ from sglang_lite.runtime.kv_cache.disk_tier import RUN_TOKENS, DiskTier
 from sglang_lite.runtime.kv_cache.file_writes import FileWrites
 from sglang_lite.runtime.kv_cache.host_tier import HostTier
 from sglang_lite.runtime.kv_cache.page_names import PageNames
+from sglang_lite.runtime.kv_cache.page_source import NextPage, PageSource, PromisedPages
 from sglang_lite.runtime.kv_cache.page_sums import Rows
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
@@ -44,7 +45,7 @@ DEADLINE_S = 10.0  # for reading files; after it, their store is disabled
 
 
 @dataclass(eq=False, slots=True)
-class Fetch:
+class Fetch(PromisedPages):
     """Pages being copied to the device.
 
     Attributes:
@@ -55,8 +56,6 @@ class Fetch:
         pages: int32, pages that are written.
         first: name of the first one.
         copy: number of the copy.
-        from_disk: number of the pages that were read from files for the same request.
-        done: True if the pages are in the tree, or were dropped.
     """
 
     tokens: Ints
@@ -66,12 +65,10 @@ class Fetch:
     pages: Ints
     first: bytes
     copy: int
-    from_disk: int
-    done: bool = False
 
 
 @dataclass(eq=False, slots=True)
-class DiskRead:
+class DiskRead(PromisedPages):
     """Pages of a sequence that are being read from files into host memory.
 
     Attributes:
@@ -88,8 +85,6 @@ class DiskRead:
         began: when `filled` was set.
         read: number of pages that have been read.
         asked: when it was requested.
-        done: True if no request waits any more: the pages were read, were not found, or took too
-            long.
         dropped: True if the pages may no longer be used.
     """
 
@@ -106,11 +101,10 @@ class DiskRead:
     began: float = 0.0
     read: int = 0
     asked: float = field(default_factory=lambda: time.perf_counter())
-    done: bool = False
     dropped: bool = False
 
 
-class Tiers:
+class Tiers(PageSource):
     """Moves pages between the device and the tiers below.
 
     Args:
@@ -130,6 +124,8 @@ class Tiers:
         fetched_pages, read_pages: numbers of pages fetched from the host, and from the disk, so
             far.
     """
+
+    has_pages = True
 
     def __init__(
         self,
@@ -155,12 +151,26 @@ class Tiers:
         self._file_page_s = 0.0  # seconds to read a page of a file, as measured; 0 if unknown
         self._computed = 0  # sequences that seemed faster to compute than to fetch
 
-    def has_pending_copies(self, completed: int) -> bool:
+    @property
+    def has_files(self) -> bool:
+        """Whether pages are also written to files."""
+        return self.disk is not None
+
+    @property
+    def launched_copies(self) -> int:
+        """Number of copies to and from the host that have been launched so far."""
+        return self.host.memory.launched
+
+    def has_pending_pages(self, completed: int) -> bool:
         """Returns whether pages are being fetched or read, or copies are still running. `completed`
         is the number of copies that have completed.
         """
         reading = any(not each.done for each in self._reading.values())
         return bool(self.fetching) or reading or completed < self.host.memory.launched
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError if the host's slots are miscounted."""
+        self.host.check_slots()
 
     def stats(self) -> dict[str, int]:
         """Returns counts for `Engine.stats`."""
@@ -172,7 +182,7 @@ class Tiers:
             "disk_tokens_read": self.read_pages * size,
         }
 
-    def extra_pages_on_host(self, token_s: float) -> int:
+    def count_extra_pages(self, token_s: float) -> int:
         """Returns how many pages programs may use in addition to the device's, because the host can
         hold them. Returns 0 if fetching a page takes longer than computing it.
 
@@ -198,9 +208,7 @@ class Tiers:
         self._computed += 1
         return self._computed % _AGAIN > 0
 
-    def find_tier_of_next_page(
-        self, match: Match, tokens: Ints
-    ) -> Literal["on_host", "on_disk"] | None:
+    def find_next_page(self, match: Match, tokens: Ints) -> NextPage | None:
         """Returns the tier that has the page after a match: "on_host", or "on_disk" if a file with
         the page is known. Returns None if neither has it.
         """
@@ -217,12 +225,12 @@ class Tiers:
 
     # ----------------------------------------------------------------------------------------- down
 
-    def save_if_write_through(self, node: Node) -> None:
+    def save_published(self, node: Node) -> None:
         """Saves a node whose pages have been added to the tree, if the policy is "write_through"."""
         if self._policy == "write_through":
             self.save_node(node)
 
-    def save_if_selective(self, node: Node) -> None:
+    def save_reused(self, node: Node) -> None:
         """Saves the nodes of a prefix that a request reuses, from the root to `node`. Does nothing
         unless the policy is "write_through_selective".
         """
@@ -231,7 +239,7 @@ class Tiers:
                 self.save_node(node)
                 node = node.parent
 
-    def save_if_write_back(self, node: Node) -> None:
+    def save_evicted(self, node: Node) -> None:
         """Saves a node whose pages are being evicted from the device, if the policy is
         "write_back".
         """
@@ -279,8 +287,8 @@ class Tiers:
         match: Match,
         space: PrefixSpace,
         token_s: float,
-        before: Fetch | DiskRead | None,
-    ) -> Fetch | DiskRead | Literal["later"] | None:
+        before: PromisedPages | None,
+    ) -> PromisedPages | Literal["later"] | None:
         """Starts to fetch, from the lower tiers, the pages that follow a match.
 
         Args:
@@ -343,7 +351,8 @@ class Tiers:
             pages,
             found[0],
             copy,
-            from_disk,
+            from_host=len(pages) - from_disk,
+            from_files=from_disk,
         )
         self.fetching.append(fetch)
         self.fetched_pages += len(pages)
@@ -422,6 +431,10 @@ class Tiers:
         self._advance_file_work()
         return read
 
+    def list_pending_pages(self) -> list[tuple[PrefixLock, Ints]]:
+        """Returns the locks and pages of the fetches."""
+        return [(fetch.lock, fetch.pages) for fetch in self.fetching]
+
     def add_arrived_pages(self) -> int:
         """Adds pages that have arrived on the device to the tree. Returns the number of completed
         copies, including those to the host.
@@ -443,7 +456,7 @@ class Tiers:
         """Abandons all fetches, because the device's memory may be released. Also forgets the
         host's pages and abandons reads of files, unless `keep` is set. Files stay.
         """
-        self.host.memory.count_completed()  # starts copies that wait
+        self.start_copies()
         for fetch in self.fetching:
             self._store.pool.quarantine_pages(fetch.pages, self._store.step, fetch.copy)
             fetch.lock.unlock_prefix()
@@ -454,6 +467,10 @@ class Tiers:
         for read in self._reading.values():
             read.done = read.dropped = True
         self.host.forget_pages()
+
+    def start_copies(self) -> None:
+        """Launches the copies that wait for others."""
+        self.host.memory.count_completed()
 
     def close(self) -> None:
         """Finishes pending file writes, and closes the disk tier and the host's memory. Stops

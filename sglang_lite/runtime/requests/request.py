@@ -17,10 +17,10 @@ import numpy as np
 from sglang_lite.constraints.json_schema.repeats import build_repeat_rules
 from sglang_lite.protocol import Constraint, Generation, ModelError, TokenLogprob, Usage
 from sglang_lite.runtime.kv_cache.cache_miss import Miss
+from sglang_lite.runtime.kv_cache.page_source import PromisedPages
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import SlotHandle
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
-from sglang_lite.runtime.kv_cache.tiers import DiskRead, Fetch
 from sglang_lite.runtime.requests.cut_text import CutText
 from sglang_lite.runtime.requests.output_builder import Finish, OutputBuilder, grammar_engine_error
 from sglang_lite.runtime.requests.request_media import RequestMedia
@@ -105,23 +105,23 @@ class CacheUse:
     Attributes:
         tokens: prompt tokens found in the cache at the first admission; -1 before.
         miss: reason why the other prompt tokens were not cached; None if all but the last were.
-        fetch: last fetch of the prompt's pages from a lower tier, if any.
+        promise: last promise of the prompt's pages by a source, if any.
         host_tokens, disk_tokens: how many of `tokens` were copied from the host, and read from
             files.
     """
 
     tokens: int = -1
     miss: Miss | None = None
-    fetch: Fetch | DiskRead | None = None
+    promise: PromisedPages | None = None
     host_tokens: int = 0
     disk_tokens: int = 0
 
-    def record_fetch(self, fetch: Fetch | DiskRead, page_size: int) -> None:
-        """Records a fetch from a lower tier."""
-        if isinstance(fetch, Fetch) and fetch is not self.fetch and self.tokens < 0:
-            self.disk_tokens += fetch.from_disk * page_size
-            self.host_tokens += (len(fetch.pages) - fetch.from_disk) * page_size
-        self.fetch = fetch
+    def record_promise(self, promise: PromisedPages, page_size: int) -> None:
+        """Records a source's promise of pages."""
+        if promise is not self.promise and self.tokens < 0:
+            self.disk_tokens += promise.from_files * page_size
+            self.host_tokens += promise.from_host * page_size
+        self.promise = promise
 
     def record_admission(self, tokens: int) -> None:
         """Records the number of cached tokens at the first admission."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 
@@ -16,10 +15,10 @@ from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.radix import Match
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
-from sglang_lite.runtime.kv_cache.tiers import DiskRead, Fetch
 from sglang_lite.runtime.requests.request import Request, StreamPace
 from sglang_lite.runtime.requests.resource import Resource
 from sglang_lite.runtime.scheduler.admission_order import Policy
+from sglang_lite.runtime.scheduler.page_fetches import PageFetches
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
 from sglang_lite.runtime.scheduler.pauses import ExpectedGrowth, Pauses, peak_growth
 from sglang_lite.runtime.scheduler.queues import Queues
@@ -39,6 +38,7 @@ class Admission:
         store: pages, slots and radix tree.
         queues: requests, including the waiting ones.
         pauses: paused branches of programs.
+        fetches: fetches of pages that the device lacks.
         reserve: estimate of growth.
         policy: order of admission.
         resources: what requests hold while they run, besides a slot and pages.
@@ -55,6 +55,7 @@ class Admission:
         store: PrefixCache,
         queues: Queues,
         pauses: Pauses,
+        fetches: PageFetches,
         reserve: PageReserve,
         policy: Policy,
         resources: Sequence[Resource] = (),
@@ -62,6 +63,7 @@ class Admission:
         self._store = store
         self._queues = queues
         self._pauses = pauses
+        self._fetches = fetches
         self._reserve = reserve
         self._policy = policy
         self._resources = resources
@@ -69,7 +71,6 @@ class Admission:
         self._started: list[Request] = []
         # pages that were available, and plans since then
         self._refused: tuple[int, int] | None = None
-        self._to_fetch = 0  # pages that the last plan lacked for fetches
         self.refuses = False
         self.solo_request = -1
         self.prompt_tokens = self.prompt_tokens_cached = 0
@@ -84,7 +85,6 @@ class Admission:
         store = self._store
         table = self._store.table
         self.refuses = False
-        self._to_fetch = 0
         if not self._queues.has_waiting or not table.free or self._can_skip_admission(alone):
             return
         promised, window_pages = self._promised_pages()
@@ -101,7 +101,7 @@ class Admission:
             if not all(each.may_start(request) for each in self._resources):
                 continue
             tokens = request.tokens
-            if request.cache.fetch is not None and not request.cache.fetch.done:
+            if self._fetches.is_awaited_by(request):
                 continue
             reusable, match, cached = self._match_reusable(request)
             if store.reuses and _will_be_cached_soon(
@@ -113,25 +113,15 @@ class Admission:
                 programs[request.branch] = self._program_growth_after(request)
             # keeps its own prefix from being evicted to make room for it
             with store.tree.lock_node(match.node):
-                in_windows = (
-                    0
-                    if store.windows is None
-                    else min(self._expected_pages(request), store.windows.kept)
-                )
+                in_windows = store.count_window_pages(self._expected_pages(request))
                 # otherwise each fits by itself
                 crowded = in_windows > window_pages and self._queues.has_running
                 if crowded or not self._has_room(request, needed, promised, programs.values()):
                     self._refused = store.available, 0
                     break
-            while (
-                (fetch := self._start_fetch(request, reusable, match)) is not None
-                and fetch != "later"
-                and fetch.done
-            ):
-                match = store.match_usable(reusable, request.space)
-            if fetch is not None:
+            match, waits = self._fetches.fetch_missing(request, reusable, match, needed)
+            if waits:
                 promised += needed
-                self._to_fetch += needed * (fetch == "later")
                 continue
             self._admissions += 1
             request.admission = self._admissions
@@ -163,36 +153,6 @@ class Admission:
             and not (queues.has_waiting or queues.decoding)
         )
         self.solo_request = admitted[0].id if solo and admitted[0].ending is None else -1
-
-    def _start_fetch(
-        self, request: Request, reusable: Ints, match: Match
-    ) -> Fetch | DiskRead | Literal["later"] | None:
-        """Starts to fetch pages of a request's prompt from a lower tier, if that is faster than
-        computing them.
-        """
-        tiers = self._store.tiers
-        cache = request.cache
-        if tiers is None or len(reusable) <= len(match.pages) * self._store.page_size + 1:
-            return None
-        fetch = tiers.fetch_after_match(
-            reusable, match, request.space, self._pauses.token_s, cache.fetch
-        )
-        if isinstance(fetch, Fetch | DiskRead):
-            cache.record_fetch(fetch, self._store.page_size)
-        return fetch
-
-    def evict_ahead(self, tokens: int) -> None:
-        """Evicts pages one step in advance, because evicted pages are free only one step later.
-        Makes room for fetches and for up to `tokens` prompt tokens.
-        """
-        store = self._store
-        table = self._store.table
-        slots = request_slots(self._queues.prefilling)
-        lacking = int((-(-table.length[slots] // store.page_size) - table.page_count[slots]).sum())
-        short = min(lacking, max(tokens, 0) // store.page_size) + self._to_fetch
-        short -= store.pool.free + store.pool.quarantined
-        if short > 0 and store.tree.evictable:
-            store.evict_pages(min(short, store.tree.evictable))
 
     def forget_refusal(self) -> None:
         """Makes the next plan look at all waiting requests again, because a new one has been
@@ -286,20 +246,20 @@ class Admission:
         after = (
             request.rank if pauses.keeps_queue_position(branch) else (-request.priority, math.inf)
         )
-        below = 0 if store.tiers is None else store.tiers.extra_pages_on_host(pauses.token_s)
+        extra = self._fetches.count_extra_pages()
         if branch is not None:  # a request without a program ends before programs have grown
             paused, given_up = pauses.growth_below_rank(after, beside=branch)
             growing = [*paused, *[each for each in programs if each.rank <= after]]
             growth = sum([each.growth for each in growing])
             if (
                 needed + promised + given_up - (-growth // store.page_size)
-                > store.available + below
+                > store.available + extra
             ):
                 growth = peak_growth(growing)
-            promised += max(given_up - (-growth // store.page_size) - below, 0)
+            promised += max(given_up - (-growth // store.page_size) - extra, 0)
         while (short := needed + promised - store.available) > 0:
             if pauses.release_overdue_pages(
-                short, kept=below > 0
+                short, kept=extra > 0
             ) or pauses.release_lowest_ranked_pages(short, after):
                 continue
             if pauses.release_for_longest_waiter(short, request.times.queued):
@@ -322,15 +282,12 @@ class Admission:
         """
         table = self._store.table
         slots = request_slots(self._queues.running())
-        windows = self._store.windows
         ends = table.length[slots] + self._reserve.reserved_tokens_for_rows(
             table.length[slots], table.limit[slots]
         )
         pages = -(-ends // self._store.page_size)
-        left = 0
-        if windows is not None:
-            left = windows.pool.total - windows.chunk - int(np.minimum(pages, windows.kept).sum())
-        return int((pages - table.page_count[slots]).sum()), left
+        promised = int((pages - table.page_count[slots]).sum())
+        return promised, self._store.spare_window_pages(pages)
 
     def record_prompt_tokens(self, request: Request) -> None:
         """Counts the tokens of a request's prompt, once it is known how many are cached."""

@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.drafting.draft import Draft
-from sglang_lite.runtime.kv_cache.page_copies import token_slots_to_copy
+from sglang_lite.runtime.kv_cache.page_copies import NO_COPIES, token_slots_to_copy
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
+from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache, SlotHandle
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.requests.request import Request
 
 NO_DRAFTS: Mapping[int, Draft] = {}
-_NO_COPIES: Ints = np.zeros((2, 0), dtype=np.int32)
 
 # request, start, end: positions start … end-1 are computed
 Row: TypeAlias = tuple[Request, int, int]
@@ -58,7 +57,7 @@ class Batch:
     pending: NDArray[np.bool_]
     started: tuple[Request, ...]
     copies: Ints
-    window_copies: Ints = field(default_factory=lambda: _NO_COPIES)
+    window_copies: Ints = field(default_factory=lambda: NO_COPIES)
     streams: int = 0
     drafts: Mapping[int, Draft] = field(default_factory=dict)
 
@@ -69,6 +68,12 @@ class Batch:
         for row, draft in self.drafts.items():
             counts[row] = len(draft.tokens)
         return counts
+
+    def handle_of_row(self, row: int) -> SlotHandle:
+        """Returns the resources of a row's request."""
+        handle = self.requests[row].handle
+        assert handle is not None
+        return handle
 
     @property
     def tokens(self) -> int:
@@ -94,7 +99,6 @@ def make_batch(
     """
     store.step += 1
     table = store.table
-    windows = store.windows
     copies = store.pop_pending_copies()
     streams = count_streaming_requests(table, decoding)
     if drafts:
@@ -124,9 +128,7 @@ def make_batch(
         pending=ends > table.known[slots],
         started=tuple(r for r in started if r.handle is not None),
         copies=token_slots_to_copy(copies, store.page_size),
-        window_copies=_NO_COPIES
-        if windows is None
-        else token_slots_to_copy(copies, store.page_size, windows.of),
+        window_copies=store.window_slots_to_copy(copies),
         streams=streams,
         drafts={row: drafts[r.id] for row, r in enumerate(requests) if r.id in drafts}
         if drafts

@@ -396,7 +396,7 @@ class Pauses:
         returns last. Returns False if there are no such branches.
 
         Args:
-            kept: whether lower tiers keep pages and restore them quickly. Then all branches whose
+            kept: whether the source keeps pages and returns them quickly. Then all branches whose
                 callers are away give up theirs, and stay expected.
         """
         now = self.now()
@@ -413,10 +413,9 @@ class Pauses:
         for last in sorted(away, key=lambda each: -each.remaining_s(now)):
             if self.pages_given_up >= enough:
                 break
-            if kept and self._store.tiers is not None and last.lock.node is not None:
-                self._store.tiers.save_if_selective(
-                    last.lock.node
-                )  # soon, so the selective policy copies it
+            if kept and last.lock.node is not None:
+                # soon, so the source may save it now
+                self._store.source.save_reused(last.lock.node)
             self._release_last_pages(last, enough - self.pages_given_up, for_good=not kept)
         return bool(away)
 

@@ -55,13 +55,11 @@ class Retraction:
         """Retracts requests that lack pages of their window. After a request has dropped tokens,
         its window may begin in pages that it has already released.
         """
-        windows = self._store.windows
-        table = self._store.table
-        if windows is not None:
-            running = list(self._queues.running())
-            slots = request_slots(running)
-            for i in windows.slots_lacking_pages(slots, table.computed[slots]).tolist():
-                self.retract_request(running[i])
+        if self._store.windows is None:
+            return
+        running = list(self._queues.running())
+        for i in self._store.slots_lacking_window(request_slots(running)):
+            self.retract_request(running[i])
 
     def retract_all(self) -> list[Request]:
         """Retracts all running requests, and returns them in the order of their admission."""

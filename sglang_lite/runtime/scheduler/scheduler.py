@@ -31,9 +31,9 @@ from sglang_lite.runtime.scheduler.batch import (
 )
 from sglang_lite.runtime.scheduler.drafted_rows import DraftedRows
 from sglang_lite.runtime.scheduler.oom_isolation import Isolation
+from sglang_lite.runtime.scheduler.page_fetches import PageFetches
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
 from sglang_lite.runtime.scheduler.pauses import Pauses
-from sglang_lite.runtime.scheduler.prefetch import Prefetch
 from sglang_lite.runtime.scheduler.prompt_chunks import chunk_cost, chunk_end
 from sglang_lite.runtime.scheduler.queues import Queues
 from sglang_lite.runtime.scheduler.retraction import Retraction, request_slots
@@ -67,6 +67,7 @@ class Scheduler:
         store, queues: the arguments of these names.
         pauses: paused branches of programs.
         admission: gives waiting requests slots and pages.
+        fetches: fetches of pages that the device lacks.
         retraction: makes room for running requests.
         appended_tokens: number of tokens appended in a slot by requests that continue there.
         drafts: drafts of running requests, or None.
@@ -87,8 +88,7 @@ class Scheduler:
     ) -> None:
         self.store = store
         self._stages = stages
-        chunk = step_tokens if store.windows is None else store.windows.chunk_tokens
-        self._step_tokens = min(step_tokens, chunk)
+        self._step_tokens = store.limit_chunk(step_tokens)
         self._last_alone = last_alone
         self._pace = pace
         self._reserve = PageReserve()
@@ -98,38 +98,32 @@ class Scheduler:
         self.retraction = Retraction(store, self.queues, self.pauses, self._reserve)
         self._resources = resources
         self._cuts = (*(each.cut_chunk for each in resources), self._split_last_token)
+        self.fetches = PageFetches(store, queues, self.pauses)
         self.admission = Admission(
-            store, self.queues, self.pauses, self._reserve, policy, resources
+            store, self.queues, self.pauses, self.fetches, self._reserve, policy, resources
         )
-        self._prefetch = Prefetch(store, self.pauses)
         self.appended_tokens = 0
         turns = Turns if pace is None else None
         self.drafts = None if drafting is None else DraftedRows(store, self.queues, drafting, turns)
-        self._copied = 0  # copies between tiers that had completed at the last plan
 
     @property
     def idle(self) -> bool:
         """Whether there are no requests, and no pages being copied."""
-        return self.queues.idle and not self.awaits_copies
+        return self.queues.idle and not self.fetches.are_pending
 
     @property
     def may_plan_when_idle(self) -> bool:
         """Whether planning may have an effect even though there are no requests. That is the case
-        if pauses are about to begin or the cache has lower tiers.
+        if pauses are about to begin or the cache has a source of pages.
         """
-        return self.pauses.has_requested_pauses or self.store.tiers is not None
-
-    @property
-    def awaits_copies(self) -> bool:
-        """Whether pages were being copied between tiers at the last plan."""
-        return self.store.tiers is not None and self.store.tiers.has_pending_copies(self._copied)
+        return self.pauses.has_requested_pauses or self.fetches.may_change_plan
 
     @property
     def waits(self) -> bool:
         """Whether the loop may pause before the next plan. It may while pages are being copied, or
         if nothing runs because paused programs are expected soon.
         """
-        if self.awaits_copies:
+        if self.fetches.are_pending:
             return True
         return not self.queues.has_running and self.queues.has_waiting and self.admission.refuses
 
@@ -139,7 +133,7 @@ class Scheduler:
         """
         branch = request.branch
         request.times.queued = self.pauses.now()
-        self._prefetch.read_ahead_for(request)
+        self.fetches.read_ahead_for(request)
         self.admission.forget_refusal()
         if branch is None:
             self.queues.queue_waiting(request)
@@ -158,7 +152,7 @@ class Scheduler:
         self._reserve.lower_reserved_share()
         self.admission.admit_requests(self._isolation.next)
         budget = self._prompt_budget(decoding)
-        self._evict_ahead(budget)
+        self.fetches.evict_ahead(2 * budget)
         chunks, budget = self._plan_prompt_chunks(budget)
         # without requests that were retracted to make room for the prompt of another one
         decoding = [r for r in decoding if r.state is State.DECODING]
@@ -173,23 +167,18 @@ class Scheduler:
         """Applies changes since the last plan, such as finished copies and requested pauses.
         Retracts requests that can't continue.
         """
-        self._copied = self.store.collect_finished_copies()
+        self.fetches.collect_arrived()
         while self._isolation.drop_cleared_suspect(self.store.table):
             # the isolated request, or the one that continues in its slot
             self.retraction.retract_all()
         self.retraction.retract_requests_lacking_window()
         self.pauses.begin_requested_pauses()
-        self._prefetch.run()
+        self.fetches.fetch_for_pauses()
 
     def _select_decoding_requests(self) -> list[Request]:
         """Returns the requests that compute their last token in this step, each with a page for it."""
         ready = self._rotate_requests(self._requests_to_decode())
         return self.retraction.allocate_next_pages(ready)
-
-    def _evict_ahead(self, budget: int) -> None:
-        # without tiers, pages evicted early would be recomputed
-        if self.store.tiers is not None:
-            self.admission.evict_ahead(2 * budget)
 
     def _plan_prompt_chunks(self, budget: int) -> tuple[list[Row], int]:
         """Returns chunks of prompts that fit into a budget, and the rest of the budget. The chunks'
@@ -275,13 +264,7 @@ class Scheduler:
             if request.state is State.PREFILLING and batch.ends[row] == table.length[request.slot]:
                 self.queues.move_to_decoding(request)
                 complete.append(row)
-        if (windows := self.store.windows) is not None:
-            for row in windows.slots_past_window(batch.slots, batch.ends).tolist():
-                handle = batch.requests[row].handle
-                assert handle is not None
-                windows.release_behind_window(
-                    table, handle.slot, handle.owned_from, self.store.step
-                )
+        self.store.release_behind_windows(batch.slots, batch.ends, batch.handle_of_row)
         return complete
 
     def mask_unchanged_rows(self, batch: Batch) -> NDArray[np.bool_]:

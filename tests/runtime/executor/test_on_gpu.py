@@ -314,5 +314,5 @@ def test_prefixes_that_were_copied_to_the_host_come_back(of_head, tmp_path, poli
             for _ in range(3):  # equal prompts of one round would run together
                 assert [each.token_ids for each in answers(engine, asked, greedy())] == expected
             store = engine.core.scheduler.store
-            assert store.tiers.fetched_pages
-    assert store.tiers.read_pages
+            assert store.source.fetched_pages
+    assert store.source.read_pages

@@ -53,7 +53,7 @@ def test_a_later_engine_finds_what_an_earlier_one_has_computed(tmp_path, page):
     later = engine(tmp_path, page_size=page)
     assert one(later, LONG) == 2 * run
     assert later.built[0].cache.disk_tokens == 2 * run
-    assert later.store.tiers.read_pages == 2 * run // page
+    assert later.store.source.read_pages == 2 * run // page
     assert one(later, [*LONG[:300], 3, 4, 5]) == 300  # on the device now
     later.check_empty()
 
@@ -100,7 +100,7 @@ def test_a_request_waits_for_files_as_long_as_the_policy_says(
     monkeypatch.setattr("sglang_lite.runtime.kv_cache.tiers._PATIENCE_S", patience_s)
     one(engine(tmp_path), LONG)
     later = engine(tmp_path, hicache_storage_prefetch_policy=policy)
-    threads = later.store.tiers.disk.executor = Late(random.Random(1))
+    threads = later.store.source.disk.executor = Late(random.Random(1))
     _, events = later.start(LONG, SamplingParams(max_tokens=2, temperature=0))
     for _ in range(8):
         later.step()
@@ -108,14 +108,14 @@ def test_a_request_waits_for_files_as_long_as_the_policy_says(
     while later.step():
         threads.run(1)
     assert ended(events).usage.cached_tokens == 512 * waits
-    assert not later.store.tiers.disk.off
+    assert not later.store.source.disk.off
 
 
 def test_a_long_prompt_is_fetched_part_by_part_while_the_next_part_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("sglang_lite.runtime.kv_cache.tiers._PART_FILES", 1)
     one(engine(tmp_path), LONG)
     later = engine(tmp_path)
-    tiers = later.store.tiers
+    tiers = later.store.source
     threads = tiers.disk.executor = Late(SimpleNamespace(shuffle=lambda _: None))  # in order
     _, events = later.start(LONG, SamplingParams(max_tokens=2, temperature=0))
     fetched = set()
@@ -297,7 +297,7 @@ def test_wrong_settings_are_refused(tmp_path, wrong):
 def test_a_folder_that_hangs_is_not_used_any_more(tmp_path, hangs, monkeypatch, caplog):
     one(engine(tmp_path), LONG)
     later = engine(tmp_path)
-    tiers = later.store.tiers
+    tiers = later.store.source
     threads = tiers.disk.executor = Late(random.Random(1))
     _, events = later.start(LONG, SamplingParams(max_tokens=2, temperature=0))
     later.step()
@@ -327,7 +327,7 @@ def test_a_slow_folder_that_returns_a_file_within_the_deadline_is_used_on(tmp_pa
     clock = SimpleNamespace(perf_counter=lambda: passed[0])
     monkeypatch.setattr("sglang_lite.runtime.kv_cache.tiers.time", clock)
     monkeypatch.setattr("sglang_lite.runtime.kv_cache.tiers._PART_FILES", 1)
-    tiers = later.store.tiers
+    tiers = later.store.source
     threads = tiers.disk.executor = Late(random.Random(1))
     _, events = later.start(LONG, SamplingParams(max_tokens=2, temperature=0))
     later.step()
@@ -357,7 +357,7 @@ def test_whatever_threads_and_copies_do_answers_are_right(tmp_path, policy):
             tmp_path, hicache_write_policy=policy, late=lambda: rng.random() < 0.5, page_size=rng.choice([16, 32]),
             hicache_storage_max_gb=rng.choice([1e-5, 1]), hicache_ratio=rng.choice([0.5, 2]),
         )  # fmt: skip
-        tiers = running.store.tiers
+        tiers = running.store.source
         threads = tiers.disk.executor = tiers.disk.writer = Late(rng)
         requests = []
         for _ in range(some(12, 60)):

@@ -129,7 +129,7 @@ def test_a_store_that_fails_is_not_used_any_more(shelf, method, caplog):
 
 def test_a_store_that_takes_nothing_in_time_is_not_used_any_more(shelf, caplog, monkeypatch):
     running = engine("shelf", "the shelf")
-    tiers = running.store.tiers
+    tiers = running.store.source
     tiers.disk.writer = threads = Late(random.Random(1))  # as if `put` never returned
     assert cached(running) == 0
     assert "not used" not in caplog.text

@@ -98,7 +98,7 @@ def test_random_actions_on_programs_that_pause(tmp_path, policy):
         hicache_write_policy=policy, hicache_storage_backend="file", hicache_storage_dir=str(tmp_path),
         late=lambda: draw.random() < 0.4, **SIZES,
     )  # fmt: skip
-    tiers, store = engine.store.tiers, FailingFolder(tmp_path, draw)
+    tiers, store = engine.store.source, FailingFolder(tmp_path, draw)
     threads = Late(draw)
     tiers.disk = DiskTier(store, threads)
     stems = ["".join(draw.choices(LETTERS, k=560)) for _ in range(4)]

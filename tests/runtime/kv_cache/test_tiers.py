@@ -128,7 +128,7 @@ def test_copies_that_were_slow_once_are_tried_again():
     tiers, prompts = engine(), [[1 + i] * 100 for i in range(4)]
     for prompt in prompts:
         one(tiers, prompt)
-    tiers.scheduler.pauses.token_s, tiers.store.tiers.host.memory.page_s = 1e-3, 1.0
+    tiers.scheduler.pauses.token_s, tiers.store.source.host.memory.page_s = 1e-3, 1.0
     assert one(tiers, prompts[0]) == 0
     found = [one(tiers, prompts[i % 4]) for i in range(1, 100)]
     assert max(found) == 99
@@ -166,7 +166,7 @@ def test_what_computing_brings_sooner_is_computed():
     tiers, prompts = engine(hicache_write_policy="write_back"), [[1 + i] * 100 for i in range(3)]
     for prompt in prompts:
         one(tiers, prompt)
-    tiers.store.tiers.host.memory.page_s = 1.0
+    tiers.store.source.host.memory.page_s = 1.0
     computed = generation(tiers, prompts[0])
     assert computed.usage.cached_tokens == 0
     assert computed.meta["cache_miss"]["reason"] == "on_host"
@@ -207,7 +207,7 @@ def test_new_weights_and_flushes_come_while_copies_are_under_way(policy, tmp_pat
         requests.append((tiers.start(prompts[index], params)[1], index))
         for _ in range(rng.randrange(8)):
             tiers.step()
-        host = tiers.store.tiers.host.memory
+        host = tiers.store.source.host.memory
         if rng.random() < 0.1:
             on_the_way += host.count_completed() < host.launched
             version = rng.choice(["old", "new"])
@@ -226,7 +226,7 @@ def test_new_weights_and_flushes_come_while_copies_are_under_way(policy, tmp_pat
     assert len(whole) > ACTIONS // 2
     for each, index in whole:
         assert each.token_ids == expected[each.meta["weight_version"]][index]
-    assert tiers.store.tiers.fetched_pages
+    assert tiers.store.source.fetched_pages
     tiers.check_empty()
 
 
@@ -285,7 +285,7 @@ def test_names_depend_on_what_an_engine_records_of_tokens():
             {"enable_return_hidden_states": True},
         )
     ]
-    assert keys[0] == core.scheduler.store.tiers.names.key
+    assert keys[0] == core.scheduler.store.source.names.key
     assert len(set(keys)) == 3
 
 

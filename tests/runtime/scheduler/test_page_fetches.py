@@ -94,7 +94,7 @@ def test_files_are_read_while_a_request_waits_for_its_turn(tmp_path):
     for _ in range(4):
         engine.step()
     assert busy == []
-    assert engine.store.tiers.read_pages == 512 // 4
+    assert engine.store.source.read_pages == 512 // 4
     engine.drain()
     usage = ended(events).usage
     assert (usage.cached_tokens, usage.disk_tokens) == (512, 512)
@@ -110,4 +110,4 @@ def test_what_many_requests_begin_with_comes_up_once():
     told = [engine.start([*stem, i, i], greedy(2))[1] for i in range(1, 9)]
     engine.drain()
     assert all(ended(events).usage.cached_tokens == 100 for events in told)
-    assert engine.store.tiers.fetched_pages == 100 // 4
+    assert engine.store.source.fetched_pages == 100 // 4
