@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Node, Pause, Rollback, Text
+from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Pause, Rollback, Text
 from sglang_lite.program.play.branch import (
     Ask,
     BranchText,
@@ -15,10 +15,20 @@ from sglang_lite.program.play.branch import (
     Failed,
     Forked,
     Idle,
+    ProgramBranch,
     QueuedNode,
 )
 from sglang_lite.program.play.player import ProgramPlayer
 from sglang_lite.protocol import ProgramError, RequestAbortedError, SglError
+from tests.program.play.rules import (
+    CALLER,
+    ENGINE,
+    SEQUENCES,
+    Plain,
+    answer,
+    random_steps,
+    verdict,
+)
 
 
 class Words(BranchText[str]):
@@ -48,29 +58,13 @@ class Words(BranchText[str]):
         self.added = list(mark)
 
 
-def answer(prompt):
-    """Answer to a prompt, or None if the node fails."""
-    value = sum(prompt.encode()) % 100
-    return None if value % 17 == 0 else f"<{value}>"
-
-
-def verdict(value, attempt):
-    """Verdict on an answer: None if it is refused, "again" with another question, or the text."""
-    if value is None:
-        return "again" if attempt < 1 else None
-    number = int(value[1:-1])
-    if number % 13 == 0:
-        return None
-    return "again" if number % 3 == 0 and attempt < 2 else value.upper() + "."
-
-
 class Driver:
     """Answers what the player asks for, in an order that `draw` chooses. Gives verdicts likewise:
     on answers once they have come, on pauses at any time.
     """
 
-    def __init__(self, draw):
-        self.draw, self.player = draw, ProgramPlayer(Words("P"))
+    def __init__(self, draw, ways=ENGINE):
+        self.draw, self.ways, self.player = draw, ways, ProgramPlayer(Words("P"))
         self.asks, self.prompts, self.errors, self.events = [], {}, {}, []
         self.verdicts, self.attempts, self.counts = [], {}, {}
 
@@ -98,9 +92,9 @@ class Driver:
                     self.prompts[(*key, *[-1] * attempt)] = str(branch.text)
                 case Cancel(ask):
                     self.asks.remove(ask)
-                case Failed(path, _, error):
-                    assert path not in self.errors
-                    self.errors[path] = error
+                case Failed(path, _, error, attempt):
+                    assert (path, attempt) not in self.errors
+                    self.errors[path, attempt] = error
 
     @property
     def waits(self):
@@ -126,12 +120,14 @@ class Driver:
         self.take()
 
     def judge(self, ask, found):
-        what = verdict(found, ask.attempt)
-        if what is not None:
-            pieces, again = (("r",), queued(ask.node)) if what == "again" else ((what,), None)
-            self.player.judge(ask.branch.path, ask.place, pieces, again)
+        outcome = verdict(found, ask.attempt)
+        path = ask.branch.path
+        if outcome == "again":
+            self.player.judge(path, ask.place, (self.ways.again,), queued(ask.node))
+        elif outcome == "accepted":
+            self.player.judge(path, ask.place, (found + self.ways.accepted,))
         elif ask.branch.paused == ask.place and ask.branch.attempt == ask.attempt:
-            self.player.end_branch_quietly(ask.branch.path)
+            self.player.end_branch_quietly(path)
 
     def close(self):
         self.player.close()
@@ -151,156 +147,55 @@ def queued(node):
     return QueuedNode(node, branches)
 
 
-class Plain:
-    """The same rules, played at once in the order of submission: what a node gives depends on
-    nothing later.
-    """
-
-    def __init__(self, path=(), text="P"):
-        self.path, self.before, self.count, self.marks = path, text, 0, {}
-        self.added, self.forks, self.failed, self.lost = [], {}, False, False
-        self.joins, self.asked, self.gathered = [-1], [], {}
-
-    @property
-    def text(self):
-        return self.before + "".join(self.added)
-
-    def add(self, node, tree, prompts):
-        place, self.count = self.count, self.count + 1
-        if isinstance(node, Rollback):
-            if not self.lost and node.mark in self.marks:
-                self.failed, self.added = False, list(self.marks[node.mark])
-                self.marks = {at: each for at, each in self.marks.items() if at <= node.mark}
-                for at in [at for at in self.forks if at > node.mark]:
-                    for child in self.forks.pop(at):
-                        child.lose()
-                self.asked = [key for key in self.asked if key[-1] <= node.mark]
-                self.gathered = {at: keys for at, keys in self.gathered.items() if at <= node.mark}
-                self.joins = [at for at in self.joins if at <= node.mark]
-            return
-        if isinstance(node, Fork):
-            self.forks[place] = [
-                Plain((*self.path, place, i), self.text) for i in range(len(node.branches))
-            ]
-            for child in self.forks[place]:
-                tree[child.path] = child
-                if self.failed:
-                    child.lose()
-        if isinstance(node, Join) and node.mode == "gather_variable" and not self.lost:
-            trees = [each for child in self.forks[node.fork] for each in child.tree()]
-            self.gathered[place] = [key for each in trees for key in each.asked]
-        if self.failed:
-            return
-        match node:
-            case Text(text):
-                self.failed = text == "!"
-                self.added += [text] * (not self.failed)
-            case Gen():
-                if node.name == "early":  # it may be decided before it is asked
-                    prompts[(*self.path, place)] = self.text
-                    self.added.append("e")
-                else:
-                    self.ask((*self.path, place), node.judged, prompts)
-            case Pause():
-                self.added.append("p")
-                if place % 3 == 0:
-                    self.ask((*self.path, place), False, prompts)
-            case Mark():
-                self.marks[place] = list(self.added)
-            case Join(fork, mode="concate_and_append"):
-                self.join(place, [self.forks[fork]] if fork is not None else self.since_join())
-
-    def ask(self, key, judged, prompts):
-        self.asked.append(key)
-        for attempt in range(3):
-            prompts[(*key, *[-1] * attempt)] = self.text
-            found = answer(self.text)
-            if judged:
-                found = verdict(found, attempt)
-            if found != "again":
-                break
-            self.added.append("r")
-        self.failed = found is None
-        self.added += [] if found is None else [found]
-
-    def since_join(self):
-        return [children for at, children in self.forks.items() if at > self.joins[-1]]
-
-    def join(self, place, forks):
-        children = [child for each in forks for child in each]
-        self.joins.append(place)
-        self.failed = any(child.failed for child in children)
-        if not self.failed:
-            for child in children:
-                self.added += child.added
-
-    def tree(self):
-        """The branch and all that were forked from it."""
-        for branch in (found := [self]):
-            found += [child for children in branch.forks.values() for child in children]
-        return found
-
-    def lose(self):
-        self.lost, self.failed, self.gathered = True, True, {}
-        for children in self.forks.values():
-            for child in children:
-                child.lose()
-
-
-def random_steps(draw, tree):
-    """Yields (path, node) in an order in which a program could be written; `tree` has the branches
-    so far.
-    """
-    for i in range(draw.randrange(5, 40)):
-        paths = [path for path, each in tree.items() if not each.lost or draw.random() < 0.1]
-        branch = tree[draw.choice(paths[-3:] if draw.random() < 0.3 else paths)]
-        kind = draw.random()
-        if kind < 0.3:
-            node: Node = Text("!" if draw.random() < 0.04 else f"t{i} ")
-        elif kind < 0.6:
-            judged = kind < 0.42
-            node = Gen("early" if kind < 0.36 else "x", judged=judged) if kind < 0.55 else Pause()
-        elif kind < 0.72 and len(branch.path) < 6:
-            node = Fork(((),) * draw.randrange(0, 4))
-        elif kind < 0.82 and branch.forks:
-            fork = draw.choice(list(branch.forks))
-            ends = tuple(child.count for child in branch.forks[fork])
-            node = (
-                Join(None)
-                if draw.random() < 0.3
-                else Join(fork, ends if draw.random() < 0.5 else ())
-            )
-            if draw.random() < 0.5:
-                node = Join(fork, mode="gather_variable")
-        elif kind < 0.92:
-            node = Mark()
-        elif branch.marks:
-            node = Rollback(draw.choice(list(branch.marks)))
-        else:
-            continue
-        yield branch.path, node
+def check_sequence(seed, ways, hurry):
+    """Plays a random program in a random order of submissions, answers and verdicts."""
+    draw = random.Random(f"{hurry} {seed}")
+    main = Plain(ways)
+    tree, prompts, driver = {(): main}, {}, Driver(draw, ways)
+    for path, node in random_steps(random.Random(seed), tree, ways):
+        tree[path].add(node, tree, prompts)
+        driver.add(path, node)
+        while driver.waits and draw.random() < hurry:
+            driver.answer_one()
+    error = driver.close()
+    assert (error is not None) == main.failed, seed
+    if not main.failed:
+        assert str(driver.player.main.text) == main.text, seed
+    assert driver.prompts.items() <= prompts.items(), seed
+    for branch in tree.values():
+        played = {key for keys in branch.gathered.values() for key in keys}
+        if not branch.failed:
+            played |= set(branch.asked)
+        assert played <= driver.prompts.keys(), (seed, branch.path)
+    assert driver.player.totals.queued == driver.player.totals.asked == 0
 
 
 @pytest.mark.parametrize("hurry", [0.0, 0.3, 0.9])
 def test_the_order_of_answers_changes_no_text(hurry):
     for seed in range(1000):
-        draw = random.Random(f"{hurry} {seed}")
-        main = Plain()
-        tree, prompts, driver = {(): main}, {}, Driver(draw)
-        for path, node in random_steps(draw, tree):
-            tree[path].add(node, tree, prompts)
-            driver.add(path, node)
-            while driver.waits and draw.random() < hurry:
-                driver.answer_one()
-        error = driver.close()
-        assert (error is not None) == main.failed, seed
-        if not main.failed:
-            assert str(driver.player.main.text) == main.text, seed
-        assert driver.prompts.items() <= prompts.items(), seed
-        assert {
-            key for branch in tree.values() for keys in branch.gathered.values() for key in keys
-        } <= driver.prompts.keys(), seed
-        assert driver.player.totals.queued == driver.player.totals.asked == 0
+        check_sequence(seed, ENGINE, hurry)
+
+
+@pytest.mark.parametrize("hurry", [0.0, 0.3, 0.9])
+def test_the_sequences_of_the_callers_player_mean_the_same_here(hurry):
+    for seed in range(SEQUENCES):
+        check_sequence(seed, CALLER, hurry)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("count_nodes_claimed_above", lambda branch, below, at: 0),
+        ("next_rollback", lambda branch: None),
+        ("undo_forks", lambda branch, mark, at: (mark + 1, [])),
+        ("has_mark", lambda branch, mark: False),
+    ],
+)
+def test_a_rule_that_changes_in_this_player_alone_is_noticed(monkeypatch, name, other):
+    monkeypatch.setattr(ProgramBranch, name, other)
+    with pytest.raises(AssertionError):
+        for seed in range(SEQUENCES):
+            check_sequence(seed, CALLER, 0.1)
 
 
 def asked(driver):
@@ -422,4 +317,4 @@ def test_a_rollback_to_a_mark_that_an_earlier_one_has_removed_fails():
     driver.add((0, 0), Rollback(0), Rollback(2), Text("x"))
     error = driver.close()
     assert error is None
-    assert isinstance(driver.errors[0, 0, 4], ProgramError)
+    assert isinstance(driver.errors[(0, 0, 4), 0], ProgramError)
