@@ -112,6 +112,21 @@ def text_of_a_join_inside_another_one(s, wait):
     return [s["x"], outer[0]["h"]]
 
 
+def empty_branch_of_a_join_inside_another_one(s, wait):
+    s += "p:" + sgl.gen("w")
+    outer = s.fork(1)
+    with outer[0].checkpoint() as place:
+        inner = outer[0].fork(2)
+        inner[0] += "b"
+        inner.join("concate_and_append")
+        outer.join("concate_and_append")
+        wait(outer[0])
+        place.rollback()
+    outer[0] += "d" + sgl.gen("h")
+    s += sgl.gen("x")
+    return [s["x"], outer[0]["h"]]
+
+
 def join_after_the_rollback_of_a_join(s, wait):
     s += "p:"
     fork = s.fork(1)
@@ -211,6 +226,7 @@ RULES = {
     values_of_a_join: [["<p:b>", None], "c", "<p:>"],
     values_of_a_join_inside_another_one: [[["<p:b>", "<p:b>"]], "<p:d>"],
     text_of_a_join_inside_another_one: ["<p:b<p:b>>", "<p:d>"],
+    empty_branch_of_a_join_inside_another_one: ["<p:<p:>b>", "<p:<p:>d>"],
     join_after_the_rollback_of_a_join: "<p:b<p:b>>",
     branches_of_a_fork_behind_the_mark: ["RequestAbortedError", "<p:<p:>>"],
     rollback_in_a_branch_that_a_rollback_has_ended: ["RequestAbortedError", "<p:>"],

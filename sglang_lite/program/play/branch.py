@@ -403,13 +403,14 @@ class ProgramBranch(Generic[TextT, QueuedT]):
 
     def count_nodes_claimed_above(self, below: ProgramBranch[TextT, QueuedT], at: int) -> int:
         """Returns how many of this branch's first nodes survive a rollback in the branch `below`.
-        Nodes survive if joins in branches above `below` have claimed them.
+        Nodes survive if joins in branches above `below` have claimed them. Returns -1 if no join
+        has claimed the branch, and 0 if one has before it had nodes.
 
         Args:
             at: number of nodes when the rollback is added.
         """
         above = (claim.end for claim in self.claims if len(claim.joiner.path) < len(below.path))
-        return max((end for end in above if end <= at), default=0)
+        return max((end for end in above if end <= at), default=-1)
 
     def undo_forks(self, mark: int, at: int) -> tuple[int, list[ProgramBranch[TextT, QueuedT]]]:
         """Discards the forks and joins that a rollback removes.

@@ -494,8 +494,8 @@ class Branches(Generic[TextT, QueuedT]):
             below: branch whose rollback ends this one, or None. Nodes claimed by joins in branches
                 above it are still played.
         """
-        claimed = 0 if below is None else branch.count_nodes_claimed_above(below, branch.count)
-        if branch.error is None and claimed > 0:
+        claimed = -1 if below is None else branch.count_nodes_claimed_above(below, branch.count)
+        if branch.error is None and claimed >= 0:
             branch.refused = error
             branch.remove_queued_from(claimed)
         elif branch.error is None:

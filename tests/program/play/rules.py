@@ -150,8 +150,8 @@ class Plain:
 
 def random_steps(draw, tree, ways):
     """Yields (path, node) in an order in which a program could be written; `tree` has the branches
-    so far. Half of the forked branches begin with a mark, and often go back behind it once they are
-    joined, because the rules on what a join has claimed are the hardest to keep.
+    so far. Half of the forked branches begin with a mark, and many roll back to one of their marks
+    once they are joined, because the rules on what a join has claimed are the hardest to keep.
     """
     for i in range(draw.randrange(5, 40)):
         paths = [path for path, each in tree.items() if not each.lost or draw.random() < 0.1]

@@ -67,6 +67,7 @@ class Driver:
         self.draw, self.ways, self.player = draw, ways, ProgramPlayer(Words("P"))
         self.asks, self.prompts, self.errors, self.events = [], {}, {}, []
         self.verdicts, self.attempts, self.counts = [], {}, {}
+        self.branches = {(): self.player.main}
 
     def add(self, path, *nodes):
         for place, node in enumerate(nodes, self.counts.get(path, 0)):
@@ -90,6 +91,8 @@ class Driver:
                     key = (*branch.path, place)
                     attempt = self.attempts[key] = self.attempts.get(key, -1) + 1
                     self.prompts[(*key, *[-1] * attempt)] = str(branch.text)
+                case Forked(branch):
+                    self.branches[branch.path] = branch
                 case Cancel(ask):
                     self.asks.remove(ask)
                 case Failed(path, _, error, attempt):
@@ -148,7 +151,7 @@ def queued(node):
 
 
 def check_sequence(seed, ways, hurry):
-    """Plays a random program in a random order of submissions, answers and verdicts."""
+    """Plays a random program while answers and verdicts come in a random order."""
     draw = random.Random(f"{hurry} {seed}")
     main = Plain(ways)
     tree, prompts, driver = {(): main}, {}, Driver(draw, ways)
@@ -159,8 +162,11 @@ def check_sequence(seed, ways, hurry):
             driver.answer_one()
     error = driver.close()
     assert (error is not None) == main.failed, seed
-    if not main.failed:
-        assert str(driver.player.main.text) == main.text, seed
+    for path, branch in tree.items():
+        if not branch.lost:
+            assert (driver.branches[path].error is not None) == branch.failed, (seed, path)
+        if not branch.failed:
+            assert str(driver.branches[path].text) == branch.text, (seed, path)
     assert driver.prompts.items() <= prompts.items(), seed
     for branch in tree.values():
         played = {key for keys in branch.gathered.values() for key in keys}
@@ -177,7 +183,7 @@ def test_the_order_of_answers_changes_no_text(hurry):
 
 
 @pytest.mark.parametrize("hurry", [0.0, 0.3, 0.9])
-def test_the_sequences_of_the_callers_player_mean_the_same_here(hurry):
+def test_this_player_keeps_the_rules_in_the_callers_programs(hurry):
     for seed in range(SEQUENCES):
         check_sequence(seed, CALLER, hurry)
 
