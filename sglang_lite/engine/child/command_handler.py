@@ -76,6 +76,7 @@ from sglang_lite.runtime.core.submission import (
     Submission,
 )
 from sglang_lite.runtime.embedding.request import EncodeRequest
+from sglang_lite.runtime.host.heap import start_trimming
 from sglang_lite.runtime.host.parent import end_with_parent
 from sglang_lite.runtime.kernels.compile_process import CompileProcess
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor
@@ -137,6 +138,7 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     )
     if core.device.type == "cpu":
         sys.setswitchinterval(_TURN_S)
+        start_trimming()
     from sglang_lite.runtime.core.engine_core import EngineCore  # imports torch
 
     if isinstance(core, EngineCore):

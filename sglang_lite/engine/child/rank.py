@@ -69,6 +69,8 @@ def _load_and_follow_rank_0(
     from sglang_lite.runtime.executor import make_runner  # imports torch
     from sglang_lite.runtime.executor.kv_pool_size import gpu_bytes_in_use
     from sglang_lite.runtime.executor.ranks import follow_rank_0, read_message
+    from sglang_lite.runtime.host.heap import start_trimming
+    from sglang_lite.runtime.host.onednn import limit_primitive_caches
     from sglang_lite.runtime.host.openmp import set_share_of_threads
     from sglang_lite.runtime.loading.load_model import load_model
     from sglang_lite.runtime.parallel.collectives import GlooCollectives
@@ -77,6 +79,7 @@ def _load_and_follow_rank_0(
     set_share_of_threads(
         config.threads, config.parallel.threaded, max(config.dp_size // config.nnodes, 1)
     )
+    limit_primitive_caches()
     ranks = GlooCollectives(
         config.parallel.as_seen_by(rank), meeting, config.dist_timeout or START_S
     )
@@ -86,6 +89,8 @@ def _load_and_follow_rank_0(
         encode_frame([Loaded(gpu_bytes_in_use(device) if device.type == "cuda" else 0)])
     )
     gc.freeze()
+    if device.type == "cpu":
+        start_trimming()
     follow_rank_0(
         map(read_message, contents),
         lambda capacity: make_runner(loaded.model, capacity, config, loaded.compiling),

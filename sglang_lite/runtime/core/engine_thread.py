@@ -20,7 +20,7 @@ from sglang_lite.runtime.core.tower_core import TowerCore, TowerLoop
 from sglang_lite.runtime.embedding.load import LoadedEncoder
 from sglang_lite.runtime.executor import memory_shortage
 from sglang_lite.runtime.executor.token_records import enable_recording
-from sglang_lite.runtime.host import openmp
+from sglang_lite.runtime.host import onednn, openmp
 from sglang_lite.runtime.loading.load_model import Loaded, LoadedTower
 from sglang_lite.runtime.models.weight_memory import save_memory
 
@@ -105,6 +105,7 @@ def build_core(config: EngineConfig, load: Callable[[], Loaded]) -> AnyCore:
     openmp.set_share_of_threads(
         config.threads, config.parallel.threaded, max(config.dp_size // config.nnodes, 1)
     )
+    onednn.limit_primitive_caches()
     try:
         # not assigned to a local name, so a failure releases the model
         return _build_core_for_model(config, load())

@@ -14,7 +14,6 @@ from sglang_lite.runtime.config_checks import check_unset
 from sglang_lite.runtime.embedding.encoder import Encoder
 from sglang_lite.runtime.embedding.spec import EncoderSpec, encoder_spec
 from sglang_lite.runtime.embedding.tokenizer import encoder_tokenizer
-from sglang_lite.runtime.host import onednn
 from sglang_lite.runtime.models.memory_check import check_free_memory, weight_bytes
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.dummy import DummySource
@@ -89,7 +88,6 @@ def load_encoder(
                 f"{path}: {spec.architecture} reads texts by a decoder's layers, and those run so on a CPU only.",
                 hint='Use device="cpu".',
             )
-        onednn.limit_primitive_caches()
         hint = "Take a smaller model or dtype."
         check_free_memory(
             {"weights": weight_bytes(spec.layers, dtype.itemsize)}, device, str(path), hint

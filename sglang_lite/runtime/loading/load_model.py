@@ -24,7 +24,7 @@ from sglang_lite.runtime.embedding.load import (
 )
 from sglang_lite.runtime.embedding.spec import encoder_spec, is_encoder
 from sglang_lite.runtime.executor.ranks import RankLinks
-from sglang_lite.runtime.host import onednn, startup_messages
+from sglang_lite.runtime.host import startup_messages
 from sglang_lite.runtime.kernels.compile_process import DRIVER, CompileProcess
 from sglang_lite.runtime.loading.checksums import check_files
 from sglang_lite.runtime.loading.expert_placement import (
@@ -252,8 +252,6 @@ def load_model(
         else read_kv_scales(Path(file), spec.kv_layout)
     )
     kind = Decoder
-    if device.type == "cpu":
-        onednn.limit_primitive_caches()
     if device.type == "cuda":
         from sglang_lite.runtime.models.gpu_decoder import GpuDecoder  # imports Triton
 
