@@ -22,8 +22,9 @@ class PromisedPages:
     """Pages of a sequence that a source has promised.
 
     Attributes:
-        done: whether the promise has ended: the pages are in the tree, or won't come. A request that
-            waits for them is then matched with the tree again.
+        done: whether requests no longer wait for it: the pages are in the tree or nearer to the
+            device, don't exist, or take too long. A request that waited is then matched with the
+            tree again, and the source is asked once more; it must not return the same promise.
         from_host, from_files: numbers of pages that the promise adds to the tree, by where they
             were.
     """
@@ -36,7 +37,9 @@ class PromisedPages:
 class PageSource:
     """Source of pages that the device lacks. This class itself has none.
 
-    All methods are called on the engine's thread, between two steps.
+    All methods are called on the engine's thread, while launched steps may still run. A source
+    allocates the device's pages for what it promises, locks the pages before them, and adds them to
+    the tree or, if they are lost, puts them in quarantine.
 
     Attributes:
         has_pages: whether the source can have pages. If not, the scheduler never asks for any.
@@ -61,8 +64,8 @@ class PageSource:
         return False
 
     def read_ahead(self, tokens: Ints, space: PrefixSpace, token_s: float) -> PromisedPages | None:
-        """Brings a sequence's pages nearer to the device if neither the device nor its neighbour
-        has them.
+        """Starts to bring a sequence's pages nearer to the device, for example from files to the
+        host's memory, if neither has them.
 
         Returns None if there are none, much is being read already, or computing is faster.
 
@@ -126,7 +129,7 @@ class PageSource:
         """May save a node whose pages have been added to the tree."""
 
     def save_reused(self, node: Node) -> None:
-        """May save the nodes of a prefix that a request reuses, from the root to `node`."""
+        """May save the nodes of a prefix that is reused or will be, from the root to `node`."""
 
     def save_evicted(self, node: Node) -> None:
         """May save a node whose pages are being evicted from the device."""
@@ -135,8 +138,9 @@ class PageSource:
         """Saves the pages of a node, as far as there is room."""
 
     def drop_pages(self, *, keep: bool = False) -> None:
-        """Abandons all promises, because the device's memory may be released. Also forgets the
-        source's own pages, except files, unless `keep` is set.
+        """Abandons what is being copied to the device, because its memory may be released. Unless
+        `keep` is set, also abandons other promises and forgets the source's own pages, except
+        files.
         """
 
     def start_copies(self) -> None:

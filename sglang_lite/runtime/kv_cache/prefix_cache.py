@@ -1,9 +1,8 @@
-"""KV cache: the page pool, the radix tree and the slot table. Only this module moves pages between
-them.
+"""KV cache: the page pool, the radix tree and the slot table, and the moves of pages between them.
 
-A page has exactly one owner at any time: the pool (free or in quarantine), the tree, or a running
-request (the pages of its slot from `owned_from` on). A running request reads pages of the tree
-under its lock.
+A page has exactly one owner at any time: the pool (free or in quarantine), the tree, a running
+request (the pages of its slot from `owned_from` on), or a promise of the source of pages. A running
+request reads pages of the tree under its lock.
 """
 
 from __future__ import annotations
@@ -328,7 +327,7 @@ class PrefixCache:
         there are no window pages.
 
         Args:
-            pages: int32 [R], number of pages of each running request.
+            pages: int32 [R], number of pages that each running request is expected to need.
         """
         windows = self.windows
         if windows is None:
@@ -372,12 +371,14 @@ class PrefixCache:
                 self.table, handle.slot, handle.owned_from, self.step
             )
 
-    # ------------------------------------------------------------------------------------- publish
+    # ------------------------------------------------------------- between pool, tree and requests
 
     def collect_finished_copies(self) -> int:
         """Adds pages that have arrived from the source to the tree. Returns the number of completed
         copies, in either direction.
         """
+        if not self.source.has_pages:
+            return 0
         completed = self.source.add_arrived_pages()
         self.pool.settle_quarantine(copy=completed)
         return completed

@@ -105,7 +105,7 @@ class CacheUse:
     Attributes:
         tokens: prompt tokens found in the cache at the first admission; -1 before.
         miss: reason why the other prompt tokens were not cached; None if all but the last were.
-        promise: last promise of the prompt's pages by a source, if any.
+        promise: the source's last promise of pages of the prompt, if any.
         host_tokens, disk_tokens: how many of `tokens` were copied from the host, and read from
             files.
     """

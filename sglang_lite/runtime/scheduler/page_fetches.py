@@ -44,7 +44,9 @@ class PageFetches:
 
     @property
     def are_pending(self) -> bool:
-        """Whether pages were promised or being copied at the last plan."""
+        """Whether pages are promised, or copies in either direction had not completed at the last
+        plan.
+        """
         return self._store.source.has_pending_pages(self._completed)
 
     def collect_arrived(self) -> None:
@@ -52,7 +54,7 @@ class PageFetches:
         self._completed = self._store.collect_finished_copies()
 
     def read_ahead_for(self, request: Request) -> None:
-        """Brings cached pages of a request's first tokens nearer to the device, because it may have
+        """Starts to bring cached pages of a request's first tokens nearer to the device, because it may have
         to wait for its turn.
         """
         if self._store.source.has_pages:

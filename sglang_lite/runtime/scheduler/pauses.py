@@ -414,7 +414,7 @@ class Pauses:
             if self.pages_given_up >= enough:
                 break
             if kept and last.lock.node is not None:
-                # soon, so the source may save it now
+                # it will be reused: the source may save it before it is evicted
                 self._store.source.save_reused(last.lock.node)
             self._release_last_pages(last, enough - self.pages_given_up, for_good=not kept)
         return bool(away)

@@ -159,6 +159,7 @@ def test_what_ends_while_pages_are_promised_leaves_nothing_behind(end):
         engine.scheduler.end_pauses_and_flush()
     engine.drain()
     assert ended(events) is not None
+    assert not source.open
     engine.check_empty()
 
 
