@@ -110,7 +110,8 @@ class PrefixCache:
         inside a page, also schedules a copy of that page's cached tokens if a page is available.
         """
         lock = self.tree.lock_node(match.node)
-        self.source.save_reused(match.node)
+        if self.source.has_pages:
+            self.source.save_reused(match.node)
         slot = self.table.allocate_slot()
         table = self.table
         count = len(match.pages)
@@ -377,8 +378,6 @@ class PrefixCache:
         """Adds pages that have arrived from the source to the tree. Returns the number of completed
         copies, in either direction.
         """
-        if not self.source.has_pages:
-            return 0
         completed = self.source.add_arrived_pages()
         self.pool.settle_quarantine(copy=completed)
         return completed
@@ -421,7 +420,7 @@ class PrefixCache:
             handle.lock.unlock_prefix()
             handle.lock = lock
         handle.owned_from = full
-        if handle.lock.node is not None:
+        if self.source.has_pages and handle.lock.node is not None:
             self.source.save_published(handle.lock.node)
 
     def release_request(self, handle: SlotHandle) -> None:

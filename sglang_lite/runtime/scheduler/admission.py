@@ -101,7 +101,8 @@ class Admission:
             if not all(each.may_start(request) for each in self._resources):
                 continue
             tokens = request.tokens
-            if self._fetches.is_awaited_by(request):
+            promise = request.cache.promise
+            if promise is not None and not promise.done:
                 continue
             reusable, match, cached = self._match_reusable(request)
             if store.reuses and _will_be_cached_soon(

@@ -47,11 +47,13 @@ class PageFetches:
         """Whether pages are promised, or copies in either direction had not completed at the last
         plan.
         """
-        return self._store.source.has_pending_pages(self._completed)
+        source = self._store.source
+        return source.has_pages and source.has_pending_pages(self._completed)
 
     def collect_arrived(self) -> None:
         """Adds pages that have arrived on the device to the tree."""
-        self._completed = self._store.collect_finished_copies()
+        if self._store.source.has_pages:
+            self._completed = self._store.collect_finished_copies()
 
     def read_ahead_for(self, request: Request) -> None:
         """Starts to bring cached pages of a request's first tokens nearer to the device, because it may have
@@ -61,11 +63,6 @@ class PageFetches:
             request.cache.promise = self._store.source.read_ahead(
                 request.tokens, request.space, self._pauses.token_s
             )
-
-    def is_awaited_by(self, request: Request) -> bool:
-        """Returns whether a request waits for pages that were promised."""
-        promise = request.cache.promise
-        return promise is not None and not promise.done
 
     def fetch_missing(
         self, request: Request, reusable: Ints, match: Match, needed: int
@@ -104,7 +101,8 @@ class PageFetches:
 
     def count_extra_pages(self) -> int:
         """Returns how many pages programs may use in addition to the device's."""
-        return self._store.source.count_extra_pages(self._pauses.token_s)
+        source = self._store.source
+        return source.count_extra_pages(self._pauses.token_s) if source.has_pages else 0
 
     def evict_ahead(self, tokens: int) -> None:
         """Evicts pages one step in advance, because evicted pages are free only one step later.
@@ -128,8 +126,7 @@ class PageFetches:
         """Fetches pages given up by paused programs that are expected soon, unless others need the
         pages.
         """
-        now = self._pauses.now()
-        if not self._store.source.has_pages or now < self._next:
+        if not self._store.source.has_pages or (now := self._pauses.now()) < self._next:
             return
         self._next = now + _EVERY_S
         for pause in self._pauses:
