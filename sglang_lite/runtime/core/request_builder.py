@@ -65,7 +65,7 @@ class RequestBuilder:
         adapters: returns the adapter for the name in a request, if any. Raises
             ParameterError for an unknown name, or for any name if the engine has no adapters. None
             if names are not checked because the engine is another process.
-        adapter_at_hand: returns whether `adapters` reads no file for a name.
+        adapter_at_hand: returns whether a name's adapter is in memory.
         media: the argument of this name.
         now: clock for time limits on thoughts.
     """

@@ -3,8 +3,8 @@ masks → draw.
 
 If a model has several stages, a step is settled and drawn one turn later for each stage after the
 first. Other threads only post commands to its inbox (inbox.py). All state of requests is changed on
-this thread, so no locks are needed. Nothing on it may block: tokenisation and grammar compilation
-finish before a request is posted.
+this thread, so no locks are needed. It waits only for results of the device and, briefly, for
+masks: tokenisation and grammar compilation finish before a request is posted.
 """
 
 from __future__ import annotations
@@ -312,7 +312,9 @@ class StepLoop:
                 self._reader.wind_down(request)
 
     def run_step(self) -> None:
-        """Runs one step. If it runs out of memory, its requests are retracted and tried one by one."""
+        """Runs one step. If it runs out of memory, all running requests are retracted and tried one
+        by one.
+        """
         if self.preparation is not None and not self.holds:
             for request in self.preparation.prepare_next(self._fail_now):
                 self.scheduler.accept_request(request)

@@ -39,7 +39,7 @@ class PageSource:
 
     All methods are called on the engine's thread, while launched steps may still run. A source
     allocates the device's pages for what it promises, locks the pages before them, and adds them to
-    the tree or, if they are lost, puts them in quarantine.
+    the tree, or puts them in quarantine if their content is lost.
 
     Attributes:
         has_pages: whether the source can have pages. If not, the scheduler never asks for any.

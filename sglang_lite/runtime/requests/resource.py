@@ -33,13 +33,13 @@ class Resource:
     """
 
     def order_candidates(self, candidates: Iterable[Request]) -> Iterable[Request]:
-        """Begins a plan. Drops reservations of requests that did not start, and yields all
+        """Begins an admission. Drops reservations of requests that did not start, and yields all
         candidates in the order in which to admit them.
         """
         return candidates
 
     def may_start(self, request: Request) -> bool:
-        """Reserves what a waiting request needs, until the next plan. Returns False if the request
+        """Reserves what a waiting request needs, until the next admission. Returns False if the request
         has to wait. Other requests may still start.
         """
         return True
@@ -58,7 +58,9 @@ class Resource:
         return end
 
     def release_unused(self) -> None:
-        """Frees what no request needs any more. Called after a request has ended for any reason."""
+        """Frees what no request needs any more. Called after a request has ended, unless the next
+        one takes its slot.
+        """
 
     def close(self) -> None:
         """Notifies all who wait for the resource, because the engine is closing."""

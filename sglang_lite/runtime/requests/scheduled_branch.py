@@ -100,7 +100,7 @@ class ScheduledBranch:
 
     @property
     def may_return(self) -> bool:
-        """Whether the branch may need its text again because its caller may still add nodes."""
+        """Whether the branch will, or may, need its text again: its caller may still add nodes."""
         return self._branch.returns or (self.program.open and self._branch.error is None)
 
 

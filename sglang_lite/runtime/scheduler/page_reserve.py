@@ -20,8 +20,8 @@ class PageReserve:
     """Estimate of the tokens that running requests will still generate.
 
     Most requests end before their limit, so room is kept only for a share of what each may still
-    generate. The share falls with every step, and a retraction raises it to what the running
-    requests have turned out to need. (SGLang's new-token ratio.)
+    generate. The share falls with every step, and a retraction raises it to twenty more tokens for
+    each decoding request. (SGLang's new-token ratio.)
     """
 
     def __init__(self) -> None:

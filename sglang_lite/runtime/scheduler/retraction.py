@@ -1,5 +1,5 @@
-"""Retraction: if pages run short, the program that ranks last gives up pages. If one of its
-requests is running, that request gives up its slot and waits again.
+"""Retraction: if no prefix can be evicted and no program is away too long, what ranks last gives up
+pages: a paused program, or a running request, which gives up its slot and waits again.
 
 Its computed pages go into the radix tree. When it continues, it computes what is no longer there, so
 no token changes.
@@ -69,8 +69,8 @@ class Retraction:
         return requests
 
     def allocate_next_pages(self, decoding: list[Request]) -> list[Request]:
-        """Allocates a page for the next token of each decoding request, if it needs one. Returns
-        the requests that have a page for that token.
+        """Allocates a page for the token that each decoding request computes, if it needs one.
+        Returns the requests that have a page for that token.
         """
         if not decoding:
             return decoding
@@ -91,7 +91,7 @@ class Retraction:
             if request.state is not State.DECODING:
                 continue  # retracted to make room for one before it
             if waits or not self.reserve_pages_for(request, int(table.length[request.slot])):
-                # and so do all after it, because nothing is left to free for them
+                # and so do all after it: they may not take its pages
                 waits.add(request.id)
         return [r for r in decoding if r.state is State.DECODING and r.id not in waits]
 

@@ -46,8 +46,8 @@ ISOLATED_TOKENS = 512  # maximum number of tokens in a step of an isolated reque
 class Scheduler:
     """Queues of requests, and planner of each step's batch.
 
-    Every request fits the pool by itself (the engine rejects others), and the oldest running
-    request always advances (retraction.py). So all requests end.
+    Every request fits the pool by itself (the engine rejects others), and the running request that
+    ranks first always advances (retraction.py). So all requests end.
 
     Args:
         store: pages, slots and radix tree.
@@ -373,7 +373,7 @@ class Scheduler:
     @property
     def isolated(self) -> bool:
         """Whether requests run one by one after an out-of-memory error."""
-        return bool(self._isolation)
+        return bool(self._isolation.suspects)
 
     @property
     def must_read_before_planning(self) -> bool:
