@@ -1,6 +1,4 @@
-"""The products that are kept ready on a CPU are limited on each thread, and the environment stays
-as it was.
-"""
+"""The products that are kept ready on a CPU are limited on each thread."""
 
 import ctypes
 import os
@@ -20,7 +18,6 @@ class Info(ctypes.Structure):
 library = ctypes.CDLL(None)
 library.mallinfo2.restype = Info
 torch.set_num_threads(1)
-before = dict(os.environ)
 onednn.PRODUCTS = 40
 bf16 = torch.bfloat16
 def pack():
@@ -32,15 +29,14 @@ def attention(length):
 product = {"linear": linear, "attention": attention}[sys.argv[1]]
 used = []
 def compute():
-    onednn.limit_primitive_caches()
     for shape in range(2, 122):
         product(shape)
         used.append(library.mallinfo2().uordblks)
-for work in (onednn.limit_primitive_caches, compute):
+onednn.limit_primitive_caches()
+for work in (pack, compute):
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-assert dict(os.environ) == before
 print(used[-1] - used[39])
 """
 PLAIN = {name: value for name, value in os.environ.items() if not name.endswith("_CACHE_CAPACITY")}
