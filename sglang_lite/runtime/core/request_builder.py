@@ -72,9 +72,8 @@ class RequestBuilder:
 
     adapters: Callable[[str | None], Adapter | None] | None = staticmethod(reject_adapter_name)
     adapter_at_hand: Callable[[str | None], bool] | None = None
-    incomplete: ClassVar[str] = (
-        "the adapter can't be read"  # why `complete_requests` fails unexpectedly
-    )
+    # what to say if `complete_requests` fails unexpectedly
+    incomplete: ClassVar[str] = "the adapter can't be read"
     now: Callable[[], float] = staticmethod(time.perf_counter)
 
     def __init__(

@@ -1,8 +1,9 @@
 """Returns freed memory of an engine's process to the system.
 
 glibc keeps memory between blocks that are in use. Blocks of a step's tensors leave gaps that later
-blocks don't fit into: 280 MB after 3,000 requests, 370 MB after a quarter of an hour. Making glibc take large blocks
-from the system instead (M_MMAP_THRESHOLD) would make a prompt of 1,500 tokens take half as long again.
+blocks don't fit into: 280 MB after 3,000 requests, 370 MB after a quarter of an hour. Making glibc
+take large blocks from the system instead (M_MMAP_THRESHOLD) would make a prompt of 1,500 tokens
+take half as long again.
 """
 
 from __future__ import annotations

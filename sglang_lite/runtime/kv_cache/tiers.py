@@ -289,19 +289,8 @@ class Tiers(PageSource):
         token_s: float,
         before: PromisedPages | None,
     ) -> PromisedPages | Literal["later"] | None:
-        """Starts to fetch, from the lower tiers, the pages that follow a match.
-
-        Args:
-            tokens: int32, the tokens that may be cached.
-            match: their pages that are on the device.
-            space: part of the cache that holds the sequence.
-            token_s: seconds to compute a token; 0 if unknown.
-            before: last fetch for the same request, if any.
-
-        Returns:
-            The fetch, possibly one that began earlier. "later" if pages for it become free only
-            after the running steps, when the match may have changed. None if the lower tiers have
-            too little, computing is faster, or the device has no room.
+        """Starts to fetch the pages that follow a match from the host's memory, or to read them
+        from files; see `PageSource.fetch_after_match`.
         """
         store = self._store
         size = self._store.page_size
@@ -360,14 +349,8 @@ class Tiers(PageSource):
         return fetch
 
     def read_ahead(self, tokens: Ints, space: PrefixSpace, token_s: float) -> DiskRead | None:
-        """Starts to read a sequence's pages from files if neither the device nor the host has them.
-
-        Returns None if there are none, many are being read, or computing is faster.
-
-        Args:
-            tokens: int32, the sequence.
-            space: part of the cache that holds it.
-            token_s: seconds to compute a token; 0 if unknown.
+        """Starts to read a sequence's pages from files if neither the device nor the host has them;
+        see `PageSource.read_ahead`.
         """
         if self.disk is None or self.disk.off or len(self._reading) >= _MAX_READING:
             return None
