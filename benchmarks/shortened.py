@@ -49,7 +49,7 @@ from sglang_lite.runtime.core.step_loop import RequestEnds
 from sglang_lite.runtime.core.token_reader import TokenReader
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.requests.output_builder import Finish
-from sglang_lite.runtime.requests.random_uniforms import derive_sample_seed
+from sglang_lite.runtime.requests.sample_seed import derive_sample_seed
 
 EXAMPLES = 3
 CALL = 30  # tokens of a call around its arguments, at most

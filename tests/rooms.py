@@ -55,7 +55,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "sglang_lite/runtime/kv_cache/": ("tests/runtime/kv_cache", "tests/runtime/scheduler", "tests/runtime/core"),
     "sglang_lite/runtime/loading/": ("tests/runtime/loading",),
     "sglang_lite/runtime/models/": ("tests/runtime/loading",),
-    "sglang_lite/runtime/requests/random_uniforms.py": ("tests/docs", "tests/runtime/structured_output"),
+    "sglang_lite/runtime/requests/sample_seed.py": ("tests/docs", "tests/runtime/structured_output"),
     "sglang_lite/runtime/scheduler/": (
         "tests/runtime/scheduler", "tests/runtime/core", "tests/runtime/test_engine.py", "tests/conformance/test_rules.py",
     ),

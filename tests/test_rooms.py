@@ -24,7 +24,7 @@ from tests.rooms import ROOMS, ROOT, to_run
         ("sglang_lite/server/metrics.py", "tests/server/test_metrics.py"),
         ("sglang_lite/text/stop.py", "tests/text/test_stop.py"),
         # pages show what is drawn
-        ("sglang_lite/runtime/requests/random_uniforms.py", "tests/docs/test_recipes.py"),
+        ("sglang_lite/runtime/requests/sample_seed.py", "tests/docs/test_recipes.py"),
         ("tests/waiting.py", "tests/engine/test_death.py"),
         ("tests/runtime/models/conftest.py", "tests/runtime/models/test_gguf.py"),
         ("tests/wire.py", "tests/test_structure.py"),

@@ -50,6 +50,7 @@ SMALL = {
     "day.py": ["--help"],  # it takes minutes
     "descriptions.py": ["--help"],  # it needs a model that can extract
     "distribution.py": ["--draws", "2"],
+    "draws.py": ["--vocabulary", "500", "--rows", "2"],
     "engine_process.py": [
         "--repeat",
         "1",

@@ -74,7 +74,7 @@ def test_an_engine_writes_calls_that_fit(tools, engine):
 
     for name in ("add", "count"):
         whole = 0
-        for seed in range(3):
+        for seed in range(9):
             try:
                 call = calls.run(tools[name], backend=engine, seed=seed)["call"]
             except sgl.TruncatedError:

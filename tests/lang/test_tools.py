@@ -425,7 +425,7 @@ def test_an_engine_knows_the_format_by_its_chat_template():
         def body(s):
             s += "x" + sgl.gen("x", tools=[add, weather], tool_choice="required", max_tokens=200)
 
-        values = [sgl.function(body).run(backend=engine, seed=seed) for seed in range(6)]
+        values = [sgl.function(body).run(backend=engine, seed=seed) for seed in range(16)]
         calls = [
             state["x"]
             for state in values

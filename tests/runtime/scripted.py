@@ -26,11 +26,11 @@ from sglang_lite.runtime.drafting.drafting import TAIL, StepCost
 from sglang_lite.runtime.drafting.guess import Guess
 from sglang_lite.runtime.drafting.registry import DRAFTERS
 from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.race import draw_exponentials
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.kv_cache.check import check_cache
 from sglang_lite.runtime.kv_cache.tiers import Tiers
 from sglang_lite.runtime.loading.load_model import LoadedModel
-from sglang_lite.runtime.requests.random_uniforms import draw_uniforms
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 EOS = 0
@@ -199,9 +199,8 @@ def drawn(tokens, temperature, seed, ends=True):
         logits[EOS] = float("-inf")
     if temperature == 0:
         return int(logits.argmax())
-    mass = torch.softmax(logits / temperature, 0).double().cumsum(0)
-    draw = draw_uniforms(np.array([seed], np.uint64), np.array([len(tokens)]))[0] * float(mass[-1])
-    return min(int(torch.searchsorted(mass, draw, right=True)), VOCAB - 1)
+    noise = np.log(draw_exponentials(seed, len(tokens), VOCAB))
+    return int((logits.numpy() / np.float64(temperature) - noise).argmax())
 
 
 class Guesses:

@@ -28,7 +28,7 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.media.placeholders import NAMES, MediaFormat, no_media_error, prompt_spans
 from sglang_lite.runtime.requests.output_builder import DrawnBy, LoadedWeights, OutputBuilder, Sink
-from sglang_lite.runtime.requests.random_uniforms import derive_sample_seed
+from sglang_lite.runtime.requests.sample_seed import derive_sample_seed
 from sglang_lite.runtime.requests.request import Request, Times
 from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams, resolve_params

@@ -20,6 +20,7 @@ from sglang_lite.runtime.executor.step_record import SlotPages, StepRecord
 from sglang_lite.runtime.executor.token_records import read_records
 from sglang_lite.runtime.kernels.arena import Arena
 from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.race import compile_race
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
 from sglang_lite.runtime.models.lora.pool import COLUMN
@@ -77,6 +78,7 @@ class CpuRunner:
     ) -> None:
         self._cores_contended = cores_contended
         self._adapters = adapters
+        compile_race()  # now, so that the first draw doesn't wait
         slots = len(pages.pages)
         self._model = model
         self._pages = pages

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from sglang_lite.protocol import ModelError, SglError, TokenLogprob
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adjust_logits
 from sglang_lite.runtime.executor.step_record import SAMPLING
+from sglang_lite.runtime.kernels.race import draw_tokens
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.requests.random_uniforms import draw_uniforms
 from sglang_lite.runtime.requests.request import not_finite_error
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 
@@ -164,11 +164,9 @@ def sample(
     )
     errors = adjust_logits(logits, adjustments)
     masked = () if masks is None else (masks.rows >= 0).nonzero()[0].tolist()
-    forbidden = np.zeros(len(slots), dtype=np.int32)
     if masks is not None:
         for i in masked:
             others = ~masks.allowed_tokens(i, logits.shape[1])
-            forbidden[i] = np.count_nonzero(others)
             logits[i].masked_fill_(torch.from_numpy(others), float("-inf"))
     logprobs = logprobs or {
         i: compute_draw_logprobs(logits[i], adjustments[i].params) for i in reported
@@ -183,11 +181,13 @@ def sample(
                 i,
                 ModelError(f"no token can follow at position {positions[i]}: all logits are -inf."),
             )
-    drawn = table.mask_of_sampled_slots(slots)
-    if drawn.any():
-        rows = torch.from_numpy(drawn)
-        picked[rows] = _draw_tokens(
-            logits[rows], table, slots[drawn], positions[drawn], forbidden[drawn]
+    drawn = table.mask_of_sampled_slots(slots).nonzero()[0]
+    if len(drawn):
+        params = table.rows[slots[drawn]]
+        for i in table.has_filter(slots[drawn]).nonzero()[0].tolist():
+            _filter_logits(logits[drawn[i]], params[i])
+        picked[torch.from_numpy(drawn)] = torch.from_numpy(
+            draw_tokens(logits, drawn, params["temperature"], params["seed"], positions[drawn])
         )
     tokens: list[int] = picked.tolist()
     return Sampled(
@@ -297,26 +297,11 @@ def token_logprob(logprobs: torch.Tensor, token: int, params: ResolvedParams) ->
     return TokenLogprob(float(logprobs[token]), token, top=top, ids=chosen)
 
 
-def _draw_tokens(
-    logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: Ints, forbidden: Ints
-) -> torch.Tensor:
-    """Draws tokens by inverse-transform sampling with one uniform number for each row.
-
-    Probabilities stay in the order of token ids even if some rows are filtered, so that a draw
-    doesn't depend on the rest of the batch.
-    """
-    rows = table.rows[slots]
-    probs = torch.softmax(logits / torch.from_numpy(rows["temperature"].copy()).unsqueeze(1), -1)
-    for i in table.has_filter(slots).nonzero()[0].tolist():
-        _filter_probabilities(probs[i].numpy(), rows[i])
-    mass = probs.double().cumsum(-1)
-    target = (
-        torch.from_numpy(draw_uniforms(rows["seed"].copy(), positions, forbidden)) * mass[:, -1]
-    )
-    picked = torch.searchsorted(mass, target.unsqueeze(1), right=True).clamp_(
-        max=probs.shape[1] - 1
-    )
-    return picked.squeeze(1)
+def _filter_logits(logits: torch.Tensor, row: np.void) -> None:
+    """Sets, in place, the logits [V] of the tokens that a row's filters drop to -inf."""
+    probs = torch.softmax(logits / float(row["temperature"]), -1)
+    _filter_probabilities(probs.numpy(), row)
+    logits.masked_fill_(probs == 0, float("-inf"))
 
 
 def _filter_probabilities(probs: NDArray[np.float32], row: np.void) -> None:

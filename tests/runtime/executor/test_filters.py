@@ -10,7 +10,7 @@ import torch
 
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.executor.sampler import SamplingTable, sample
-from sglang_lite.runtime.requests.random_uniforms import draw_uniforms
+from sglang_lite.runtime.kernels.race import draw_exponentials
 from sglang_lite.runtime.requests.resolved_params import resolve_params
 from tests.runtime.executor.test_sampling import set_row
 
@@ -39,6 +39,14 @@ def test_frequencies_are_the_probabilities():
         frequencies = torch.bincount(torch.tensor(drawn), minlength=5) / n
         expected = torch.where(torch.arange(5) < kept, probs, 0)
         assert torch.allclose(frequencies, expected / expected.sum(), atol=0.012), options
+
+
+def winners(logits, seed, count):
+    """The tokens that win the races of a seed at positions 0 to count - 1."""
+    return [
+        int((logits - np.log(draw_exponentials(seed, position, len(logits)))).argmax())
+        for position in range(count)
+    ]
 
 
 def kept_by_hand(logits, top_k, top_p, min_p, order):
@@ -76,17 +84,9 @@ def test_each_order_leaves_the_tokens_that_its_definition_leaves(order):
         drawn = sample(
             row, table, np.zeros(n, dtype=np.int32), np.arange(n, dtype=np.int32), {}
         ).tokens
-        # In order of ids, each token takes the uniform numbers up to its share.
         left = kept_by_hand(logits.tolist(), top_k, top_p, min_p, order)
-        shares = np.cumsum([math.exp(logits[i]) if i in left else 0.0 for i in range(8)])
-        targets = (
-            draw_uniforms(np.full(n, 5, dtype=np.uint64), np.arange(n, dtype=np.int32)) * shares[-1]
-        )
-        assert drawn == np.searchsorted(shares, targets, side="right").tolist(), (
-            top_k,
-            top_p,
-            min_p,
-        )
+        kept = np.isin(np.arange(8), left)
+        assert drawn == winners(np.where(kept, logits, -np.inf), 5, n), (top_k, top_p, min_p)
         differing += left != kept_by_hand(logits.tolist(), top_k, top_p, min_p, "joint")
     assert bool(differing) == (order != "joint")
 
@@ -132,9 +132,8 @@ def test_filters_keep_the_tokens_that_a_sort_of_the_vocabulary_keeps(size):
             *table_filters(table),
             sequential=sequential,
         )
-        mass = probs.double().cumsum(-1)
-        targets = torch.from_numpy(draw_uniforms(table.rows["seed"][slots], positions)) * mass[-1]
-        expected = torch.searchsorted(mass, targets, right=True).clamp(max=size - 1).tolist()
+        kept = np.where(probs.numpy() > 0, row[0].numpy(), -np.inf)
+        expected = winners(kept, int(table.rows["seed"][0]), n)
         assert sample(row.repeat(n, 1), table, slots, positions, {}).tokens == expected, (
             size,
             options,

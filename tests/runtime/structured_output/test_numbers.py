@@ -16,8 +16,9 @@ import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Program, Text
 from sglang_lite.protocol import Continuation, Delta, Number, Played, Prompt, Regex, SamplingParams
+from sglang_lite.runtime.kernels.race import draw_exponentials
 from sglang_lite.runtime.loading.load_model import LoadedModel
-from sglang_lite.runtime.requests.random_uniforms import derive_sample_seed, draw_uniforms
+from sglang_lite.runtime.requests.sample_seed import derive_sample_seed
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from tests.counts import some
 from tests.runtime.scripted import ScriptedModel, SteppedEngine, ended, hashes
@@ -87,12 +88,8 @@ def free_text(prompt, params, seed):
         if params.temperature == 0:
             token = int(logits.argmax())
         else:
-            mass = torch.softmax(logits / params.temperature, 0).double().cumsum(0)
-            forbidden = int(logits.isneginf().sum())
-            draw = draw_uniforms(np.array([seed], np.uint64), np.array([len(tokens)]), forbidden)[
-                0
-            ] * float(mass[-1])
-            token = min(int(torch.searchsorted(mass, draw, right=True)), SIZE - 1)
+            noise = np.log(draw_exponentials(seed, len(tokens), SIZE))
+            token = int((logits.numpy() / np.float64(params.temperature) - noise).argmax())
         if token == EOS:
             return text, True
         tokens.append(token)
