@@ -18,6 +18,7 @@ from sglang_lite.lang.checks import check_whole_number, refuse_position_ids_offs
 from sglang_lite.lang.concurrency.loop import in_event_loop
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.confidence import Confidence
+from sglang_lite.lang.exact import ExactShares, read_exact_shares
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.push_down import expect_pause
 from sglang_lite.lang.execution.reading import (
@@ -417,6 +418,18 @@ class ProgramState(AttributeHints, Generic[R]):
         scored = read_confidence(self.branch.run, variable, name, sample, user_location())
         found: Confidence = self._wait_for_value(scored)
         return found
+
+    def exact(self, name: VariableName, sample: int = 0) -> ExactShares:
+        """Returns the probabilities from which a `gen(exact=True)` was drawn.
+
+        Args:
+            sample: index of the sample, if the variable has several.
+
+        Raises:
+            ParameterError: there is no such sample.
+            ProgramError: the variable was not drawn exactly.
+        """
+        return read_exact_shares(self._wait_for_record(name), name, sample, user_location())
 
     def usage(self, name: VariableName | None = None) -> Usage:
         """Returns the usage of the node that made a variable, with tokens summed over samples and

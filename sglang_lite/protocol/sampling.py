@@ -44,6 +44,7 @@ _RESOLVED = "runtime/requests/resolved_params.py"
 _STEP = "runtime/executor/step_record.py"
 _LOGITS = "runtime/executor/logit_adjustments.py"
 _SAMPLER = "runtime/executor/sampler.py"
+_CORE = "runtime/core/engine_core.py"
 
 PARAMETERS: Final = (
     Parameter(
@@ -141,6 +142,11 @@ PARAMETERS: Final = (
         "confidence", "bool", False,
         "record how likely the model found each token, with and without the constraint, for `s.confidence(name)`",
         alias="return_confidence", places=("gen", "request"), effect_in=(_REQUEST,),
+    ),
+    Parameter(
+        "exact", "bool", False,
+        "draw one of at most 64 texts with the model's own probabilities, for `s.exact(name)`",
+        places=_EVERYWHERE, effect_in=(_CORE,),
     ),
     Parameter(
         "seed", "int", None, "draws depend only on it and the token's position; without it each call draws anew",
@@ -256,6 +262,7 @@ class OneSampleGenOptions(OneSampleOptions, total=False):
 
     min_tokens: int | None
     confidence: bool | None
+    exact: bool | None
     seed: int | None
     include_stop: bool | None
     repetition_penalty: float | None
@@ -285,6 +292,7 @@ class SglangOptions(TypedDict, total=False):
     repetition_penalty: float | None
     sampling_order: SamplingOrder | None
     repeats: int | None
+    exact: bool | None
     max_think_tokens: int | str | None
     reasoning_format: str | Sequence[str] | None
     speculation: bool | None
@@ -363,6 +371,7 @@ class SamplingParams(Record, frozen=True):
     return_routed_experts: bool | Unset = UNSET
     return_hidden_states: bool | Unset = UNSET
     confidence: bool | Unset = UNSET
+    exact: bool | Unset = UNSET
     lora_path: tuple[str, ...] | Unset = UNSET
 
     def __post_init__(self) -> None:

@@ -51,6 +51,7 @@ SMALL = {
     "descriptions.py": ["--help"],  # it needs a model that can extract
     "distribution.py": ["--draws", "2"],
     "draws.py": ["--vocabulary", "500", "--rows", "2"],
+    "exact.py": ["--count", "2", "--prompt", "20", "--repeat", "1"],
     "engine_process.py": [
         "--repeat",
         "1",

@@ -296,6 +296,12 @@ def reports_the_models_own_choice(ask: Ask) -> bool:
     return len(found) > 0 and max(found) < 0
 
 
+@effect("exact", True, regex="a|b", return_logprob=False)
+def reports_the_shares(ask: Ask) -> bool:
+    shares = ask()["meta_info"].get("exact", {}).get("probs", {})
+    return set(shares) == {"a", "b"} and abs(sum(shares.values()) - 1) < 1e-6
+
+
 # ----------------------------------------------------------------------------- reading of an answer
 
 

@@ -57,6 +57,7 @@ from sglang_lite.runtime.core.engine_context import ConstantTexts, EngineContext
 from sglang_lite.runtime.core.engine_part import CallTable, EnginePart
 from sglang_lite.runtime.core.engine_program import EngineProgram
 from sglang_lite.runtime.core.engine_sessions import EngineSessions
+from sglang_lite.runtime.core.exact_draws import ExactDraws
 from sglang_lite.runtime.core.gate import CLOSED
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.prefix_files import PrefixFiles
@@ -640,6 +641,14 @@ def _complete_and_start(
 def _compile_and_start(
     context: EngineContext, requests: Sequence[Request], constraint: Constraint | None
 ) -> None:
+    if requests[0].params.exact:
+        try:
+            context.encoder.submit(_draw_exactly, context, requests, constraint)
+        except RuntimeError:  # the executor has been shut down
+            for request in requests:
+                context.loop.fail_before_start(request, EngineClosedError("the engine is closed."))
+        return
+
     def start_with_grammar(grammar: Future[CompiledGrammar]) -> None:
         with _fail_on_error(context.loop, requests, "no mask can be made", ConstraintError):
             assert constraint is not None
@@ -656,6 +665,13 @@ def _compile_and_start(
             context.loop.fail_before_start(request, error)
         else:
             _start_request(context, request, matcher)
+
+
+def _draw_exactly(
+    context: EngineContext, requests: Sequence[Request], constraint: Constraint | None
+) -> None:
+    with _fail_on_error(context.loop, requests, "no text can be drawn"):
+        context.loop.inbox.post(ExactDraws(context, requests, constraint).submit_rows)
 
 
 def _start_request(

@@ -19,6 +19,7 @@ from sglang_lite.protocol import (
     SglError,
     Span,
 )
+from sglang_lite.runtime.core.exact_draws import ExactDraws
 from sglang_lite.runtime.core.prepared_node import (
     EngineAsk,
     EngineBranch,
@@ -70,6 +71,7 @@ class GenerationJob:
         self._began = program.context.loop.clock.now()
         self._generations: dict[int, Generation] = {}
         self._requests: list[Request] = []
+        self._exact: ExactDraws | None = None  # draws the requests' texts, if they are exact
         self._submitted = False
         self._following: PreparedNode | None = None  # next generation, once prepared
         # job of `_following`; its request waits for a prompt or has begun
@@ -112,6 +114,7 @@ class GenerationJob:
         log = text.log
         assert entry.params is not None
         quick = entry.params.n == 1 and (entry.grammar is None or entry.matcher is not None)
+        quick = quick and not entry.params.exact
         if (
             in_slot
             and ready
@@ -191,6 +194,8 @@ class GenerationJob:
             or not params.max_tokens
             or params.scores_tokens
         ):
+            return False
+        if params.exact:
             return False
         if params.thinking is not None:  # its matcher needs the prompt
             return False
@@ -345,6 +350,13 @@ class GenerationJob:
             request.output.origin = node.name, _continued_constraint(node, within)
             request.times.deadline = None if node.timeout is None else self._began + node.timeout
         compiled = None if entry.grammar is None else entry.grammar.result()
+        if params.exact:
+            if len(requests) == 1:
+                requests[0].follow = self
+            constraint = _continued_constraint(node, within)
+            self._exact = ExactDraws(program.context, requests, constraint)
+            self._requests = requests
+            return
         if within is not None:
             compiled = program.context.compiler.continuation_grammar(
                 within.grammar, within.text, compiled
@@ -369,6 +381,9 @@ class GenerationJob:
     def _submit(self) -> None:
         if self._is_current:
             self._submitted = True
+            if self._exact is not None:
+                self._exact.submit_rows()
+                return
             self._wind_down_if_program_does()
             for request in self._requests:
                 self._program.context.loop.receive_request(request)

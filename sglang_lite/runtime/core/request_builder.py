@@ -27,11 +27,17 @@ from sglang_lite.runtime.adapters.absent import reject_adapter_name
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.media.placeholders import NAMES, MediaFormat, no_media_error, prompt_spans
-from sglang_lite.runtime.requests.output_builder import DrawnBy, LoadedWeights, OutputBuilder, Sink
-from sglang_lite.runtime.requests.sample_seed import derive_sample_seed
+from sglang_lite.runtime.requests.output_builder import (
+    DrawnBy,
+    Event,
+    LoadedWeights,
+    OutputBuilder,
+    Sink,
+)
 from sglang_lite.runtime.requests.request import Request, Times
 from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams, resolve_params
+from sglang_lite.runtime.requests.sample_seed import derive_sample_seed
 from sglang_lite.runtime.structured_output.free_text import FreeText
 from sglang_lite.runtime.structured_output.thinking import ThoughtFormat, ThoughtLimiter
 from sglang_lite.runtime.tokens.image_span import MediaItem
@@ -295,6 +301,31 @@ class RequestBuilder:
             stream=stream,
         )
 
+    def build_alike(
+        self, request: Request, params: ResolvedParams, tokens: Sequence[int]
+    ) -> Request | None:
+        """Builds a request for another answer to the prompt of a request, with the same adapter,
+        images and priority. Its sink has to be set.
+
+        Args:
+            request: request that has a prompt.
+            params: parameters of the new request.
+            tokens: tokens behind the prompt, which the new request has in its own.
+
+        Returns:
+            The new request, or None if its prompt leaves no room for an answer.
+        """
+        alike = self._build_without_prompt(params, request.space, _ignore_event, stream=False)
+        prompt = request.tokens[: request.prompt_len]
+        if not self.set_prompt_and_begin(
+            alike, np.concatenate((prompt, np.array(tokens, dtype=np.int32)))
+        ):
+            return None
+        alike.space = request.space
+        alike.media = None if request.media is None else replace(request.media)
+        alike.priority = request.priority
+        return alike
+
     def has_adapter_in_memory(self, params: ResolvedParams) -> bool:
         """Returns whether requests with these parameters can be built without reading an adapter."""
         return self.adapter_at_hand is None or self.adapter_at_hand(_adapter_name(params))
@@ -498,6 +529,10 @@ def _make_thought_limiter(
     """
     form = ThoughtFormat.for_model_type(model_type[0] if model_type else None, tokenizer)
     return ThoughtLimiter(form, FreeText(vocab_size), lambda: builder.now())
+
+
+def _ignore_event(event: Event) -> None:
+    """Ignores an event, in place of a sink."""
 
 
 _NO_TOKENS: Ints = np.empty(0, dtype=np.int32)

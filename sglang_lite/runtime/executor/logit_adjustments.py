@@ -7,7 +7,7 @@ operations as one of a single row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 
 from sglang_lite.protocol import ProgramError, SglError
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.requests.resolved_params import LogitProcessor, ResolvedParams
+from sglang_lite.runtime.requests.resolved_params import LogitProcessor, LogitReader, ResolvedParams
 from sglang_lite.runtime.tokens.virtual_ids import without_virtual_ids
 
 
@@ -28,14 +28,14 @@ class DrawAdjustments:
         tokens: ids of the prompt and the output so far.
         prompt_len: number of prompt tokens.
         banned: ids that may not be drawn.
-        processor: caller's logit processor, or None.
+        processor: caller's logit processor, or a reader of the logits, or None.
     """
 
     params: ResolvedParams
     tokens: Ints
     prompt_len: int
     banned: tuple[int, ...] = ()
-    processor: LogitProcessor | None = None
+    processor: LogitProcessor | LogitReader | None = None
 
 
 def adjust_logits(
@@ -67,17 +67,29 @@ def adjust_logits(
         added = [bias for _, biases in biased for _, bias in biases]
         logits.view(-1)[at] += torch.tensor(added, dtype=torch.float32, device=logits.device)
     for i, row in rows:
-        if row.processor is not None:
+        if row.processor is not None and not isinstance(row.processor, LogitReader):
             try:
                 logits[i] = _call_processor(
                     row.processor, row.tokens.tolist(), logits[i].cpu().clone()
                 ).to(logits.device)
             except SglError as error:
                 errors[i] = error
+    _read_logits(logits, rows)
     banned = [(i, row.banned) for i, row in rows if row.banned]
     if banned:
         logits.view(-1)[_flat_positions(logits, banned)] = float("-inf")
     return errors
+
+
+def _read_logits(logits: torch.Tensor, rows: Sequence[tuple[int, DrawAdjustments]]) -> None:
+    """Lets the readers among the processors read their rows, those of a group together."""
+    groups: dict[Hashable, list[tuple[int, LogitReader]]] = {}
+    for i, row in rows:
+        if isinstance(row.processor, LogitReader):
+            groups.setdefault(row.processor.group, []).append((i, row.processor))
+    for group in groups.values():
+        at, readers = zip(*group, strict=True)
+        readers[0].read_together(logits[list(at)], readers)
 
 
 def _flat_positions(

@@ -24,7 +24,7 @@ from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.requests.cut_text import CutText
 from sglang_lite.runtime.requests.output_builder import Finish, OutputBuilder, grammar_engine_error
 from sglang_lite.runtime.requests.request_media import RequestMedia
-from sglang_lite.runtime.requests.resolved_params import LogitProcessor, ResolvedParams
+from sglang_lite.runtime.requests.resolved_params import LogitProcessor, LogitReader, ResolvedParams
 from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.structured_output.open_end import OpenEndGrammar
@@ -173,7 +173,7 @@ class Request:
         params: resolved sampling parameters.
         seed: seed of its draws, an unsigned 64-bit integer.
         output: builder of its output, which sends events to the sink.
-        processor: the caller's logit processor, if any.
+        processor: the caller's logit processor, or a reader of the logits, if any.
         space: part of the prefix cache that its prefixes are in.
         score_from: first prompt position with a reported log-probability, or None to report none.
         state: current stage.
@@ -203,7 +203,7 @@ class Request:
     params: ResolvedParams
     seed: int
     output: OutputBuilder
-    processor: LogitProcessor | None = None
+    processor: LogitProcessor | LogitReader | None = None
     space: PrefixSpace = field(default_factory=PrefixSpace)
     score_from: int | None = None
     state: State = State.COMPILING

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -22,6 +23,25 @@ if TYPE_CHECKING:
 LogitProcessor: TypeAlias = Callable[[list[int], "torch.Tensor"], "torch.Tensor"]
 
 MAX_STOP_CHARS = 512
+
+
+class LogitReader(ABC):
+    """Reads the logits that a request draws from, after biases and penalties."""
+
+    @property
+    @abstractmethod
+    def group(self) -> Hashable:
+        """Key of the readers that can read together."""
+
+    @abstractmethod
+    def read_together(self, logits: torch.Tensor, readers: Sequence[LogitReader]) -> None:
+        """Reads the logits of a step's requests whose readers are in this one's group. Must not
+        change them, and must not wait for the device.
+
+        Args:
+            logits: float32 [R, V], on their device.
+            readers: reader of each row.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +80,7 @@ class ResolvedParams:
     return_routed_experts: bool
     return_hidden_states: bool
     confidence: bool
+    exact: bool
     lora_path: tuple[str, ...]
 
     @property
@@ -155,10 +176,29 @@ def _check_and_resolve(params: SamplingParams, vocab_size: int) -> ResolvedParam
         raise ParameterError(
             "min_tokens", f"{resolved.min_tokens} is more than max_tokens ({resolved.max_tokens})."
         )
+    if resolved.exact:
+        for name in _NOT_EXACT:
+            if getattr(resolved, name) != _DEFAULTS[name]:
+                raise ParameterError(
+                    "exact", f"can't be combined with {name}.", hint="Leave one of the two out."
+                )
+        if resolved.temperature > 1:
+            raise ParameterError(
+                "exact",
+                f"temperature is {resolved.temperature:g}: above 1, unlikely texts would count that are not computed.",
+                hint="Use a temperature from 0 to 1.",
+            )
     return resolved
 
 
 _cached = lru_cache(maxsize=1024)(_check_and_resolve)
+# They change the model's distribution, end a text early, or report what no token was drawn for.
+_NOT_EXACT = (
+    "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+    "min_tokens", "stop", "stop_token_ids", "stop_regex", "include_stop", "ignore_eos", "repeats",
+    "thinking", "reasoning_format", "return_logprob", "confidence", "return_routed_experts",
+    "return_hidden_states",
+)  # fmt: skip
 _DEFAULTS: dict[str, Any] = {**{each.name: each.default for each in PARAMETERS}, "stop_regex": {}}
 
 

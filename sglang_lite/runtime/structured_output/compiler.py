@@ -13,12 +13,13 @@ import logging
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.constraints.json_schema.mask_rules import RulePosition
 from sglang_lite.constraints.memo import trim
 from sglang_lite.constraints.number_text import PATTERNS
+from sglang_lite.constraints.reader import TextReader
 from sglang_lite.protocol import (
     Choices,
     Constraint,
@@ -47,6 +48,7 @@ from sglang_lite.runtime.structured_output.open_end import (
     find_end_rule,
     may_begin_with_tokens,
 )
+from sglang_lite.runtime.structured_output.outcomes import SortedVocabulary, TokenOutcomes
 from sglang_lite.runtime.structured_output.prefixed import ContinuedGrammar
 from sglang_lite.runtime.structured_output.registry import make_engine
 from sglang_lite.runtime.structured_output.ruled_grammar import (
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sglang_lite")
 
 WORKERS = 2
+_READERS = 16  # readers of texts that are kept
 _SMALL = Regex("a")
 
 
@@ -108,6 +111,7 @@ class Compiler:
         self._timeout = timeout_s
         self._memory = memory_mb
         self._end = build_token_mask(self._eos_ids, vocab_size)
+        self.find_text_outcomes = lru_cache(_READERS)(self._find_text_outcomes)
         self._made: GrammarEngine | None = None
         self._creating = threading.Lock()  # guards the creation of the engine and of workers
         self._loading = threading.Lock()
@@ -212,6 +216,14 @@ class Compiler:
                 constraint, self._vocabulary, partial(self.build, Regex(PATTERNS[constraint.kind]))
             )
         return self._engine().compile(constraint)
+
+    def _find_text_outcomes(self, texts: tuple[str, ...]) -> TokenOutcomes:
+        """Returns the outcomes of the model's tokens for a reader of texts. Cached."""
+        return TokenOutcomes(TextReader(texts), self._sorted_vocabulary)
+
+    @cached_property
+    def _sorted_vocabulary(self) -> SortedVocabulary:
+        return SortedVocabulary(self._vocabulary.tokens)
 
     def close(self) -> None:
         """Kills the workers and fails all constraints that are being compiled or waiting."""

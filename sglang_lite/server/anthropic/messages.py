@@ -297,7 +297,7 @@ def _stop_fields(sample: SampleReader, generation: Generation, limit: int) -> di
     elif isinstance(generation.matched, str):
         found = "stop_sequence"
         matched = generation.matched
-    return {"stop_reason": found, "stop_sequence": matched, **sample.shortened_field(generation)}
+    return {"stop_reason": found, "stop_sequence": matched, **sample.own_fields(generation)}
 
 
 ROUTES = (

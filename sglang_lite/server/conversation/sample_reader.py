@@ -146,17 +146,15 @@ class SampleReader:
         """True while a call has begun and has not ended."""
         return self._reader.open
 
-    def shortened_field(self, generation: Generation) -> dict[str, list[str]]:
-        """Returns the result of `shortened_fields`. If that is empty but a limit has cut a call,
+    def own_fields(self, generation: Generation) -> dict[str, Json]:
+        """Returns the result of `own_fields`. If it has no cut values but a limit has cut a call,
         marks the whole answer as cut. The engine doesn't report a cut in a call that is written
         without the format's marks.
         """
-        found = shortened_fields(generation)
-        return (
-            {"shortened": [""]}
-            if not found and self.cut and generation.finish_reason == "length"
-            else found
-        )
+        found = own_fields(generation)
+        if "shortened" not in found and self.cut and generation.finish_reason == "length":
+            found["shortened"] = [""]
+        return found
 
     @property
     def ended(self) -> int:
@@ -237,8 +235,14 @@ def encode_openai_logprobs(
     ]
 
 
-def shortened_fields(generation: Generation) -> dict[str, list[str]]:
-    """Returns the answer's `shortened` field, with JSON Pointers to the values that a limit has cut
-    off. Returns {} if nothing is missing.
+def own_fields(generation: Generation) -> dict[str, Json]:
+    """Returns the fields of an answer that only this package's server has: `shortened`, JSON Pointers
+    to the values that a limit has cut off, if there are any; and `exact`, the probabilities that
+    an exact answer was drawn from.
     """
-    return {"shortened": [*generation.shortened]} if generation.shortened else {}
+    found = dict[str, Json]()
+    if generation.shortened:
+        found["shortened"] = [*generation.shortened]
+    if "exact" in generation.meta:
+        found["exact"] = generation.meta["exact"]
+    return found

@@ -127,7 +127,7 @@ def _last_line_fields(sample: SampleReader, generation: Generation) -> dict[str,
     return {
         "done": True,
         "done_reason": "length" if generation.finish_reason == "length" else "stop",
-        **sample.shortened_field(generation),
+        **sample.own_fields(generation),
         "total_duration": int(usage.total_s * 1e9),
         "load_duration": 0,
         "prompt_eval_count": usage.prompt_tokens,

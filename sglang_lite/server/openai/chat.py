@@ -104,7 +104,7 @@ def _encode_chat_choice(
         else None,
         "finish_reason": sample.openai_finish_reason(generation),
         "matched_stop": generation.matched,
-        **sample.shortened_field(generation),
+        **sample.own_fields(generation),
     }
 
 
@@ -160,7 +160,7 @@ async def _stream_chat_chunks(
                         each.index,
                         {},
                         sample.openai_finish_reason(each),
-                        **sample.shortened_field(each),
+                        **sample.own_fields(each),
                     )
                 )
                 usages[each.index] = each.usage

@@ -24,7 +24,7 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import merge_streams, wait_for_first_event
-from sglang_lite.server.conversation.sample_reader import reported_logprobs, shortened_fields
+from sglang_lite.server.conversation.sample_reader import own_fields, reported_logprobs
 from sglang_lite.server.endpoint import (
     HttpRequest,
     Route,
@@ -273,7 +273,7 @@ class _Sample:
             "logprobs": logprobs,
             "finish_reason": None if generation is None else generation.finish_reason,
             "matched_stop": None if generation is None else generation.matched,
-            **({} if generation is None else shortened_fields(generation)),
+            **({} if generation is None else own_fields(generation)),
         }
 
     @property

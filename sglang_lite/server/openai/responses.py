@@ -349,16 +349,19 @@ class _Response:
     async def complete_from_generation(self, generation: Generation) -> None:
         """Completes the content with the result of the generation."""
         cut = generation.finish_reason == "length"
+        own = self.answer.sample.own_fields(generation)
+        exact = {"exact": own.pop("exact")} if "exact" in own else {}
         self.content = {
             **self.content,
             "status": "incomplete" if cut else "completed",
             "completed_at": int(time.time()),
             "incomplete_details": {
                 "reason": "max_output_tokens",
-                **self.answer.sample.shortened_field(generation),
+                **own,
             }
             if cut
             else None,
+            **exact,
             "output": self.answer.items,
             "usage": await self._encode_response_usage(generation.usage),
         }

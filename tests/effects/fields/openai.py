@@ -88,6 +88,7 @@ SHARED = {
     "stream_options": Case({"include_usage": True}, ends_with_usage, {"stream": True}),
     "response_format": Case(FORMAT, json_like, {"max_tokens": 40}),
     "regex": Case("a{5}", text_is("aaaaa")),
+    "exact": Case(True, has("choices.0.exact.probs.a"), {"regex": "a|b"}),
     "ebnf": Case('root ::= "aaaaa"', text_is("aaaaa")),
     "structural_tag": Case(TAG, text_is("aaaaa")),
     "structured_outputs": Case({"choice": ["aaaaa"]}, text_is("aaaaa")),
@@ -156,6 +157,10 @@ RESPONSES = {
     **named({
         each: each for each in SAMPLING if each != "max_tokens"
     } | {"max_tokens": "max_output_tokens"}),
+    "exact": Case(
+        True, has("exact.probs"),
+        {"text": {"format": {"type": "json_schema", "name": "one", "schema": {"enum": [1, 2]}}}, "max_output_tokens": 20},
+    ),
     "input": Case("abc", has("usage"), empty=None),
     "model": Case("another", refused(404)),
     "instructions": Case("brief", differs("usage.input_tokens")),

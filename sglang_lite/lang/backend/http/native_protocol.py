@@ -47,6 +47,7 @@ _SAMPLING = {each.name: each.sglang for each in PARAMETERS if each.name not in _
 # Parameters that servers other than this package's accept.
 FOREIGN_PARAMS = frozenset(each.name for each in PARAMETERS) - {
     "confidence",
+    "exact",
     "repeats",
     "sampling_order",
     "speculation",

@@ -1,0 +1,56 @@
+"""Probabilities of the texts from which an exact generation was drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sglang_lite.errors import Location
+from sglang_lite.notebook.markup import element, notebook_html, share_meter, table_of_rows
+from sglang_lite.protocol import Generation, ParameterError, ProgramError
+
+
+@dataclass(frozen=True, slots=True)
+class ExactShares:
+    """Probabilities of the texts that a constraint allows, as the model itself has them.
+
+    Attributes:
+        probs: probability of each text, given that one of them is read from the beginning of what
+            the model writes freely.
+        log_mass: log of the probability that one of them is read, as far as it was computed. Far
+            below 0, the model would have written something else.
+        gap: upper bound for the total variation distance between `probs` and the probabilities that
+            would be found if nothing was left out.
+        rows: number of beginnings of texts after which the next token's distribution was computed.
+        steps: number of rounds in which that was done, one after another.
+    """
+
+    probs: Mapping[str, float]
+    log_mass: float
+    gap: float
+    rows: int
+    steps: int
+
+    def _repr_html_(self) -> str:
+        by_share = sorted(self.probs.items(), key=lambda each: -each[1])
+        rows = ((text, share_meter(share)) for text, share in by_share)
+        title = f"ExactShares: log_mass {self.log_mass:.3f}, gap {self.gap:.2g}"
+        return notebook_html(element("b", title), table_of_rows(("text", "probability"), rows))
+
+
+def read_exact_shares(
+    record: object, name: object, sample: int, where: Location | None
+) -> ExactShares:
+    """Reads the probabilities from the record of a variable. Raises as `ProgramState.exact` does."""
+    samples = record if isinstance(record, list) else [record]
+    if not isinstance(sample, int) or not 0 <= sample < len(samples):
+        raise ParameterError(
+            "sample", f"{sample!r:.60} is no index of {len(samples)} samples.", where=where
+        )
+    found = samples[sample]
+    shares = found.meta.get("exact") if isinstance(found, Generation) else None
+    if shares is None:
+        raise ProgramError(
+            f"{name!r} was not drawn exactly.", hint="Use gen(exact=True).", where=where
+        )
+    return ExactShares(**shares)
