@@ -671,7 +671,7 @@ def _draw_exactly(
     context: EngineContext, requests: Sequence[Request], constraint: Constraint | None
 ) -> None:
     with _fail_on_error(context.loop, requests, "no text can be drawn"):
-        context.loop.inbox.post(ExactDraws(context, requests, constraint).submit_rows)
+        context.loop.inbox.post(ExactDraws(context, requests, constraint).start)
 
 
 def _start_request(

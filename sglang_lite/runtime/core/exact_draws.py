@@ -90,8 +90,6 @@ class ExactDraws:
         self._steps = 0
         self._first: Generation | None = None  # result of the first row
         self._begin()
-        for request in requests:
-            request.output.sink = partial(self._pass_on, request.output.sink)
 
     def _begin(self) -> None:
         self._tree = MassTree(self._outcomes.reader.start, self._spellings)
@@ -100,12 +98,15 @@ class ExactDraws:
 
     # ---------------------------------------------------------------------------- the loop's thread
 
-    def submit_rows(self) -> None:
-        """Submits the rows that have to be computed next, or ends the requests if there are none."""
+    def start(self) -> None:
+        """Submits the first rows."""
+        for request in self._requests:
+            request.output.sink = partial(self._pass_on, request.output.sink)
         with self._failing_requests():
             self._submit_rows()
 
     def _submit_rows(self) -> None:
+        """Submits the rows that have to be computed next, or ends the requests if there are none."""
         if all(request.ended for request in self._requests):
             return
         if self._weights != self._context.builder.weights.version:
@@ -287,6 +288,8 @@ def _spell_texts(request: Request, constraint: Constraint | None) -> dict[str, l
             f"the constraint allows more than {MAX_TEXTS} texts, or very long ones.",
             hint="Leave it out, or give a constraint with fewer texts, such as type=Literal[…].",
         )
+    if not texts:
+        raise ConstraintError("the constraint allows no text.")
     limit = request.limit - request.prompt_len
     spelled = {text: request.output.tokens_of(text) for text in texts}
     fitting = {text: tokens for text, tokens in spelled.items() if len(tokens) <= limit}

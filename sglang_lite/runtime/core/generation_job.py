@@ -382,7 +382,7 @@ class GenerationJob:
         if self._is_current:
             self._submitted = True
             if self._exact is not None:
-                self._exact.submit_rows()
+                self._exact.start()
                 return
             self._wind_down_if_program_does()
             for request in self._requests:

@@ -59,9 +59,16 @@ def draw_tokens(
             for row, *key in zip(rows.tolist(), temperatures, seeds, positions, strict=True)
         ]
         return np.array(drawn, dtype=np.int64)
+    assert logits.dtype == torch.float32
+    assert logits.stride(1) == 1 or logits.shape[1] == 1
     tokens = np.empty(len(rows), dtype=np.int64)
     # The arrays must not be freed before the call returns.
-    arrays = [np.ascontiguousarray(array) for array in (rows, temperatures, seeds, positions)]
+    arrays = (
+        np.ascontiguousarray(rows, np.int64),
+        np.ascontiguousarray(temperatures, np.float32),
+        np.ascontiguousarray(seeds, np.uint64),
+        np.ascontiguousarray(positions, np.int32),
+    )
     # `array.ctypes` would take several calls in Python.
     rows_at, *keys_at = [array.__array_interface__["data"][0] for array in arrays]
     run(

@@ -342,14 +342,35 @@ def test_aborted_draws_leave_nothing(steps):
         engine.step()
     for ticket, _ in started[::2]:
         ticket.abort()
-    engine.loop.inbox.run()
-    left = [request for request in engine.scheduler.queues if not request.ended]
-    assert len(left) <= 4 * 64
     engine.drain()
     for i, (_, events) in enumerate(started):
         assert [type(each) for each in events] == [Generation if i % 2 else RequestAbortedError]
     assert not engine.open
     assert engine.scheduler.queues.idle
+
+
+def test_rows_end_with_the_last_request():
+    engine = SteppedEngine(model=loaded(), max_total_tokens=192, context_length=128)
+    ticket, events = engine.start(PROMPT, exact(n=2, seed=1), constraint=LANGUAGES[1])
+    engine.step()
+    assert not engine.scheduler.queues.idle
+    ticket.abort()
+    engine.loop.inbox.run()
+    engine.loop.inbox.run()
+    assert engine.scheduler.queues.idle
+    assert [type(each) for each in events] == [RequestAbortedError] * 2
+
+
+@pytest.mark.parametrize("texts", [(), ("\ud800",)])
+def test_a_constraint_without_texts_is_refused(engine, texts):
+    @sgl.function
+    def program(s):
+        s += "ab" + sgl.gen("x", constraint=Choices(texts), exact=True)
+
+    with pytest.raises(sgl.SglError):
+        engine.complete(PROMPT, exact(), constraint=Choices(texts))
+    with pytest.raises(sgl.SglError):
+        program.run(backend=engine)["x"]
 
 
 def test_retracted_rows_change_nothing():
