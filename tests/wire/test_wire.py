@@ -9,6 +9,8 @@ import math
 import os
 import random
 import re
+import subprocess
+import sys
 import types
 import typing
 
@@ -592,3 +594,37 @@ def test_as_many_values_as_the_limit_allows_are_read_and_no_more():
         wire.decode(data, limits=wire.Limits(items=300))
     with pytest.raises(protocol.WireError, match="deeper than 4"):
         wire.decode(data, limits=wire.Limits(depth=4))
+
+
+FIRST_RECORD = """
+import sys, threading
+from sglang_lite import wire
+data = sys.argv[1].encode()
+start = threading.Barrier(8)
+found = []
+def decode():
+    start.wait()
+    found.append(wire.encode(wire.decode(data)))
+sys.setswitchinterval(1e-6)
+threads = [threading.Thread(target=decode) for _ in range(8)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+assert found == [data] * 8, found
+"""
+
+
+@sgl.function
+def answering(s):
+    s += sgl.user("hi") + sgl.assistant(sgl.gen("answer", max_tokens=4))
+
+
+@pytest.mark.parametrize("_", range(3))
+def test_several_threads_may_decode_the_first_record_of_a_process(_, tmp_path):
+    answering.run(backend=sgl.ScriptedBackend(lambda *_: "x")).save(tmp_path / "run")
+    saved = (tmp_path / "run").read_text()
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_RECORD, saved], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
