@@ -7,6 +7,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+import regex
+
 _WORD = "0-9A-Za-z\u00c0-\u053f"
 
 
@@ -49,5 +51,39 @@ def read_masses(
                 open_.append(((*ids, token), longer, mass * share))
             else:
                 read = longest_text(texts, longer)
+                masses[read] = masses.get(read, 0.0) + mass * share
+    return masses, left
+
+
+def longest_match(pattern: str, free: str) -> str | None:
+    """The longest text of a regex with which free text begins, None if it begins with none."""
+    for end in range(len(free), -1, -1):
+        cut = re.match(f"[{_WORD}]{{2}}", free[end - 1 : end + 1]) if end else None
+        if cut is None and re.fullmatch(pattern, free[:end]):
+            return free[:end]
+    return None
+
+
+def read_pattern_masses(
+    pattern: str,
+    tokens: Sequence[str],
+    following: Callable[[tuple[int, ...]], Sequence[float]],
+    least: float,
+) -> tuple[dict[str | None, float], float]:
+    """As `read_masses`, for the texts of a regex."""
+    masses: dict[str | None, float] = {}
+    left = 0.0
+    open_: list[tuple[tuple[int, ...], str, float]] = [((), "", 1.0)]
+    while open_:
+        ids, free, mass = open_.pop()
+        if mass < least:
+            left += mass
+            continue
+        for token, share in enumerate(following(ids)):
+            longer = free + tokens[token]
+            if tokens[token] and regex.fullmatch(pattern, longer, partial=True):
+                open_.append(((*ids, token), longer, mass * share))
+            else:
+                read = longest_match(pattern, longer)
                 masses[read] = masses.get(read, 0.0) + mass * share
     return masses, left

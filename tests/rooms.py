@@ -44,6 +44,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "sglang_lite/runtime/": ("tests/effects",),
     "sglang_lite/runtime/core/": ("tests/runtime/core", "tests/runtime/test_engine.py", "tests/conformance/test_rules.py"),
+    "sglang_lite/runtime/exact/": ("tests/runtime/core/test_exact_draws.py", "tests/runtime/structured_output/test_outcomes.py"),
     "sglang_lite/runtime/executor/": (
         "tests/runtime/core", "tests/runtime/test_engine.py", "tests/engine/child/test_stalls.py",
     ),

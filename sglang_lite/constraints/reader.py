@@ -1,44 +1,52 @@
-"""Reads one of several texts from the beginning of free text, as the program that uses a model's
+"""Reads a text of a language from the beginning of free text, as the program that uses a model's
 answer would: the longest one, in whole words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from sglang_lite.constraints.formal.automaton import Automaton
+from sglang_lite.constraints.formal.nodes import Language
+from sglang_lite.constraints.formal.terms import DEAD
+
+_MAX_STEPS = 500_000  # steps that a reader keeps
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPosition:
-    """Position of a reader after some bytes, while it is open what is read.
+class ByteLanguage(Protocol):
+    """Language whose texts are followed byte by byte, in UTF-8.
 
     Attributes:
-        node: node of the reader's tree.
-        since_text: number of bytes since the end of the longest text so far, or None if there is
-            none.
-        in_word: whether the last character is a letter or digit.
+        start: state before the first byte.
+        full: True if so many states are known that the language should be built again.
     """
 
-    node: int
-    since_text: int | None
-    in_word: bool
+    @property
+    def start(self) -> Hashable: ...
+
+    @property
+    def full(self) -> bool: ...
+
+    def step(self, state: Any, byte: int) -> Hashable | None:  # each language has its own states
+        """Returns the state after another byte, or None if no text continues with it."""
+
+    def is_text(self, state: Any) -> bool:  # each language has its own states
+        """Returns whether the bytes before a state are a text of the language."""
 
 
-class TextReader:
-    """Reader of some texts.
-
-    A text that ends in a letter or digit is only read where no other letter or digit follows: "no"
-    isn't read from "nothing", but it is from "no-one". What counts as a letter: A to Z, a to z, and
-    all characters from U+00C0 to U+053F.
+class TextTree:
+    """Language of some texts.
 
     Args:
         texts: the texts, of which one may be empty.
-
-    Attributes:
-        start: position at the beginning.
     """
 
+    full = False
+
     def __init__(self, texts: Sequence[str]) -> None:
+        self.start = 0
         self._after: list[dict[int, int]] = [{}]
         self._ends: set[int] = set()
         for text in texts:
@@ -50,22 +58,100 @@ class TextReader:
                     self._after.append({})
                 node = following[byte]
             self._ends.add(node)
-        self.start = ReadPosition(0, None, in_word=False)
 
-    def step(self, position: ReadPosition, byte: int) -> ReadPosition | None:
+    def step(self, state: int, byte: int) -> int | None:
+        return self._after[state].get(byte)
+
+    def is_text(self, state: int) -> bool:
+        return state in self._ends
+
+
+class LanguageBytes:
+    """Bytes of a language's texts. A state is one of the automaton's, with the bytes of a character
+    that is still incomplete.
+
+    Args:
+        language: the language.
+
+    Raises:
+        ConstraintError: the language's automaton is too large. Also raised by the methods.
+        RecursionError: a rule refers to itself before any character.
+    """
+
+    def __init__(self, language: Language) -> None:
+        self._machine = Automaton(language.rules[language.start], rules=language.rules)
+        self.start = (self._machine.start, b"")
+
+    @property
+    def full(self) -> bool:
+        return self._machine.full
+
+    def step(self, state: tuple[int, bytes], byte: int) -> tuple[int, bytes] | None:
+        at, partial = state
+        partial += bytes((byte,))
+        low, high = _code_points(partial)
+        machine = self._machine
+        for _, symbol in machine.classes_between(low, high) if low <= high else ():
+            after = machine.step(at, symbol)
+            if after != DEAD and machine.accepts_some_text(after):
+                return (after, b"") if len(partial) == _length(partial[0]) else (at, partial)
+        return None
+
+    def is_text(self, state: tuple[int, bytes]) -> bool:
+        at, partial = state
+        return not partial and self._machine.accepting(at)
+
+
+class TextReader:
+    """Reader of a language's texts. A position is the number of what is known after some bytes,
+    while it is open what is read.
+
+    A text that ends in a letter or digit is only read where no other letter or digit follows: "no"
+    isn't read from "nothing", but it is from "no-one". What counts as a letter: A to Z, a to z, and
+    all characters from U+00C0 to U+053F.
+
+    Args:
+        language: the language.
+
+    Attributes:
+        start: position at the beginning.
+    """
+
+    def __init__(self, language: ByteLanguage) -> None:
+        self._language = language
+        self._known: list[_Known] = []
+        self._numbers: dict[_Known, int] = {}
+        self._steps: dict[tuple[int, int], int | None] = {}
+        self.start = self._number(_Known(language.start, None, in_word=False))
+
+    @property
+    def full(self) -> bool:
+        """True if a new reader should replace this one, which keeps all that it has read."""
+        return len(self._steps) > _MAX_STEPS or self._language.full
+
+    def step(self, position: int, byte: int) -> int | None:
         """Returns the position after another byte, or None if no text continues with it."""
-        node = self._after[position.node].get(byte)
-        if node is None:
+        key = position, byte
+        if key not in self._steps:
+            self._steps[key] = self._find_step(position, byte)
+        return self._steps[key]
+
+    def _find_step(self, position: int, byte: int) -> int | None:
+        before = self._known[position]
+        state = self._language.step(before.state, byte)
+        if state is None:
             return None
         since = self.count_bytes_since_text(position, byte)
         is_inside_character = 0x80 <= byte < 0xC0
-        return ReadPosition(
-            node,
-            None if since is None else since + 1,
-            in_word=position.in_word if is_inside_character else _begins_word_character(byte),
+        return self._number(
+            _Known(
+                state,
+                None if since is None else since + 1,
+                in_word=before.in_word if is_inside_character else _begins_word_character(byte),
+            )
         )
 
-    def count_bytes_since_text(self, position: ReadPosition, byte: int | None) -> int | None:
+    def count_bytes_since_text(self, position: int, byte: int | None) -> int | None:
         """Returns how many bytes before a position the text ends that is read if a byte follows
         with which no text continues. Returns None if none is read.
 
@@ -73,10 +159,32 @@ class TextReader:
             position: the position.
             byte: byte that follows, or None at the end of the free text.
         """
-        goes_on = byte is not None and position.in_word and _begins_word_character(byte)
-        if position.node in self._ends and not goes_on:
+        known = self._known[position]
+        goes_on = byte is not None and known.in_word and _begins_word_character(byte)
+        if self._language.is_text(known.state) and not goes_on:
             return 0
-        return position.since_text
+        return known.since_text
+
+    def _number(self, known: _Known) -> int:
+        found = self._numbers.setdefault(known, len(self._known))
+        if found == len(self._known):
+            self._known.append(known)
+        return found
+
+
+class _Known(NamedTuple):
+    """What is known after some bytes.
+
+    Attributes:
+        state: state of the language.
+        since_text: number of bytes since the end of the longest text so far, or None if there is
+            none.
+        in_word: whether the last character is a letter or digit.
+    """
+
+    state: Hashable
+    since_text: int | None
+    in_word: bool
 
 
 def _begins_word_character(byte: int) -> bool:
@@ -84,3 +192,28 @@ def _begins_word_character(byte: int) -> bool:
     return (
         0x30 <= byte <= 0x39 or 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A or 0xC3 <= byte <= 0xD4
     )
+
+
+def _length(first: int) -> int:
+    """Returns the number of bytes of a character, or 0 if none begins with this byte."""
+    if first < 0x80:
+        return 1
+    if 0xC2 <= first <= 0xF4:
+        return 2 + (first >= 0xE0) + (first >= 0xF0)
+    return 0
+
+
+def _code_points(partial: bytes) -> tuple[int, int]:
+    """Returns the first and the last code point of the characters that begin with some bytes. The
+    first one is greater if there are none.
+    """
+    length = _length(partial[0])
+    if not length or any(not 0x80 <= byte < 0xC0 for byte in partial[1:]):
+        return 1, 0
+    code = partial[0] & (0x7F if length == 1 else 0x7F >> length)
+    for byte in partial[1:]:
+        code = code << 6 | byte & 0x3F
+    missing = 6 * (length - len(partial))
+    shortest = (0, 0x80, 0x800, 0x10000)[length - 1]  # others have fewer bytes
+    low, high = code << missing, (code + 1 << missing) - 1
+    return max(low, shortest), min(high, sys.maxunicode)

@@ -16,13 +16,16 @@ class ExactShares:
 
     Attributes:
         probs: probability of each text, given that one of them is read from the beginning of what
-            the model writes freely.
-        log_mass: log of the probability that one of them is read, as far as it was computed. Far
-            below 0, the model would have written something else.
+            the model writes freely. If the constraint allows more than 64 texts, those that were
+            drawn, and the likeliest of the others that were found on the way.
+        log_mass: log of the probability that one of the constraint's texts is read, as far as it
+            was computed. Far below 0, the model would have written something else.
         gap: upper bound for the total variation distance between `probs` and the probabilities that
-            would be found if nothing was left out.
+            would be found if nothing was left out. It says how much is known of `probs`; a draw is
+            exact whatever it is.
         rows: number of beginnings of texts after which the next token's distribution was computed.
         steps: number of rounds in which that was done, one after another.
+        tries: number of times that the draw of this text has begun; 1 if all texts were listed.
     """
 
     probs: Mapping[str, float]
@@ -30,6 +33,7 @@ class ExactShares:
     gap: float
     rows: int
     steps: int
+    tries: int = 1
 
     def _repr_html_(self) -> str:
         by_share = sorted(self.probs.items(), key=lambda each: -each[1])

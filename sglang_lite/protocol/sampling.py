@@ -145,7 +145,7 @@ PARAMETERS: Final = (
     ),
     Parameter(
         "exact", "bool", False,
-        "draw one of at most 64 texts with the model's own probabilities, for `s.exact(name)`",
+        "draw texts with the model's own probabilities, for `s.exact(name)`",
         places=_EVERYWHERE, effect_in=(_CORE,),
     ),
     Parameter(

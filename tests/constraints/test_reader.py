@@ -2,14 +2,14 @@
 
 import random
 
-from sglang_lite.constraints.reader import TextReader
+from sglang_lite.constraints.reader import TextReader, TextTree
 from tests.counts import some
 from tests.free_reading import longest_text
 
 
 def read(texts, free):
     """What the reader reads from free text, byte by byte."""
-    reader = TextReader(texts)
+    reader = TextReader(TextTree(texts))
     position, data = reader.start, free.encode()
     count = 0
     while count < len(data) and (after := reader.step(position, data[count])) is not None:

@@ -2,6 +2,7 @@
 child process and over HTTP.
 """
 
+import re
 from typing import Literal
 
 import pytest
@@ -56,6 +57,25 @@ def test_a_seed_gives_one_answer(backend):
     assert len(set(alone)) > 1
 
 
+def test_open_texts_are_drawn(backend):
+    @sgl.function
+    def program(s, number):
+        s += QUESTION + sgl.gen("word", regex="[a-z]+", exact=True, seed=number)
+        s += sgl.gen("more", regex="[^a-z]{1,3}", exact=True, seed=number)
+
+    alone = [program.run(number, backend=backend) for number in range(8)]
+    batch = program.run_batch([(number,) for number in range(8)], backend=backend)
+    assert [state.text() for state in batch] == [state.text() for state in alone]
+    assert len({state["word"] for state in alone}) > 2
+    for state in alone:
+        assert re.fullmatch("[a-z]+", state["word"])
+        assert re.fullmatch("[^a-z]{1,3}", state["more"])
+        shares = state.exact("word")
+        assert state["word"] in shares.probs
+        assert shares.tries >= 1
+        assert shares.rows >= shares.steps >= 2
+
+
 def test_samples_forks_and_checks(backend):
     @sgl.function
     def program(s):
@@ -98,7 +118,7 @@ def test_what_was_not_drawn_exactly_has_no_shares(backend):
 def test_mistakes_are_told_where_they_are(backend):
     @sgl.function
     def program(s):
-        s += QUESTION + sgl.gen("a", regex="[0-9]+", exact=True)
+        s += QUESTION + sgl.gen("a", regex="[0-9]+", exact=True, temperature=0)
 
     with pytest.raises(sgl.ParameterError, match=r"exact: the constraint allows more than 64") as e:
         program.run(backend=backend)["a"]

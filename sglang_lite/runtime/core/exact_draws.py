@@ -1,27 +1,23 @@
-"""Draws texts of a finite language in proportion to the model's own probabilities
-(`gen(exact=True)`).
+"""Draws texts of a constraint in proportion to the model's own probabilities (`gen(exact=True)`).
 
 The model writes freely, and the text that is read from the beginning of what it writes is the
 answer, if one is read. So every way of spelling a text counts, and so does every way of going on
-after it. No free text is drawn: the distribution of the next token is computed after each likely
-beginning of a text, by a request for one token, until all that is left open is too unlikely to
-matter.
+after it. No free text is drawn: the distribution of the next token is computed after the beginnings
+of texts that a search asks for, by a request for one token each.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
-import torch
 
 from sglang_lite.constraints.formal.listing import list_texts
 from sglang_lite.constraints.kinds import language_for_constraint
@@ -34,33 +30,30 @@ from sglang_lite.protocol import (
     ConstraintError,
     Continuation,
     Delta,
+    EngineClosedError,
     Generation,
     ParameterError,
     SglError,
     Span,
 )
-from sglang_lite.runtime.core.mass_tree import Beginning, MassTree
-from sglang_lite.runtime.kernels.race import draw_exponentials
+from sglang_lite.runtime.exact.beginnings import Beginning
+from sglang_lite.runtime.exact.outcome_reader import OutcomeReader
+from sglang_lite.runtime.exact.searches import Drawing, DrawKey, DrawnText, Enumeration, ExactSearch
 from sglang_lite.runtime.requests.output_builder import Event, Sink
 from sglang_lite.runtime.requests.request import Request, State
-from sglang_lite.runtime.requests.resolved_params import LogitReader, ResolvedParams
-from sglang_lite.runtime.structured_output.outcomes import FIRST_END, Outcomes
+from sglang_lite.runtime.requests.resolved_params import ResolvedParams
+from sglang_lite.runtime.structured_output.outcomes import Outcomes, TokenOutcomes
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.core.engine_context import EngineContext
 
 logger = logging.getLogger("sglang_lite")
 
-MAX_TEXTS = 64
-_MAX_ROWS = 512
-GAP = 2e-3  # total variation distance up to which shares are known
-_MIN_LOG_MASS = -100.0
-_MAX_NUMBERS = 8 << 20  # probabilities that are held in memory at once
-_FEW_ENDS = 8
+MAX_TEXTS = 64  # texts of a language whose probabilities are all computed
 
 
 class ExactDraws:
-    """Exact draws of a generation's samples. All samples are drawn from the same masses.
+    """Exact draws of a generation's samples, which share what is computed.
 
     Creating it can be slow, so it must not be done on the loop's thread.
 
@@ -77,22 +70,20 @@ class ExactDraws:
         self, context: EngineContext, requests: Sequence[Request], constraint: Constraint | None
     ) -> None:
         first = requests[0]
-        spelled = _spell_texts(first, constraint)
         self._context = context
         self._requests = requests
         self._constraint = constraint
         self._params = _parameters_of_rows(first.params)
-        self._texts = list(spelled)
-        self._spellings = list(spelled.values())
-        self._outcomes = context.compiler.find_text_outcomes(tuple(spelled))
+        self._outcomes, self._make_search = _choose_search(context, requests, constraint)
         # used on the loop's thread only
-        self._rows: dict[Request, tuple[Beginning, _OutcomeReader]] = {}  # not computed yet
+        self._rows: dict[Request, tuple[Beginning, OutcomeReader]] = {}  # not computed yet
         self._steps = 0
         self._first: Generation | None = None  # result of the first row
         self._begin()
 
     def _begin(self) -> None:
-        self._tree = MassTree(self._outcomes.reader.start, self._spellings)
+        self._search = self._make_search()
+        self._few_texts = isinstance(self._search, Enumeration)
         self._computed = 0
         self._weights = self._context.builder.weights.version
 
@@ -103,22 +94,66 @@ class ExactDraws:
         for request in self._requests:
             request.output.sink = partial(self._pass_on, request.output.sink)
         with self._failing_requests():
-            self._submit_rows()
+            self._advance()
 
-    def _submit_rows(self) -> None:
+    def _advance(self) -> None:
         """Submits the rows that have to be computed next, or ends the requests if there are none."""
         if all(request.ended for request in self._requests):
             return
         if self._weights != self._context.builder.weights.version:
             self._begin()  # masses of different weights are not comparable
         while not self._rows:
-            branches = self._tree.take_branches(GAP, _MAX_ROWS - self._computed)
-            if not branches:
+            beginnings = self._search.take_beginnings()
+            if not beginnings:
                 self._end_requests()
                 return
-            for branch in branches:
-                self._build_row(branch)
-        self._steps += 1
+            if not self._know_outcomes(beginnings):
+                self._find_outcomes_in_background(beginnings)
+                return
+            self._submit_rows(beginnings, self._find_outcomes(beginnings))
+
+    def _know_outcomes(self, beginnings: Sequence[Beginning]) -> bool:
+        """Returns whether the outcomes after some beginnings are known, or soon found."""
+        return self._few_texts or all(
+            self._outcomes.get_outcomes(each.position) is not None for each in beginnings
+        )
+
+    def _find_outcomes(self, beginnings: Sequence[Beginning]) -> list[Outcomes]:
+        return [self._outcomes.find_outcomes(each.position) for each in beginnings]
+
+    def _find_outcomes_in_background(self, beginnings: Sequence[Beginning]) -> None:
+        def resume(found: Future[list[Outcomes]]) -> None:
+            self._context.loop.inbox.post(partial(self._resume, beginnings, found))
+
+        try:
+            future = self._context.encoder.submit(self._find_outcomes, beginnings)
+        except RuntimeError:  # the executor has been shut down
+            raise EngineClosedError("the engine is closed.") from None
+        future.add_done_callback(resume)
+
+    def _resume(self, beginnings: Sequence[Beginning], found: Future[list[Outcomes]]) -> None:
+        with self._failing_requests():
+            if self._weights == self._context.builder.weights.version and self._requests:
+                self._submit_rows(beginnings, found.result())
+            if not self._rows:
+                self._advance()
+
+    def _submit_rows(self, beginnings: Sequence[Beginning], outcomes: Sequence[Outcomes]) -> None:
+        """Submits the requests that compute rows, each with the outcomes of its next token. Does
+        without those that are too long for the context.
+        """
+        for beginning, each in zip(beginnings, outcomes, strict=True):
+            row = self._context.builder.build_alike(
+                self._requests[0], self._params, beginning.tokens
+            )
+            if row is None:
+                self._search.give_up(beginning)
+                continue
+            row.output.sink = partial(self._receive_row, row)
+            row.output.origin = self._constraint
+            row.processor = reader = OutcomeReader(each)
+            self._rows[row] = beginning, reader
+        self._steps += bool(self._rows)
         for row in list(self._rows):
             self._context.loop.receive_request(row)
 
@@ -135,20 +170,6 @@ class ExactDraws:
             logger.exception("an exact draw failed")
             self._fail(BackendError(f"an exact draw failed: {error!r}"))
 
-    def _build_row(self, branch: Beginning) -> None:
-        """Builds the request that computes the distribution after a branch. Leaves the branch open
-        if that is too long for the context.
-        """
-        row = self._context.builder.build_alike(self._requests[0], self._params, branch.tokens)
-        if row is None:
-            self._tree.give_up(branch)
-            return
-        reader = _OutcomeReader(self._outcomes.find_outcomes(branch.position))
-        row.output.sink = partial(self._receive_row, row)
-        row.output.origin = self._constraint
-        row.processor = reader
-        self._rows[row] = branch, reader
-
     def _receive_row(self, row: Request, event: Event) -> None:
         if row not in self._rows or isinstance(event, Delta):
             return
@@ -158,13 +179,11 @@ class ExactDraws:
         if self._first is None:
             self._first = event
         with self._failing_requests():
-            branch, reader = self._rows.pop(row)
-            ends, live = reader.probabilities()
-            token_bytes = self._context.tokenizer.token_bytes
-            self._tree.add_row(branch, reader.outcomes, token_bytes, ends, live)
+            beginning, reader = self._rows.pop(row)
+            self._search.add_row(reader.read_row(beginning))
             self._computed += 1
             if not self._rows:
-                self._submit_rows()
+                self._advance()
 
     def _pass_on(self, sink: Sink, event: Event) -> None:
         """Passes an event of one of the requests to its sink. When all requests have ended, such as
@@ -189,43 +208,18 @@ class ExactDraws:
             self._context.loop.fail_before_start(request, copy(error))
 
     def _end_requests(self) -> None:
-        """Draws the texts, and ends the requests with them.
-
-        Raises:
-            ConstraintError: the model gives the texts too little probability, or too many of their
-                beginnings would have to be computed.
-        """
-        masses = [self._tree.masses.get(text.encode(), 0.0) for text in self._texts]
-        total = math.fsum(masses)
-        gap = self._tree.gap
-        if gap > GAP:
-            raise ConstraintError(
-                f"exact: after {self._computed} beginnings of texts, the shares of the {len(masses)} texts are "
-                f"known to {gap:.2g} only: the model would hardly write them, or they are too long.",
-                hint="Show them in the prompt, give shorter ones, or leave exact out.",
-            )
-        if not total or math.log(total) < _MIN_LOG_MASS:
-            raise ConstraintError(
-                f"exact: the model would write none of the {len(masses)} texts (log_mass below {_MIN_LOG_MASS:.0f}).",
-                hint="Show them in the prompt, or leave exact out.",
-            )
-        found = {
-            "probs": {text: mass / total for text, mass in zip(self._texts, masses)},
-            "log_mass": math.log(total),
-            "gap": gap,
-            "rows": self._computed,
-            "steps": self._steps,
-        }
-        open_ = [request for request in self._requests if not request.ended]
-        drawn = [_draw_index(masses, request) for request in open_]
+        """Draws the texts, and ends the requests with them."""
+        drawn = self._search.draw()
+        requests = self._requests
         self._requests = []  # breaks the reference cycle, which avoids garbage collection
-        for request, index in zip(open_, drawn):
-            self._end_request(request, index, found)
+        for request, text in zip(requests, drawn, strict=True):
+            if not request.ended:
+                self._end_request(request, text)
 
-    def _end_request(self, request: Request, index: int, found: dict[str, object]) -> None:
+    def _end_request(self, request: Request, drawn: DrawnText) -> None:
         loop = self._context.loop
-        text = self._texts[index]
-        tokens = tuple(self._spellings[index])
+        text = drawn.text
+        tokens = tuple(request.output.tokens_of(text))
         assert self._first is not None
         duration = loop.clock.now() - request.times.submitted
         usage = msgspec.structs.replace(
@@ -234,7 +228,8 @@ class ExactDraws:
             first_token_s=duration,
             total_s=duration,
         )
-        meta = dict[str, object](exact=found)
+        figures = {**drawn.figures, "rows": self._computed, "steps": self._steps}
+        meta = dict[str, object](exact=figures)
         if "cache_miss" in self._first.meta:
             meta["cache_miss"] = self._first.meta["cache_miss"]
         prompt = request.tokens[:0]
@@ -260,11 +255,52 @@ class ExactDraws:
                 loop.receive_request(following)
 
 
-def _spell_texts(request: Request, constraint: Constraint | None) -> dict[str, list[int]]:
-    """Returns the texts that a request may draw, with their usual tokens.
+def _choose_search(
+    context: EngineContext, requests: Sequence[Request], constraint: Constraint | None
+) -> tuple[TokenOutcomes, Callable[[], ExactSearch]]:
+    """Returns the outcomes of tokens for the texts that requests may draw, and what makes a search
+    of the texts.
 
     Raises:
-        ParameterError: the request can't be drawn exactly.
+        ConstraintError: no text satisfies the constraint, or its language is too large.
+        ParameterError: the requests can't be drawn exactly.
+    """
+    first = requests[0]
+    constraint = _check_request(first, constraint)
+    texts = list_drawable_texts(constraint)
+    keys = [
+        DrawKey(each.seed, each.prompt_len, 0.0 if each.params.greedy else each.params.temperature)
+        for each in requests
+    ]
+    token_bytes = context.tokenizer.token_bytes
+    limit = first.limit - first.prompt_len
+    if texts is not None:
+        spellings = _spell_texts(texts, first.output.tokens_of, limit)
+        outcomes = context.compiler.find_text_outcomes(tuple(spellings))
+        start = outcomes.reader.start
+        return outcomes, partial(Enumeration, spellings, keys, start, token_bytes)
+    if keys[0].temperature != 1:
+        raise ParameterError(
+            "exact",
+            f"the constraint allows more than {MAX_TEXTS} texts, which can only be drawn at temperature 1, not "
+            f"{keys[0].temperature:g}.",
+            hint="Use temperature=1, or give a constraint with fewer texts, such as type=Literal[…].",
+        )
+    outcomes = context.compiler.find_language_outcomes(constraint)
+    return outcomes, partial(
+        Drawing,
+        keys,
+        outcomes.reader.start,
+        token_bytes,
+        lambda text: len(first.output.tokens_of(text)),
+        limit,
+        partial(matches, constraint),
+    )
+
+
+def _check_request(request: Request, constraint: Constraint | None) -> Constraint:
+    """Returns the constraint of a request that may be drawn exactly. Raises ParameterError for
+    others.
     """
     if constraint is None:
         raise ParameterError(
@@ -281,17 +317,21 @@ def _spell_texts(request: Request, constraint: Constraint | None) -> dict[str, l
         raise ParameterError(
             "exact", f"can't be combined with {other}.", hint=f"Leave {other} out."
         )
-    texts = list_drawable_texts(constraint)
-    if texts is None:
-        raise ParameterError(
-            "exact",
-            f"the constraint allows more than {MAX_TEXTS} texts, or very long ones.",
-            hint="Leave it out, or give a constraint with fewer texts, such as type=Literal[…].",
-        )
+    return constraint
+
+
+def _spell_texts(
+    texts: Sequence[str], tokens_of: Callable[[str], list[int]], limit: int
+) -> dict[str, list[int]]:
+    """Returns the texts that fit a limit of tokens, with their usual tokens.
+
+    Raises:
+        ConstraintError: there is no text.
+        ParameterError: none fits.
+    """
     if not texts:
         raise ConstraintError("the constraint allows no text.")
-    limit = request.limit - request.prompt_len
-    spelled = {text: request.output.tokens_of(text) for text in texts}
+    spelled = {text: tokens_of(text) for text in texts}
     fitting = {text: tokens for text, tokens in spelled.items() if len(tokens) <= limit}
     if not fitting:
         raise ParameterError(
@@ -300,80 +340,6 @@ def _spell_texts(request: Request, constraint: Constraint | None) -> dict[str, l
             hint="Raise it.",
         )
     return fitting
-
-
-class _OutcomeReader(LogitReader):
-    """Sums the probabilities of a row's next tokens by outcome, on the device of the logits.
-
-    Args:
-        outcomes: outcomes of the tokens.
-
-    Attributes:
-        outcomes: the same. Rows with the same outcomes are read together.
-        found: what was read together, and the row in it; None before the draw.
-    """
-
-    def __init__(self, outcomes: Outcomes) -> None:
-        self.outcomes = outcomes
-        self.found: tuple[_Table, int] | None = None
-
-    @property
-    def group(self) -> Hashable:
-        return self.outcomes
-
-    def read_together(self, logits: torch.Tensor, readers: Sequence[LogitReader]) -> None:
-        classes, live = _tensors_of_outcomes(self.outcomes, logits.device)
-        ends = len(self.outcomes.ends)
-        chunk = max(_MAX_NUMBERS // logits.shape[1], 1)
-        pieces = []
-        for start in range(0, len(logits), chunk):
-            rows = logits[start : start + chunk]
-            shares = rows.double().softmax(-1)  # float64: small masses are compared, too
-            if ends <= _FEW_ENDS:  # a GPU's atomic additions to few numbers are slow
-                masks = (classes == FIRST_END + end for end in range(ends))
-                sums = [(shares * mask).sum(-1, keepdim=True) for mask in masks]
-            else:
-                zeros = shares.new_zeros(len(rows), FIRST_END + ends)
-                sums = [zeros.index_add_(1, classes, shares)[:, FIRST_END:]]
-            pieces.append(torch.cat((*sums, shares[:, live]), 1))
-        table = _Table(torch.cat(pieces))
-        for row, reader in enumerate(readers):
-            assert isinstance(reader, _OutcomeReader)
-            reader.found = table, row
-
-    def probabilities(self) -> tuple[list[float], list[float]]:
-        """Returns the total probability for each of the outcomes' ends, and that of each live
-        token. The row must have been drawn.
-        """
-        assert self.found is not None
-        table, row = self.found
-        count = len(self.outcomes.ends)
-        return table.rows[row][:count], table.rows[row][count:]
-
-
-class _Table:
-    """Numbers on a device, which are copied to the host when the first of them is needed.
-
-    Args:
-        numbers: float64 [R, N].
-    """
-
-    def __init__(self, numbers: torch.Tensor) -> None:
-        self._numbers = numbers
-
-    @cached_property
-    def rows(self) -> list[list[float]]:
-        found: list[list[float]] = self._numbers.tolist()
-        return found
-
-
-@lru_cache(32)
-def _tensors_of_outcomes(
-    outcomes: Outcomes, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the class of each token, int32 [V], and the live tokens, on a device."""
-    live = torch.tensor([token for token, _ in outcomes.live], dtype=torch.int64)
-    return torch.from_numpy(outcomes.build_classes()).to(device), live.to(device)
 
 
 @memoize
@@ -390,12 +356,15 @@ def list_drawable_texts(constraint: Constraint) -> tuple[str, ...] | None:
         texts = list_texts(language_for_constraint(constraint), MAX_TEXTS)
         # A schema can have rules that no language expresses, such as `uniqueItems`.
         return None if texts is None else tuple(t for t in texts if matches(constraint, t))
-    except (ConstraintError, RecursionError) as error:
-        raise ParameterError(
-            "exact",
-            f"the texts of the constraint can't be listed: {error}",
-            hint="Leave it out, or give a constraint with fewer texts, such as type=Literal[…].",
-        ) from None
+    except ConstraintError as error:
+        reason = str(error)
+    except RecursionError:
+        reason = "a rule of the grammar refers to itself at its beginning."
+    raise ParameterError(
+        "exact",
+        f"the texts of the constraint can't be read from free text: {reason}",
+        hint="Leave it out, or give a simpler constraint, such as type=Literal[…].",
+    )
 
 
 def _parameters_of_rows(params: ResolvedParams) -> ResolvedParams:
@@ -410,15 +379,3 @@ def _parameters_of_rows(params: ResolvedParams) -> ResolvedParams:
         ignore_eos=True,
         return_prompt_token_ids=False,
     )
-
-
-def _draw_index(masses: Sequence[float], request: Request) -> int:
-    """Returns the index of the text that a request draws: the likeliest at temperature 0, otherwise
-    the winner of a race with the request's seed.
-    """
-    with np.errstate(divide="ignore"):
-        scores = np.log(masses)
-    if request.params.greedy:
-        return int(scores.argmax())
-    noise = np.log(draw_exponentials(request.seed % 2**64, request.prompt_len, len(masses)))
-    return int((scores / request.params.temperature - noise).argmax())

@@ -13,13 +13,14 @@ import logging
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.constraints.json_schema.mask_rules import RulePosition
+from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.memo import trim
 from sglang_lite.constraints.number_text import PATTERNS
-from sglang_lite.constraints.reader import TextReader
+from sglang_lite.constraints.reader import ByteLanguage, LanguageBytes, TextReader, TextTree
 from sglang_lite.protocol import (
     Choices,
     Constraint,
@@ -111,7 +112,8 @@ class Compiler:
         self._timeout = timeout_s
         self._memory = memory_mb
         self._end = build_token_mask(self._eos_ids, vocab_size)
-        self.find_text_outcomes = lru_cache(_READERS)(self._find_text_outcomes)
+        self._outcomes: dict[tuple[str, ...] | Constraint, TokenOutcomes] = {}
+        self._reading = threading.Lock()  # guards the outcomes
         self._made: GrammarEngine | None = None
         self._creating = threading.Lock()  # guards the creation of the engine and of workers
         self._loading = threading.Lock()
@@ -217,9 +219,33 @@ class Compiler:
             )
         return self._engine().compile(constraint)
 
-    def _find_text_outcomes(self, texts: tuple[str, ...]) -> TokenOutcomes:
-        """Returns the outcomes of the model's tokens for a reader of texts. Cached."""
-        return TokenOutcomes(TextReader(texts), self._sorted_vocabulary)
+    def find_text_outcomes(self, texts: tuple[str, ...]) -> TokenOutcomes:
+        """Returns the outcomes of the model's tokens for a reader of some texts. Cached."""
+        return self._find_outcomes(texts, lambda: TextTree(texts))
+
+    def find_language_outcomes(self, constraint: Constraint) -> TokenOutcomes:
+        """Returns the outcomes of the model's tokens for a reader of a constraint's texts. Cached.
+
+        Raises:
+            ConstraintError: the constraint is not valid, or its language is too large.
+            RecursionError: a rule of its grammar refers to itself before any character.
+        """
+        return self._find_outcomes(
+            constraint, lambda: LanguageBytes(language_for_constraint(constraint))
+        )
+
+    def _find_outcomes(
+        self, key: tuple[str, ...] | Constraint, build: Callable[[], ByteLanguage]
+    ) -> TokenOutcomes:
+        with self._reading:
+            found = self._outcomes.pop(key, None)
+        if found is None or found.reader.full:
+            found = TokenOutcomes(TextReader(build()), self._sorted_vocabulary)
+        with self._reading:
+            self._outcomes[key] = found  # the last one that was used
+            if len(self._outcomes) > _READERS:
+                del self._outcomes[next(iter(self._outcomes))]
+        return found
 
     @cached_property
     def _sorted_vocabulary(self) -> SortedVocabulary:

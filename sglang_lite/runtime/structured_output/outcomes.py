@@ -6,16 +6,16 @@ Ids without text, such as the end of the sequence, count as the end of the free 
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_lite.constraints.reader import ReadPosition, TextReader
+from sglang_lite.constraints.reader import TextReader
 
 # Bytes of a token that belong to the text which it ends; or a number <= 0 if the text ended before
 # the token, by so many bytes.
@@ -35,20 +35,22 @@ class Outcomes:
         vocabulary: the tokens.
         stretches: class of each stretch of the sorted tokens, as (end of the stretch, class).
         without_text: class of the ids without text.
-        ends: how much of the token belongs to the text, for each of the classes from 2 on.
-        live: the live tokens, each with the position after it.
+        ends: class of the tokens after which a text is read, by how much of them belongs to it;
+            from 2 on, in order.
+        live_tokens: the live tokens, int64 [L].
+        live_positions: position of the reader after each of them.
     """
 
     vocabulary: SortedVocabulary
     stretches: tuple[tuple[int, int], ...]
     without_text: int
-    ends: tuple[End, ...]
-    live: tuple[tuple[int, ReadPosition], ...]
+    ends: Mapping[End, int]
+    live_tokens: NDArray[np.int64]
+    live_positions: Sequence[int]
 
     def build_classes(self) -> NDArray[np.int32]:
         """Returns the class of each token, int32 [V]: DEAD for tokens after which nothing can be
-        read, LIVE for those after which it is open what is read, and 2 + i for those after which the
-        text of `ends[i]` is read.
+        read, LIVE for those after which it is open what is read, and that in `ends` for the others.
         """
         classes = np.full(self.vocabulary.size, self.without_text, dtype=np.int32)
         start = 0
@@ -59,7 +61,7 @@ class Outcomes:
 
 
 class TokenOutcomes:
-    """Outcomes of a vocabulary's tokens for one reader.
+    """Outcomes of a vocabulary's tokens for one reader. May be used by several threads.
 
     Args:
         reader: the reader.
@@ -69,11 +71,25 @@ class TokenOutcomes:
     def __init__(self, reader: TextReader, vocabulary: SortedVocabulary) -> None:
         self.reader = reader
         self._vocabulary = vocabulary
-        self.find_outcomes = lru_cache(_KEPT)(self._find_outcomes)
+        self._found: dict[int, Outcomes] = {}
+        self._lock = threading.Lock()  # held by searches
 
-    def _find_outcomes(self, position: ReadPosition) -> Outcomes:
-        """Returns the outcomes at a position. Cached."""
-        return _OutcomeSearch(self.reader, self._vocabulary, position).search()
+    def get_outcomes(self, position: int) -> Outcomes | None:
+        """Returns the outcomes at a position if they are known, which takes no time."""
+        return self._found.get(position)
+
+    def find_outcomes(self, position: int) -> Outcomes:
+        """Returns the outcomes at a position. Looks at each token for the first time, which takes
+        up to some tenths of a second. Raises as the methods of the reader's language do.
+        """
+        with self._lock:
+            found = self._found.get(position)
+            if found is None:
+                found = _OutcomeSearch(self.reader, self._vocabulary, position).search()
+                if len(self._found) >= _KEPT:
+                    del self._found[next(iter(self._found))]
+                self._found[position] = found
+            return found
 
 
 class SortedVocabulary:
@@ -93,15 +109,14 @@ class SortedVocabulary:
 class _OutcomeSearch:
     """Walks the tokens as a tree of bytes, as far as a text of the reader goes with them."""
 
-    def __init__(
-        self, reader: TextReader, vocabulary: SortedVocabulary, position: ReadPosition
-    ) -> None:
+    def __init__(self, reader: TextReader, vocabulary: SortedVocabulary, position: int) -> None:
         self._reader = reader
         self._vocabulary = vocabulary
         self._position = position
         self._stretches: list[tuple[int, int]] = []
         self._ends: dict[End, int] = {}
-        self._live: list[tuple[int, ReadPosition]] = []
+        self._live_tokens: list[int] = []
+        self._live_positions: list[int] = []
 
     def search(self) -> Outcomes:
         vocabulary = self._vocabulary
@@ -113,17 +128,19 @@ class _OutcomeSearch:
             vocabulary,
             tuple(self._stretches),
             without_text,
-            tuple(self._ends),
-            tuple(self._live),
+            self._ends,
+            np.array(self._live_tokens, dtype=np.int64),
+            self._live_positions,
         )
 
-    def _walk(self, low: int, high: int, depth: int, position: ReadPosition) -> None:
+    def _walk(self, low: int, high: int, depth: int, position: int) -> None:
         """Finds the outcomes of the tokens from number `low` to `high`, which have their first
         `depth` bytes in common, after which the reader is at `position`.
         """
         texts = self._vocabulary.texts
         while low < high and len(texts[low]) == depth:
-            self._live.append((int(self._vocabulary.ids[low]), position))
+            self._live_tokens.append(int(self._vocabulary.ids[low]))
+            self._live_positions.append(position)
             low += 1
             self._add_stretch(low, LIVE)
         while low < high:

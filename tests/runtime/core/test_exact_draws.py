@@ -28,8 +28,9 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.core.exact_draws import list_drawable_texts
 from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+from tests.chi_square import chi_square_fits
 from tests.counts import some
-from tests.free_reading import longest_text, read_masses
+from tests.free_reading import longest_match, longest_text, read_masses, read_pattern_masses
 from tests.runtime.scripted import ScriptedModel, SteppedEngine, hashes
 
 TOKENS = [
@@ -67,6 +68,7 @@ LANGUAGES: list[Constraint] = [
         }
     ),
 ]
+OPEN_PATTERNS = ["[ab]+", r"\d{1,3}", "(no|not| a)+[.,]?", "a[^,]{0,2},"]
 
 
 def logits_of(states):
@@ -141,6 +143,35 @@ def test_free_draws_read_the_same(engine, language):
     assert chi_square_fits(read, probs)
 
 
+@pytest.mark.parametrize("pattern", OPEN_PATTERNS)
+def test_open_languages_are_drawn_as_free_text_is_read(engine, pattern):
+    masses, left = read_pattern_masses(pattern, ["", *TOKENS[1:]], following, 1e-7)
+    total = sum(mass for text, mass in masses.items() if text is not None)
+    assert left < 2e-3 * total
+    shares = {text: mass / total for text, mass in masses.items() if text is not None}
+    count = some(1000, 10_000)
+    drawn = run_all(
+        engine, [(PROMPT, exact(seed=i), {"constraint": Regex(pattern)}) for i in range(count)]
+    )
+    assert chi_square_fits(collections.Counter(each.text for each in drawn), shares)
+    free = run_all(
+        engine, [(PROMPT, SamplingParams(max_tokens=20, seed=i), {}) for i in range(4 * count)]
+    )
+    read = collections.Counter(longest_match(pattern, each.text) for each in free)
+    del read[None]
+    assert chi_square_fits(read, shares)
+
+
+@pytest.mark.parametrize("pattern", OPEN_PATTERNS)
+def test_an_open_language_gives_the_same_in_any_batch(engine, pattern):
+    asked = [(PROMPT, exact(seed=i), {"constraint": Regex(pattern)}) for i in range(64)]
+    alone = [engine.complete(*each[:2], **each[2]) for each in asked]
+    together = run_all(engine, asked)
+    assert [each.text for each in together] == [each.text for each in alone]
+    assert [each.meta["exact"] for each in together] == [each.meta["exact"] for each in alone]
+    assert len({each.text for each in alone}) > 2
+
+
 def test_draws_have_their_probabilities(engine):
     answer = engine.complete(PROMPT, exact(), constraint=LANGUAGES[5])
     probs = answer.meta["exact"]["probs"]
@@ -176,24 +207,6 @@ def run_all(engine, requests):
     return [outcomes[i] for i in range(len(requests))]
 
 
-def chi_square_fits(counts, probs):
-    """Whether counts fit probabilities, p > 0.001; cells with fewer than five are put together."""
-    total = sum(counts.values())
-    cells, rest = [], [0.0, 0.0]
-    for text, share in probs.items():
-        if total * share < 5:
-            rest[0] += counts[text]
-            rest[1] += total * share
-        else:
-            cells.append((counts[text], total * share))
-    cells += [(rest[0], rest[1])] if rest[1] >= 1 else []
-    statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells)
-    freedom = max(len(cells) - 1, 1)
-    # Wilson and Hilferty's approximation of the quantile for p = 0.001
-    limit = freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3
-    return statistic < limit
-
-
 def test_a_seed_gives_the_same_answer_in_any_batch(engine):
     asked = [(PROMPT, exact(seed=i), {"constraint": LANGUAGES[1]}) for i in range(64)]
     alone = [engine.complete(*each[:2], **each[2]) for each in asked]
@@ -206,16 +219,18 @@ def test_a_seed_gives_the_same_answer_in_any_batch(engine):
 
 def test_nothing_changes_with_a_tiny_cache():
     """Rows wait for each other, are retracted and computed again."""
+    languages: list[Constraint] = [*LANGUAGES, *map(Regex, OPEN_PATTERNS)]
+    asked = [(PROMPT, exact(seed=i), languages[i % 11]) for i in range(22)]
     with sgl.Engine.of(loaded()) as roomy:
         expected = [
-            roomy.complete(PROMPT, exact(seed=i), constraint=LANGUAGES[i % 7]).text
-            for i in range(14)
+            roomy.complete(prompt, params, constraint=language).text
+            for prompt, params, language in asked
         ]
     with sgl.Engine.of(
         loaded(), max_total_tokens=48, context_length=40, max_running=3, step_tokens=8
     ) as tiny:
-        asked = [(PROMPT, exact(seed=i), {"constraint": LANGUAGES[i % 7]}) for i in range(14)]
-        assert [each.text for each in run_all(tiny, asked)] == expected
+        requests = [(prompt, params, {"constraint": each}) for prompt, params, each in asked]
+        assert [each.text for each in run_all(tiny, requests)] == expected
 
 
 def test_the_prompt_is_computed_once(engine):
@@ -313,15 +328,37 @@ def test_texts_at_the_end_of_the_context_are_drawn():
         assert isinstance(events[-1], Generation if length == 120 else Generation | sgl.SglError)
 
 
-def test_new_weights_begin_again():
+@pytest.mark.parametrize("language", [LANGUAGES[1], Regex("a[^,]{0,2},")], ids=str)
+def test_new_weights_begin_again(language):
     engine = SteppedEngine(model=loaded(), max_total_tokens=192, context_length=128)
-    _, events = engine.start(PROMPT, exact(seed=1), constraint=LANGUAGES[1])
-    _, expected = engine.start(PROMPT, exact(seed=1), constraint=LANGUAGES[1])
+    _, plain = engine.start(PROMPT, exact(seed=1), constraint=language)
+    engine.drain()
+    _, events = engine.start(PROMPT, exact(seed=1), constraint=language)
     engine.step()
     engine.core.builder.weights.version = "next"
     engine.drain()
-    assert events[-1].meta["exact"]["probs"] == expected[-1].meta["exact"]["probs"]
-    assert events[-1].meta["exact"]["steps"] > 3
+    before, after = plain[-1].meta["exact"], events[-1].meta["exact"]
+    assert after["probs"] == before["probs"]
+    assert after["steps"] > before["steps"]
+
+
+def test_rows_that_are_read_twice_are_computed_once():
+    engine = SteppedEngine(model=loaded(), max_total_tokens=192, context_length=128)
+    _, events = engine.start(PROMPT, exact(n=40, seed=1), constraint=Regex("[ab]+"))
+    engine.drain()
+    assert len(events) == 40
+    figures = events[-1].meta["exact"]
+    assert figures["rows"] < 30
+    assert figures["steps"] < 20
+
+
+def test_a_text_that_does_not_end_is_an_error(engine):
+    """Free text of these letters goes on for ever, and the budget of rows ends."""
+    bias = tuple((TOKENS.index(token), 60.0) for token in ("a", "b"))
+    with pytest.raises(sgl.ConstraintError, match=r"after 512 beginnings of texts, 1 of 1 texts"):
+        engine.complete(PROMPT, exact(max_tokens=4000, logit_bias=bias), constraint=Regex("[ab]+,"))
+    with pytest.raises(sgl.ConstraintError, match="would write no text that the constraint allows"):
+        engine.complete(PROMPT, exact(max_tokens=3, logit_bias=bias), constraint=Regex("[ab]{9}"))
 
 
 def test_free_text_that_was_prepared_ahead_is_refused(engine):
@@ -335,9 +372,10 @@ def test_free_text_that_was_prepared_ahead_is_refused(engine):
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
-def test_aborted_draws_leave_nothing(steps):
+@pytest.mark.parametrize("language", [LANGUAGES[1], Regex("[ab]+")], ids=str)
+def test_aborted_draws_leave_nothing(steps, language):
     engine = SteppedEngine(model=loaded(), max_total_tokens=192, context_length=128)
-    started = [engine.start(PROMPT, exact(seed=i), constraint=LANGUAGES[1]) for i in range(8)]
+    started = [engine.start(PROMPT, exact(seed=i), constraint=language) for i in range(8)]
     for _ in range(steps):
         engine.step()
     for ticket, _ in started[::2]:
@@ -378,10 +416,10 @@ def test_retracted_rows_change_nothing():
     often = SteppedEngine(
         model=loaded(), max_total_tokens=192, context_length=128, step_tokens=3, retract_every=2
     )
-    for seed in range(6):
+    for seed, language in enumerate([*LANGUAGES[:6], *map(Regex, OPEN_PATTERNS)]):
         texts = []
         for each in (engine, often):
-            _, events = each.start(PROMPT * 4, exact(seed=seed), constraint=LANGUAGES[seed])
+            _, events = each.start(PROMPT * 4, exact(seed=seed), constraint=language)
             each.drain()
             texts.append((events[-1].text, events[-1].meta["exact"]["probs"]))
         assert texts[0] == texts[1]
@@ -391,8 +429,12 @@ def test_retracted_rows_change_nothing():
     ("options", "constraint", "message"),
     [
         ({}, None, "free text is drawn as the model gives it anyway"),
-        ({}, Regex("[0-9]{2}"), "allows more than 64 texts"),
-        ({}, Regex("a*"), "allows more than 64 texts"),
+        (
+            {"temperature": 0},
+            Regex("[0-9]{2}"),
+            "allows more than 64 texts, which can only be drawn",
+        ),
+        ({"temperature": 0.5}, Regex("a*"), "drawn at temperature 1, not 0.5"),
         ({"top_p": 0.5}, LANGUAGES[0], "can't be combined with top_p"),
         ({"top_k": 1}, LANGUAGES[0], "can't be combined with top_k"),
         ({"repetition_penalty": 1.1}, LANGUAGES[0], "combined with repetition_penalty"),

@@ -5,8 +5,9 @@ from functools import cache
 
 import numpy as np
 
-from sglang_lite.constraints.reader import TextReader
-from sglang_lite.runtime.core.mass_tree import MassTree
+from sglang_lite.constraints.reader import TextReader, TextTree
+from sglang_lite.runtime.exact.beginnings import MassRow
+from sglang_lite.runtime.exact.mass_tree import MassTree
 from sglang_lite.runtime.structured_output.outcomes import (
     FIRST_END,
     SortedVocabulary,
@@ -37,7 +38,7 @@ def random_case(dice):
 def compute_masses(texts, tokens, following, gap):
     """The tree's masses and gap, the branches computed one after another."""
     data = [token.encode() for token in tokens]
-    outcomes = TokenOutcomes(TextReader(texts), SortedVocabulary(data))
+    outcomes = TokenOutcomes(TextReader(TextTree(texts)), SortedVocabulary(data))
     tree = MassTree(outcomes.reader.start, [])
     while taken := tree.take_branches(gap, 1000):
         for branch in taken:
@@ -45,8 +46,8 @@ def compute_masses(texts, tokens, following, gap):
             sums = np.bincount(
                 found.build_classes(), weights=probs, minlength=FIRST_END + len(found.ends)
             )
-            live = [float(probs[token]) for token, _ in found.live]
-            tree.add_row(branch, found, data, sums[FIRST_END:].tolist(), live)
+            ends = sums[FIRST_END:].astype(np.float64)
+            tree.add_row(MassRow(branch, found, ends, probs[found.live_tokens]), data)
     return {text.decode(): mass for text, mass in tree.masses.items()}, tree.gap
 
 

@@ -8,31 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from sglang_lite.constraints.reader import ReadPosition
-from sglang_lite.runtime.structured_output.outcomes import Outcomes
+from sglang_lite.runtime.exact.beginnings import Beginning, MassRow
 
 _MAX_TAKEN = 64  # branches that are computed in one step
 # Share of the gap that one step leaves open, so that the next steps can leave open some, too.
 _FINER = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """Beginning of a free text.
-
-    Attributes:
-        tokens: its tokens.
-        text: their bytes.
-        position: position of the reader after them.
-        mass: their probability.
-    """
-
-    tokens: tuple[int, ...]
-    text: bytes
-    position: ReadPosition
-    mass: float
 
 
 class MassTree:
@@ -47,7 +28,7 @@ class MassTree:
         masses: probability of each text that has been found, by its bytes: a lower bound.
     """
 
-    def __init__(self, start: ReadPosition, spellings: Iterable[Sequence[int]]) -> None:
+    def __init__(self, start: int, spellings: Iterable[Sequence[int]]) -> None:
         self.masses: dict[bytes, float] = {}
         self._open = [Beginning((), b"", start, 1.0)]
         self._given_up = 0.0
@@ -102,37 +83,19 @@ class MassTree:
                 return by_mass[count:]
         return []
 
-    def add_row(
-        self,
-        branch: Beginning,
-        outcomes: Outcomes,
-        token_bytes: Sequence[bytes],
-        ends: Sequence[float],
-        live: Sequence[float],
-    ) -> None:
-        """Adds what was computed for a branch.
+    def add_row(self, row: MassRow, token_bytes: Sequence[bytes]) -> None:
+        """Adds what was computed for a branch that was taken.
 
         Args:
-            branch: branch that was taken.
-            outcomes: outcomes of the tokens after it.
+            row: distribution after the branch.
             token_bytes: bytes of each token.
-            ends: total probability of the tokens with each of `outcomes.ends`.
-            live: probability of each of the live tokens.
         """
-        for end, mass in zip(outcomes.ends, ends, strict=True):
-            text = (
-                branch.text + end
-                if isinstance(end, bytes)
-                else branch.text[: len(branch.text) + end]
-            )
-            self.masses[text] = self.masses.get(text, 0.0) + branch.mass * mass
-        for (token, position), mass in zip(outcomes.live, live, strict=True):
-            if mass > 0:
-                self._open.append(
-                    Beginning(
-                        (*branch.tokens, token),
-                        branch.text + token_bytes[token],
-                        position,
-                        branch.mass * mass,
-                    )
-                )
+        before = row.beginning
+        for end, share in zip(row.outcomes.ends, row.ends.tolist(), strict=True):
+            text = before.text_with(end)
+            self.masses[text] = self.masses.get(text, 0.0) + before.mass * share
+        tokens = row.outcomes.live_tokens.tolist()
+        positions = row.outcomes.live_positions
+        for token, position, share in zip(tokens, positions, row.live.tolist(), strict=True):
+            if share > 0:
+                self._open.append(before.continue_with(token, token_bytes, position, share))

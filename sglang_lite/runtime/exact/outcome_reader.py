@@ -1,0 +1,90 @@
+"""Reads the distribution of a next token from logits, by what the tokens lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import cached_property, lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sglang_lite.runtime.exact.beginnings import Beginning, MassRow
+from sglang_lite.runtime.requests.resolved_params import LogitReader
+from sglang_lite.runtime.structured_output.outcomes import FIRST_END, Outcomes
+
+_MAX_NUMBERS = 8 << 20  # probabilities that are held in memory at once
+_FEW_ENDS = 8
+
+
+class OutcomeReader(LogitReader):
+    """Sums the probabilities of a row's next tokens by outcome, on the device of the logits.
+
+    Args:
+        outcomes: outcomes of the tokens.
+
+    Attributes:
+        outcomes: the same. Rows with the same outcomes are read together.
+        found: what was read together, and the row in it; None before the draw.
+    """
+
+    def __init__(self, outcomes: Outcomes) -> None:
+        self.outcomes = outcomes
+        self.found: tuple[_Table, int] | None = None
+
+    @property
+    def group(self) -> Hashable:
+        return self.outcomes
+
+    def read_together(self, logits: torch.Tensor, readers: Sequence[LogitReader]) -> None:
+        classes, live = _tensors_of_outcomes(self.outcomes, logits.device)
+        ends = len(self.outcomes.ends)
+        chunk = max(_MAX_NUMBERS // logits.shape[1], 1)
+        pieces = []
+        for start in range(0, len(logits), chunk):
+            rows = logits[start : start + chunk]
+            shares = rows.double().softmax(-1)  # float64: small masses are compared, too
+            if ends <= _FEW_ENDS:  # a GPU's atomic additions to few numbers are slow
+                masks = (classes == FIRST_END + end for end in range(ends))
+                sums = [(shares * mask).sum(-1, keepdim=True) for mask in masks]
+            else:
+                zeros = shares.new_zeros(len(rows), FIRST_END + ends)
+                sums = [zeros.index_add_(1, classes, shares)[:, FIRST_END:]]
+            pieces.append(torch.cat((*sums, shares[:, live]), 1))
+        table = _Table(torch.cat(pieces))
+        for row, reader in enumerate(readers):
+            assert isinstance(reader, OutcomeReader)
+            reader.found = table, row
+
+    def read_row(self, beginning: Beginning) -> MassRow:
+        """Returns the row of a beginning. It must have been drawn."""
+        assert self.found is not None
+        table, row = self.found
+        count = len(self.outcomes.ends)
+        numbers = table.rows[row]
+        return MassRow(beginning, self.outcomes, numbers[:count], numbers[count:])
+
+
+class _Table:
+    """Numbers on a device, which are copied to the host when the first of them is needed.
+
+    Args:
+        numbers: float64 [R, N].
+    """
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self._numbers = numbers
+
+    @cached_property
+    def rows(self) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = self._numbers.cpu().numpy()
+        return found
+
+
+@lru_cache(32)
+def _tensors_of_outcomes(
+    outcomes: Outcomes, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the class of each token, int32 [V], and the live tokens, on a device."""
+    classes = torch.from_numpy(outcomes.build_classes())
+    return classes.to(device), torch.from_numpy(outcomes.live_tokens).to(device)

@@ -1,0 +1,240 @@
+"""Finds texts with the model's own probabilities. A search says after which beginnings the next
+token's distribution has to be computed, until it knows enough to draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from sglang_lite.protocol import ConstraintError
+from sglang_lite.runtime.exact.beginnings import Beginning, MassRow
+from sglang_lite.runtime.exact.mass_tree import MassTree
+from sglang_lite.runtime.exact.walks import NoMassError, Walk, list_known_shares
+from sglang_lite.runtime.kernels.race import draw_exponentials
+
+GAP = 2e-3  # total variation distance up to which the shares of listed texts are known
+_MAX_ROWS = 512  # computed for one text
+_MORE_ROWS = 64  # computed for each further one
+_MIN_LOG_MASS = -100.0
+_HINT = "Show them in the prompt, give shorter ones, or leave exact out."
+
+
+@dataclass(frozen=True, slots=True)
+class DrawKey:
+    """What decides a draw.
+
+    Attributes:
+        seed: key of its random numbers.
+        position: number of tokens before the text, which is also a part of the key.
+        temperature: 0 for the likeliest text.
+    """
+
+    seed: int
+    position: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnText:
+    """A text that was drawn.
+
+    Attributes:
+        text: the text.
+        figures: `probs`, `log_mass`, `gap` and `tries` of `ExactShares`.
+    """
+
+    text: str
+    figures: Mapping[str, object]
+
+
+class ExactSearch(Protocol):
+    """Search of the texts of some samples."""
+
+    def take_beginnings(self) -> list[Beginning]:
+        """Returns the beginnings after which rows are needed next, or none if the texts are known.
+
+        Raises:
+            ConstraintError: the model gives the texts too little probability, or too many rows
+                would be needed.
+        """
+
+    def add_row(self, row: MassRow) -> None:
+        """Adds the row of one of the beginnings."""
+
+    def give_up(self, beginning: Beginning) -> None:
+        """Does without the row of one of the beginnings."""
+
+    def draw(self) -> list[DrawnText]:
+        """Returns the texts of the samples. None of the beginnings may be left."""
+
+
+class Enumeration:
+    """Computes the probabilities of all texts of a finite language.
+
+    Args:
+        spellings: usual tokens of each text.
+        keys: one for each sample.
+        start: position of the reader at the beginning.
+        token_bytes: bytes of each token.
+    """
+
+    def __init__(
+        self,
+        spellings: Mapping[str, Sequence[int]],
+        keys: Sequence[DrawKey],
+        start: int,
+        token_bytes: Sequence[bytes],
+    ) -> None:
+        self._texts = list(spellings)
+        self._keys = keys
+        self._token_bytes = token_bytes
+        self._tree = MassTree(start, spellings.values())
+        self._computed = 0
+
+    def take_beginnings(self) -> list[Beginning]:
+        taken = self._tree.take_branches(GAP, _MAX_ROWS - self._computed)
+        self._computed += len(taken)
+        if not taken and self._tree.gap > GAP:
+            raise ConstraintError(
+                f"exact: after {self._computed} beginnings of texts, the shares of the {len(self._texts)} texts are "
+                f"known to {self._tree.gap:.2g} only: the model would hardly write them, or they are too long.",
+                hint=_HINT,
+            )
+        return taken
+
+    def add_row(self, row: MassRow) -> None:
+        self._tree.add_row(row, self._token_bytes)
+
+    def give_up(self, beginning: Beginning) -> None:
+        self._tree.give_up(beginning)
+
+    def draw(self) -> list[DrawnText]:
+        masses = [self._tree.masses.get(text.encode(), 0.0) for text in self._texts]
+        total = math.fsum(masses)
+        if not total or math.log(total) < _MIN_LOG_MASS:
+            raise ConstraintError(
+                f"exact: the model would write none of the {len(masses)} texts (log_mass below {_MIN_LOG_MASS:.0f}).",
+                hint="Show them in the prompt, or leave exact out.",
+            )
+        figures = {
+            "probs": {text: mass / total for text, mass in zip(self._texts, masses)},
+            "log_mass": math.log(total),
+            "gap": self._tree.gap,
+        }
+        return [DrawnText(self._texts[_draw_index(masses, key)], figures) for key in self._keys]
+
+
+class Drawing:
+    """Draws texts of a language that may have any number of them.
+
+    Args:
+        keys: one for each sample.
+        start: position of the reader at the beginning.
+        token_bytes: bytes of each token.
+        count_tokens: returns the usual number of a text's tokens.
+        limit: maximum number of a text's tokens.
+        allows: returns whether a text is one of the constraint's.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[DrawKey],
+        start: int,
+        token_bytes: Sequence[bytes],
+        count_tokens: Callable[[str], int],
+        limit: int,
+        allows: Callable[[str], bool],
+    ) -> None:
+        self._count_tokens = count_tokens
+        self._limit = limit
+        self._allows = allows
+        self._rows: dict[tuple[int, ...], MassRow] = {}
+        self._too_long: set[tuple[int, ...]] = set()
+        self._max_rows = _MAX_ROWS + _MORE_ROWS * (len(keys) - 1)
+        self._walks = [
+            Walk(
+                self._rows,
+                Beginning((), b"", start, 1.0),
+                token_bytes,
+                partial(_draw_uniform, _make_generator(key)),
+                self._is_allowed,
+                self._is_too_long,
+            )
+            for key in keys
+        ]
+
+    def take_beginnings(self) -> list[Beginning]:
+        try:
+            needed = [walk.advance() for walk in self._walks]
+        except NoMassError:
+            raise ConstraintError(
+                "exact: the model would write no text that the constraint allows.",
+                hint="Show one in the prompt, raise max_tokens, or leave exact out.",
+            ) from None
+        taken = {each.tokens: each for each in needed if each is not None}
+        if taken and len(self._rows) + len(taken) > self._max_rows:
+            left = sum(each is not None for each in needed)
+            raise ConstraintError(
+                f"exact: after {len(self._rows)} beginnings of texts, {left} of {len(needed)} texts are not drawn: the "
+                "model would hardly write what the constraint allows, or it is too long.",
+                hint=_HINT,
+            )
+        return list(taken.values())
+
+    def add_row(self, row: MassRow) -> None:
+        self._rows[row.beginning.tokens] = row
+
+    def give_up(self, beginning: Beginning) -> None:
+        self._too_long.add(beginning.tokens)
+
+    def draw(self) -> list[DrawnText]:
+        texts = [walk.text for walk in self._walks if walk.text is not None]
+        known = list_known_shares(self._rows, texts, self._is_allowed, self._limit)
+        figures = {
+            "probs": {text.decode(): share for text, share in known.shares.items()},
+            "log_mass": math.log(known.mass),
+            "gap": known.gap,
+        }
+        return [
+            DrawnText(text.decode(), {**figures, "tries": walk.tries})
+            for text, walk in zip(texts, self._walks, strict=True)
+        ]
+
+    def _is_allowed(self, text: bytes) -> bool:
+        found = text.decode()
+        return self._count_tokens(found) <= self._limit and self._allows(found)
+
+    def _is_too_long(self, beginning: Beginning) -> bool:
+        if beginning.tokens in self._too_long:
+            return True
+        if len(beginning.tokens) <= self._limit:
+            return False
+        # it has an unusual spelling, or ends in the middle of a character
+        return self._count_tokens(beginning.text.decode(errors="ignore")) > self._limit
+
+
+def _draw_index(masses: Sequence[float], key: DrawKey) -> int:
+    """Returns the index of the text that a key draws: the likeliest at temperature 0, otherwise
+    the winner of a race with its seed.
+    """
+    with np.errstate(divide="ignore"):
+        scores = np.log(masses)
+    if not key.temperature:
+        return int(scores.argmax())
+    noise = np.log(draw_exponentials(key.seed % 2**64, key.position, len(masses)))
+    return int((scores / key.temperature - noise).argmax())
+
+
+def _make_generator(key: DrawKey) -> np.random.Philox:
+    return np.random.Philox(key=[key.seed % 2**64, key.position])
+
+
+def _draw_uniform(generator: np.random.Philox) -> float:
+    """Returns the next random number from 0 to 1, the same with every version of numpy."""
+    return float(int(generator.random_raw()) >> 11) * 2.0**-53

@@ -1,0 +1,246 @@
+"""Draws texts of any language with the model's own probabilities, token by token.
+
+A walk draws tokens as the model would, and begins again where it would leave the language. What it
+has learnt about the beginnings of texts changes its next try: a beginning that is known to lead
+nowhere is not drawn again. Each try still gives each text in proportion to its probability.
+
+Source: P. Parys et al., Constrained adaptive rejection sampling, arXiv:2510.01902.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_lite.runtime.exact.beginnings import Beginning, MassRow
+from sglang_lite.runtime.structured_output.outcomes import FIRST_END
+
+_MAX_LISTED = 64  # texts whose shares are reported, beside those drawn
+_MIN_SHARE = 1e-4  # of the texts that are reported
+_MIN_MASS = 1e-40
+
+
+Rows: TypeAlias = "Mapping[tuple[int, ...], MassRow]"  # by the tokens of their beginnings
+
+
+class NoMassError(Exception):
+    """The model would write no text of the language."""
+
+
+@dataclass(eq=False, slots=True)
+class _Node:
+    """A beginning that a walk has reached.
+
+    Attributes:
+        row: its row.
+        weights: what is known of the probability of each end and each live token, given the
+            beginning: an upper bound, float64 [E + L].
+        parent: node before its last token; None at the root.
+        index: index of that token among the parent's weights.
+    """
+
+    row: MassRow
+    weights: NDArray[np.float64]
+    parent: _Node | None
+    index: int
+    total: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.total = float(self.weights.sum())
+
+    def weigh(self, index: int, weight: float) -> None:
+        """Sets a weight to a smaller value, and those of the beginnings before."""
+        self.weights[index] = weight
+        self.total = float(self.weights.sum())
+        if self.parent is not None:
+            row = self.parent.row
+            share = float(row.live[self.index - len(row.ends)])
+            self.parent.weigh(self.index, share * self.total)
+
+
+class Walk:
+    """Draw of one text.
+
+    Args:
+        rows: rows that have been computed, by the tokens of their beginnings. What others add does
+            not change what is drawn.
+        start: the empty beginning.
+        token_bytes: bytes of each token.
+        draw_uniform: returns the next random number, from 0 to 1.
+        is_allowed: returns whether a text may be drawn.
+        is_too_long: returns whether a beginning is too long to be continued.
+
+    Attributes:
+        text: bytes of the text, or None as long as it isn't drawn.
+        tries: number of times that it has begun.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        start: Beginning,
+        token_bytes: Sequence[bytes],
+        draw_uniform: Callable[[], float],
+        is_allowed: Callable[[bytes], bool],
+        is_too_long: Callable[[Beginning], bool],
+    ) -> None:
+        self.text: bytes | None = None
+        self.tries = 1
+        self._rows = rows
+        self._start = start
+        self._token_bytes = token_bytes
+        self._draw_uniform = draw_uniform
+        self._is_allowed = is_allowed
+        self._is_too_long = is_too_long
+        self._nodes: dict[tuple[int, ...], _Node] = {}
+        self._at = start
+        self._came_from: tuple[_Node, int] | None = None
+
+    def advance(self) -> Beginning | None:
+        """Walks on until a text is drawn, and returns None, or until a row is needed, and returns
+        its beginning.
+
+        Raises:
+            NoMassError: no text is left that the model would write.
+        """
+        while self.text is None:
+            node = self._nodes.get(self._at.tokens)
+            if node is not None:
+                self._choose(node)
+            elif self._is_too_long(self._at):
+                self._leave_out()
+            elif (row := self._rows.get(self._at.tokens)) is not None:
+                self._enter(row)
+            else:
+                return self._at
+        return None
+
+    def _enter(self, row: MassRow) -> None:
+        """Adds the node of a beginning that is reached for the first time. It was reached as if it
+        certainly led to a text, so the walk begins again as often as it doesn't.
+        """
+        parent, index = self._came_from or (None, 0)
+        node = _Node(row, np.concatenate((row.ends, row.live)), parent, index)
+        self._nodes[row.beginning.tokens] = node
+        if parent is not None:
+            share = float(parent.row.live[index - len(parent.row.ends)])
+            parent.weigh(index, share * node.total)
+            if self._draw_uniform() >= node.total:
+                self._begin_again()
+
+    def _leave_out(self) -> None:
+        """Begins again, and does not come back to this beginning."""
+        if self._came_from is None:
+            raise NoMassError
+        node, index = self._came_from
+        node.weigh(index, 0.0)
+        self._begin_again()
+
+    def _choose(self, node: _Node) -> None:
+        """Draws the next token after a node, or the end of the text."""
+        if node.total < _MIN_MASS:  # nothing is left at the root; elsewhere it has weight 0
+            raise NoMassError
+        sums = np.cumsum(node.weights)
+        index = int(np.searchsorted(sums, self._draw_uniform() * sums[-1], side="right"))
+        index = min(index, int(np.flatnonzero(node.weights)[-1]))
+        before, row = node.row.beginning, node.row
+        if index < len(row.ends):
+            text = before.text_with(list(row.outcomes.ends)[index])
+            if self._is_allowed(text):
+                self.text = text
+                return
+            node.weigh(index, 0.0)
+            self._begin_again()
+        else:
+            number = index - len(row.ends)
+            self._came_from = node, index
+            self._at = before.continue_with(
+                int(row.outcomes.live_tokens[number]),
+                self._token_bytes,
+                row.outcomes.live_positions[number],
+                float(row.live[number]),
+            )
+
+    def _begin_again(self) -> None:
+        self.tries += 1
+        self._at = self._start
+        self._came_from = None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownShares:
+    """What some rows tell about the texts of a language.
+
+    Attributes:
+        shares: shares of the likeliest texts among those listed.
+        mass: probability of all texts, as far as it is known.
+        gap: upper bound of the total variation distance between the shares and the true ones.
+    """
+
+    shares: Mapping[bytes, float]
+    mass: float
+    gap: float
+
+
+def list_known_shares(
+    rows: Rows, drawn: Sequence[bytes], is_allowed: Callable[[bytes], bool], limit: int
+) -> KnownShares:
+    """Sums up what rows tell.
+
+    Args:
+        rows: the rows.
+        drawn: texts that are listed in any case.
+        is_allowed: returns whether a text may be drawn.
+        limit: maximum number of a text's tokens. All texts that are spelled with fewer are allowed.
+    """
+    each = list(rows.values())
+    ended = math.fsum(row.beginning.mass * float(row.ends.sum()) for row in each)
+    live = math.fsum(row.beginning.mass * float(row.live.sum()) for row in each)
+    computed = math.fsum(row.beginning.mass for row in each if row.beginning.tokens)
+    masses = {text: _find_mass(each, text) for text in _likely_texts(each, ended)}
+    masses = {text: mass for text, mass in masses.items() if is_allowed(text)}
+    likely = sorted(masses, key=lambda text: -masses[text])[:_MAX_LISTED]
+    listed = {text: masses.get(text) or _find_mass(each, text) for text in {*likely, *drawn}}
+    listed = dict(sorted(listed.items(), key=lambda item: (-item[1], item[0])))
+    known = math.fsum(listed.values())
+    short = [row for row in each if len(row.beginning.tokens) < limit]
+    mass = math.fsum(row.beginning.mass * float(row.ends.sum()) for row in short)
+    rest = max(ended - known, 0.0) + max(live - computed, 0.0)
+    return KnownShares(
+        {text: each / known for text, each in listed.items()},
+        max(mass, known),
+        rest / (rest + known),
+    )
+
+
+def _likely_texts(rows: Sequence[MassRow], total: float) -> set[bytes]:
+    found: set[bytes] = set()
+    for row in rows:
+        likely = np.flatnonzero(row.beginning.mass * row.ends > _MIN_SHARE * total)
+        if len(likely):
+            ends = list(row.outcomes.ends)
+            found.update(row.beginning.text_with(ends[index]) for index in likely)
+    return found
+
+
+def _find_mass(rows: Sequence[MassRow], text: bytes) -> float:
+    """Returns the probability of a text, as far as rows tell."""
+    found = []
+    for row in rows:
+        before = row.beginning.text
+        end: bytes | int
+        if text.startswith(before):
+            end = text[len(before) :] or 0
+        elif before.startswith(text):
+            end = len(text) - len(before)
+        else:
+            continue
+        number = row.outcomes.ends.get(end)
+        if number is not None:
+            found.append(row.beginning.mass * float(row.ends[number - FIRST_END]))
+    return math.fsum(found)
