@@ -165,6 +165,12 @@ class TextReader:
             return 0
         return known.since_text
 
+    def count_open_bytes(self, position: int) -> int:
+        """Returns how many of the last bytes before a position may not belong to the text that is
+        read. All others do, if one is read.
+        """
+        return self._known[position].since_text or 0
+
     def _number(self, known: _Known) -> int:
         found = self._numbers.setdefault(known, len(self._known))
         if found == len(self._known):

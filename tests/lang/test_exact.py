@@ -118,7 +118,7 @@ def test_what_was_not_drawn_exactly_has_no_shares(backend):
 def test_mistakes_are_told_where_they_are(backend):
     @sgl.function
     def program(s):
-        s += QUESTION + sgl.gen("a", regex="[0-9]+", exact=True, temperature=0)
+        s += QUESTION + sgl.gen("a", regex="[0-9]+", exact=True, temperature=0.5)
 
     with pytest.raises(sgl.ParameterError, match=r"exact: the constraint allows more than 64") as e:
         program.run(backend=backend)["a"]

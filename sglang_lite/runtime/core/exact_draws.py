@@ -38,7 +38,15 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.exact.beginnings import Beginning
 from sglang_lite.runtime.exact.outcome_reader import OutcomeReader
-from sglang_lite.runtime.exact.searches import Drawing, DrawKey, DrawnText, Enumeration, ExactSearch
+from sglang_lite.runtime.exact.searches import (
+    Drawing,
+    DrawKey,
+    DrawnText,
+    Enumeration,
+    ExactSearch,
+    Likeliest,
+    TextLimits,
+)
 from sglang_lite.runtime.requests.output_builder import Event, Sink
 from sglang_lite.runtime.requests.request import Request, State
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
@@ -279,23 +287,26 @@ def _choose_search(
         outcomes = context.compiler.find_text_outcomes(tuple(spellings))
         start = outcomes.reader.start
         return outcomes, partial(Enumeration, spellings, keys, start, token_bytes)
-    if keys[0].temperature != 1:
+    temperature = keys[0].temperature
+    if temperature not in (0, 1):
         raise ParameterError(
             "exact",
-            f"the constraint allows more than {MAX_TEXTS} texts, which can only be drawn at temperature 1, not "
-            f"{keys[0].temperature:g}.",
+            f"the constraint allows more than {MAX_TEXTS} texts, which can be drawn at temperature 0 or 1, not at "
+            f"{temperature:g}.",
             hint="Use temperature=1, or give a constraint with fewer texts, such as type=Literal[…].",
         )
     outcomes = context.compiler.find_language_outcomes(constraint)
-    return outcomes, partial(
-        Drawing,
-        keys,
-        outcomes.reader.start,
-        token_bytes,
-        lambda text: len(first.output.tokens_of(text)),
-        limit,
-        partial(matches, constraint),
-    )
+    reader = outcomes.reader
+
+    def make_search() -> ExactSearch:
+        limits = TextLimits(
+            lambda text: len(first.output.tokens_of(text)), limit, partial(matches, constraint)
+        )
+        if temperature == 0:
+            return Likeliest(len(keys), reader, token_bytes, limits)
+        return Drawing(keys, reader.start, token_bytes, limits)
+
+    return outcomes, make_search
 
 
 def _check_request(request: Request, constraint: Constraint | None) -> Constraint:

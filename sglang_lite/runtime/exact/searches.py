@@ -12,10 +12,12 @@ from typing import Protocol
 
 import numpy as np
 
+from sglang_lite.constraints.reader import TextReader
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.exact.beginnings import Beginning, MassRow
+from sglang_lite.runtime.exact.best_text import BestText
 from sglang_lite.runtime.exact.mass_tree import MassTree
-from sglang_lite.runtime.exact.walks import NoMassError, Walk, list_known_shares
+from sglang_lite.runtime.exact.walks import NoMassError, Rows, Walk, list_known_shares
 from sglang_lite.runtime.kernels.race import draw_exponentials
 
 GAP = 2e-3  # total variation distance up to which the shares of listed texts are known
@@ -130,32 +132,56 @@ class Enumeration:
         return [DrawnText(self._texts[_draw_index(masses, key)], figures) for key in self._keys]
 
 
-class Drawing:
-    """Draws texts of a language that may have any number of them.
+class TextLimits:
+    """Decides which texts of an open language may be drawn.
 
     Args:
-        keys: one for each sample.
-        start: position of the reader at the beginning.
-        token_bytes: bytes of each token.
         count_tokens: returns the usual number of a text's tokens.
         limit: maximum number of a text's tokens.
         allows: returns whether a text is one of the constraint's.
     """
 
     def __init__(
-        self,
-        keys: Sequence[DrawKey],
-        start: int,
-        token_bytes: Sequence[bytes],
-        count_tokens: Callable[[str], int],
-        limit: int,
-        allows: Callable[[str], bool],
+        self, count_tokens: Callable[[str], int], limit: int, allows: Callable[[str], bool]
     ) -> None:
+        self.limit = limit
         self._count_tokens = count_tokens
-        self._limit = limit
         self._allows = allows
-        self._rows: dict[tuple[int, ...], MassRow] = {}
         self._too_long: set[tuple[int, ...]] = set()
+
+    def give_up(self, beginning: Beginning) -> None:
+        """Lets a beginning be too long."""
+        self._too_long.add(beginning.tokens)
+
+    def is_allowed(self, text: bytes) -> bool:
+        found = text.decode()
+        return self._count_tokens(found) <= self.limit and self._allows(found)
+
+    def is_too_long(self, beginning: Beginning) -> bool:
+        """Returns whether a beginning is not continued."""
+        if beginning.tokens in self._too_long:
+            return True
+        if len(beginning.tokens) <= self.limit:
+            return False
+        # it has an unusual spelling, or ends in the middle of a character
+        return self._count_tokens(beginning.text.decode(errors="ignore")) > self.limit
+
+
+class Drawing:
+    """Draws texts of a language that may have any number of them.
+
+    Args:
+        keys: one for each sample, all with temperature 1.
+        start: position of the reader at the beginning.
+        token_bytes: bytes of each token.
+        limits: limits of the texts.
+    """
+
+    def __init__(
+        self, keys: Sequence[DrawKey], start: int, token_bytes: Sequence[bytes], limits: TextLimits
+    ) -> None:
+        self._limits = limits
+        self._rows: dict[tuple[int, ...], MassRow] = {}
         self._max_rows = _MAX_ROWS + _MORE_ROWS * (len(keys) - 1)
         self._walks = [
             Walk(
@@ -163,8 +189,8 @@ class Drawing:
                 Beginning((), b"", start, 1.0),
                 token_bytes,
                 partial(_draw_uniform, _make_generator(key)),
-                self._is_allowed,
-                self._is_too_long,
+                limits.is_allowed,
+                limits.is_too_long,
             )
             for key in keys
         ]
@@ -173,10 +199,7 @@ class Drawing:
         try:
             needed = [walk.advance() for walk in self._walks]
         except NoMassError:
-            raise ConstraintError(
-                "exact: the model would write no text that the constraint allows.",
-                hint="Show one in the prompt, raise max_tokens, or leave exact out.",
-            ) from None
+            raise _no_text_error() from None
         taken = {each.tokens: each for each in needed if each is not None}
         if taken and len(self._rows) + len(taken) > self._max_rows:
             left = sum(each is not None for each in needed)
@@ -191,32 +214,84 @@ class Drawing:
         self._rows[row.beginning.tokens] = row
 
     def give_up(self, beginning: Beginning) -> None:
-        self._too_long.add(beginning.tokens)
+        self._limits.give_up(beginning)
 
     def draw(self) -> list[DrawnText]:
         texts = [walk.text for walk in self._walks if walk.text is not None]
-        known = list_known_shares(self._rows, texts, self._is_allowed, self._limit)
-        figures = {
-            "probs": {text.decode(): share for text, share in known.shares.items()},
-            "log_mass": math.log(known.mass),
-            "gap": known.gap,
-        }
+        figures = _describe_rows(self._rows, texts, self._limits)
         return [
             DrawnText(text.decode(), {**figures, "tries": walk.tries})
             for text, walk in zip(texts, self._walks, strict=True)
         ]
 
-    def _is_allowed(self, text: bytes) -> bool:
-        found = text.decode()
-        return self._count_tokens(found) <= self._limit and self._allows(found)
 
-    def _is_too_long(self, beginning: Beginning) -> bool:
-        if beginning.tokens in self._too_long:
-            return True
-        if len(beginning.tokens) <= self._limit:
-            return False
-        # it has an unusual spelling, or ends in the middle of a character
-        return self._count_tokens(beginning.text.decode(errors="ignore")) > self._limit
+class Likeliest:
+    """Finds the likeliest text of a language that may have any number of them.
+
+    Args:
+        count: number of samples, which all are this text.
+        reader: reader of the language.
+        token_bytes: bytes of each token.
+        limits: limits of the texts.
+    """
+
+    def __init__(
+        self, count: int, reader: TextReader, token_bytes: Sequence[bytes], limits: TextLimits
+    ) -> None:
+        self._count = count
+        self._start = reader.start
+        self._limits = limits
+        self._rows: dict[tuple[int, ...], MassRow] = {}
+        self._search = BestText(reader, token_bytes, limits.is_allowed, limits.is_too_long)
+        self._best: bytes | None = None
+
+    def take_beginnings(self) -> list[Beginning]:
+        if not self._rows and not self._limits.is_too_long(start := self._make_start()):
+            return [start]
+        self._best = self._search.find_best()
+        if self._best is not None and self._search.is_certain(self._best):
+            return []
+        if len(self._rows) >= _MAX_ROWS:
+            raise ConstraintError(
+                f"exact: after {len(self._rows)} beginnings of texts, the likeliest text is not certain: the model has "
+                "no clear answer, or it is too long.",
+                hint="Use temperature=1, or leave exact out.",
+            )
+        taken = self._search.take_beginnings(_MAX_ROWS - len(self._rows))
+        if not taken and self._best is None:
+            raise _no_text_error()
+        return taken
+
+    def _make_start(self) -> Beginning:
+        return Beginning((), b"", self._start, 1.0)
+
+    def add_row(self, row: MassRow) -> None:
+        self._rows[row.beginning.tokens] = row
+        self._search.add_row(row)
+
+    def give_up(self, beginning: Beginning) -> None:
+        self._limits.give_up(beginning)
+
+    def draw(self) -> list[DrawnText]:
+        assert self._best is not None
+        figures = _describe_rows(self._rows, [self._best], self._limits)
+        return [DrawnText(self._best.decode(), figures)] * self._count
+
+
+def _no_text_error() -> ConstraintError:
+    return ConstraintError(
+        "exact: the model would write no text that the constraint allows.",
+        hint="Show one in the prompt, raise max_tokens, or leave exact out.",
+    )
+
+
+def _describe_rows(rows: Rows, drawn: Sequence[bytes], limits: TextLimits) -> dict[str, object]:
+    known = list_known_shares(rows, drawn, limits.is_allowed, limits.limit)
+    return {
+        "probs": {text.decode(): share for text, share in known.shares.items()},
+        "log_mass": math.log(known.mass),
+        "gap": known.gap,
+    }
 
 
 def _draw_index(masses: Sequence[float], key: DrawKey) -> int:

@@ -55,12 +55,16 @@ class _Node:
 
     def weigh(self, index: int, weight: float) -> None:
         """Sets a weight to a smaller value, and those of the beginnings before."""
-        self.weights[index] = weight
-        self.total = float(self.weights.sum())
-        if self.parent is not None:
-            row = self.parent.row
-            share = float(row.live[self.index - len(row.ends)])
-            self.parent.weigh(self.index, share * self.total)
+        node = self
+        while True:
+            node.weights[index] = weight
+            node.total = float(node.weights.sum())
+            if node.parent is None:
+                return
+            index = node.index
+            share = float(node.parent.row.live[index - len(node.parent.row.ends)])
+            weight = share * node.total
+            node = node.parent
 
 
 class Walk:

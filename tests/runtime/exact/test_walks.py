@@ -11,7 +11,7 @@ from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.reader import LanguageBytes, TextReader
 from sglang_lite.protocol import ConstraintError, Regex
 from sglang_lite.runtime.exact.beginnings import MassRow
-from sglang_lite.runtime.exact.searches import Drawing, DrawKey
+from sglang_lite.runtime.exact.searches import Drawing, DrawKey, Likeliest, TextLimits
 from sglang_lite.runtime.structured_output.outcomes import (
     FIRST_END,
     SortedVocabulary,
@@ -58,10 +58,12 @@ class Model:
             [DrawKey(seed, 5, 1.0) for seed in seeds],
             self.outcomes.reader.start,
             [token.encode() for token in TOKENS],
-            len,
-            limit,
-            allows,
+            TextLimits(len, limit, allows),
         )
+
+    def best(self, limit=50, allows=lambda text: True):
+        reader, tokens = self.outcomes.reader, [token.encode() for token in TOKENS]
+        return Likeliest(1, reader, tokens, TextLimits(len, limit, allows))
 
     def draw(self, search):
         while taken := search.take_beginnings():
@@ -123,6 +125,22 @@ def test_the_gap_bounds_the_error_of_the_shares(pattern):
         assert distance <= found["gap"] + left + 1e-9
         assert np.exp(found["log_mass"]) <= total * (1 + left) + 1e-9
         assert abs(sum(found["probs"].values()) - 1) < 1e-9
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_likeliest_text_is_found(pattern):
+    for seed in range(some(30, 300)):
+        for scale in (2.0, 0.7):
+            model = Model(pattern, seed, scale)
+            masses, left = read_pattern_masses(pattern, TOKENS, model.following, 1e-6)
+            masses.pop(None, None)
+            try:
+                found = model.draw(model.best())[0]
+            except ConstraintError:  # no clear answer
+                assert max(masses.values()) < 2e-3
+                continue
+            assert masses[found.text] + left >= max(masses.values()) - 1e-12, seed
+            assert model.rows < 400
 
 
 def test_texts_beyond_the_limit_are_not_drawn():
