@@ -143,7 +143,7 @@ def generate(s: sgl.ProgramState, case: Case, count: int, way: str, seed: int) -
 
 def generate_texts(engine: sgl.Engine, case: Case, count: int, way: str) -> list[str]:
     each = min(count, 250)
-    first = {"free": 0, "exact": 1_000_000, "masked": 2_000_000}[way]
+    first = {"free": 0, "exact": 5_000_000, "masked": 9_000_000}[way]
     asked = [(case, each, way, first + i) for i in range(math.ceil(count / each))]
     states = generate.run_batch(asked, backend=engine)
     return [text for state in states for text in state["texts"]][:count]

@@ -291,7 +291,8 @@ def label(s: sgl.ProgramState, case: Case, how: str) -> None:
         s += sgl.assistant(sgl.select("value", case["labels"]))
     else:
         options: dict[str, Any] = {} if how == "free text" else {"type": Literal[tuple(case["labels"])]}
-        s += sgl.assistant(sgl.gen("value", max_tokens=LIMITS["labels"], **options))
+        exact = how == "exact Literal"
+        s += sgl.assistant(sgl.gen("value", max_tokens=LIMITS["labels"], exact=exact, **options))
 
 
 @sgl.function
@@ -378,7 +379,10 @@ WAYS: dict[str, dict[str, Way]] = {
         "free text": partial(extraction, how="free text"),
     },
     "tools": {"free text": tools_free, "ours": tools_ours},
-    "labels": {name: partial(one_value, program=label, how=name) for name in ("free text", "select", "masked Literal")},
+    "labels": {
+        name: partial(one_value, program=label, how=name)
+        for name in ("free text", "select", "masked Literal", "exact Literal")
+    },
     "agents": {
         "free text": partial(agents_free, read=qwen_calls),
         "free text, fences read": partial(agents_free, read=fenced_calls),
