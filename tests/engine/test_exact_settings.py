@@ -1,12 +1,12 @@
 """Exact draws are the same with every way to run the model."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 import sglang_lite as sgl
 
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "drafts": {"speculation": "prompt"},
     "two ranks": {"tp_size": 2, "in_process": False},
     "replicas": {"dp_size": 2, "in_process": False},
@@ -14,7 +14,7 @@ SETTINGS = {
     "small steps": {"step_tokens": 16, "max_running": 4},
     "no cache": {"disable_radix_cache": True},
 }
-LANGUAGES = [
+LANGUAGES: list[dict[str, Any]] = [
     {"regex": "[a-z]+"},
     {"regex": "[^a-z]{1,3}"},
     {"type": Literal["one", "two", "three"]},

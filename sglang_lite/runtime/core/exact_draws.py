@@ -45,8 +45,8 @@ from sglang_lite.runtime.exact.searches import (
     Enumeration,
     ExactSearch,
     Likeliest,
-    TextLimits,
 )
+from sglang_lite.runtime.exact.text_limits import TextLimits
 from sglang_lite.runtime.requests.output_builder import Event, Sink
 from sglang_lite.runtime.requests.request import Request, State
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
@@ -115,16 +115,14 @@ class ExactDraws:
             if not beginnings:
                 self._end_requests()
                 return
-            if not self._know_outcomes(beginnings):
-                self._find_outcomes_in_background(beginnings)
-                return
-            self._submit_rows(beginnings, self._find_outcomes(beginnings))
-
-    def _know_outcomes(self, beginnings: Sequence[Beginning]) -> bool:
-        """Returns whether the outcomes after some beginnings are known, or soon found."""
-        return self._few_texts or all(
-            self._outcomes.get_outcomes(each.position) is not None for each in beginnings
-        )
+            known = [self._outcomes.get_outcomes(each.position) for each in beginnings]
+            outcomes = [each for each in known if each is not None]
+            if len(outcomes) < len(beginnings):
+                if not self._few_texts:  # which takes up to some tenths of a second
+                    self._find_outcomes_in_background(beginnings)
+                    return
+                outcomes = self._find_outcomes(beginnings)
+            self._submit_rows(beginnings, outcomes)
 
     def _find_outcomes(self, beginnings: Sequence[Beginning]) -> list[Outcomes]:
         return [self._outcomes.find_outcomes(each.position) for each in beginnings]
@@ -141,7 +139,9 @@ class ExactDraws:
 
     def _resume(self, beginnings: Sequence[Beginning], found: Future[list[Outcomes]]) -> None:
         with self._failing_requests():
-            if self._weights == self._context.builder.weights.version and self._requests:
+            if all(request.ended for request in self._requests):
+                return
+            if self._weights == self._context.builder.weights.version:
                 self._submit_rows(beginnings, found.result())
             if not self._rows:
                 self._advance()
@@ -213,16 +213,16 @@ class ExactDraws:
         requests = self._requests
         self._abort_rows()
         for request in requests:
-            self._context.loop.fail_before_start(request, copy(error))
+            if not request.ended:
+                self._context.loop.fail_before_start(request, copy(error))
 
     def _end_requests(self) -> None:
         """Draws the texts, and ends the requests with them."""
         drawn = self._search.draw()
-        requests = self._requests
-        self._requests = []  # breaks the reference cycle, which avoids garbage collection
-        for request, text in zip(requests, drawn, strict=True):
+        for request, text in zip(self._requests, drawn, strict=True):
             if not request.ended:
                 self._end_request(request, text)
+        self._requests = []  # breaks the reference cycle, which avoids garbage collection
 
     def _end_request(self, request: Request, drawn: DrawnText) -> None:
         loop = self._context.loop

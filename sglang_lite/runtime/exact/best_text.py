@@ -7,7 +7,7 @@ probability is bounded by what is found plus what is open in all beginnings that
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from sglang_lite.constraints.reader import TextReader
 from sglang_lite.runtime.exact.beginnings import Beginning, MassRow
+from sglang_lite.runtime.exact.text_limits import TextLimits
 from sglang_lite.runtime.structured_output.outcomes import Outcomes
 
 _MAX_TAKEN = 16  # beginnings that are computed in one step
 _ALIKE = (
     0.5  # share of the likeliest beginning's probability from which others are computed with it
 )
+_MAX_COUNTED = 256  # texts that end in one row and are counted
 _SMALL = 1e-3  # share of the likeliest text's probability below which masses are bounded together
 
 
@@ -47,8 +49,7 @@ class BestText:
     Args:
         reader: reader of the language.
         token_bytes: bytes of each token.
-        is_allowed: returns whether a text counts.
-        is_too_long: returns whether a beginning is too long to be continued.
+        limits: limits of the texts.
 
     Attributes:
         masses: probability of each text that has been found, as far as it is known.
@@ -58,50 +59,44 @@ class BestText:
         self,
         reader: TextReader,
         token_bytes: Sequence[bytes],
-        is_allowed: Callable[[bytes], bool],
-        is_too_long: Callable[[Beginning], bool],
+        limits: TextLimits,
     ) -> None:
         self.masses: dict[bytes, float] = {}
         self._reader = reader
         self._token_bytes = token_bytes
-        self._is_allowed = is_allowed
-        self._is_too_long = is_too_long
+        self._limits = limits
         self._rows: list[_OpenRow] = []
         self._next: list[tuple[float, int]] = []  # heap: -probability of a row's next beginning
-        self._allowed: dict[bytes, bool] = {}
-        self._chains: dict[Outcomes, int] = {}
+        self._live_tokens: dict[Outcomes, tuple[NDArray[np.bool_], int]] = {}
 
     def add_row(self, row: MassRow) -> None:
         """Adds the distribution after a beginning."""
         masses = row.beginning.mass * row.ends
-        counted = masses > _SMALL * max(self.masses.values(), default=0.0)
+        order = np.argsort(-masses, kind="stable")[:_MAX_COUNTED]
+        counted = order[masses[order] > _SMALL * max(self.masses.values(), default=0.0)]
         ends = list(row.outcomes.ends)
-        for index in np.flatnonzero(counted):
+        for index in counted:
             text = row.beginning.text_with(ends[index])
-            self.masses[text] = self.masses.get(text, 0.0) + float(masses[index])
-        left_out = float(masses[~counted].max(initial=0.0))
+            if self._limits.is_allowed(text):
+                self.masses[text] = self.masses.get(text, 0.0) + float(masses[index])
+        masses[counted] = 0.0
+        left_out = float(masses.max(initial=0.0))
         self._rows.append(_OpenRow(row, np.argsort(-row.live, kind="stable"), left_out))
         self._push(len(self._rows) - 1)
 
     def find_best(self) -> bytes | None:
         """Returns the likeliest text among those found, or None if there is none."""
-        for text in sorted(self.masses, key=lambda text: (-self.masses[text], text)):
-            if self._counts(text):
-                return text
-        return None
+        return min(self.masses, key=lambda text: (-self.masses[text], text), default=None)
 
     def is_certain(self, best: bytes) -> bool:
-        """Returns whether no other text can have more probability than one that has been found."""
+        """Returns whether no other text can have more probability than `best`."""
         found = self.masses[best]
         if self._next and -self._next[0][0] > found:
             return False
         others = {text: mass for text, mass in self.masses.items() if text != best}
         open_masses = self._sum_open_masses(_SMALL * found)
         bounds = _sum_along_beginnings(open_masses, [*open_masses, *others])
-        return all(
-            bound + (others[text] if text in others and self._counts(text) else 0.0) <= found
-            for text, bound in bounds.items()
-        )
+        return all(bound + others.get(text, 0.0) <= found for text, bound in bounds.items())
 
     def take_beginnings(self, most: int) -> list[Beginning]:
         """Takes the likeliest open beginnings, at most `most`."""
@@ -114,13 +109,14 @@ class BestText:
             beginning = self._continue(open_row.row, int(open_row.order[open_row.taken]))
             open_row.taken += 1
             self._push(number)
-            if not self._is_too_long(beginning):
-                taken.append(beginning)
+            taken.append(beginning)
         return taken
 
     def _push(self, number: int) -> None:
         open_row = self._rows[number]
-        if open_row.taken < len(open_row.order):
+        if open_row.taken < len(open_row.order) and self._limits.may_continue(
+            open_row.row.beginning
+        ):
             share = float(open_row.row.live[open_row.order[open_row.taken]])
             if share > 0:
                 heapq.heappush(self._next, (-open_row.row.beginning.mass * share, number))
@@ -129,59 +125,70 @@ class BestText:
         return row.beginning.continue_with(
             int(row.outcomes.live_tokens[index]),
             self._token_bytes,
-            row.outcomes.live_positions[index],
+            int(row.outcomes.live_positions[index]),
             float(row.live[index]),
         )
-
-    def _counts(self, text: bytes) -> bool:
-        if text not in self._allowed:
-            self._allowed[text] = self._is_allowed(text)
-        return self._allowed[text]
 
     def _sum_open_masses(self, small: float) -> dict[bytes, float]:
         """Returns the probability of what is open, by the bytes with which its texts begin.
 
         Args:
-            small: masses up to this one are bounded together: of a row's tokens, only those can
-                lead to one text of which each begins with the one before.
+            small: masses up to this one are bounded together, row by row.
         """
         masses: dict[bytes, float] = {}
         for open_row in self._rows:
             row = open_row.row
-            rest = row.beginning.mass * row.live[open_row.order[open_row.taken :]]
+            order = open_row.order[open_row.taken :]
+            if not self._limits.may_continue(row.beginning):
+                order = order[:0]
+            rest = row.beginning.mass * row.live[order]
             likely = int(np.searchsorted(-rest, -small))
-            for index in open_row.order[open_row.taken : open_row.taken + likely]:
+            for index in order[:likely]:
                 beginning = self._continue(row, int(index))
-                if not self._is_too_long(beginning):
-                    certain = self._certain_bytes(beginning)
-                    masses[certain] = masses.get(certain, 0.0) + beginning.mass
-            unlikely = float(rest[likely]) if likely < len(rest) else 0.0
+                certain = self._certain_bytes(beginning)
+                masses[certain] = masses.get(certain, 0.0) + beginning.mass
+            unlikely = self._bound_unlikely(row.outcomes, order[likely:], rest[likely:])
             certain = self._certain_bytes(row.beginning)
-            masses[certain] = (
-                masses.get(certain, 0.0)
-                + unlikely * self._longest_chain(row.outcomes)
-                + open_row.left_out
-            )
+            masses[certain] = masses.get(certain, 0.0) + unlikely + open_row.left_out
         return masses
+
+    def _bound_unlikely(
+        self, outcomes: Outcomes, indices: NDArray[np.int64], masses: NDArray[np.float64]
+    ) -> float:
+        """Returns an upper bound of what can lead to one text behind some live tokens.
+
+        Args:
+            outcomes: the outcomes with the tokens.
+            indices: their indices.
+            masses: probabilities of the beginnings that end in them.
+        """
+        open_bytes, longest = self._describe_live_tokens(outcomes)
+        together = float(masses[open_bytes[indices]].sum())
+        return together + longest * float(masses.max(initial=0.0))
 
     def _certain_bytes(self, beginning: Beginning) -> bytes:
         """Returns the bytes with which each text begins that is read after a beginning."""
-        return beginning.text[
-            : len(beginning.text) - self._reader.count_open_bytes(beginning.position)
-        ]
+        left = self._reader.count_open_bytes(beginning.position)
+        return beginning.text[: len(beginning.text) - left]
 
-    def _longest_chain(self, outcomes: Outcomes) -> int:
-        """Returns the largest number of live tokens of which each begins with the one before."""
-        if outcomes not in self._chains:
+    def _describe_live_tokens(self, outcomes: Outcomes) -> tuple[NDArray[np.bool_], int]:
+        """Returns whether a text can be read after each live token that ends before or in it, and
+        the largest number of other live tokens of which each begins with the one before: only so
+        many can lead to one text.
+        """
+        if outcomes not in self._live_tokens:
+            positions = outcomes.live_positions.tolist()
+            open_bytes = np.array([self._reader.count_open_bytes(each) > 0 for each in positions])
             chain: list[bytes] = []
             longest = 0
-            for text in sorted(self._token_bytes[token] for token in outcomes.live_tokens):
+            tokens = outcomes.live_tokens[~open_bytes] if len(open_bytes) else []
+            for text in (self._token_bytes[token] for token in tokens):  # in the order of bytes
                 while chain and not text.startswith(chain[-1]):
                     chain.pop()
                 chain.append(text)
                 longest = max(longest, len(chain))
-            self._chains[outcomes] = longest
-        return self._chains[outcomes]
+            self._live_tokens[outcomes] = open_bytes.astype(bool), longest
+        return self._live_tokens[outcomes]
 
 
 def _sum_along_beginnings(masses: dict[bytes, float], texts: Sequence[bytes]) -> dict[bytes, float]:

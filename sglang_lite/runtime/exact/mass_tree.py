@@ -95,7 +95,7 @@ class MassTree:
             text = before.text_with(end)
             self.masses[text] = self.masses.get(text, 0.0) + before.mass * share
         tokens = row.outcomes.live_tokens.tolist()
-        positions = row.outcomes.live_positions
+        positions = row.outcomes.live_positions.tolist()
         for token, position, share in zip(tokens, positions, row.live.tolist(), strict=True):
             if share > 0:
                 self._open.append(before.continue_with(token, token_bytes, position, share))

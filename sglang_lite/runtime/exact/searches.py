@@ -5,7 +5,7 @@ token's distribution has to be computed, until it knows enough to draw.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -17,12 +17,14 @@ from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.exact.beginnings import Beginning, MassRow
 from sglang_lite.runtime.exact.best_text import BestText
 from sglang_lite.runtime.exact.mass_tree import MassTree
+from sglang_lite.runtime.exact.text_limits import TextLimits
 from sglang_lite.runtime.exact.walks import NoMassError, Rows, Walk, list_known_shares
 from sglang_lite.runtime.kernels.race import draw_exponentials
 
 GAP = 2e-3  # total variation distance up to which the shares of listed texts are known
 _MAX_ROWS = 512  # computed for one text
 _MORE_ROWS = 64  # computed for each further one
+_MAX_LIVE_TOKENS = 32 << 20  # in all rows of a search, 8 bytes each
 _MIN_LOG_MASS = -100.0
 _HINT = "Show them in the prompt, give shorter ones, or leave exact out."
 
@@ -59,7 +61,7 @@ class ExactSearch(Protocol):
     """Search of the texts of some samples."""
 
     def take_beginnings(self) -> list[Beginning]:
-        """Returns the beginnings after which rows are needed next, or none if the texts are known.
+        """Returns the beginnings after which rows are needed next, or none if none are needed.
 
         Raises:
             ConstraintError: the model gives the texts too little probability, or too many rows
@@ -132,41 +134,6 @@ class Enumeration:
         return [DrawnText(self._texts[_draw_index(masses, key)], figures) for key in self._keys]
 
 
-class TextLimits:
-    """Decides which texts of an open language may be drawn.
-
-    Args:
-        count_tokens: returns the usual number of a text's tokens.
-        limit: maximum number of a text's tokens.
-        allows: returns whether a text is one of the constraint's.
-    """
-
-    def __init__(
-        self, count_tokens: Callable[[str], int], limit: int, allows: Callable[[str], bool]
-    ) -> None:
-        self.limit = limit
-        self._count_tokens = count_tokens
-        self._allows = allows
-        self._too_long: set[tuple[int, ...]] = set()
-
-    def give_up(self, beginning: Beginning) -> None:
-        """Lets a beginning be too long."""
-        self._too_long.add(beginning.tokens)
-
-    def is_allowed(self, text: bytes) -> bool:
-        found = text.decode()
-        return self._count_tokens(found) <= self.limit and self._allows(found)
-
-    def is_too_long(self, beginning: Beginning) -> bool:
-        """Returns whether a beginning is not continued."""
-        if beginning.tokens in self._too_long:
-            return True
-        if len(beginning.tokens) <= self.limit:
-            return False
-        # it has an unusual spelling, or ends in the middle of a character
-        return self._count_tokens(beginning.text.decode(errors="ignore")) > self.limit
-
-
 class Drawing:
     """Draws texts of a language that may have any number of them.
 
@@ -182,6 +149,7 @@ class Drawing:
     ) -> None:
         self._limits = limits
         self._rows: dict[tuple[int, ...], MassRow] = {}
+        self._live_tokens = 0  # in all rows
         self._max_rows = _MAX_ROWS + _MORE_ROWS * (len(keys) - 1)
         self._walks = [
             Walk(
@@ -189,8 +157,7 @@ class Drawing:
                 Beginning((), b"", start, 1.0),
                 token_bytes,
                 partial(_draw_uniform, _make_generator(key)),
-                limits.is_allowed,
-                limits.is_too_long,
+                limits,
             )
             for key in keys
         ]
@@ -201,7 +168,9 @@ class Drawing:
         except NoMassError:
             raise _no_text_error() from None
         taken = {each.tokens: each for each in needed if each is not None}
-        if taken and len(self._rows) + len(taken) > self._max_rows:
+        if taken and (
+            len(self._rows) + len(taken) > self._max_rows or self._live_tokens > _MAX_LIVE_TOKENS
+        ):
             left = sum(each is not None for each in needed)
             raise ConstraintError(
                 f"exact: after {len(self._rows)} beginnings of texts, {left} of {len(needed)} texts are not drawn: the "
@@ -212,6 +181,7 @@ class Drawing:
 
     def add_row(self, row: MassRow) -> None:
         self._rows[row.beginning.tokens] = row
+        self._live_tokens += len(row.live)
 
     def give_up(self, beginning: Beginning) -> None:
         self._limits.give_up(beginning)
@@ -242,7 +212,8 @@ class Likeliest:
         self._start = reader.start
         self._limits = limits
         self._rows: dict[tuple[int, ...], MassRow] = {}
-        self._search = BestText(reader, token_bytes, limits.is_allowed, limits.is_too_long)
+        self._live_tokens = 0  # in all rows
+        self._search = BestText(reader, token_bytes, limits)
         self._best: bytes | None = None
 
     def take_beginnings(self) -> list[Beginning]:
@@ -251,15 +222,13 @@ class Likeliest:
         self._best = self._search.find_best()
         if self._best is not None and self._search.is_certain(self._best):
             return []
-        if len(self._rows) >= _MAX_ROWS:
-            raise ConstraintError(
-                f"exact: after {len(self._rows)} beginnings of texts, the likeliest text is not certain: the model has "
-                "no clear answer, or it is too long.",
-                hint="Use temperature=1, or leave exact out.",
-            )
+        if len(self._rows) >= _MAX_ROWS or self._live_tokens > _MAX_LIVE_TOKENS:
+            raise _uncertain_error(len(self._rows))
         taken = self._search.take_beginnings(_MAX_ROWS - len(self._rows))
         if not taken and self._best is None:
             raise _no_text_error()
+        if not taken:
+            raise _uncertain_error(len(self._rows))
         return taken
 
     def _make_start(self) -> Beginning:
@@ -267,6 +236,7 @@ class Likeliest:
 
     def add_row(self, row: MassRow) -> None:
         self._rows[row.beginning.tokens] = row
+        self._live_tokens += len(row.live)
         self._search.add_row(row)
 
     def give_up(self, beginning: Beginning) -> None:
@@ -278,6 +248,14 @@ class Likeliest:
         return [DrawnText(self._best.decode(), figures)] * self._count
 
 
+def _uncertain_error(computed: int) -> ConstraintError:
+    return ConstraintError(
+        f"exact: after {computed} beginnings of texts, the likeliest text is not certain: the model has no clear "
+        "answer, or it is too long.",
+        hint="Use temperature=1, or leave exact out.",
+    )
+
+
 def _no_text_error() -> ConstraintError:
     return ConstraintError(
         "exact: the model would write no text that the constraint allows.",
@@ -286,7 +264,7 @@ def _no_text_error() -> ConstraintError:
 
 
 def _describe_rows(rows: Rows, drawn: Sequence[bytes], limits: TextLimits) -> dict[str, object]:
-    known = list_known_shares(rows, drawn, limits.is_allowed, limits.limit)
+    known = list_known_shares(rows, drawn, limits)
     return {
         "probs": {text.decode(): share for text, share in known.shares.items()},
         "log_mass": math.log(known.mass),

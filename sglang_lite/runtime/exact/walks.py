@@ -11,60 +11,80 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.exact.beginnings import Beginning, MassRow
+from sglang_lite.runtime.exact.text_limits import TextLimits
 from sglang_lite.runtime.structured_output.outcomes import FIRST_END
 
 _MAX_LISTED = 64  # texts whose shares are reported, beside those drawn
 _MIN_SHARE = 1e-4  # of the texts that are reported
 _MIN_MASS = 1e-40
+_MAX_REFUSED = 200
 
 
 Rows: TypeAlias = "Mapping[tuple[int, ...], MassRow]"  # by the tokens of their beginnings
 
 
 class NoMassError(Exception):
-    """The model would write no text of the language."""
+    """The model would write no text of the language, or many that are not allowed."""
 
 
-@dataclass(eq=False, slots=True)
 class _Node:
-    """A beginning that a walk has reached.
+    """A beginning that a walk has reached. What is known of the probability of each end and each
+    live token, given the beginning, is an upper bound: its weight.
 
-    Attributes:
+    Args:
         row: its row.
-        weights: what is known of the probability of each end and each live token, given the
-            beginning: an upper bound, float64 [E + L].
         parent: node before its last token; None at the root.
         index: index of that token among the parent's weights.
+
+    Attributes:
+        row, parent, index: the arguments of these names.
+        changed: weights that are less than in the row, by index.
+        total: sum of the weights.
     """
 
-    row: MassRow
-    weights: NDArray[np.float64]
-    parent: _Node | None
-    index: int
-    total: float = field(init=False)
+    def __init__(self, row: MassRow, parent: _Node | None, index: int) -> None:
+        self.row = row
+        self.parent = parent
+        self.index = index
+        self.changed: dict[int, float] = {}
+        self._closed = False  # whether no token may follow
+        self.total = float(row.ends.sum()) + float(row.live.sum())
 
-    def __post_init__(self) -> None:
-        self.total = float(self.weights.sum())
+    def build_weights(self) -> NDArray[np.float64]:
+        """Returns the weights, float64 [E + L]."""
+        weights = np.concatenate((self.row.ends, self.row.live))
+        if self.changed:
+            weights[list(self.changed)] = list(self.changed.values())
+        if self._closed:
+            weights[len(self.row.ends) :] = 0.0
+        return weights
 
     def weigh(self, index: int, weight: float) -> None:
         """Sets a weight to a smaller value, and those of the beginnings before."""
+        self.changed[index] = weight
+        self.pass_on()
+
+    def close(self) -> None:
+        """Sets the weights of all live tokens to 0, and those of the beginnings before."""
+        self._closed = True
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """Sums up the weights, and sets those of the beginnings before."""
+        self.total = float(self.build_weights().sum())
         node = self
-        while True:
-            node.weights[index] = weight
-            node.total = float(node.weights.sum())
-            if node.parent is None:
-                return
-            index = node.index
-            share = float(node.parent.row.live[index - len(node.parent.row.ends)])
-            weight = share * node.total
+        while node.parent is not None:
+            share = float(node.parent.row.live[node.index - len(node.parent.row.ends)])
+            node.parent.changed[node.index] = share * node.total
             node = node.parent
+            node.total = float(node.build_weights().sum())
 
 
 class Walk:
@@ -76,8 +96,7 @@ class Walk:
         start: the empty beginning.
         token_bytes: bytes of each token.
         draw_uniform: returns the next random number, from 0 to 1.
-        is_allowed: returns whether a text may be drawn.
-        is_too_long: returns whether a beginning is too long to be continued.
+        limits: limits of the text.
 
     Attributes:
         text: bytes of the text, or None as long as it isn't drawn.
@@ -90,17 +109,16 @@ class Walk:
         start: Beginning,
         token_bytes: Sequence[bytes],
         draw_uniform: Callable[[], float],
-        is_allowed: Callable[[bytes], bool],
-        is_too_long: Callable[[Beginning], bool],
+        limits: TextLimits,
     ) -> None:
         self.text: bytes | None = None
         self.tries = 1
+        self._refused = 0  # texts that were read and are not allowed
         self._rows = rows
         self._start = start
         self._token_bytes = token_bytes
         self._draw_uniform = draw_uniform
-        self._is_allowed = is_allowed
-        self._is_too_long = is_too_long
+        self._limits = limits
         self._nodes: dict[tuple[int, ...], _Node] = {}
         self._at = start
         self._came_from: tuple[_Node, int] | None = None
@@ -116,7 +134,7 @@ class Walk:
             node = self._nodes.get(self._at.tokens)
             if node is not None:
                 self._choose(node)
-            elif self._is_too_long(self._at):
+            elif self._limits.is_too_long(self._at):
                 self._leave_out()
             elif (row := self._rows.get(self._at.tokens)) is not None:
                 self._enter(row)
@@ -129,35 +147,39 @@ class Walk:
         certainly led to a text, so the walk begins again as often as it doesn't.
         """
         parent, index = self._came_from or (None, 0)
-        node = _Node(row, np.concatenate((row.ends, row.live)), parent, index)
+        node = _Node(row, parent, index)
         self._nodes[row.beginning.tokens] = node
-        if parent is not None:
-            share = float(parent.row.live[index - len(parent.row.ends)])
-            parent.weigh(index, share * node.total)
-            if self._draw_uniform() >= node.total:
-                self._begin_again()
+        if not self._limits.may_continue(row.beginning):
+            node.close()
+        elif parent is not None:
+            node.pass_on()
+        if parent is not None and self._draw_uniform() >= node.total:
+            self._begin_again()
 
     def _leave_out(self) -> None:
-        """Begins again, and does not come back to this beginning."""
+        """Begins again, and does not come back to beginnings of this length."""
         if self._came_from is None:
             raise NoMassError
-        node, index = self._came_from
-        node.weigh(index, 0.0)
+        self._came_from[0].close()
         self._begin_again()
 
     def _choose(self, node: _Node) -> None:
         """Draws the next token after a node, or the end of the text."""
         if node.total < _MIN_MASS:  # nothing is left at the root; elsewhere it has weight 0
             raise NoMassError
-        sums = np.cumsum(node.weights)
+        weights = node.build_weights()
+        sums = np.cumsum(weights)
         index = int(np.searchsorted(sums, self._draw_uniform() * sums[-1], side="right"))
-        index = min(index, int(np.flatnonzero(node.weights)[-1]))
+        index = min(index, int(np.flatnonzero(weights)[-1]))
         before, row = node.row.beginning, node.row
         if index < len(row.ends):
             text = before.text_with(list(row.outcomes.ends)[index])
-            if self._is_allowed(text):
+            if self._limits.is_allowed(text):
                 self.text = text
                 return
+            self._refused += 1
+            if self._refused > _MAX_REFUSED:
+                raise NoMassError
             node.weigh(index, 0.0)
             self._begin_again()
         else:
@@ -166,7 +188,7 @@ class Walk:
             self._at = before.continue_with(
                 int(row.outcomes.live_tokens[number]),
                 self._token_bytes,
-                row.outcomes.live_positions[number],
+                int(row.outcomes.live_positions[number]),
                 float(row.live[number]),
             )
 
@@ -191,32 +213,33 @@ class KnownShares:
     gap: float
 
 
-def list_known_shares(
-    rows: Rows, drawn: Sequence[bytes], is_allowed: Callable[[bytes], bool], limit: int
-) -> KnownShares:
+def list_known_shares(rows: Rows, drawn: Sequence[bytes], limits: TextLimits) -> KnownShares:
     """Sums up what rows tell.
 
     Args:
         rows: the rows.
         drawn: texts that are listed in any case.
-        is_allowed: returns whether a text may be drawn.
-        limit: maximum number of a text's tokens. All texts that are spelled with fewer are allowed.
+        limits: limits of the texts. All that are spelled with fewer tokens count as allowed, except
+            likely ones that are not.
     """
     each = list(rows.values())
     ended = math.fsum(row.beginning.mass * float(row.ends.sum()) for row in each)
     live = math.fsum(row.beginning.mass * float(row.live.sum()) for row in each)
     computed = math.fsum(row.beginning.mass for row in each if row.beginning.tokens)
-    masses = {text: _find_mass(each, text) for text in _likely_texts(each, ended)}
-    masses = {text: mass for text, mass in masses.items() if is_allowed(text)}
-    likely = sorted(masses, key=lambda text: -masses[text])[:_MAX_LISTED]
-    listed = {text: masses.get(text) or _find_mass(each, text) for text in {*likely, *drawn}}
+    short = [row for row in each if len(row.beginning.tokens) < limits.limit]
+    mass = math.fsum(row.beginning.mass * float(row.ends.sum()) for row in short)
+    masses = {text: _find_mass(each, text) for text in {*_likely_texts(each, ended), *drawn}}
+    for text in [text for text in masses if not limits.is_allowed(text)]:
+        refused = masses.pop(text)
+        ended -= refused
+        mass -= refused
+    likely = sorted(masses, key=lambda text: (-masses[text], text))[:_MAX_LISTED]
+    listed = {text: masses[text] for text in masses if text in {*likely, *drawn}}
     listed = dict(sorted(listed.items(), key=lambda item: (-item[1], item[0])))
     known = math.fsum(listed.values())
-    short = [row for row in each if len(row.beginning.tokens) < limit]
-    mass = math.fsum(row.beginning.mass * float(row.ends.sum()) for row in short)
     rest = max(ended - known, 0.0) + max(live - computed, 0.0)
     return KnownShares(
-        {text: each / known for text, each in listed.items()},
+        {text: found / known if known else 0.0 for text, found in listed.items()},
         max(mass, known),
         rest / (rest + known),
     )

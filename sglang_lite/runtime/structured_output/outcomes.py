@@ -25,6 +25,7 @@ DEAD = 0
 LIVE = 1
 FIRST_END = 2
 _KEPT = 256  # positions of a reader whose outcomes are kept
+_KEPT_LIVE = 2 << 20  # live tokens in all of them, 12 bytes each
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -38,7 +39,7 @@ class Outcomes:
         ends: class of the tokens after which a text is read, by how much of them belongs to it;
             from 2 on, in order.
         live_tokens: the live tokens, int64 [L].
-        live_positions: position of the reader after each of them.
+        live_positions: position of the reader after each of them, int32 [L].
     """
 
     vocabulary: SortedVocabulary
@@ -46,7 +47,7 @@ class Outcomes:
     without_text: int
     ends: Mapping[End, int]
     live_tokens: NDArray[np.int64]
-    live_positions: Sequence[int]
+    live_positions: NDArray[np.int32]
 
     def build_classes(self) -> NDArray[np.int32]:
         """Returns the class of each token, int32 [V]: DEAD for tokens after which nothing can be
@@ -72,10 +73,11 @@ class TokenOutcomes:
         self.reader = reader
         self._vocabulary = vocabulary
         self._found: dict[int, Outcomes] = {}
+        self._live_tokens = 0  # in all that is found
         self._lock = threading.Lock()  # held by searches
 
     def get_outcomes(self, position: int) -> Outcomes | None:
-        """Returns the outcomes at a position if they are known, which takes no time."""
+        """Returns the outcomes at a position if they are known. Waits for no search."""
         return self._found.get(position)
 
     def find_outcomes(self, position: int) -> Outcomes:
@@ -86,8 +88,10 @@ class TokenOutcomes:
             found = self._found.get(position)
             if found is None:
                 found = _OutcomeSearch(self.reader, self._vocabulary, position).search()
-                if len(self._found) >= _KEPT:
-                    del self._found[next(iter(self._found))]
+                self._live_tokens += len(found.live_tokens)
+                while self._found and (len(self._found) >= _KEPT or self._live_tokens > _KEPT_LIVE):
+                    dropped = self._found.pop(next(iter(self._found)))
+                    self._live_tokens -= len(dropped.live_tokens)
                 self._found[position] = found
             return found
 
@@ -130,7 +134,7 @@ class _OutcomeSearch:
             without_text,
             self._ends,
             np.array(self._live_tokens, dtype=np.int64),
-            self._live_positions,
+            np.array(self._live_positions, dtype=np.int32),
         )
 
     def _walk(self, low: int, high: int, depth: int, position: int) -> None:

@@ -11,7 +11,8 @@ from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.reader import LanguageBytes, TextReader
 from sglang_lite.protocol import ConstraintError, Regex
 from sglang_lite.runtime.exact.beginnings import MassRow
-from sglang_lite.runtime.exact.searches import Drawing, DrawKey, Likeliest, TextLimits
+from sglang_lite.runtime.exact.searches import Drawing, DrawKey, Likeliest
+from sglang_lite.runtime.exact.text_limits import TextLimits
 from sglang_lite.runtime.structured_output.outcomes import (
     FIRST_END,
     SortedVocabulary,
@@ -37,33 +38,46 @@ PATTERNS = [
 
 
 class Model:
-    """Tiny model whose distributions are random, and a search's rows by it."""
+    """Tiny model whose distributions are random, and a search's rows by it.
 
-    def __init__(self, pattern, seed, scale=2.0):
+    Args:
+        tokens: other tokens than TOKENS.
+        following: other distributions, by the text so far.
+    """
+
+    def __init__(self, pattern, seed=0, scale=2.0, tokens=TOKENS, following=None):
+        self.data = [token.encode() for token in tokens]
         self.outcomes = TokenOutcomes(
             TextReader(LanguageBytes(language_for_constraint(Regex(pattern)))),
-            SortedVocabulary([token.encode() for token in TOKENS]),
+            SortedVocabulary(self.data),
         )
         self.rows = self.steps = 0
 
         @cache
-        def following(ids):
+        def shares_after(ids):
+            if following is not None:
+                return self._spread(following("".join(tokens[i] for i in ids)))
             weights = np.exp(np.random.default_rng((seed, *ids)).normal(size=len(TOKENS)) * scale)
             return weights / weights.sum()
 
-        self.following = following
+        self.following = shares_after
+
+    def _spread(self, shares):
+        probs = np.zeros(len(self.data))
+        for text, share in shares.items():
+            probs[self.data.index(text.encode())] = share
+        return probs
 
     def search(self, seeds, limit=50, allows=lambda text: True):
         return Drawing(
             [DrawKey(seed, 5, 1.0) for seed in seeds],
             self.outcomes.reader.start,
-            [token.encode() for token in TOKENS],
+            self.data,
             TextLimits(len, limit, allows),
         )
 
     def best(self, limit=50, allows=lambda text: True):
-        reader, tokens = self.outcomes.reader, [token.encode() for token in TOKENS]
-        return Likeliest(1, reader, tokens, TextLimits(len, limit, allows))
+        return Likeliest(1, self.outcomes.reader, self.data, TextLimits(len, limit, allows))
 
     def draw(self, search):
         while taken := search.take_beginnings():
@@ -141,6 +155,53 @@ def test_the_likeliest_text_is_found(pattern):
                 continue
             assert masses[found.text] + left >= max(masses.values()) - 1e-12, seed
             assert model.rows < 400
+
+
+def test_many_unlikely_beginnings_can_lead_to_one_text():
+    """After "a", each word ends in "a" being read, because no "!" follows."""
+    words = [f" {x}{y}" for x in "bcdefghijklmn" for y in "bcdefghijklmn"]
+
+    def following(text):
+        if not text:
+            return {"x.": 0.45, "a": 0.55}
+        return dict.fromkeys(words, 1 / len(words)) if text == "a" else {"?": 1.0}
+
+    tokens = ["", "x.", "a", "?", *words]
+    model = Model(r"x\.|a( [b-n]+!)?", tokens=tokens, following=following)
+    assert model.draw(model.best())[0].text == "a"
+    drawn = collections.Counter(each.text for each in model.draw(model.search(range(400))))
+    assert chi_square_fits(drawn, {"x.": 0.45, "a": 0.55})
+
+
+def test_a_text_that_is_not_allowed_hides_no_other():
+    def following(text):
+        if not text:
+            return {"x.?": 0.9979, "z.?": 0.0001, "y": 0.0020}
+        return {"a.?": 0.45, "b.?": 0.40, "": 0.15}
+
+    model = Model(
+        r"x\.|z\.|y[ab]\.", tokens=["", "x.?", "z.?", "y", "a.?", "b.?"], following=following
+    )
+    for search in (model.best, lambda **limits: model.search([1], **limits)):
+        found = model.draw(search(allows=lambda text: text != "x."))[0]
+        assert found.text != "x."
+        assert np.exp(found.figures["log_mass"]) < 0.0021
+    assert model.draw(model.best(allows=lambda text: text != "x."))[0].text == "ya."
+
+
+def test_beginnings_that_are_too_long_are_left_out_together():
+    """Not one after another, which would take the loop's thread minutes."""
+    words = [f"{x}{y}{z}" for x in "abcdefgh" for y in "abcdefgh" for z in "abcdefgh"]
+    model = Model("x[a-h]+,", tokens=["", "x", ",", *words], following=lambda text: (
+        {"x": 1.0} if not text else dict.fromkeys(words, 1 / len(words))
+    ))  # fmt: skip
+    search = model.search([1], limit=1)
+    with pytest.raises(ConstraintError, match="would write no text"):
+        model.draw(search)
+    assert model.rows == 2
+    with pytest.raises(ConstraintError, match="would write no text"):
+        model.draw(model.best(limit=1))
+    assert model.rows == 4
 
 
 def test_texts_beyond_the_limit_are_not_drawn():
