@@ -258,7 +258,7 @@ def _uncertain_error(computed: int) -> ConstraintError:
 
 def _no_text_error() -> ConstraintError:
     return ConstraintError(
-        "exact: the model would write no text that the constraint allows.",
+        "exact: the model would hardly write a text that the constraint allows within max_tokens.",
         hint="Show one in the prompt, raise max_tokens, or leave exact out.",
     )
 

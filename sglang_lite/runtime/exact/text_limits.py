@@ -24,10 +24,11 @@ class TextLimits:
         self._count_tokens = count_tokens
         self._allows = allows
         self._allowed: dict[bytes, bool] = {}
+        self._longest = limit  # tokens of a beginning after which a row can be computed
 
     def give_up(self, beginning: Beginning) -> None:
         """Lets a beginning be too long, and all that have as many tokens."""
-        self.limit = min(self.limit, len(beginning.tokens) - 1)
+        self._longest = min(self._longest, len(beginning.tokens) - 1)
 
     def is_allowed(self, text: bytes) -> bool:
         """Returns whether a text that is read may be drawn."""
@@ -38,8 +39,8 @@ class TextLimits:
 
     def is_too_long(self, beginning: Beginning) -> bool:
         """Returns whether a beginning is not continued."""
-        return len(beginning.tokens) > self.limit
+        return len(beginning.tokens) > self._longest
 
     def may_continue(self, beginning: Beginning) -> bool:
         """Returns whether a beginning may have another token."""
-        return len(beginning.tokens) < self.limit
+        return len(beginning.tokens) < self._longest

@@ -25,7 +25,7 @@ _MAX_LISTED = 64  # texts whose shares are reported, beside those drawn
 _MIN_SHARE = 1e-4  # of the texts that are reported
 _MIN_MASS = 1e-40
 _MAX_REFUSED = 200
-
+_SUMMED_AGAIN = 0.5  # share of the last sum below which weights are summed up again
 
 Rows: TypeAlias = "Mapping[tuple[int, ...], MassRow]"  # by the tokens of their beginnings
 
@@ -45,7 +45,6 @@ class _Node:
 
     Attributes:
         row, parent, index: the arguments of these names.
-        changed: weights that are less than in the row, by index.
         total: sum of the weights.
     """
 
@@ -53,38 +52,51 @@ class _Node:
         self.row = row
         self.parent = parent
         self.index = index
-        self.changed: dict[int, float] = {}
+        self._changed: dict[int, float] = {}  # weights that are less than in the row
         self._closed = False  # whether no token may follow
-        self.total = float(row.ends.sum()) + float(row.live.sum())
+        self.total = self._summed = float(row.ends.sum()) + float(row.live.sum())
 
     def build_weights(self) -> NDArray[np.float64]:
         """Returns the weights, float64 [E + L]."""
         weights = np.concatenate((self.row.ends, self.row.live))
-        if self.changed:
-            weights[list(self.changed)] = list(self.changed.values())
+        if self._changed:
+            weights[list(self._changed)] = list(self._changed.values())
         if self._closed:
             weights[len(self.row.ends) :] = 0.0
         return weights
 
     def weigh(self, index: int, weight: float) -> None:
         """Sets a weight to a smaller value, and those of the beginnings before."""
-        self.changed[index] = weight
+        self.lower_weight(index, weight)
         self.pass_on()
 
     def close(self) -> None:
-        """Sets the weights of all live tokens to 0, and those of the beginnings before."""
+        """Sets the weights of all live tokens, none of which leads to another node, to 0, and those
+        of the beginnings before.
+        """
         self._closed = True
+        self.total = self._summed = float(self.build_weights().sum())
         self.pass_on()
 
     def pass_on(self) -> None:
-        """Sums up the weights, and sets those of the beginnings before."""
-        self.total = float(self.build_weights().sum())
+        """Sets the weight of this beginning, and those of the beginnings before."""
         node = self
         while node.parent is not None:
-            share = float(node.parent.row.live[node.index - len(node.parent.row.ends)])
-            node.parent.changed[node.index] = share * node.total
+            share = node.parent.row_weight(node.index)
+            node.parent.lower_weight(node.index, share * node.total)
             node = node.parent
-            node.total = float(node.build_weights().sum())
+
+    def lower_weight(self, index: int, weight: float) -> None:
+        """Sets a weight to a smaller value."""
+        self.total += weight - self._changed.get(index, self.row_weight(index))
+        self._changed[index] = weight
+        if self.total < _SUMMED_AGAIN * self._summed:  # else rounding would count
+            self.total = self._summed = float(self.build_weights().sum())
+
+    def row_weight(self, index: int) -> float:
+        """Returns the probability in the row of an end or a live token."""
+        ends = len(self.row.ends)
+        return float(self.row.ends[index] if index < ends else self.row.live[index - ends])
 
 
 class Walk:
