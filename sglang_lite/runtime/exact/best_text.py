@@ -33,13 +33,13 @@ class _OpenRow:
     Attributes:
         row: the row.
         order: indices of its live tokens, the likeliest first.
-        left_out: probability of the likeliest of its ends that are not counted.
+        rest: probabilities of its ends that are not counted, 0 for the others, float64 [E].
         taken: number of live tokens that have been continued.
     """
 
     row: MassRow
     order: NDArray[np.int64]
-    left_out: float
+    rest: NDArray[np.float64]
     taken: int = 0
 
 
@@ -74,15 +74,25 @@ class BestText:
         masses = row.beginning.mass * row.ends
         order = np.argsort(-masses, kind="stable")[:_MAX_COUNTED]
         counted = order[masses[order] > _SMALL * max(self.masses.values(), default=0.0)]
+        self._count_texts(row, masses, counted)
+        masses[counted] = 0.0
+        self._rows.append(_OpenRow(row, np.argsort(-row.live, kind="stable"), masses))
+        self._push(len(self._rows) - 1)
+
+    def count_rest(self) -> None:
+        """Counts all texts that were too unlikely when their rows were added."""
+        for open_row in self._rows:
+            self._count_texts(open_row.row, open_row.rest, np.flatnonzero(open_row.rest))
+            open_row.rest[:] = 0.0
+
+    def _count_texts(
+        self, row: MassRow, masses: NDArray[np.float64], indices: NDArray[np.int64]
+    ) -> None:
         ends = list(row.outcomes.ends)
-        for index in counted:
+        for index in indices:
             text = row.beginning.text_with(ends[index])
             if self._limits.is_allowed(text):
                 self.masses[text] = self.masses.get(text, 0.0) + float(masses[index])
-        masses[counted] = 0.0
-        left_out = float(masses.max(initial=0.0))
-        self._rows.append(_OpenRow(row, np.argsort(-row.live, kind="stable"), left_out))
-        self._push(len(self._rows) - 1)
 
     def find_best(self) -> bytes | None:
         """Returns the likeliest text among those found, or None if there is none."""
@@ -149,7 +159,9 @@ class BestText:
                 masses[certain] = masses.get(certain, 0.0) + beginning.mass
             unlikely = self._bound_unlikely(row.outcomes, order[likely:], rest[likely:])
             certain = self._certain_bytes(row.beginning)
-            masses[certain] = masses.get(certain, 0.0) + unlikely + open_row.left_out
+            masses[certain] = (
+                masses.get(certain, 0.0) + unlikely + float(open_row.rest.max(initial=0.0))
+            )
         return masses
 
     def _bound_unlikely(

@@ -225,11 +225,15 @@ class Likeliest:
         if len(self._rows) >= _MAX_ROWS or self._live_tokens > _MAX_LIVE_TOKENS:
             raise _uncertain_error(len(self._rows))
         taken = self._search.take_beginnings(_MAX_ROWS - len(self._rows))
-        if not taken and self._best is None:
+        if taken:
+            return taken
+        self._search.count_rest()
+        self._best = self._search.find_best()
+        if self._best is None:
             raise _no_text_error()
-        if not taken:
+        if not self._search.is_certain(self._best):
             raise _uncertain_error(len(self._rows))
-        return taken
+        return []
 
     def _make_start(self) -> Beginning:
         return Beginning((), b"", self._start, 1.0)
