@@ -83,8 +83,8 @@ from sglang_lite.runtime.embedding.tokenizer import encoder_tokenizer
 from sglang_lite.runtime.loading.model_files import open_model_files
 from sglang_lite.runtime.media.placeholders import MediaFormat
 from sglang_lite.runtime.models.resolve import resolve
+from sglang_lite.runtime.requests.logit_processors import LogitProcessor
 from sglang_lite.runtime.requests.output_builder import Sink
-from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.wire.failure import Failure, as_failure
 

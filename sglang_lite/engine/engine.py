@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from sglang_lite.engine.replicas import Replicas
     from sglang_lite.runtime.core.open_requests import Ticket
     from sglang_lite.runtime.loading.load_model import LoadedModel
+    from sglang_lite.runtime.requests.logit_processors import LogitProcessor
     from sglang_lite.runtime.requests.output_builder import Sink
-    from sglang_lite.runtime.requests.resolved_params import LogitProcessor
     from sglang_lite.runtime.structured_output.base import CompiledGrammar
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
     from sglang_lite.text.chat_template import JinjaTemplate

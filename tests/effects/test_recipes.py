@@ -76,7 +76,7 @@ def _add_parameter(copy, name):
     copy.insert(
         "sglang_lite/runtime/requests/resolved_params.py",
         f"    {name}: float\n",
-        before="\n    @property",
+        before="\n    @property\n    def greedy",
     )
     entry = "leave out logits this many deviations below the largest (0.0; 0 to 100)."
     copy.insert(

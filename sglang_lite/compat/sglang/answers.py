@@ -8,7 +8,7 @@ from typing import Literal, NotRequired, Protocol, TypeAlias, TypedDict, TypeVar
 from sglang_lite.protocol import Generation
 from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.sampling import SglangOptions
-from sglang_lite.runtime.requests.resolved_params import LogitProcessor
+from sglang_lite.runtime.requests.logit_processors import LogitProcessor
 
 _One = TypeVar("_One", covariant=True)
 _Many = TypeVar("_Many", covariant=True)

@@ -79,7 +79,7 @@ from sglang_lite.runtime.embedding.request import EncodeRequest
 from sglang_lite.runtime.host.heap import start_trimming
 from sglang_lite.runtime.host.parent import end_with_parent
 from sglang_lite.runtime.kernels.compile_process import CompileProcess
-from sglang_lite.runtime.requests.resolved_params import LogitProcessor
+from sglang_lite.runtime.requests.logit_processors import LogitProcessor
 from sglang_lite.wire.failure import Failure, as_error
 
 if TYPE_CHECKING:

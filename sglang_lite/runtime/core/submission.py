@@ -20,7 +20,7 @@ from sglang_lite.protocol import (
     SamplingParams,
     Unset,
 )
-from sglang_lite.runtime.requests.resolved_params import LogitProcessor
+from sglang_lite.runtime.requests.logit_processors import LogitProcessor
 from sglang_lite.runtime.tokens.image_span import MediaItem
 
 _CONSTRAINTS_OR_NONE = (type(None), *get_args(Constraint))

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.exact.beginnings import Beginning, MassRow
-from sglang_lite.runtime.requests.resolved_params import LogitReader
+from sglang_lite.runtime.requests.logit_processors import LogitReader
 from sglang_lite.runtime.structured_output.outcomes import FIRST_END, Outcomes
 
 _MAX_NUMBERS = 8 << 20  # probabilities that are held in memory at once

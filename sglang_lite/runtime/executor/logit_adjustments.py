@@ -15,7 +15,8 @@ import torch
 
 from sglang_lite.protocol import ProgramError, SglError
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.requests.resolved_params import LogitProcessor, LogitReader, ResolvedParams
+from sglang_lite.runtime.requests.logit_processors import LogitProcessor, LogitReader
+from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.tokens.virtual_ids import without_virtual_ids
 
 

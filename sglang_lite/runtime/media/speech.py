@@ -21,7 +21,7 @@ from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from sglang_lite.runtime.requests.resolved_params import LogitProcessor
+    from sglang_lite.runtime.requests.logit_processors import LogitProcessor
 
 Task: TypeAlias = Literal["transcribe", "translate"]
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")

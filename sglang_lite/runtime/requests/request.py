@@ -22,9 +22,10 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import SlotHandle
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.requests.cut_text import CutText
+from sglang_lite.runtime.requests.logit_processors import LogitProcessor, LogitReader
 from sglang_lite.runtime.requests.output_builder import Finish, OutputBuilder, grammar_engine_error
 from sglang_lite.runtime.requests.request_media import RequestMedia
-from sglang_lite.runtime.requests.resolved_params import LogitProcessor, LogitReader, ResolvedParams
+from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.structured_output.open_end import OpenEndGrammar

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import regex
 
@@ -16,32 +15,7 @@ from sglang_lite.protocol.parameter import Parameter, SamplingOrder
 from sglang_lite.protocol.sampling import PARAMETERS, given_values
 from sglang_lite.text.stop import compile_stop_pattern
 
-if TYPE_CHECKING:
-    import torch
-
-# A caller's logit processor: maps the token ids so far and float32 logits [V] to logits [V].
-LogitProcessor: TypeAlias = Callable[[list[int], "torch.Tensor"], "torch.Tensor"]
-
 MAX_STOP_CHARS = 512
-
-
-class LogitReader(ABC):
-    """Reads the logits that a request draws from, after biases and penalties."""
-
-    @property
-    @abstractmethod
-    def group(self) -> Hashable:
-        """Key of the readers that can read together."""
-
-    @abstractmethod
-    def read_together(self, logits: torch.Tensor, readers: Sequence[LogitReader]) -> None:
-        """Reads the logits of a step's requests whose readers are in this one's group. Must not
-        change them, and must not wait for the device.
-
-        Args:
-            logits: float32 [R, V], on their device.
-            readers: reader of each row.
-        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from sglang_lite.runtime.requests.resolved_params import LogitProcessor
+    from sglang_lite.runtime.requests.logit_processors import LogitProcessor
 
 
 class TranscriptionRequest(msgspec.Struct, kw_only=True):

@@ -28,7 +28,7 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.sampling import named, read_params
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.media.data_url import parse_medium
-from sglang_lite.runtime.requests.resolved_params import LogitProcessor
+from sglang_lite.runtime.requests.logit_processors import LogitProcessor
 from sglang_lite.server.sessions import SessionParams
 
 
