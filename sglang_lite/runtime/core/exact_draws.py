@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -36,8 +35,8 @@ from sglang_lite.protocol import (
     SglError,
     Span,
 )
-from sglang_lite.runtime.exact.beginnings import Beginning
-from sglang_lite.runtime.exact.outcome_reader import OutcomeReader
+from sglang_lite.runtime.core.mass_rows import MassRows
+from sglang_lite.runtime.exact.beginnings import Beginning, MassRow
 from sglang_lite.runtime.exact.searches import (
     Drawing,
     DrawKey,
@@ -49,7 +48,6 @@ from sglang_lite.runtime.exact.searches import (
 from sglang_lite.runtime.exact.text_limits import TextLimits
 from sglang_lite.runtime.requests.output_builder import Event, Sink
 from sglang_lite.runtime.requests.request import Request, State
-from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.structured_output.outcomes import Outcomes, TokenOutcomes
 
 if TYPE_CHECKING:
@@ -81,18 +79,14 @@ class ExactDraws:
         self._context = context
         self._requests = requests
         self._constraint = constraint
-        self._params = _parameters_of_rows(first.params)
         self._outcomes, self._make_search = _choose_search(context, requests, constraint)
-        # used on the loop's thread only
-        self._rows: dict[Request, tuple[Beginning, OutcomeReader]] = {}  # not computed yet
-        self._steps = 0
-        self._first: Generation | None = None  # result of the first row
+        prompt = first.tokens[: first.prompt_len]
+        self._rows = MassRows(context, first, prompt, constraint, self._add_row, self._fail)
         self._begin()
 
     def _begin(self) -> None:
         self._search = self._make_search()
         self._few_texts = isinstance(self._search, Enumeration)
-        self._computed = 0
         self._weights = self._context.builder.weights.version
 
     # ---------------------------------------------------------------------------- the loop's thread
@@ -110,7 +104,7 @@ class ExactDraws:
             return
         if self._weights != self._context.builder.weights.version:
             self._begin()  # masses of different weights are not comparable
-        while not self._rows:
+        while not self._rows.open:
             beginnings = self._search.take_beginnings()
             if not beginnings:
                 self._end_requests()
@@ -143,27 +137,15 @@ class ExactDraws:
                 return
             if self._weights == self._context.builder.weights.version:
                 self._submit_rows(beginnings, found.result())
-            if not self._rows:
+            if not self._rows.open:
                 self._advance()
 
     def _submit_rows(self, beginnings: Sequence[Beginning], outcomes: Sequence[Outcomes]) -> None:
         """Submits the requests that compute rows, each with the outcomes of its next token. Does
         without those that are too long for the context.
         """
-        for beginning, each in zip(beginnings, outcomes, strict=True):
-            row = self._context.builder.build_alike(
-                self._requests[0], self._params, beginning.tokens
-            )
-            if row is None:
-                self._search.give_up(beginning)
-                continue
-            row.output.sink = partial(self._receive_row, row)
-            row.output.origin = self._constraint
-            row.processor = reader = OutcomeReader(each)
-            self._rows[row] = beginning, reader
-        self._steps += bool(self._rows)
-        for row in list(self._rows):
-            self._context.loop.receive_request(row)
+        for beginning in self._rows.submit(beginnings, outcomes):
+            self._search.give_up(beginning)
 
     @contextmanager
     def _failing_requests(self) -> Iterator[None]:
@@ -178,19 +160,10 @@ class ExactDraws:
             logger.exception("an exact draw failed")
             self._fail(BackendError(f"an exact draw failed: {error!r}"))
 
-    def _receive_row(self, row: Request, event: Event) -> None:
-        if row not in self._rows or isinstance(event, Delta):
-            return
-        if isinstance(event, SglError):
-            self._fail(event)
-            return
-        if self._first is None:
-            self._first = event
+    def _add_row(self, row: MassRow) -> None:
         with self._failing_requests():
-            beginning, reader = self._rows.pop(row)
-            self._search.add_row(reader.read_row(beginning))
-            self._computed += 1
-            if not self._rows:
+            self._search.add_row(row)
+            if not self._rows.open:
                 self._advance()
 
     def _pass_on(self, sink: Sink, event: Event) -> None:
@@ -198,15 +171,12 @@ class ExactDraws:
         by an abort, the rows are not needed any more.
         """
         sink(event)
-        if self._rows and all(request.ended for request in self._requests):
+        if self._rows.open and all(request.ended for request in self._requests):
             self._abort_rows()
 
     def _abort_rows(self) -> None:
-        rows = list(self._rows)
-        self._rows = {}
         self._requests = []  # breaks the reference cycle, which avoids garbage collection
-        for row in rows:
-            self._context.loop.abort(row)
+        self._rows.abort()
 
     def _fail(self, error: SglError) -> None:
         """Ends the requests with an error, and the rows that are still computed."""
@@ -228,18 +198,19 @@ class ExactDraws:
         loop = self._context.loop
         text = drawn.text
         tokens = tuple(request.output.tokens_of(text))
-        assert self._first is not None
+        first = self._rows.first
+        assert first is not None
         duration = loop.clock.now() - request.times.submitted
         usage = msgspec.structs.replace(
-            self._first.usage,
+            first.usage,
             completion_tokens=len(tokens),
             first_token_s=duration,
             total_s=duration,
         )
-        figures = {**drawn.figures, "rows": self._computed, "steps": self._steps}
+        figures = {**drawn.figures, "rows": self._rows.computed, "steps": self._rows.steps}
         meta = dict[str, object](exact=figures)
-        if "cache_miss" in self._first.meta:
-            meta["cache_miss"] = self._first.meta["cache_miss"]
+        if "cache_miss" in first.meta:
+            meta["cache_miss"] = first.meta["cache_miss"]
         prompt = request.tokens[:0]
         if request.params.return_prompt_token_ids:
             meta["weight_version"] = self._weights
@@ -375,18 +346,4 @@ def list_drawable_texts(constraint: Constraint) -> tuple[str, ...] | None:
         "exact",
         f"the texts of the constraint can't be read from free text: {reason}",
         hint="Leave it out, or give a simpler constraint, such as type=Literal[…].",
-    )
-
-
-def _parameters_of_rows(params: ResolvedParams) -> ResolvedParams:
-    """Returns the parameters of a request that only computes the distribution of a next token."""
-    return replace(
-        params,
-        max_tokens=1,
-        n=1,
-        temperature=0,
-        seed=0,  # so that no draw of the engine's own seeds is used up
-        exact=False,
-        ignore_eos=True,
-        return_prompt_token_ids=False,
     )

@@ -301,25 +301,20 @@ class RequestBuilder:
             stream=stream,
         )
 
-    def build_alike(
-        self, request: Request, params: ResolvedParams, tokens: Sequence[int]
-    ) -> Request | None:
-        """Builds a request for another answer to the prompt of a request, with the same adapter,
-        images and priority. Its sink has to be set.
+    def build_alike(self, request: Request, params: ResolvedParams, prompt: Ints) -> Request | None:
+        """Builds a request with the adapter, the images and the priority of another one. Its sink
+        has to be set.
 
         Args:
-            request: request that has a prompt.
+            request: the other request.
             params: parameters of the new request.
-            tokens: tokens behind the prompt, which the new request has in its own.
+            prompt: its prompt, which has all images of the other one.
 
         Returns:
             The new request, or None if its prompt leaves no room for an answer.
         """
         alike = self._build_without_prompt(params, request.space, _ignore_event, stream=False)
-        prompt = request.tokens[: request.prompt_len]
-        if not self.set_prompt_and_begin(
-            alike, np.concatenate((prompt, np.array(tokens, dtype=np.int32)))
-        ):
+        if not self.set_prompt_and_begin(alike, prompt):
             return None
         alike.space = request.space
         alike.media = None if request.media is None else replace(request.media)
