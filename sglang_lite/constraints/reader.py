@@ -102,6 +102,41 @@ class LanguageBytes:
         return not partial and self._machine.accepting(at)
 
 
+class AfterText:
+    """Language of the texts of another one, each behind a given text.
+
+    Args:
+        before: the given text.
+        language: the other language.
+    """
+
+    def __init__(self, before: bytes, language: ByteLanguage) -> None:
+        self._before = before
+        self._language = language
+        self.start: Hashable = self._state_after(0)
+
+    @property
+    def full(self) -> bool:
+        return self._language.full
+
+    def _state_after(self, count: int) -> Hashable:
+        """Returns the state after some bytes of the given text."""
+        return ("before", count) if count < len(self._before) else ("in", self._language.start)
+
+    # the other language has its own states
+    def step(self, state: tuple[str, Any], byte: int) -> Hashable | None:
+        kind, at = state
+        if kind == "before":
+            return self._state_after(at + 1) if self._before[at] == byte else None
+        after = self._language.step(at, byte)
+        return None if after is None else ("in", after)
+
+    # the other language has its own states
+    def is_text(self, state: tuple[str, Any]) -> bool:
+        kind, at = state
+        return kind == "in" and self._language.is_text(at)
+
+
 class TextReader:
     """Reader of a language's texts. A position is the number of what is known after some bytes,
     while it is open what is read.

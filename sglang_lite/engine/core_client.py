@@ -190,9 +190,9 @@ class CoreClient:
         self, request: GenerateRequest, sink: Sink, flush: Callable[[], object] | None
     ) -> Ticket:
         check_replica_rank(request.routed_dp_rank, 1)
-        ids, media = self.builder.prompt_ids_and_media(request)
+        encoded = self.builder.encode_request(request)
         params = self.builder.resolve_with_defaults(request.params)
-        tokens = self.builder.check_prompt_tokens(ids, params, media)
+        tokens = self.builder.check_prompt_tokens(encoded.ids, params, encoded.media)
         output = self.builder.check_output_ids(request.output_ids, len(tokens), params)
         processor, args = _importable_name_and_args(request.logit_processor)
         number = self._link.next_submission_number()
@@ -213,9 +213,10 @@ class CoreClient:
             output.tobytes(),
             request.timeout,
             request.session,
-            media,
+            encoded.media,
             args,
             request.winds_down,
+            encoded.text_tokens,
         )
         self._link.send_submission(
             number,

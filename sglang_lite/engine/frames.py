@@ -77,6 +77,7 @@ class Submit(_Message, frozen=True, tag="submit"):
     media: tuple[MediaItem, ...] = ()
     processor_args: tuple[Any, ...] = ()  # plain data
     winds_down: bool = False
+    text_tokens: int | None = None
 
 
 class Encode(_Message, frozen=True, tag="encode"):

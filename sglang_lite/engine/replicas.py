@@ -163,9 +163,9 @@ class Replicas:
     def _generate(
         self, request: GenerateRequest, sink: Sink, flush: Callable[[], object] | None
     ) -> Ticket:
-        ids, media = self.builder.prompt_ids_and_media(request)
+        encoded = self.builder.encode_request(request)
         params = self.builder.resolve_with_defaults(request.params)
-        tokens = self.builder.check_prompt_tokens(ids, params, media)
+        tokens = self.builder.check_prompt_tokens(encoded.ids, params, encoded.media)
         placement = self._choose_replica(
             tokens,
             request.namespace,
@@ -173,7 +173,7 @@ class Replicas:
             rows=params.n,
             rank=request.routed_dp_rank,
         )
-        request = replace(request, prompt=ids, media=media, routed_dp_rank=None)
+        request = replace(encoded.put_into(request), routed_dp_rank=None)
         return self._submit_to_placement(
             placement, request, self._make_row_counting_sink(placement, sink), flush
         )

@@ -288,6 +288,7 @@ def gen(
         confidence: record how likely the model found each token, with and without the constraint,
             for `s.confidence(name)` (False).
         exact: draw texts with the model's own probabilities, for `s.exact(name)` (False).
+        heal: spell the prompt's last word anew, together with the text that follows (False).
         seed: draws depend only on it and the token's position; without it each call draws anew.
         include_stop: keep the stop that ended the generation in its text (False).
         repetition_penalty: factor for tokens in the prompt or the output; above 1 makes them less

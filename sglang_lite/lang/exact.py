@@ -19,7 +19,8 @@ class ExactShares:
             the model writes freely. If the constraint allows more than 64 texts, those that were
             drawn, and the likeliest of the others that were found on the way.
         log_mass: log of the probability that one of the constraint's texts is read, as far as it
-            was computed. Far below 0, the model would have written something else.
+            was computed. Far below 0, the model would have written something else. With
+            `heal=True`, of the prompt's last word and one of the texts.
         gap: upper bound for the total variation distance between `probs` and the probabilities that
             would be found if nothing was left out. It says how much is known of `probs`; a draw is
             exact whatever it is.

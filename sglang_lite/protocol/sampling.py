@@ -35,6 +35,7 @@ _COMPLETIONS: tuple[Place, ...] = ("gen", "run", "hooks", "sampling_params", "co
 _LOGPROB: tuple[Place, ...] = ("gen", "run", "hooks", "request")
 _OURS: tuple[Place, ...] = ("gen", "sampling_params")
 _EVERYWHERE: tuple[Place, ...] = (*_OURS, "openai")
+_HEALED: tuple[Place, ...] = ("gen", "run", "sampling_params", "completions")
 _INT = 2**31 - 1
 # Where parameters take effect.
 _BUILDER = "runtime/core/request_builder.py"
@@ -149,6 +150,11 @@ PARAMETERS: Final = (
         places=_EVERYWHERE, effect_in=(_CORE,),
     ),
     Parameter(
+        "heal", "bool", False,
+        "spell the prompt's last word anew, together with the text that follows",
+        places=_HEALED, effect_in=(_BUILDER,),
+    ),
+    Parameter(
         "seed", "int", None, "draws depend only on it and the token's position; without it each call draws anew",
         engine_range=Range(-(2**63), 2**64 - 1), alias="sampling_seed", places=_EVERYWHERE, effect_in=(_BUILDER,),
     ),
@@ -247,6 +253,7 @@ class OneSampleOptions(TypedDict, total=False):
     return_hidden_states: bool | None
     sampling_order: SamplingOrder | None
     lora_path: str | Sequence[str] | None
+    heal: bool | None
 
 
 class SamplingOptions(OneSampleOptions, total=False):
@@ -293,6 +300,7 @@ class SglangOptions(TypedDict, total=False):
     sampling_order: SamplingOrder | None
     repeats: int | None
     exact: bool | None
+    heal: bool | None
     max_think_tokens: int | str | None
     reasoning_format: str | Sequence[str] | None
     speculation: bool | None
@@ -372,6 +380,7 @@ class SamplingParams(Record, frozen=True):
     return_hidden_states: bool | Unset = UNSET
     confidence: bool | Unset = UNSET
     exact: bool | Unset = UNSET
+    heal: bool | Unset = UNSET
     lora_path: tuple[str, ...] | Unset = UNSET
 
     def __post_init__(self) -> None:

@@ -302,6 +302,11 @@ def reports_the_shares(ask: Ask) -> bool:
     return set(shares) == {"a", "b"} and abs(sum(shares.values()) - 1) < 1e-6
 
 
+@effect("heal", True)
+def spells_the_last_word_anew(ask: Ask) -> bool:
+    return ask()["meta_info"].get("healed", {}).get("end") == " runs"
+
+
 # ----------------------------------------------------------------------------- reading of an answer
 
 

@@ -534,6 +534,7 @@ def _make_generate_request(message: Submit) -> GenerateRequest:
         session=message.session,
         media=message.media,
         winds_down=message.winds_down,
+        text_tokens=message.text_tokens,
     )
 
 

@@ -59,6 +59,7 @@ from sglang_lite.runtime.core.engine_program import EngineProgram
 from sglang_lite.runtime.core.engine_sessions import EngineSessions
 from sglang_lite.runtime.core.exact_draws import ExactDraws
 from sglang_lite.runtime.core.gate import CLOSED
+from sglang_lite.runtime.core.healing import Healing
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.prefix_files import PrefixFiles
 from sglang_lite.runtime.core.profiling import Profiler
@@ -642,22 +643,66 @@ def _compile_and_start(
     context: EngineContext, requests: Sequence[Request], constraint: Constraint | None
 ) -> None:
     if requests[0].params.exact:
-        try:
-            context.encoder.submit(_draw_exactly, context, requests, constraint)
-        except RuntimeError:  # the executor has been shut down
-            for request in requests:
-                context.loop.fail_before_start(request, EngineClosedError("the engine is closed."))
+        draw = partial(_draw_exactly, context, requests, constraint)
+        _submit_or_fail(context, requests, draw)
         return
 
     def start_with_grammar(grammar: Future[CompiledGrammar]) -> None:
         with _fail_on_error(context.loop, requests, "no mask can be made", ConstraintError):
             assert constraint is not None
-            for request in requests:
-                _start_request(context, request, request.constrain(constraint, grammar.result()))
+            found = grammar.result()
+
+            def start_constrained() -> None:
+                for request in requests:
+                    _start_request(context, request, request.constrain(constraint, found))
+
+            if requests[0].respelled:
+                _heal(context, requests, constraint, found, start_constrained)
+            else:
+                start_constrained()
 
     if constraint is not None:
         context.compiler.compile_in_background(constraint).add_done_callback(start_with_grammar)
-        return
+    elif requests[0].respelled:
+        _heal(context, requests, None, None, partial(_start_without_grammar, context, requests))
+    else:
+        _start_without_grammar(context, requests)
+
+
+def _heal(
+    context: EngineContext,
+    requests: Sequence[Request],
+    constraint: Constraint | None,
+    grammar: CompiledGrammar | None,
+    start: Callable[[], None],
+) -> None:
+    """Heals the prompt of requests off the loop's thread, and starts them then."""
+
+    def start_healed() -> None:
+        with _fail_on_error(context.loop, requests, "the prompt can't be healed"):
+            start()
+
+    def heal() -> None:
+        with _fail_on_error(context.loop, requests, "the prompt can't be healed"):
+            go_on = partial(_submit_or_fail, context, requests, start_healed)
+            healing = Healing(context, requests, constraint, grammar, go_on)
+            context.loop.inbox.post(healing.start)
+
+    _submit_or_fail(context, requests, heal)
+
+
+def _submit_or_fail(
+    context: EngineContext, requests: Sequence[Request], function: Callable[[], None]
+) -> None:
+    """Calls a function off the loop's thread. Ends the requests if the engine is closed."""
+    try:
+        context.encoder.submit(function)
+    except RuntimeError:  # the executor has been shut down
+        for request in requests:
+            context.loop.fail_before_start(request, EngineClosedError("the engine is closed."))
+
+
+def _start_without_grammar(context: EngineContext, requests: Sequence[Request]) -> None:
     for request in requests:
         try:
             matcher = request.make_free_matcher()
@@ -677,14 +722,15 @@ def _draw_exactly(
 def _start_request(
     context: EngineContext, request: Request, matcher: RequestMatcher | None
 ) -> None:
-    if not request.replayed_count:
-        request.output.matcher = matcher
-        context.loop.submit_request(request)
+    if request.replayed_count:
+        resume = partial(_resume_request, context.loop, request, matcher)
+        _submit_or_fail(context, [request], resume)
         return
-    try:
-        context.encoder.submit(_resume_request, context.loop, request, matcher)
-    except RuntimeError:  # the executor has been shut down
-        context.loop.fail_before_start(request, EngineClosedError("the engine is closed."))
+    if request.output.begins_with_text:  # is called off the loop's thread then
+        request.begin_with_given_text(matcher)
+    else:
+        request.output.matcher = matcher
+    context.loop.submit_request(request)
 
 
 def _resume_request(loop: StepLoop, request: Request, matcher: RequestMatcher | None) -> None:

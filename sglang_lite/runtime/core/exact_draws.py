@@ -8,11 +8,8 @@ of texts that a search asks for, by a request for one token each.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
-from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,7 +20,6 @@ from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.matching import matches
 from sglang_lite.constraints.memo import memoize
 from sglang_lite.protocol import (
-    BackendError,
     Choices,
     Constraint,
     ConstraintError,
@@ -32,7 +28,6 @@ from sglang_lite.protocol import (
     EngineClosedError,
     Generation,
     ParameterError,
-    SglError,
     Span,
 )
 from sglang_lite.runtime.core.mass_rows import MassRows
@@ -46,14 +41,11 @@ from sglang_lite.runtime.exact.searches import (
     Likeliest,
 )
 from sglang_lite.runtime.exact.text_limits import TextLimits
-from sglang_lite.runtime.requests.output_builder import Event, Sink
 from sglang_lite.runtime.requests.request import Request, State
 from sglang_lite.runtime.structured_output.outcomes import Outcomes, TokenOutcomes
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.core.engine_context import EngineContext
-
-logger = logging.getLogger("sglang_lite")
 
 MAX_TEXTS = 64  # texts of a language whose probabilities are all computed
 
@@ -79,9 +71,14 @@ class ExactDraws:
         self._context = context
         self._requests = requests
         self._constraint = constraint
-        self._outcomes, self._make_search = _choose_search(context, requests, constraint)
-        prompt = first.tokens[: first.prompt_len]
-        self._rows = MassRows(context, first, prompt, constraint, self._add_row, self._fail)
+        kept = first.prompt_len - first.respelled
+        prompt = first.tokens[:kept]
+        # text of the prompt's last tokens, if it is spelled anew together with the answer
+        self._before = context.tokenizer.decode(first.tokens[kept : first.prompt_len].tolist())
+        self._outcomes, self._make_search = _choose_search(
+            context, requests, constraint, self._before
+        )
+        self._rows = MassRows(context, requests, prompt, constraint, self._add_row)
         self._begin()
 
     def _begin(self) -> None:
@@ -93,14 +90,13 @@ class ExactDraws:
 
     def start(self) -> None:
         """Submits the first rows."""
-        for request in self._requests:
-            request.output.sink = partial(self._pass_on, request.output.sink)
-        with self._failing_requests():
+        self._rows.watch_requests()
+        with self._rows.failing_requests():
             self._advance()
 
     def _advance(self) -> None:
         """Submits the rows that have to be computed next, or ends the requests if there are none."""
-        if all(request.ended for request in self._requests):
+        if not self._rows.needed:
             return
         if self._weights != self._context.builder.weights.version:
             self._begin()  # masses of different weights are not comparable
@@ -132,8 +128,8 @@ class ExactDraws:
         future.add_done_callback(resume)
 
     def _resume(self, beginnings: Sequence[Beginning], found: Future[list[Outcomes]]) -> None:
-        with self._failing_requests():
-            if all(request.ended for request in self._requests):
+        with self._rows.failing_requests():
+            if not self._rows.needed:
                 return
             if self._weights == self._context.builder.weights.version:
                 self._submit_rows(beginnings, found.result())
@@ -147,67 +143,45 @@ class ExactDraws:
         for beginning in self._rows.submit(beginnings, outcomes):
             self._search.give_up(beginning)
 
-    @contextmanager
-    def _failing_requests(self) -> Iterator[None]:
-        """Ends the requests with the error that the code inside raises. It must neither end the
-        loop nor leave the requests open.
-        """
-        try:
-            yield
-        except SglError as error:
-            self._fail(error)
-        except Exception as error:
-            logger.exception("an exact draw failed")
-            self._fail(BackendError(f"an exact draw failed: {error!r}"))
-
     def _add_row(self, row: MassRow) -> None:
-        with self._failing_requests():
-            self._search.add_row(row)
-            if not self._rows.open:
-                self._advance()
-
-    def _pass_on(self, sink: Sink, event: Event) -> None:
-        """Passes an event of one of the requests to its sink. When all requests have ended, such as
-        by an abort, the rows are not needed any more.
-        """
-        sink(event)
-        if self._rows.open and all(request.ended for request in self._requests):
-            self._abort_rows()
-
-    def _abort_rows(self) -> None:
-        self._requests = []  # breaks the reference cycle, which avoids garbage collection
-        self._rows.abort()
-
-    def _fail(self, error: SglError) -> None:
-        """Ends the requests with an error, and the rows that are still computed."""
-        requests = self._requests
-        self._abort_rows()
-        for request in requests:
-            if not request.ended:
-                self._context.loop.fail_before_start(request, copy(error))
+        self._search.add_row(row)
+        if not self._rows.open:
+            self._advance()
 
     def _end_requests(self) -> None:
         """Draws the texts, and ends the requests with them."""
         drawn = self._search.draw()
+        self._rows.release_requests()
         for request, text in zip(self._requests, drawn, strict=True):
             if not request.ended:
                 self._end_request(request, text)
         self._requests = []  # breaks the reference cycle, which avoids garbage collection
 
+    def _answer(self, text: str) -> str:
+        """Returns a text that was drawn without the prompt's last tokens."""
+        return text[len(self._before) :]
+
     def _end_request(self, request: Request, drawn: DrawnText) -> None:
         loop = self._context.loop
-        text = drawn.text
+        text = self._answer(drawn.text)
         tokens = tuple(request.output.tokens_of(text))
         first = self._rows.first
         assert first is not None
         duration = loop.clock.now() - request.times.submitted
         usage = msgspec.structs.replace(
             first.usage,
+            prompt_tokens=request.prompt_len,
             completion_tokens=len(tokens),
             first_token_s=duration,
             total_s=duration,
         )
-        figures = {**drawn.figures, "rows": self._rows.computed, "steps": self._rows.steps}
+        probs = {self._answer(each): share for each, share in drawn.probs.items()}
+        figures = {
+            "probs": probs,
+            **drawn.figures,
+            "rows": self._rows.computed,
+            "steps": self._rows.steps,
+        }
         meta = dict[str, object](exact=figures)
         if "cache_miss" in first.meta:
             meta["cache_miss"] = first.meta["cache_miss"]
@@ -235,10 +209,13 @@ class ExactDraws:
 
 
 def _choose_search(
-    context: EngineContext, requests: Sequence[Request], constraint: Constraint | None
+    context: EngineContext,
+    requests: Sequence[Request],
+    constraint: Constraint | None,
+    before: str,
 ) -> tuple[TokenOutcomes, Callable[[], ExactSearch]]:
     """Returns the outcomes of tokens for the texts that requests may draw, and what makes a search
-    of the texts.
+    of the texts. Each text is behind the text `before`.
 
     Raises:
         ConstraintError: no text satisfies the constraint, or its language is too large.
@@ -253,8 +230,10 @@ def _choose_search(
     ]
     token_bytes = context.tokenizer.token_bytes
     limit = first.limit - first.prompt_len
+    tokens_of = first.output.tokens_of
     if texts is not None:
-        spellings = _spell_texts(texts, first.output.tokens_of, limit)
+        fitting = _fitting_texts(texts, tokens_of, limit)
+        spellings = {before + text: tokens_of(before + text) for text in fitting}
         outcomes = context.compiler.find_text_outcomes(tuple(spellings))
         start = outcomes.reader.start
         return outcomes, partial(Enumeration, spellings, keys, start, token_bytes)
@@ -266,12 +245,14 @@ def _choose_search(
             f"{temperature:g}.",
             hint="Use temperature=1, or give a constraint with fewer texts, such as type=Literal[…].",
         )
-    outcomes = context.compiler.find_language_outcomes(constraint)
+    outcomes = context.compiler.find_language_outcomes(constraint, before)
     reader = outcomes.reader
 
     def make_search() -> ExactSearch:
         limits = TextLimits(
-            lambda text: len(first.output.tokens_of(text)), limit, partial(matches, constraint)
+            lambda text: first.respelled + len(tokens_of(text[len(before) :])),
+            first.respelled + limit,
+            lambda text: matches(constraint, text[len(before) :]),
         )
         if temperature == 0:
             return Likeliest(len(keys), reader, token_bytes, limits)
@@ -302,10 +283,10 @@ def _check_request(request: Request, constraint: Constraint | None) -> Constrain
     return constraint
 
 
-def _spell_texts(
+def _fitting_texts(
     texts: Sequence[str], tokens_of: Callable[[str], list[int]], limit: int
-) -> dict[str, list[int]]:
-    """Returns the texts that fit a limit of tokens, with their usual tokens.
+) -> list[str]:
+    """Returns the texts that fit a limit of tokens.
 
     Raises:
         ConstraintError: there is no text.
@@ -313,8 +294,7 @@ def _spell_texts(
     """
     if not texts:
         raise ConstraintError("the constraint allows no text.")
-    spelled = {text: tokens_of(text) for text in texts}
-    fitting = {text: tokens for text, tokens in spelled.items() if len(tokens) <= limit}
+    fitting = [text for text in texts if len(tokens_of(text)) <= limit]
     if not fitting:
         raise ParameterError(
             "max_tokens",

@@ -20,6 +20,7 @@ from sglang_lite.protocol import (
     Span,
 )
 from sglang_lite.runtime.core.exact_draws import ExactDraws
+from sglang_lite.runtime.core.healing import Healing
 from sglang_lite.runtime.core.prepared_node import (
     EngineAsk,
     EngineBranch,
@@ -33,6 +34,8 @@ from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
+from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
+from sglang_lite.runtime.structured_output.request_matcher import RequestMatcher
 from sglang_lite.runtime.tokens.token_log import TokenLog
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
@@ -71,7 +74,8 @@ class GenerationJob:
         self._began = program.context.loop.clock.now()
         self._generations: dict[int, Generation] = {}
         self._requests: list[Request] = []
-        self._exact: ExactDraws | None = None  # draws the requests' texts, if they are exact
+        # draws the requests' texts or heals their prompts before they start
+        self._before_start: ExactDraws | Healing | None = None
         self._submitted = False
         self._following: PreparedNode | None = None  # next generation, once prepared
         # job of `_following`; its request waits for a prompt or has begun
@@ -114,7 +118,7 @@ class GenerationJob:
         log = text.log
         assert entry.params is not None
         quick = entry.params.n == 1 and (entry.grammar is None or entry.matcher is not None)
-        quick = quick and not entry.params.exact
+        quick = quick and not (entry.params.exact or entry.params.heal)
         if (
             in_slot
             and ready
@@ -195,7 +199,7 @@ class GenerationJob:
             or params.scores_tokens
         ):
             return False
-        if params.exact:
+        if params.exact or params.heal:
             return False
         if params.thinking is not None:  # its matcher needs the prompt
             return False
@@ -342,7 +346,12 @@ class GenerationJob:
             stream=program.stream or node.stream,
             namespace=program.namespace,
             media=log.media,
+            text_tokens=log.count_text_tokens(),
         )
+        if within is not None and requests[0].respelled:
+            raise ParameterError(
+                "heal", "a grammar over several nodes is open.", hint="Leave it out inside one."
+            )
         for index, request in enumerate(requests):
             request.branch = self._scheduled
             request.priority = self._scheduled.program.priority
@@ -354,7 +363,13 @@ class GenerationJob:
             if len(requests) == 1:
                 requests[0].follow = self
             constraint = _continued_constraint(node, within)
-            self._exact = ExactDraws(program.context, requests, constraint)
+            self._before_start = ExactDraws(program.context, requests, constraint)
+            self._requests = requests
+            return
+        if requests[0].respelled:
+            start = partial(program.run_off_loop, partial(self._prepare_healed, compiled))
+            healing = Healing(program.context, requests, node.constraint, compiled, start)
+            self._before_start = healing
             self._requests = requests
             return
         if within is not None:
@@ -366,23 +381,47 @@ class GenerationJob:
             if entry.matcher is not None and within is None and len(requests) == 1
             else None
         )
-        if compiled is not None:
-            for request in requests:
-                constraint = _continued_constraint(node, within)
-                assert constraint is not None
-                request.output.matcher = request.constrain(constraint, compiled, made)
-        else:
-            for request in requests:
-                request.output.matcher = request.make_free_matcher()
+        for request in requests:
+            request.output.matcher = self._make_matcher(request, compiled, within, made)
         if len(requests) == 1:
             requests[0].follow = self
         self._requests = requests
 
+    def _make_matcher(
+        self,
+        request: Request,
+        grammar: CompiledGrammar | None,
+        within: OpenGrammar | None = None,
+        made: Matcher | None = None,
+    ) -> RequestMatcher | None:
+        node = self._entry.node
+        assert isinstance(node, Gen)
+        constraint = _continued_constraint(node, within)
+        if grammar is None or constraint is None:
+            return request.make_free_matcher()
+        return request.constrain(constraint, grammar, made)
+
+    def _prepare_healed(self, grammar: CompiledGrammar | None) -> Callable[[], object]:
+        """Prepares the requests after their prompts were healed."""
+        try:
+            for request in self._requests:
+                matcher = self._make_matcher(request, grammar)
+                if request.output.begins_with_text:
+                    request.begin_with_given_text(matcher)
+                else:
+                    request.output.matcher = matcher
+        except SglError as error:
+            return partial(self._fail_own_node, error)
+        if len(self._requests) == 1:
+            self._requests[0].follow = self
+        self._before_start = None
+        return self._submit
+
     def _submit(self) -> None:
         if self._is_current:
             self._submitted = True
-            if self._exact is not None:
-                self._exact.start()
+            if self._before_start is not None:
+                self._before_start.start()
                 return
             self._wind_down_if_program_does()
             for request in self._requests:

@@ -1,19 +1,24 @@
-"""Computes distributions of the next token for a search of texts, by a request for one token each."""
+"""Computes distributions of the next token for the samples of a generation that wait for them, by a
+request for one token each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import logging
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sglang_lite.protocol import Delta, Generation, SglError
+from sglang_lite.protocol import BackendError, Delta, Generation, SglError
 from sglang_lite.runtime.exact.beginnings import Beginning, MassRow
 from sglang_lite.runtime.exact.outcome_reader import OutcomeReader
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.requests.output_builder import Event
+from sglang_lite.runtime.requests.output_builder import Event, Sink
 from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.structured_output.outcomes import Outcomes
@@ -22,17 +27,19 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.core.engine_context import EngineContext
 
 
+logger = logging.getLogger("sglang_lite")
+
+
 class MassRows:
-    """Rows of a request: distributions of the next token after beginnings of its text. All methods
-    are called on the loop's thread.
+    """Rows of a generation: distributions of the next token after beginnings of its text. All
+    methods are called on the loop's thread.
 
     Args:
         context: context of the engine.
-        request: request whose adapter, images and priority are used.
+        requests: requests that wait for the rows, one for each sample. None of them is scheduled.
         prompt: tokens before the beginnings, int32.
         origin: what the rows are for; rows of the same origin are alike.
         receive: receives each row that was computed.
-        fail: receives the error of a row.
 
     Attributes:
         first: result of the first row; None before it.
@@ -43,23 +50,74 @@ class MassRows:
     def __init__(
         self,
         context: EngineContext,
-        request: Request,
+        requests: Sequence[Request],
         prompt: Ints,
         origin: Hashable,
         receive: Callable[[MassRow], None],
-        fail: Callable[[SglError], None],
     ) -> None:
         self._context = context
-        self._request = request
+        self._requests = requests
+        self._sinks: Sequence[Sink] = ()  # of the requests, before they were watched
         self._prompt = prompt
         self._origin = origin
         self._receive = receive
-        self._fail = fail
-        self._params = _parameters_of_rows(request.params)
+        self._params = _parameters_of_rows(requests[0].params)
         self._open: dict[Request, tuple[Beginning, OutcomeReader]] = {}  # not computed yet
         self.first: Generation | None = None
         self.computed = 0
         self.steps = 0
+
+    def watch_requests(self) -> None:
+        """Aborts the rows as soon as all requests have ended, such as by an abort."""
+        self._sinks = [request.output.sink for request in self._requests]
+        for request, sink in zip(self._requests, self._sinks, strict=True):
+            request.output.sink = partial(self._pass_on, sink)
+
+    def _pass_on(self, sink: Sink, event: Event) -> None:
+        sink(event)
+        if self._open and not self.needed:
+            self._abort()
+
+    @property
+    def needed(self) -> bool:
+        """Whether a request still waits for the rows."""
+        return not all(request.ended for request in self._requests)
+
+    def release_requests(self) -> None:
+        """Forgets the requests, which don't wait for rows any more."""
+        for request, sink in zip(self._requests, self._sinks, strict=True):
+            if not request.ended:
+                request.output.sink = sink
+        self._requests = ()  # breaks reference cycles
+        self._sinks = ()
+
+    @contextmanager
+    def failing_requests(self) -> Iterator[None]:
+        """Ends the requests with the error that the code inside raises. It must neither end the
+        loop nor leave the requests open.
+        """
+        try:
+            yield
+        except SglError as error:
+            self._fail(error)
+        except Exception as error:
+            logger.exception("rows of a generation failed")
+            self._fail(BackendError(f"the distributions of a generation failed: {error!r}"))
+
+    def _fail(self, error: SglError) -> None:
+        """Ends the requests with an error, and the rows that are still computed."""
+        requests = self._requests
+        self._abort()
+        for request in requests:
+            if not request.ended:
+                self._context.loop.fail_before_start(request, copy(error))
+
+    def _abort(self) -> None:
+        rows = list(self._open)
+        self._open = {}
+        self.release_requests()
+        for row in rows:
+            self._context.loop.abort(row)
 
     @property
     def open(self) -> bool:
@@ -79,7 +137,7 @@ class MassRows:
         too_long = []
         for beginning, each in zip(beginnings, outcomes, strict=True):
             tokens = np.concatenate((self._prompt, np.array(beginning.tokens, dtype=np.int32)))
-            row = self._context.builder.build_alike(self._request, self._params, tokens)
+            row = self._context.builder.build_alike(self._requests[0], self._params, tokens)
             if row is None:
                 too_long.append(beginning)
                 continue
@@ -102,14 +160,8 @@ class MassRows:
             self.first = event
         beginning, reader = self._open.pop(row)
         self.computed += 1
-        self._receive(reader.read_row(beginning))
-
-    def abort(self) -> None:
-        """Aborts the rows that are being computed. None of them is received any more."""
-        rows = list(self._open)
-        self._open = {}
-        for row in rows:
-            self._context.loop.abort(row)
+        with self.failing_requests():
+            self._receive(reader.read_row(beginning))
 
 
 def _parameters_of_rows(params: ResolvedParams) -> ResolvedParams:
@@ -121,6 +173,7 @@ def _parameters_of_rows(params: ResolvedParams) -> ResolvedParams:
         temperature=0,
         seed=0,  # so that no draw of the engine's own seeds is used up
         exact=False,
+        heal=False,
         ignore_eos=True,
         return_prompt_token_ids=False,
     )

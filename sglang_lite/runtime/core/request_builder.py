@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,7 @@ from sglang_lite.runtime.requests.sample_seed import derive_sample_seed
 from sglang_lite.runtime.structured_output.free_text import FreeText
 from sglang_lite.runtime.structured_output.thinking import ThoughtFormat, ThoughtLimiter
 from sglang_lite.runtime.tokens.image_span import MediaItem
+from sglang_lite.runtime.tokens.prompt_end import count_end_tokens
 from sglang_lite.runtime.tokens.token_log import TokenLog
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.runtime.tokens.virtual_ids import find_virtual_positions, without_virtual_ids
@@ -48,6 +49,25 @@ from sglang_lite.runtime.tokens.virtual_ids import find_virtual_positions, witho
 if TYPE_CHECKING:
     from sglang_lite.runtime.core.submission import GenerateRequest
     from sglang_lite.runtime.models.lora.adapter import Adapter  # needs torch
+
+
+class EncodedPrompt(NamedTuple):
+    """Token ids of a prompt.
+
+    Attributes:
+        ids: the ids.
+        media: images of the virtual ones.
+        text_tokens: number of the last ids that the tokenizer has made of text; None if the caller
+            gave the ids.
+    """
+
+    ids: Sequence[int]
+    media: tuple[MediaItem, ...]
+    text_tokens: int | None
+
+    def put_into(self, request: GenerateRequest) -> GenerateRequest:
+        """Returns a request with this prompt."""
+        return replace(request, prompt=self.ids, media=self.media, text_tokens=self.text_tokens)
 
 
 class RequestBuilder:
@@ -122,33 +142,34 @@ class RequestBuilder:
         Raises:
             ParameterError: the prompt is empty, is neither text nor a list, or contains an image.
         """
-        ids: Sequence[int]
+        if isinstance(prompt, Prompt) and prompt.images:
+            raise ParameterError(
+                "prompt", "has images, which only generations, selections and programs read."
+            )
+        return self._encode_prompt(prompt).ids
+
+    def _encode_prompt(self, prompt: Prompt | str | Sequence[int]) -> EncodedPrompt:
+        """Encodes a prompt. Raises ParameterError if it is empty, or neither text nor a list."""
         if isinstance(prompt, str | Prompt):
             log = self.start_token_log(prompt)
-            if log.media:
-                raise ParameterError(
-                    "prompt", "has images, which only generations, selections and programs read."
-                )
-            ids = log.ids()
+            encoded = EncodedPrompt(log.ids(), log.media, log.count_text_tokens())
         elif isinstance(prompt, list | tuple | array):
-            ids = prompt[:]
+            encoded = EncodedPrompt(prompt[:], (), None)
         else:
             raise ParameterError(
                 "prompt", f"{type(prompt).__name__} is neither text nor a list of token ids."
             )
-        _check_not_empty(ids)
-        return ids
+        _check_not_empty(encoded.ids)
+        return encoded
 
-    def prompt_ids_and_media(
-        self, request: GenerateRequest
-    ) -> tuple[Sequence[int], tuple[MediaItem, ...]]:
-        """Returns the token ids of a request's prompt, and the images that its virtual ids stand
-        for. Raises ParameterError like `start_token_log`.
+    def encode_request(self, request: GenerateRequest) -> EncodedPrompt:
+        """Returns the token ids and images of a request's prompt. Raises ParameterError like
+        `start_token_log`.
         """
-        if isinstance(request.prompt, Prompt) and request.prompt.images:
-            log = self.start_token_log(request.prompt)
-            return log.ids(), log.media
-        return self.prompt_ids(request.prompt), request.media
+        encoded = self._encode_prompt(request.prompt)
+        if encoded.text_tokens is None:  # was encoded before, or by the caller
+            return EncodedPrompt(encoded.ids, request.media, request.text_tokens)
+        return encoded
 
     def build_generation(self, request: GenerateRequest, sink: Sink) -> tuple[list[Request], bool]:
         """Builds the requests of a generation, one per sample. Also returns whether the requests
@@ -161,18 +182,19 @@ class RequestBuilder:
         Raises:
             ParameterError: it could not run; see `validate_request`.
         """
-        ids, media = self.prompt_ids_and_media(request)
+        encoded = self.encode_request(request)
         params = self.resolve_with_defaults(request.params)
         build_repeat_rules(request.constraint, params.repeats)  # rejects bad rules now
         complete = self.has_adapter_in_memory(params)
         requests = self.build_requests(
-            ids,
+            encoded.ids,
             params,
             sink,
             stream=request.stream,
             namespace=request.namespace,
             output_ids=request.output_ids,
-            media=media,
+            media=encoded.media,
+            text_tokens=encoded.text_tokens,
             adapted=complete,
         )
         return requests, complete
@@ -192,15 +214,14 @@ class RequestBuilder:
         """Checks that a request can run, and returns it with its prompt as token ids and images.
         Raises ParameterError if it can't.
         """
-        (ids, media), params = (
-            self.prompt_ids_and_media(request),
-            self.resolve_with_defaults(request.params),
-        )
+        encoded = self.encode_request(request)
+        params = self.resolve_with_defaults(request.params)
         build_repeat_rules(request.constraint, params.repeats)
-        self.check_output_ids(
-            request.output_ids, len(self.check_prompt_tokens(ids, params, media)), params
-        )
-        return replace(request, prompt=ids, media=media)
+        tokens = self.check_prompt_tokens(encoded.ids, params, encoded.media)
+        self.check_output_ids(request.output_ids, len(tokens), params)
+        if params.heal:
+            _check_healing(params, request.output_ids, encoded.text_tokens)
+        return encoded.put_into(request)
 
     def start_token_log(self, prompt: Prompt | str) -> TokenLog:
         """Creates the token log of a prompt, to which more can be appended.
@@ -234,6 +255,7 @@ class RequestBuilder:
         score_from: int | None = None,
         output_ids: Sequence[int] = (),
         media: Sequence[MediaItem] = (),
+        text_tokens: int | None = None,
         adapted: bool = True,
     ) -> list[Request]:
         """Builds the requests of a generation, one per sample; they are not started.
@@ -248,6 +270,8 @@ class RequestBuilder:
             output_ids: ids that the output begins with; if any, `Request.replay_given_output` must be called
                 before submission.
             media: images of the virtual ids in the prompt, possibly followed by others.
+            text_tokens: number of the prompt's last ids that the tokenizer has made of text; None
+                if the caller gave the ids.
             adapted: whether to set their adapter, which may have to be read; if not, it must be set
                 before submission.
 
@@ -257,6 +281,10 @@ class RequestBuilder:
         """
         tokens = self.check_prompt_tokens(ids, params, media)
         output = self.check_output_ids(output_ids, len(tokens), params)
+        respelled = 0
+        if params.heal:
+            _check_healing(params, output_ids, text_tokens)
+            respelled = count_end_tokens(self._tokenizer, ids, text_tokens or 0)
         space = PrefixSpace.in_namespace(
             namespace, self.find_params_adapter(params) if adapted else None
         ).start_at_invocation(tokens)
@@ -282,6 +310,7 @@ class RequestBuilder:
                 request.tokens = np.concatenate((tokens, output))
                 request.replayed_count = len(output)
             request.score_from = scored
+            request.respelled = respelled
             request.media = None if seen is None else replace(seen)
             requests.append(request)
         return requests
@@ -343,6 +372,23 @@ class RequestBuilder:
             return False
         self._set_prompt(request, tokens, 0)
         request.times, request.space = Times(), request.space.start_at_invocation(tokens)
+        return True
+
+    def replace_prompt_end(self, request: Request, tokens: Sequence[int]) -> bool:
+        """Replaces the last tokens of a request's prompt by others that spell the same text, of
+        which the last one may spell more. Returns False if that leaves no room for an answer.
+
+        Args:
+            request: request that is not submitted yet, with `respelled` tokens.
+            tokens: the tokens that replace them.
+        """
+        kept = request.tokens[: request.prompt_len - request.respelled]
+        prompt = np.concatenate((kept, np.array(tokens, dtype=np.int32)))
+        if len(prompt) >= self._longest:
+            return False
+        request.tokens = prompt
+        request.prompt_len = len(prompt)
+        request.limit = min(len(prompt) + request.params.max_tokens, self._longest)
         return True
 
     def _build_without_prompt(
@@ -553,6 +599,23 @@ def _to_integer_array(ids: Sequence[int]) -> NDArray[np.integer] | None:
         return None
     small = np.flatnonzero(tokens < 2).tolist()  # booleans are packed as 0 and 1
     return None if any(isinstance(ids[i], bool) for i in small) else tokens
+
+
+def _check_healing(
+    params: ResolvedParams, output_ids: Sequence[int], text_tokens: int | None
+) -> None:
+    """Raises ParameterError if a generation can't be healed."""
+    if text_tokens is None:
+        raise ParameterError(
+            "heal", "the prompt is given as token ids, which are kept.", hint="Give it as text."
+        )
+    other = ""
+    if len(output_ids):
+        other = "output_ids"
+    elif params.return_logprob and params.logprob_start_len >= 0:
+        other = "logprob_start_len"
+    if other:
+        raise ParameterError("heal", f"can't be combined with {other}.", hint=f"Leave {other} out.")
 
 
 def _check_not_empty(ids: Sequence[int]) -> None:

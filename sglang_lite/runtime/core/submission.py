@@ -47,6 +47,8 @@ class GenerateRequest:
     # images of virtual ids, if the prompt is ids from `RequestBuilder`
     media: tuple[MediaItem, ...] = ()
     winds_down: bool = False
+    # if the prompt is ids from `RequestBuilder`: how many of the last ones it has made of text
+    text_tokens: int | None = None
 
     def check_fields(self) -> None:
         """Raises ParameterError if the constraint, priority or namespace has the wrong type."""

@@ -47,9 +47,12 @@ class TokenReader:
         """
         if request.times.winds_down:
             self.wind_down(request)
-        if request.replayed_count:  # `Request.replay_given_output` has applied the grammar
-            request.output.send_replayed_text()
-        elif self._jump and request.output.matcher is not None:
+        output = request.output
+        if request.replayed_count or output.begins_with_text:
+            output.send_known_text()
+        # `Request.replay_given_output` has applied the grammar
+        known = request.replayed_count or request.ending is not None
+        if self._jump and output.matcher is not None and not known:
             tokens, request.ending = request.append_forced_tokens(
                 request.limit - request.prompt_len, masked=request.watched is WatchedTokens.GRAMMAR
             )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -50,10 +50,12 @@ class DrawnText:
 
     Attributes:
         text: the text.
-        figures: `probs`, `log_mass`, `gap` and `tries` of `ExactShares`.
+        probs: probabilities of the texts, as in `ExactShares`.
+        figures: `log_mass`, `gap` and `tries` of `ExactShares`.
     """
 
     text: str
+    probs: Mapping[str, float]
     figures: Mapping[str, object]
 
 
@@ -126,12 +128,10 @@ class Enumeration:
                 f"exact: the model would write none of the {len(masses)} texts (log_mass below {_MIN_LOG_MASS:.0f}).",
                 hint="Show them in the prompt, or leave exact out.",
             )
-        figures = {
-            "probs": {text: mass / total for text, mass in zip(self._texts, masses)},
-            "log_mass": math.log(total),
-            "gap": self._tree.gap,
-        }
-        return [DrawnText(self._texts[_draw_index(masses, key)], figures) for key in self._keys]
+        probs = {text: mass / total for text, mass in zip(self._texts, masses)}
+        figures = {"log_mass": math.log(total), "gap": self._tree.gap}
+        drawn = [self._texts[_draw_index(masses, key)] for key in self._keys]
+        return [DrawnText(text, probs, figures) for text in drawn]
 
 
 class Drawing:
@@ -188,10 +188,10 @@ class Drawing:
 
     def draw(self) -> list[DrawnText]:
         texts = [walk.text for walk in self._walks if walk.text is not None]
-        figures = _describe_rows(self._rows, texts, self._limits)
+        drawn = _describe_texts(self._rows, texts, self._limits)
         return [
-            DrawnText(text.decode(), {**figures, "tries": walk.tries})
-            for text, walk in zip(texts, self._walks, strict=True)
+            replace(each, figures={**each.figures, "tries": walk.tries})
+            for each, walk in zip(drawn, self._walks, strict=True)
         ]
 
 
@@ -248,8 +248,7 @@ class Likeliest:
 
     def draw(self) -> list[DrawnText]:
         assert self._best is not None
-        figures = _describe_rows(self._rows, [self._best], self._limits)
-        return [DrawnText(self._best.decode(), figures)] * self._count
+        return _describe_texts(self._rows, [self._best], self._limits) * self._count
 
 
 def _uncertain_error(computed: int) -> ConstraintError:
@@ -267,13 +266,12 @@ def _no_text_error() -> ConstraintError:
     )
 
 
-def _describe_rows(rows: Rows, drawn: Sequence[bytes], limits: TextLimits) -> dict[str, object]:
+def _describe_texts(rows: Rows, drawn: Sequence[bytes], limits: TextLimits) -> list[DrawnText]:
+    """Returns texts that were drawn, with what rows tell about their language."""
     known = list_known_shares(rows, drawn, limits)
-    return {
-        "probs": {text.decode(): share for text, share in known.shares.items()},
-        "log_mass": math.log(known.mass),
-        "gap": known.gap,
-    }
+    probs = {text.decode(): share for text, share in known.shares.items()}
+    figures = {"log_mass": math.log(known.mass), "gap": known.gap}
+    return [DrawnText(text.decode(), probs, figures) for text in drawn]
 
 
 def _draw_index(masses: Sequence[float], key: DrawKey) -> int:

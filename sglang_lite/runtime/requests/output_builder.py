@@ -164,6 +164,7 @@ class OutputBuilder:
         decoded_count: number of tokens whose text was processed.
         replayed_count: number of the output's first ids given by the caller, to continue an earlier
             stream.
+        healed: what `get_meta_info(name)["healed"]` says; None if the prompt was not healed.
         origin: what requested the output, such as a node of a program; outputs of the same origin
             are alike.
         draft: progress of its drafts.
@@ -196,12 +197,14 @@ class OutputBuilder:
         self.forced_tokens = 0
         self.decoded_count = 0
         self.replayed_count = 0
+        self.healed: Mapping[str, object] | None = None
         self.origin: Hashable = None
         self.draft = DraftProgress()
         self._replaying = False
         self._request_id = request_id
         self._tokenizer = tokenizer
-        self._decoder = IncrementalDecoder(tokenizer, skip_special=params.skip_special_tokens)
+        self._given = b""  # text before the first token
+        self._decoder = self._new_decoder()
         self._stops = StopMatcher(params.stop, params.stop_regex)
         self._text: list[str] = []
         self._sent_chars = 0  # number of its characters that were sent
@@ -250,11 +253,7 @@ class OutputBuilder:
         if ends:
             return Finish("stop", token)
         text = self._matcher_text_if_open
-        piece = (
-            self._decoder.push(tokens)
-            if text is None
-            else self._decoder.take_new_text(text.certain_text)
-        )
+        piece = self._decoder.push(tokens) if text is None else self._take_new_text(text)
         stops = self._stops
         early = self.decoded_count < self.params.min_tokens
         certain = stops.append_unmatched(piece) if early else stops.push(piece)
@@ -429,9 +428,46 @@ class OutputBuilder:
             else ([], None)
         )
 
-    def send_replayed_text(self) -> None:
-        """Sends the text of the given ids as the first delta if streaming, because a continued
-        stream repeats the whole text.
+    def begin_with_text(self, text: bytes) -> None:
+        """Begins the output with a text that the prompt's last token spells. Must be called before
+        any other method, and `read_given_text` before submission.
+        """
+        self._given = text
+        self._decoder = self._new_decoder()
+
+    @property
+    def begins_with_text(self) -> bool:
+        """Whether the output begins with a text that the prompt's last token spells."""
+        return bool(self._given)
+
+    def read_given_text(self, matcher: RequestMatcher | None) -> Finish | None:
+        """Processes the text that the output begins with, without sending it. Can be slow.
+
+        Args:
+            matcher: matcher at the beginning of the grammar, or None without a grammar.
+
+        Returns:
+            Reason for the end if the output is complete, or None.
+
+        Raises:
+            ConstraintError: the grammar does not allow the text.
+            ParameterError: a stop pattern takes too long to match.
+        """
+        self.matcher = matcher
+        if matcher is not None and not matcher.accept_text(self._given):
+            raise ConstraintError(f"the constraint does not allow {self._given!r}: {matcher.error}")
+        early = self.params.min_tokens > 0
+        piece = self._decoder.push(())
+        certain = self._stops.append_unmatched(piece) if early else self._stops.push(piece)
+        if certain:
+            self._text.append(certain)
+        if self._stops.matched is not None:
+            return Finish("stop", self._stops.matched)
+        return Finish("stop", None) if matcher is not None and matcher.finished else None
+
+    def send_known_text(self) -> None:
+        """Sends the text that is known before the first draw as the first delta if streaming: that
+        of the given ids, because a continued stream repeats the whole text, or the given text.
         """
         if self.stream and self._text:
             self._send_confirmed_text("".join(self._text))
@@ -501,6 +537,8 @@ class OutputBuilder:
             meta["spec_accept_rate"] = draft.accepted / draft.drafted
         if self.replayed_count:
             meta["continued_from"] = self.replayed_count
+        if self.healed is not None:
+            meta["healed"] = self.healed
         if miss is not None:
             meta["cache_miss"] = miss_fields(miss, self._tokenizer)
         if jumps:
@@ -516,6 +554,7 @@ class OutputBuilder:
                     result.ids,
                     result.kept,
                     skip_special=params.skip_special_tokens,
+                    before=self._given,
                 ),
                 result.brackets,
             ),
@@ -543,7 +582,7 @@ class OutputBuilder:
             open_text.close(len(ids))
             ids = output[: open_text.tokens]
             self._drop_logprobs(len(ids))
-            rest = self._decoder.take_new_text(open_text.certain_text)
+            rest = self._take_new_text(open_text)
         else:
             # an incomplete character at the end is left out
             rest = self._decoder.push(ids[self.decoded_count :])
@@ -589,7 +628,13 @@ class OutputBuilder:
         )
 
     def _new_decoder(self) -> IncrementalDecoder:
-        return IncrementalDecoder(self._tokenizer, skip_special=self.params.skip_special_tokens)
+        return IncrementalDecoder(
+            self._tokenizer, skip_special=self.params.skip_special_tokens, before=self._given
+        )
+
+    def _take_new_text(self, text: TextSoFar) -> str:
+        """Returns the new part of a matcher's text, which has not the given one."""
+        return self._decoder.take_new_text(self._given.decode() + text.certain_text)
 
     def _token_scores(self, result: _EndedText) -> TokenScores | None:
         """Returns the scores of the tokens of a text that has ended; None if none were recorded."""

@@ -195,6 +195,8 @@ class Request:
             None if there is none.
         times: times of submission, start and first token.
         media: images of its prompt, if it has any.
+        respelled: number of the prompt's last tokens that have to be spelled anew, before the
+            request is submitted.
     """
 
     id: int
@@ -222,6 +224,7 @@ class Request:
     follow: Follower | None = None
     times: Times = field(default_factory=Times)
     media: RequestMedia | None = None
+    respelled: int = 0
 
     @property
     def slot(self) -> int:
@@ -352,6 +355,18 @@ class Request:
             return matcher.refuses(token)
         except Exception as error:  # must not end the loop
             raise grammar_engine_error(matcher, error) from error
+
+    def begin_with_given_text(self, matcher: RequestMatcher | None) -> None:
+        """Processes the text that the output begins with, before the request is submitted. Can be
+        slow, so must not be called on the loop's thread.
+
+        Args:
+            matcher: matcher at the beginning of its grammar, or None without a grammar.
+
+        Raises:
+            ConstraintError, ParameterError: like `OutputBuilder.read_given_text`.
+        """
+        self.ending = self.output.read_given_text(matcher)
 
     def replay_given_output(self, matcher: RequestMatcher | None, *, jump: bool) -> None:
         """Replays the output ids given by the caller, before the request is submitted. Can be slow,

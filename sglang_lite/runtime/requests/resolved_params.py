@@ -55,6 +55,7 @@ class ResolvedParams:
     return_hidden_states: bool
     confidence: bool
     exact: bool
+    heal: bool
     lora_path: tuple[str, ...]
 
     @property

@@ -11,16 +11,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.constraints.json_schema.mask_rules import RulePosition
 from sglang_lite.constraints.kinds import language_for_constraint
 from sglang_lite.constraints.memo import trim
 from sglang_lite.constraints.number_text import PATTERNS
-from sglang_lite.constraints.reader import ByteLanguage, LanguageBytes, TextReader, TextTree
+from sglang_lite.constraints.reader import (
+    AfterText,
+    ByteLanguage,
+    LanguageBytes,
+    TextReader,
+    TextTree,
+)
 from sglang_lite.protocol import (
     Choices,
     Constraint,
@@ -49,7 +55,11 @@ from sglang_lite.runtime.structured_output.open_end import (
     find_end_rule,
     may_begin_with_tokens,
 )
-from sglang_lite.runtime.structured_output.outcomes import SortedVocabulary, TokenOutcomes
+from sglang_lite.runtime.structured_output.outcomes import (
+    Outcomes,
+    SortedVocabulary,
+    TokenOutcomes,
+)
 from sglang_lite.runtime.structured_output.prefixed import ContinuedGrammar
 from sglang_lite.runtime.structured_output.registry import make_engine
 from sglang_lite.runtime.structured_output.ruled_grammar import (
@@ -58,6 +68,7 @@ from sglang_lite.runtime.structured_output.ruled_grammar import (
     with_mask_rules,
 )
 from sglang_lite.runtime.structured_output.simple import can_compile_in_process
+from sglang_lite.runtime.structured_output.spelling_tokens import find_spelling_tokens
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, build_token_mask
 from sglang_lite.runtime.structured_output.worker import Worker
 
@@ -68,6 +79,7 @@ logger = logging.getLogger("sglang_lite")
 
 WORKERS = 2
 _READERS = 16  # readers of texts that are kept
+_TEXT_ENDS = 64  # texts whose spelling tokens are kept, up to 600 kB each with 50,000 tokens
 _SMALL = Regex("a")
 
 
@@ -112,7 +124,7 @@ class Compiler:
         self._timeout = timeout_s
         self._memory = memory_mb
         self._end = build_token_mask(self._eos_ids, vocab_size)
-        self._outcomes: dict[tuple[str, ...] | Constraint, TokenOutcomes] = {}
+        self._outcomes: dict[Hashable, TokenOutcomes] = {}
         self._reading = threading.Lock()  # guards the outcomes
         self._made: GrammarEngine | None = None
         self._creating = threading.Lock()  # guards the creation of the engine and of workers
@@ -223,20 +235,25 @@ class Compiler:
         """Returns the outcomes of the model's tokens for a reader of some texts. Cached."""
         return self._find_outcomes(texts, lambda: TextTree(texts))
 
-    def find_language_outcomes(self, constraint: Constraint) -> TokenOutcomes:
+    def find_language_outcomes(self, constraint: Constraint, before: str = "") -> TokenOutcomes:
         """Returns the outcomes of the model's tokens for a reader of a constraint's texts. Cached.
+
+        Args:
+            constraint: the constraint.
+            before: text that comes before each of them.
 
         Raises:
             ConstraintError: the constraint is not valid, or its language is too large.
             RecursionError: a rule of its grammar refers to itself before any character.
         """
-        return self._find_outcomes(
-            constraint, lambda: LanguageBytes(language_for_constraint(constraint))
-        )
 
-    def _find_outcomes(
-        self, key: tuple[str, ...] | Constraint, build: Callable[[], ByteLanguage]
-    ) -> TokenOutcomes:
+        def build() -> ByteLanguage:
+            language = LanguageBytes(language_for_constraint(constraint))
+            return AfterText(before.encode(), language) if before else language
+
+        return self._find_outcomes((constraint, before), build)
+
+    def _find_outcomes(self, key: Hashable, build: Callable[[], ByteLanguage]) -> TokenOutcomes:
         with self._reading:
             found = self._outcomes.pop(key, None)
         if found is None or found.reader.full:
@@ -246,6 +263,14 @@ class Compiler:
             if len(self._outcomes) > _READERS:
                 del self._outcomes[next(iter(self._outcomes))]
         return found
+
+    def find_spelling_tokens(self, text: bytes) -> Outcomes:
+        """Returns the outcomes of the model's tokens for what is left of a text. Cached."""
+        return self._spelling_tokens(text)
+
+    @cached_property
+    def _spelling_tokens(self) -> Callable[[bytes], Outcomes]:
+        return lru_cache(_TEXT_ENDS)(partial(find_spelling_tokens, self._sorted_vocabulary))
 
     @cached_property
     def _sorted_vocabulary(self) -> SortedVocabulary:

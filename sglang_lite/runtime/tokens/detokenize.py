@@ -15,16 +15,22 @@ class IncrementalDecoder:
     Args:
         tokenizer: tokenizer whose byte table is used.
         skip_special: whether to leave special tokens out of the text.
+        before: bytes before the first token, which the first call of `push` returns, too.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special: bool = True, before: bytes = b""
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._length = 0  # number of characters so far
+        self._before = before
 
     def push(self, ids: Sequence[int]) -> str:
-        text = self._utf8.decode(self._tokenizer.decode_bytes(ids, skip_special=self._skip_special))
+        new = self._tokenizer.decode_bytes(ids, skip_special=self._skip_special)
+        text = self._utf8.decode(self._before + new if self._before else new)
+        self._before = b""
         self._length += len(text)
         return text
 

@@ -106,6 +106,10 @@ class TokenLog:
             self._known = self.encode(self.open)
         return self._known
 
+    def count_text_tokens(self) -> int:
+        """Returns the number of tokens after the fixed ids."""
+        return len(self._encode_open_text()) if self.open else 0
+
     @property
     def ready(self) -> bool:
         """True if no text is left to encode."""
@@ -127,7 +131,12 @@ class TokenLog:
 
 
 def spans_for_next_prompt(
-    tokenizer: Tokenizer, ids: tuple[int, ...], text: str, *, skip_special: bool = True
+    tokenizer: Tokenizer,
+    ids: tuple[int, ...],
+    text: str,
+    *,
+    skip_special: bool = True,
+    before: bytes = b"",
 ) -> tuple[Span, ...]:
     """Converts a generation to spans of the prompt that continues after it.
 
@@ -140,7 +149,11 @@ def spans_for_next_prompt(
         ids: generated token ids.
         text: text of `ids`, or its beginning.
         skip_special: whether that text leaves out special tokens.
+        before: bytes before them with which `text` begins. They are tokenised together with the
+            text before.
     """
+    if before:
+        return _spans_after_text(tokenizer, ids, text, skip_special, before)
     if (
         ids
         and tokenizer.decode(ids, skip_special=skip_special) == text
@@ -158,3 +171,19 @@ def spans_for_next_prompt(
             length = at
     head = (Span(text[:length], ids[:kept]),) if kept else ()
     return (*head, Span(text[length:], special=False)) if length < len(text) else head
+
+
+def _spans_after_text(
+    tokenizer: Tokenizer, ids: tuple[int, ...], text: str, skip_special: bool, before: bytes
+) -> tuple[Span, ...]:
+    """Returns the spans of a text that begins with bytes of no token. Only if these are whole
+    characters, tokens keep their ids.
+    """
+    try:
+        given = before.decode()
+    except UnicodeDecodeError:
+        given = text
+    head = Span(text[: len(given)], special=False)
+    rest = text[len(given) :]
+    kept = spans_for_next_prompt(tokenizer, ids, rest, skip_special=skip_special) if rest else ()
+    return tuple(span for span in (head, *kept) if span.text)

@@ -129,6 +129,10 @@ class Tokenizer:
         """
         return self._control[token].content
 
+    def is_control(self, token: int) -> bool:
+        """Returns whether a token is a control token."""
+        return token in self._control
+
     def tokens_containing(self, byte: int) -> NDArray[np.bool_]:
         """Returns the mask of the tokens whose bytes contain `byte`, bool [vocab_size]. Computed
         once per byte.

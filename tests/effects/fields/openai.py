@@ -124,6 +124,10 @@ CHAT = {
     "thinking_token_budget": Case(15, has("choices.0.message.content"), {"max_tokens": 60}, server="thinker"),
     "max_think_tokens": Case(15, has("choices.0.message.content"), {"max_tokens": 60}, server="thinker"),
     "verbosity": Case("low", reported("verbosity")),
+    "heal": Case(True, has("choices.0.meta_info.healed"), {
+        "return_meta_info": True, "continue_final_message": True,
+        "messages": [*USER, {"role": "assistant", "content": "abc"}],
+    }),
     "continue_final_message": Case(
         True, differs("usage.prompt_tokens"),
         {"messages": [*USER, {"role": "assistant", "content": "so"}]},
@@ -145,6 +149,7 @@ COMPLETIONS = {
         "text", uses_its_own_cache("usage.prompt_tokens_details.cached_tokens"), {"prompt": "hgfedcba" * 8}
     ),
     "prompt": Case("abc", at("usage.prompt_tokens", 3), empty="x"),
+    "heal": Case(True, has("choices.0.meta_info.healed"), {"return_meta_info": True, "prompt": "abc"}),
     "echo": Case(True, lambda ask: ask.text().startswith("x")),
     "logprobs": Case(2, at("choices.0.logprobs.tokens.#", 12)),
     "json_schema": Case(json.dumps(ONE), json_like, {"max_tokens": 40}),

@@ -131,7 +131,8 @@ def test_the_gap_bounds_the_error_of_the_shares(pattern):
         model = Model(pattern, seed)
         shares, left, total = true_shares(model, pattern)
         count = dice.choice([1, 5, 50])
-        found = model.draw(model.search(range(count)))[0].figures
+        drawn = model.draw(model.search(range(count)))[0]
+        found = {"probs": drawn.probs, **drawn.figures}
         distance = 0.5 * sum(
             abs(found["probs"].get(text, 0.0) - shares.get(text, 0.0))
             for text in {*found["probs"], *shares}

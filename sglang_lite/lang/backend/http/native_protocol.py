@@ -48,6 +48,7 @@ _SAMPLING = {each.name: each.sglang for each in PARAMETERS if each.name not in _
 FOREIGN_PARAMS = frozenset(each.name for each in PARAMETERS) - {
     "confidence",
     "exact",
+    "heal",
     "repeats",
     "sampling_order",
     "speculation",

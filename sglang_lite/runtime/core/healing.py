@@ -1,0 +1,198 @@
+"""Heals the end of a prompt (`gen(heal=True)`): spells its last word anew, as the model itself would
+have spelled it together with what follows.
+
+The text of the prompt stays as it is. Its tokens, and the one that goes on behind it, are drawn
+among all spellings of that text, in proportion to the probabilities that the model gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sglang_lite.protocol import ConstraintError, ParameterError
+from sglang_lite.runtime.core.mass_rows import MassRows
+from sglang_lite.runtime.exact.beginnings import Beginning, MassRow
+from sglang_lite.runtime.exact.spellings import Spellings, SpellingSearch
+from sglang_lite.runtime.executor.sampler import SamplingTable, sample
+from sglang_lite.runtime.executor.step_record import SAMPLING, sampling_row
+from sglang_lite.runtime.requests.request import Request
+from sglang_lite.runtime.structured_output.base import CompiledGrammar
+from sglang_lite.runtime.structured_output.open_end import may_end_before
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.core.engine_context import EngineContext
+
+_MAX_CHECKED = 128  # continuations that are compared with a grammar
+_ENOUGH = 0.999  # share of the spellings after which no others are compared
+
+
+class Healing:
+    """Healing of a generation's prompt, for all its samples.
+
+    Creating it can be slow, so it must not be done on the loop's thread.
+
+    Args:
+        context: context of the engine.
+        requests: one for each sample, with `respelled` tokens at the end of their prompt. None of
+            them is scheduled.
+        origin: what the requests are for.
+        grammar: grammar of their texts, or None.
+        start: called on the loop's thread when the requests have their new prompts.
+
+    Raises:
+        ParameterError: the requests have a logit processor.
+    """
+
+    def __init__(
+        self,
+        context: EngineContext,
+        requests: Sequence[Request],
+        origin: Hashable,
+        grammar: CompiledGrammar | None,
+        start: Callable[[], object],
+    ) -> None:
+        first = requests[0]
+        if first.processor is not None:
+            raise ParameterError(
+                "heal", "can't be combined with logit_processor.", hint="Leave logit_processor out."
+            )
+        self._context = context
+        self._requests = requests
+        self._grammar = grammar
+        self._start = start
+        self._kept = first.prompt_len - first.respelled
+        usual = first.tokens[self._kept : first.prompt_len].tolist()
+        self._end = context.tokenizer.decode_bytes(usual)
+        self._search = SpellingSearch(
+            self._end,
+            usual,
+            context.compiler.find_spelling_tokens,
+            context.tokenizer.token_bytes,
+            greedy=first.params.greedy and grammar is None,
+        )
+        self._first_beginnings = self._search.take_beginnings()
+        for beginning in self._first_beginnings:
+            self._search.outcomes_after(beginning)  # slow for the first time
+        self._rows = MassRows(
+            context, requests, first.tokens[: self._kept], origin, self._receive_row
+        )
+
+    # ---------------------------------------------------------------------------- the loop's thread
+
+    def start(self) -> None:
+        """Submits the first rows."""
+        self._rows.watch_requests()
+        with self._rows.failing_requests():
+            self._advance(self._first_beginnings)
+
+    def _receive_row(self, row: MassRow) -> None:
+        self._search.add_row(row)
+        if not self._rows.open:
+            self._advance(self._search.take_beginnings())
+
+    def _advance(self, beginnings: Sequence[Beginning]) -> None:
+        """Submits rows, or ends the healing if there are none."""
+        while beginnings:
+            outcomes = list(map(self._search.outcomes_after, beginnings))
+            for beginning in self._rows.submit(beginnings, outcomes):
+                self._search.give_up(beginning)
+            if self._rows.open:
+                return
+            beginnings = self._search.take_beginnings()
+        self._rows.release_requests()
+        self._set_prompts(self._search.list_spellings())
+        self._requests = ()  # breaks a reference cycle
+        self._start()
+
+    def _set_prompts(self, found: Spellings) -> None:
+        """Draws a spelling for each request, and gives it to the request."""
+        masses = found.masses
+        if self._grammar is not None:
+            masses = masses * self._allowed_spellings(found, self._grammar)
+        logits = torch.from_numpy(
+            np.log(masses, where=masses > 0, out=np.full_like(masses, -np.inf))
+        )
+        for request in self._requests:
+            if request.ended:
+                continue
+            number = _draw_number(logits.float(), request, self._kept)
+            after = self._text_after(found, number)
+            tokens = found.tokens_of(number)
+            if not self._context.builder.replace_prompt_end(request, tokens):
+                continue
+            if after:
+                request.output.begin_with_text(after)
+            request.output.healed = {
+                "end": self._end.decode("utf-8", "replace"),
+                "token_ids": list(tokens),
+                "begun": after.decode("utf-8", "replace"),
+                "gap": found.gap,
+                "rows": found.rows,
+            }
+
+    def _text_after(self, found: Spellings, number: int) -> bytes:
+        """Returns what a spelling's last token spells behind the end of the prompt."""
+        token: bytes = self._context.tokenizer.token_bytes[found.tokens[number]]
+        return token[found.skipped[number] :]
+
+    def _allowed_spellings(self, found: Spellings, grammar: CompiledGrammar) -> NDArray[np.bool_]:
+        """Returns which spellings go on with the beginning of a text of a grammar, bool [N]. Leaves
+        out the unlikely ones after the first 128. Those that end with the prompt are all allowed.
+        """
+        allowed = np.zeros(len(found.masses), dtype=np.bool_)
+        left = float(found.masses.sum()) * (1 - _ENOUGH)
+        by_mass = np.argsort(-found.masses, kind="stable")
+        rest = float(found.masses.sum())
+        checked: dict[bytes, bool] = {b"": True}
+        for number in by_mass.tolist():
+            text = self._text_after(found, number)
+            if text not in checked and len(checked) <= _MAX_CHECKED and rest > left:
+                checked[text] = begins_text(grammar, text)
+            allowed[number] = checked.get(text, False)
+            rest -= float(found.masses[number])
+        return allowed
+
+
+def begins_text(grammar: CompiledGrammar, text: bytes) -> bool:
+    """Returns whether a text of a grammar begins with some bytes, and cannot have ended within
+    them.
+    """
+    try:
+        characters = text.decode()
+    except UnicodeDecodeError:  # ends inside a character
+        return False
+    matcher = grammar.matcher()
+    try:
+        for count, character in enumerate(characters, 1):
+            if not matcher.accept_text(character.encode()):
+                return False
+            before, after = characters[:count].encode(), characters[count:].encode()
+            if after and matcher.complete and may_end_before(before, after):
+                return False
+    except ConstraintError:
+        return False
+    return True
+
+
+def _draw_number(logits: torch.Tensor, request: Request, position: int) -> int:
+    """Draws one of N spellings as the request draws its tokens.
+
+    Args:
+        logits: log of their probabilities, float32 [N].
+        request: the request.
+        position: position of the first token that is spelled anew.
+    """
+    table = SamplingTable(1)
+    slot = np.zeros(1, dtype=np.int32)
+    row = np.array([sampling_row(request.params, request.seed)], dtype=SAMPLING)
+    table.set_parameters(slot, row)
+    at = np.array([position], dtype=np.int32)
+    drawn = sample(logits[None].clone(), table, slot, at, {})
+    for error in drawn.errors.values():
+        raise error
+    return drawn.tokens[0]

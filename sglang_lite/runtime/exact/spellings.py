@@ -1,0 +1,168 @@
+"""Finds the ways in which a model spells a given text, and what it writes after it in the same
+token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_lite.runtime.exact.beginnings import Beginning, MassRow
+from sglang_lite.runtime.structured_output.outcomes import Outcomes
+from sglang_lite.runtime.structured_output.spelling_tokens import SPELLED
+
+GAP = 2e-3  # share of the spellings that may be left out
+_MAX_ROWS = 64
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Spellings:
+    """Ways to spell a text, each of which ends with the token that spells its end.
+
+    Attributes:
+        befores: tokens before the last one, of each group of spellings with the same ones.
+        groups: group of each spelling, int64 [N].
+        tokens: last token of each spelling, int64 [N].
+        skipped: number of the last token's bytes that belong to the text, int64 [N].
+        masses: probability of each spelling, float64 [N].
+        gap: share of the spellings that may be missing.
+        rows: number of computed distributions.
+    """
+
+    befores: Sequence[tuple[int, ...]]
+    groups: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    skipped: NDArray[np.int64]
+    masses: NDArray[np.float64]
+    gap: float
+    rows: int
+
+    def tokens_of(self, number: int) -> tuple[int, ...]:
+        """Returns the tokens of a spelling."""
+        return (*self.befores[self.groups[number]], int(self.tokens[number]))
+
+
+class SpellingSearch:
+    """Search of the spellings of a text.
+
+    Args:
+        text: the text.
+        usual: tokens with which the tokenizer spells it. The distributions after their beginnings
+            are computed in one step.
+        find_tokens: finds the tokens that spell what is left of the text, as
+            `find_spelling_tokens` does.
+        token_bytes: bytes of each token.
+        greedy: whether only the likeliest spelling is needed.
+    """
+
+    def __init__(
+        self,
+        text: bytes,
+        usual: Sequence[int],
+        find_tokens: Callable[[bytes], Outcomes],
+        token_bytes: Sequence[bytes],
+        *,
+        greedy: bool,
+    ) -> None:
+        self._text = text
+        self._usual = usual
+        self._find_tokens = find_tokens
+        self._token_bytes = token_bytes
+        self._greedy = greedy
+        self._rows: dict[tuple[int, ...], MassRow] = {}
+        self._given_up: set[tuple[int, ...]] = set()
+
+    def take_beginnings(self) -> list[Beginning]:
+        """Returns the beginnings of spellings after which rows are needed next, or none."""
+        if not self._rows:
+            beginnings = [Beginning((), b"", 0, 1.0)]
+            for token in self._usual[:-1]:
+                before = beginnings[-1]
+                position = before.position + len(self._token_bytes[token])
+                beginnings.append(before.continue_with(token, self._token_bytes, position, 1.0))
+            return beginnings
+        missing = sorted(self._missing(), key=lambda each: -each.mass)
+        possible = [each for each in missing if each.tokens not in self._given_up]
+        masses = [row.live[self._ends(row)] * mass for row, mass in self._computed()]
+        known = math.fsum(each.sum() for each in masses)
+        best = max((float(each.max()) for each in masses if len(each)), default=0.0)
+        least = best if self._greedy else 0.0
+        open_mass = math.fsum(each.mass for each in missing)
+        needed = []
+        for each in possible[: max(_MAX_ROWS - len(self._rows), 0)]:
+            if each.mass <= least or open_mass <= GAP * (known + open_mass):
+                break
+            needed.append(each)
+            open_mass -= each.mass
+        return needed
+
+    def outcomes_after(self, beginning: Beginning) -> Outcomes:
+        """Returns the outcomes of the tokens after a beginning: those are live that spell more of
+        the text, or its end.
+        """
+        return self._find_tokens(self._text[beginning.position :])
+
+    def add_row(self, row: MassRow) -> None:
+        """Adds the row of one of the beginnings."""
+        self._rows[row.beginning.tokens] = row
+
+    def give_up(self, beginning: Beginning) -> None:
+        """Does without the row of one of the beginnings."""
+        self._given_up.add(beginning.tokens)
+
+    def list_spellings(self) -> Spellings:
+        """Returns the spellings. No beginning may be left."""
+        befores: list[tuple[int, ...]] = []
+        groups, tokens, skipped, masses = [], [], [], []
+        for row, mass in self._computed():
+            ends = self._ends(row)
+            left = len(self._text) - row.beginning.position
+            count = int(ends.sum())
+            groups.append(np.full(count, len(befores)))
+            befores.append(row.beginning.tokens)
+            tokens.append(row.outcomes.live_tokens[ends])
+            skipped.append(np.full(count, left))
+            masses.append(row.live[ends] * mass)
+        found = np.concatenate(masses)
+        missing = math.fsum(each.mass for each in self._missing())
+        return Spellings(
+            befores,
+            np.concatenate(groups),
+            np.concatenate(tokens),
+            np.concatenate(skipped),
+            found,
+            missing / (missing + float(found.sum())),
+            len(self._rows),
+        )
+
+    def _computed(self) -> Iterator[tuple[MassRow, float]]:
+        """Yields the rows that are known, with the probabilities of their beginnings."""
+        return ((row, mass) for row, mass in self._walk() if isinstance(row, MassRow))
+
+    def _missing(self) -> Iterator[Beginning]:
+        """Yields the beginnings whose rows are not known, with their probabilities."""
+        return (each for each, _ in self._walk() if isinstance(each, Beginning))
+
+    def _walk(self) -> Iterator[tuple[MassRow | Beginning, float]]:
+        waiting = [Beginning((), b"", 0, 1.0)]
+        while waiting:
+            beginning = waiting.pop()
+            row = self._rows.get(beginning.tokens)
+            if row is None:
+                yield beginning, beginning.mass
+                continue
+            yield row, beginning.mass
+            for at in (~self._ends(row)).nonzero()[0].tolist():
+                token = int(row.outcomes.live_tokens[at])
+                position = beginning.position + len(self._token_bytes[token])
+                share = float(row.live[at])
+                waiting.append(beginning.continue_with(token, self._token_bytes, position, share))
+
+    def _ends(self, row: MassRow) -> NDArray[np.bool_]:
+        """Returns which of a row's live tokens spell the end of the text, bool [L]."""
+        ends: NDArray[np.bool_] = row.outcomes.live_positions == SPELLED
+        return ends
