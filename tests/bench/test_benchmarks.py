@@ -52,6 +52,7 @@ SMALL = {
     "distribution.py": ["--draws", "2"],
     "draws.py": ["--vocabulary", "500", "--rows", "2"],
     "exact.py": ["--count", "2", "--prompt", "20", "--repeat", "1"],
+    "heal.py": ["--cuts", "2"],
     "exact_reading.py": ["--free", "20", "--drawn", "10", "--cases", "3"],
     "engine_process.py": [
         "--repeat",
