@@ -70,7 +70,7 @@ def test_a_description_in_the_prompt_cures_hidden_fields(lint, tmp_path):
 def test_text_that_changes_with_every_run_is_not_counted_as_shared(lint, tmp_path):
     text = (
         "import random\nimport sglang_lite as sgl\n@sgl.function\ndef f(s):\n"
-        "    s += f'Run {random.randrange(10**9)}: ' + 'go on with what was said, ' * 10 + sgl.gen('a', max_tokens=1)\n"
+        "    s += f'Run {random.randrange(10**9)}: ' + 'go on with what was said, ' * 10 + 'so' + sgl.gen('a', max_tokens=1)\n"
     )
     (tmp_path / "prog.py").write_text(text)
     (report,) = lint(tmp_path / "prog.py")[1]["programs"]

@@ -75,6 +75,7 @@ def check_graph(graph: GraphRecord, backend: Backend | None) -> tuple[Finding, .
         *_find_unread_variables(graph),
         *_find_unreachable_lines(graph),
         *_find_impossible_stops(graph),
+        *_find_blanks_before_generations(graph),
         *_find_unsupported_nodes(graph, backend),
         *_find_hidden_tools(graph),
         *_find_hidden_fields(graph, backend),
@@ -200,6 +201,33 @@ def _find_impossible_stops(graph: GraphRecord) -> Iterator[Finding]:
                     f"{record.name or 'gen'!r} can never reach stop={stop!r}: its constraint forbids it.",
                     record.where,
                     "Leave the stop out, as the constraint ends the text, or allow it there.",
+                )
+
+
+def _find_blanks_before_generations(graph: GraphRecord) -> Iterator[Finding]:
+    """Yields findings for free generations behind a text that ends with a blank. Most tokens of words
+    begin with their blank, so they can't follow.
+    """
+    for way in graph.ways:
+        last: dict[Path, GraphNode] = {}
+        for node in (graph.nodes[i] for i in way.nodes):
+            before = last.get(node.path)
+            last[node.path] = node
+            record = node.node
+            if (
+                isinstance(record, Gen)
+                and record.constraint is None
+                and not node.tools
+                and record.params.heal is not True
+                and before is not None
+                and isinstance(before.node, Text)
+                and before.node.text.endswith(" ")
+            ):
+                yield Finding(
+                    "blank-before-generation",
+                    f"the text before {record.name or 'gen'!r} ends with a blank, which most words begin with.",
+                    record.where,
+                    "Leave the blank out, or use gen(heal=True).",
                 )
 
 
