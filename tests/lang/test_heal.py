@@ -93,6 +93,17 @@ def test_an_exact_draw_behind_a_blank(backend):
     assert state.text() == f"The answer is {state['a']}. It is {state['b']}"
 
 
+def test_text_inside_a_grammar_stays(backend):
+    @sgl.function
+    def program(s):
+        s += "The answer is "
+        with s.grammar(sgl.Regex(r"[a-z]{3} [a-z]{2}")):
+            s += sgl.gen("a", regex="[a-z]{3}") + " " + sgl.gen("b", regex="[a-z]{2}")
+
+    state = program.run(backend=backend, heal=True)
+    assert state.text() == f"The answer is {state['a']} {state['b']}"
+
+
 def test_a_remote_backend_that_cannot_heal_says_so():
     with (
         sgl.server_for_tests(compatible=True) as server,

@@ -183,6 +183,8 @@ class ExactDraws:
             "steps": self._rows.steps,
         }
         meta = dict[str, object](exact=figures)
+        if self._before:
+            meta["healed"] = {"end": self._before}
         if "cache_miss" in first.meta:
             meta["cache_miss"] = first.meta["cache_miss"]
         prompt = request.tokens[:0]

@@ -346,12 +346,9 @@ class GenerationJob:
             stream=program.stream or node.stream,
             namespace=program.namespace,
             media=log.media,
-            text_tokens=log.count_text_tokens(),
+            # text inside a grammar over several nodes stays as it is
+            text_tokens=log.count_text_tokens() if within is None else 0,
         )
-        if within is not None and requests[0].respelled:
-            raise ParameterError(
-                "heal", "a grammar over several nodes is open.", hint="Leave it out inside one."
-            )
         for index, request in enumerate(requests):
             request.branch = self._scheduled
             request.priority = self._scheduled.program.priority

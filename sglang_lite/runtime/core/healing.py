@@ -22,7 +22,6 @@ from sglang_lite.runtime.executor.sampler import SamplingTable, sample
 from sglang_lite.runtime.executor.step_record import SAMPLING, sampling_row
 from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.structured_output.base import CompiledGrammar
-from sglang_lite.runtime.structured_output.open_end import may_end_before
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.core.engine_context import EngineContext
@@ -159,24 +158,12 @@ class Healing:
 
 
 def begins_text(grammar: CompiledGrammar, text: bytes) -> bool:
-    """Returns whether a text of a grammar begins with some bytes, and cannot have ended within
-    them.
-    """
+    """Returns whether a text of a grammar begins with some bytes, which are whole characters."""
     try:
-        characters = text.decode()
-    except UnicodeDecodeError:  # ends inside a character
+        text.decode()
+        return grammar.matcher().accept_text(text)
+    except (UnicodeDecodeError, ConstraintError):
         return False
-    matcher = grammar.matcher()
-    try:
-        for count, character in enumerate(characters, 1):
-            if not matcher.accept_text(character.encode()):
-                return False
-            before, after = characters[:count].encode(), characters[count:].encode()
-            if after and matcher.complete and may_end_before(before, after):
-                return False
-    except ConstraintError:
-        return False
-    return True
 
 
 def _draw_number(logits: torch.Tensor, request: Request, position: int) -> int:

@@ -284,7 +284,8 @@ class RequestBuilder:
         respelled = 0
         if params.heal:
             _check_healing(params, output_ids, text_tokens)
-            respelled = count_end_tokens(self._tokenizer, ids, text_tokens or 0)
+            if params.max_tokens:
+                respelled = count_end_tokens(self._tokenizer, ids, text_tokens or 0)
         space = PrefixSpace.in_namespace(
             namespace, self.find_params_adapter(params) if adapted else None
         ).start_at_invocation(tokens)
@@ -612,8 +613,10 @@ def _check_healing(
     other = ""
     if len(output_ids):
         other = "output_ids"
+    elif params.confidence:
+        other = "confidence"
     elif params.return_logprob and params.logprob_start_len >= 0:
-        other = "logprob_start_len"
+        other = "log-probabilities of the prompt"
     if other:
         raise ParameterError("heal", f"can't be combined with {other}.", hint=f"Leave {other} out.")
 

@@ -17,6 +17,7 @@ _LAST_WORD = regex.compile(r"(?: ?[\p{L}\p{M}\p{N}]+|[^\p{L}\p{M}\p{N}]+)\Z")
 # What a chat's template writes behind a control token to begin a turn: "assistant\n".
 _TURN_BEGIN = regex.compile(r"\w*\n+")
 _MAX_TOKENS = 6
+_TURN_TOKENS = 4  # of such a beginning
 _INSIDE = [bytes((byte,)) for byte in range(0x80, 0xC0)]
 
 
@@ -31,13 +32,13 @@ def count_end_tokens(tokenizer: Tokenizer, ids: Sequence[int], text_tokens: int)
         text_tokens: number of its last tokens that the tokenizer has made of text.
     """
     count = 0
-    for token in reversed(ids[len(ids) - min(text_tokens, _MAX_TOKENS) :]):
+    for token in reversed(ids[len(ids) - min(text_tokens, _MAX_TOKENS + _TURN_TOKENS) :]):
         if tokenizer.is_control(token):
-            if _TURN_BEGIN.fullmatch(tokenizer.decode(ids[len(ids) - count :])):
-                return 0
+            count -= _count_turn_tokens(tokenizer, ids[len(ids) - count :])
             break
         count += 1
-    count = min(count, len(ids) - 1)  # something must come before the first token
+    # something must come before the first token
+    count = min(count, _MAX_TOKENS, len(ids) - 1)
     tokens = ids[len(ids) - count :]
     found = _LAST_WORD.search(tokenizer.decode(tokens))
     length = 0 if found is None else len(found[0].encode())
@@ -50,6 +51,17 @@ def count_end_tokens(tokenizer: Tokenizer, ids: Sequence[int], text_tokens: int)
             return 0
         needed += 1
     return needed
+
+
+def _count_turn_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
+    """Returns how many tokens behind a control token have text of the beginning of a turn."""
+    begin = _TURN_BEGIN.match(tokenizer.decode(ids))
+    length = 0 if begin is None else len(begin[0].encode())
+    spelled = count = 0
+    while spelled < length:
+        spelled += len(tokenizer.token_bytes[ids[count]])
+        count += 1
+    return count
 
 
 def _begins_character(token: bytes) -> bool:

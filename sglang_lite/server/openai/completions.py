@@ -258,6 +258,10 @@ class _Sample:
             entries: log-probabilities of the new tokens.
             generation: result of the sample if the choice is the last one, or None.
         """
+        begun = 0
+        if self.request.params.heal is True and not self.entries:
+            # the prompt's last token may have begun the text, for which there is no entry
+            begun = max(len(text) - sum(len(each.text or "") for each in entries), 0)
         self.told += len(text)
         self.entries += len(entries)
         if self.body.echo and not self.sent:
@@ -265,7 +269,9 @@ class _Sample:
             text = self._prompt_as_text + text
             if generation is not None:
                 entries = (*self._prompt_logprobs(generation.prompt_logprobs), *entries)
-        logprobs = None if self.body.logprobs is None else self._logprobs(entries)
+        logprobs = (
+            None if self.body.logprobs is None else self._logprobs(entries, self.length + begun)
+        )
         self.length += len(text)
         return {
             "index": self.index,
@@ -292,9 +298,8 @@ class _Sample:
         first = (tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)[0]
         return [TokenLogprob(None, first, tokenizer.decode((first,), skip_special=False)), *entries]
 
-    def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def _logprobs(self, entries: Sequence[TokenLogprob], at: int) -> dict[str, Any]:
         offsets = []
-        at = self.length
         for each in entries:
             offsets.append(at)
             at += len(each.text or "")

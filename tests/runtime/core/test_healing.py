@@ -233,10 +233,11 @@ def test_no_room_leaves_the_prompt_as_it_is():
     ("arguments", "message"),
     [
         ({"prompt": [3, 7, 1]}, "heal: the prompt is given as token ids"),
+        ({"params": healed(confidence=True)}, "heal: can't be combined with confidence"),
         ({"output_ids": [3]}, "heal: can't be combined with output_ids"),
         (
             {"params": healed(return_logprob=True, logprob_start_len=0)},
-            "heal: can't be combined with logprob_start_len",
+            "heal: can't be combined with log-probabilities of the prompt",
         ),
         ({"logit_processor": lambda ids, logits: logits}, "heal: can't be combined with logit_"),
     ],
@@ -283,3 +284,29 @@ def read_choice(text):
         if text.startswith(choice) and not rest[:1].isalnum():
             return choice
     return None
+
+
+@pytest.mark.parametrize("pattern", ["(?s:.)*", "[a-z ,0-9]*"])
+def test_a_constraint_that_allows_all_changes_nothing(engine, pattern):
+    """A word may end inside the begun text, and need not."""
+    bias = ((TOKENS.index(" not a"), 3.0),)
+    count = some(300, 2000)
+    for constraint in (Regex(pattern), None):
+        found = run_all(
+            engine,
+            [
+                (PROMPT, healed(max_tokens=2, seed=i, logit_bias=bias), {"constraint": constraint})
+                for i in range(count)
+            ],
+        )
+        begun = [each.meta["healed"]["begun"] for each in found]
+        if constraint is not None:
+            expected = begun
+    assert begun == expected
+    assert begun.count("t a") > count / 10
+
+
+def test_no_tokens_are_no_text(engine):
+    found = engine.complete(PROMPT, healed(max_tokens=0))
+    assert found.text == ""
+    assert "healed" not in found.meta
