@@ -50,8 +50,11 @@ def test_they_say_what_others_say(seldom, own, options):
 
 
 def test_the_first_token_comes_at_once_and_the_others_together(seldom):
+    """So many tokens that the process's thread that sends is not still asleep when the last comes:
+    what it has not sent yet is merged.
+    """
     first, *rest, whole = events_of(
-        seldom, "a", sgl.SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+        seldom, "a", sgl.SamplingParams(max_tokens=1000, temperature=0.0, ignore_eos=True)
     )
     assert len(first.token_ids) == 1
     assert len(rest) == 1
