@@ -1,4 +1,4 @@
-"""Exact draws are the same with every way to run the model."""
+"""Exact draws and healed answers are the same with every way to run the model."""
 
 from typing import Any, Literal
 
@@ -30,9 +30,24 @@ def program(s, number, seed, temperature):
 ASKED = [(number, seed, 1.0) for number in range(3) for seed in range(4)] + [(2, 0, 0.0)]
 
 
+HEALED: list[dict[str, Any]] = [{}, {"regex": "[a-z]+"}, {"regex": "[a-z]+", "exact": True}]
+
+
+@sgl.function
+def healed(s, number, seed, temperature):
+    s += "Question: how many moons?\nAnsw"
+    s += sgl.gen(
+        "text", heal=True, seed=seed, temperature=temperature, max_tokens=6, **HEALED[number]
+    )
+
+
 def draw_texts(path, **settings):
     with sgl.Engine(path, dtype="float32", **({"in_process": True} | settings)) as engine:
-        return [state["text"] for state in program.run_batch(ASKED, backend=engine)]
+        return [
+            state["text"]
+            for each in (program, healed)
+            for state in each.run_batch(ASKED, backend=engine)
+        ]
 
 
 @pytest.fixture(scope="module")

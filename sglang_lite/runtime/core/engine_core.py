@@ -678,14 +678,17 @@ def _heal(
 ) -> None:
     """Heals the prompt of requests off the loop's thread, and starts them then."""
 
-    def start_healed() -> None:
+    def start_healed(healing: Healing) -> None:
         with _fail_on_error(context.loop, requests, "the prompt can't be healed"):
+            healing.set_prompts()
             start()
+
+    def resume(healing: Healing) -> None:
+        _submit_or_fail(context, requests, partial(start_healed, healing))
 
     def heal() -> None:
         with _fail_on_error(context.loop, requests, "the prompt can't be healed"):
-            go_on = partial(_submit_or_fail, context, requests, start_healed)
-            healing = Healing(context, requests, constraint, grammar, go_on)
+            healing = Healing(context, requests, constraint, grammar, resume)
             context.loop.inbox.post(healing.start)
 
     _submit_or_fail(context, requests, heal)

@@ -96,7 +96,7 @@ class ExactDraws:
 
     def _advance(self) -> None:
         """Submits the rows that have to be computed next, or ends the requests if there are none."""
-        if not self._rows.needed:
+        if not self._rows.are_needed:
             return
         if self._weights != self._context.builder.weights.version:
             self._begin()  # masses of different weights are not comparable
@@ -129,7 +129,7 @@ class ExactDraws:
 
     def _resume(self, beginnings: Sequence[Beginning], found: Future[list[Outcomes]]) -> None:
         with self._rows.failing_requests():
-            if not self._rows.needed:
+            if not self._rows.are_needed:
                 return
             if self._weights == self._context.builder.weights.version:
                 self._submit_rows(beginnings, found.result())

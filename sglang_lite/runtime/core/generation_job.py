@@ -364,9 +364,15 @@ class GenerationJob:
             self._requests = requests
             return
         if requests[0].respelled:
-            start = partial(program.run_off_loop, partial(self._prepare_healed, compiled))
-            healing = Healing(program.context, requests, node.constraint, compiled, start)
-            self._before_start = healing
+            self._before_start = Healing(
+                program.context,
+                requests,
+                node.constraint,
+                compiled,
+                lambda healing: program.run_off_loop(
+                    partial(self._prepare_healed, healing, compiled)
+                ),
+            )
             self._requests = requests
             return
         if within is not None:
@@ -398,9 +404,12 @@ class GenerationJob:
             return request.make_free_matcher()
         return request.constrain(constraint, grammar, made)
 
-    def _prepare_healed(self, grammar: CompiledGrammar | None) -> Callable[[], object]:
-        """Prepares the requests after their prompts were healed."""
+    def _prepare_healed(
+        self, healing: Healing, grammar: CompiledGrammar | None
+    ) -> Callable[[], object]:
+        """Heals the requests' prompts, and prepares the requests."""
         try:
+            healing.set_prompts()
             for request in self._requests:
                 matcher = self._make_matcher(request, grammar)
                 if request.output.begins_with_text:

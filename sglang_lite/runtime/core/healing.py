@@ -41,7 +41,8 @@ class Healing:
             them is scheduled.
         origin: what the requests are for.
         grammar: grammar of their texts, or None.
-        start: called on the loop's thread when the requests have their new prompts.
+        resume: called on the loop's thread when the spellings are known. Must lead to a call of
+            `set_prompts` off that thread.
 
     Raises:
         ParameterError: the requests have a logit processor.
@@ -53,7 +54,7 @@ class Healing:
         requests: Sequence[Request],
         origin: Hashable,
         grammar: CompiledGrammar | None,
-        start: Callable[[], object],
+        resume: Callable[[Healing], object],
     ) -> None:
         first = requests[0]
         if first.processor is not None:
@@ -63,7 +64,7 @@ class Healing:
         self._context = context
         self._requests = requests
         self._grammar = grammar
-        self._start = start
+        self._resume = resume
         self._kept = first.prompt_len - first.respelled
         usual = first.tokens[self._kept : first.prompt_len].tolist()
         self._end = context.tokenizer.decode_bytes(usual)
@@ -104,22 +105,28 @@ class Healing:
                 return
             beginnings = self._search.take_beginnings()
         self._rows.release_requests()
-        self._set_prompts(self._search.list_spellings())
-        self._requests = ()  # breaks a reference cycle
-        self._start()
+        self._resume(self)
 
-    def _set_prompts(self, found: Spellings) -> None:
-        """Draws a spelling for each request, and gives it to the request."""
+    # ------------------------------------------------------------------------- off the loop's thread
+
+    def set_prompts(self) -> None:
+        """Draws a spelling for each request, and gives it to the request. Slow with a grammar, so it
+        must not be called on the loop's thread.
+
+        Raises:
+            ModelError: no spelling can be drawn.
+        """
+        found = self._search.list_spellings()
         masses = found.masses
         if self._grammar is not None:
             masses = masses * self._allowed_spellings(found, self._grammar)
         logits = torch.from_numpy(
             np.log(masses, where=masses > 0, out=np.full_like(masses, -np.inf))
-        )
+        ).float()
         for request in self._requests:
             if request.ended:
                 continue
-            number = _draw_number(logits.float(), request, self._kept)
+            number = _draw_number(logits, request, self._kept)
             after = self._text_after(found, number)
             tokens = found.tokens_of(number)
             if not self._context.builder.replace_prompt_end(request, tokens):

@@ -75,11 +75,11 @@ class MassRows:
 
     def _pass_on(self, sink: Sink, event: Event) -> None:
         sink(event)
-        if self._open and not self.needed:
+        if self._open and not self.are_needed:
             self._abort()
 
     @property
-    def needed(self) -> bool:
+    def are_needed(self) -> bool:
         """Whether a request still waits for the rows."""
         return not all(request.ended for request in self._requests)
 
@@ -143,7 +143,8 @@ class MassRows:
                 continue
             row.output.sink = partial(self._receive_event, row)
             row.output.origin = self._origin
-            row.processor = reader = OutcomeReader(each)
+            reader = OutcomeReader(each)
+            row.processor = reader
             self._open[row] = beginning, reader
         self.steps += self.open
         for row in list(self._open):

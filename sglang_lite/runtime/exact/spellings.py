@@ -85,9 +85,9 @@ class SpellingSearch:
                 position = before.position + len(self._token_bytes[token])
                 beginnings.append(before.continue_with(token, self._token_bytes, position, 1.0))
             return beginnings
-        missing = sorted(self._missing(), key=lambda each: -each.mass)
+        missing = sorted(self._iterate_missing(), key=lambda each: -each.mass)
         possible = [each for each in missing if each.tokens not in self._given_up]
-        masses = [row.live[self._ends(row)] * mass for row, mass in self._computed()]
+        masses = [row.live[self._find_ends(row)] * mass for row, mass in self._iterate_rows()]
         known = math.fsum(each.sum() for each in masses)
         best = max((float(each.max()) for each in masses if len(each)), default=0.0)
         least = best if self._greedy else 0.0
@@ -118,8 +118,8 @@ class SpellingSearch:
         """Returns the spellings. No beginning may be left."""
         befores: list[tuple[int, ...]] = []
         groups, tokens, skipped, masses = [], [], [], []
-        for row, mass in self._computed():
-            ends = self._ends(row)
+        for row, mass in self._iterate_rows():
+            ends = self._find_ends(row)
             left = len(self._text) - row.beginning.position
             count = int(ends.sum())
             groups.append(np.full(count, len(befores)))
@@ -128,7 +128,7 @@ class SpellingSearch:
             skipped.append(np.full(count, left))
             masses.append(row.live[ends] * mass)
         found = np.concatenate(masses)
-        missing = math.fsum(each.mass for each in self._missing())
+        missing = math.fsum(each.mass for each in self._iterate_missing())
         return Spellings(
             befores,
             np.concatenate(groups),
@@ -139,11 +139,11 @@ class SpellingSearch:
             len(self._rows),
         )
 
-    def _computed(self) -> Iterator[tuple[MassRow, float]]:
+    def _iterate_rows(self) -> Iterator[tuple[MassRow, float]]:
         """Yields the rows that are known, with the probabilities of their beginnings."""
         return ((row, mass) for row, mass in self._walk() if isinstance(row, MassRow))
 
-    def _missing(self) -> Iterator[Beginning]:
+    def _iterate_missing(self) -> Iterator[Beginning]:
         """Yields the beginnings whose rows are not known, with their probabilities."""
         return (each for each, _ in self._walk() if isinstance(each, Beginning))
 
@@ -156,13 +156,13 @@ class SpellingSearch:
                 yield beginning, beginning.mass
                 continue
             yield row, beginning.mass
-            for at in (~self._ends(row)).nonzero()[0].tolist():
+            for at in (~self._find_ends(row)).nonzero()[0].tolist():
                 token = int(row.outcomes.live_tokens[at])
                 position = beginning.position + len(self._token_bytes[token])
                 share = float(row.live[at])
                 waiting.append(beginning.continue_with(token, self._token_bytes, position, share))
 
-    def _ends(self, row: MassRow) -> NDArray[np.bool_]:
+    def _find_ends(self, row: MassRow) -> NDArray[np.bool_]:
         """Returns which of a row's live tokens spell the end of the text, bool [L]."""
         ends: NDArray[np.bool_] = row.outcomes.live_positions == SPELLED
         return ends

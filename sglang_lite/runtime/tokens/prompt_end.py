@@ -42,7 +42,8 @@ def count_end_tokens(tokenizer: Tokenizer, ids: Sequence[int], text_tokens: int)
     tokens = ids[len(ids) - count :]
     found = _LAST_WORD.search(tokenizer.decode(tokens))
     length = 0 if found is None else len(found[0].encode())
-    spelled = needed = 0
+    spelled = 0
+    needed = 0
     while spelled < length and needed < count:
         needed += 1
         spelled += len(tokenizer.token_bytes[tokens[-needed]])
@@ -57,7 +58,8 @@ def _count_turn_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
     """Returns how many tokens behind a control token have text of the beginning of a turn."""
     begin = _TURN_BEGIN.match(tokenizer.decode(ids))
     length = 0 if begin is None else len(begin[0].encode())
-    spelled = count = 0
+    spelled = 0
+    count = 0
     while spelled < length:
         spelled += len(tokenizer.token_bytes[ids[count]])
         count += 1

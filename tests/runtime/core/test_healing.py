@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.process.service_threads import this_thread
 from sglang_lite.protocol import (
     Choices,
     Delta,
@@ -18,6 +19,7 @@ from sglang_lite.protocol import (
     RequestAbortedError,
     SamplingParams,
 )
+from sglang_lite.runtime.core import healing
 from tests.chi_square import chi_square_fits
 from tests.counts import some
 from tests.runtime.core.test_exact_draws import TOKENS, loaded, logits_of, run_all
@@ -310,3 +312,17 @@ def test_no_tokens_are_no_text(engine):
     found = engine.complete(PROMPT, healed(max_tokens=0))
     assert found.text == ""
     assert "healed" not in found.meta
+
+
+def test_grammars_are_not_asked_on_the_loops_thread(engine, monkeypatch):
+    on_loop = []
+    begins_text = healing.begins_text
+
+    def record(grammar, text):
+        on_loop.append(this_thread.runs_engine)
+        return begins_text(grammar, text)
+
+    monkeypatch.setattr(healing, "begins_text", record)
+    engine.complete(PROMPT, healed(max_tokens=2), constraint=Regex("[a-z ]*"))
+    assert on_loop
+    assert not any(on_loop)
