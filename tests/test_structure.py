@@ -427,7 +427,7 @@ def test_any_in_a_public_signature_has_its_reason_beside_it():
 OTHERS_PRIVATE = {
     "_Options", "_active", "_convert_weight_to_int4pack_for_cpu", "_current_frames", "_devices", "_exit", "_experts_implementation", "_fields",
     "_get_np_dtype", "_get_running_loop", "_getframe", "_grouped_mm", "_initrequest", "_ipython_display_",
-    "_is_amx_tile_supported", "_is_avx512_bf16_supported", "_is_mkldnn_bf16_supported", "_is_vnni_supported",
+    "_is_amx_tile_supported", "_is_avx512_bf16_supported", "_is_avx512_supported", "_is_mkldnn_bf16_supported", "_is_vnni_supported",
     "_linear_pointwise", "_parse", "_patch_builtin", "_patch_lang", "_reorder_linear_weight", "_repr_html_",
     "_scaled_mm", "_timeout", "_unwrap_if_constexpr", "_weight_int4pack_mm_for_cpu",
 }  # fmt: skip

@@ -32,6 +32,11 @@ needs_compiler = pytest.mark.skipif(
     reason="needs AVX2 and a C++ compiler",
 )
 
+needs_avx512 = pytest.mark.skipif(
+    not torch.cpu._is_avx512_supported(),  # noqa: SLF001 # torch has no other name for it
+    reason="oneDNN packs bfloat16 with AVX-512",
+)
+
 
 def four(outputs=32, inputs=64):
     generator = torch.Generator().manual_seed(outputs)
@@ -122,6 +127,7 @@ def test_matrices_of_a_file_are_packed_without_a_reading_of_torch(kind, monkeypa
 
 
 @needs_compiler
+@needs_avx512
 def test_units_for_tiles_are_worth_a_decoded_copy(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     found = build_bf16_linear([four()], None, blocks=True)
