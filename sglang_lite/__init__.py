@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.backend.scripted import ScriptedBackend
     from sglang_lite.lang.backend.vertexai import VertexAI
     from sglang_lite.lang.choices import (
+        exact,
         greedy_token_selection,
         token_length_normalized,
         unconditional_likelihood_normalized,
@@ -139,7 +140,7 @@ _HOMES = {
     "lang.backend.http.endpoint": ("RuntimeEndpoint",),
     "lang.backend.scripted": ("ScriptedBackend",),
     "lang.choices": (
-        "greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized",
+        "exact", "greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized",
     ),
     "lang.function": ("SglFunction",),
     "lang.global_config": ("global_config",),
@@ -171,12 +172,11 @@ __all__ = [  # a literal, for type checkers
     "RequestAbortedError", "RequestTimeoutError", "Runtime", "RuntimeEndpoint", "SamplingParams", "ScriptedBackend",
     "ServerArgs", "SglError", "SglFunction", "TemplateError", "ToolCall", "ToolError", "TraceError", "TruncatedError",
     "UnknownVariableError", "ValueValidationError", "VertexAI", "__version__", "assistant", "assistant_begin",
-    "assistant_end", "audio", "describe", "errors", "flush_cache", "function", "gen", "gen_int", "gen_string",
-    "get_server_info", "global_config", "grammar", "greedy_token_selection", "image", "load", "mcp", "plain", "price",
-    "prose", "quote", "record",
-    "select", "separate_reasoning", "server_for_tests", "set_default_backend", "system", "system_begin", "system_end",
-    "testing", "token_length_normalized", "unconditional_likelihood_normalized", "use_tools", "user", "user_begin",
-    "user_end", "video",
+    "assistant_end", "audio", "describe", "errors", "exact", "flush_cache", "function", "gen", "gen_int",
+    "gen_string", "get_server_info", "global_config", "grammar", "greedy_token_selection", "image", "load", "mcp",
+    "plain", "price", "prose", "quote", "record", "select", "separate_reasoning", "server_for_tests",
+    "set_default_backend", "system", "system_begin", "system_end", "testing", "token_length_normalized",
+    "unconditional_likelihood_normalized", "use_tools", "user", "user_begin", "user_end", "video",
 ]  # fmt: skip
 
 

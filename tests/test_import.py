@@ -101,9 +101,9 @@ def test_every_public_name_loads_and_is_what_type_checkers_see():
 
 
 def test_what_is_shown_is_short_and_errors_are_shown_in_their_module():
-    # 55, quote, mcp, audio, prose, describe, which most programs with a type need, and plain, for
-    # what users wrote.
-    assert len(dir(sgl)) <= 61
+    # 55, quote, mcp, audio, prose, describe, which most programs with a type need, plain, for what
+    # users wrote, and exact, a method of choosing beside SGLang's.
+    assert len(dir(sgl)) <= 62
     assert set(dir(sgl)) <= set(sgl.__all__)
     errors = {name for name in sgl.__all__ if name.endswith("Error")}
     assert len(errors) == 22

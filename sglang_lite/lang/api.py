@@ -55,13 +55,23 @@ from sglang_lite.lang.tools import Toolbox, ToolCall
 from sglang_lite.lang.tracebacks import user_location, warn_here
 from sglang_lite.program.choosing import (
     ChoicesSamplingMethod,
+    ExactChoice,
     builtin_method_name,
     check_choices,
     resolve_method,
     token_length_normalized,
 )
 from sglang_lite.program.nodes import Expression, Expressions, Gen, Select, TurnBegin, TurnEnd
-from sglang_lite.protocol import Constraint, JsonSchema, Number, ParameterError, Regex
+from sglang_lite.protocol import (
+    Choices,
+    Constraint,
+    JsonSchema,
+    Number,
+    ParameterError,
+    Regex,
+    SamplingParams,
+    Unset,
+)
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.parameter import Deferred
 from sglang_lite.protocol.sampling import (
@@ -151,7 +161,7 @@ def gen(
     max_tokens: int | None = None,
     *,
     choices: Iterable[str],
-    choices_method: ChoicesSamplingMethod | str | None = None,
+    choices_method: ChoicesSamplingMethod | ExactChoice | str | None = None,
     **sampling: Unpack[OneSampleGenOptions],
 ) -> SglSelect[str]: ...
 @overload
@@ -229,7 +239,7 @@ def gen(
     *others: UserValue,
     dtype: type | str | None = None,
     choices: Iterable[str] | None = None,
-    choices_method: ChoicesSamplingMethod | str | None = None,
+    choices_method: ChoicesSamplingMethod | ExactChoice | str | None = None,
     regex: str | None = None,
     json_schema: str | Mapping[str, UserValue] | type | JsonSchema | None = None,
     type: object = None,
@@ -593,6 +603,36 @@ def _gen_of_dtype(
 def select(
     name: str | None,
     choices: Iterable[str],
+    temperature: float,
+    choices_method: ExactChoice,
+    *,
+    multi: Literal[False] = False,
+    lora_path: str | Sequence[str] | None = None,
+) -> SglGen[str]: ...
+@overload
+def select(
+    name: str | None = None,
+    *,
+    choices: Iterable[str],
+    temperature: float = 0.0,
+    choices_method: ExactChoice,
+    multi: Literal[False] = False,
+    lora_path: str | Sequence[str] | None = None,
+) -> SglGen[str]: ...
+@overload
+def select(
+    name: str | None,
+    choices: Iterable[str],
+    temperature: float = 0.0,
+    *,
+    choices_method: ExactChoice,
+    multi: Literal[False] = False,
+    lora_path: str | Sequence[str] | None = None,
+) -> SglGen[str]: ...
+@overload
+def select(
+    name: str | None,
+    choices: Iterable[str],
     temperature: float = 0.0,
     choices_method: ChoicesSamplingMethod | str = token_length_normalized,
     *,
@@ -624,11 +664,11 @@ def select(
     name: str | None = None,
     choices: Iterable[str] | None = None,
     temperature: float = 0.0,
-    choices_method: ChoicesSamplingMethod | str = token_length_normalized,
+    choices_method: ChoicesSamplingMethod | ExactChoice | str = token_length_normalized,
     *,
     multi: bool = False,
     lora_path: str | Sequence[str] | None = None,
-) -> SglSelect:
+) -> SglSelect | SglGen:
     """Returns a choice among texts. The model scores each text as the continuation of the state's
     text.
 
@@ -639,7 +679,9 @@ def select(
         temperature: 0 (the default) takes the best choice by the method; above 0, the choice is
             drawn from the softmax of the scores.
         choices_method: method that compares the scores, as a ChoicesSamplingMethod or its name
-            ("greedy_token_selection" …).
+            ("greedy_token_selection" …). With `sgl.exact`, the choice is the text that the model
+            would most likely write, or with a temperature of at most 1 is drawn, by a generation
+            with `exact=True` and `heal=True`: `s.exact(name)` has the probabilities.
         multi: whether to select several choices; the variable is then a list. Choices are added one
             by one, with ", " between them, until a line end scores better.
         lora_path: name of the adapter (LoRA) that an engine scores with, or [] for none; by default
@@ -675,6 +717,8 @@ def select(
         warn_here(f"choices: {twice!r:.60} is given twice, and counts once. Remove it.")
     method = resolve_method(choices_method)
     adapter = read_params({"lora_path": lora_path}, named("gen")).lora_path
+    if isinstance(method, ExactChoice):
+        return _select_exactly(name, texts, float(temperature), adapter, multi=multi)
     node = Select(
         name,
         texts,
@@ -684,6 +728,48 @@ def select(
         where=user_location(),
     )
     return SglSelect(node, method, multi)
+
+
+def _select_exactly(
+    name: str | None,
+    choices: Sequence[str] | Deferred,
+    temperature: float,
+    adapter: tuple[str, ...] | Unset,
+    *,
+    multi: bool,
+) -> SglGen:
+    """Returns a generation of one of the choices by `sgl.exact`. No parameter of the run changes
+    which one it is.
+    """
+    if multi:
+        raise ParameterError(
+            "choices_method",
+            "exact chooses one text, not several.",
+            hint="Leave multi out, or use another method.",
+        )
+    if isinstance(choices, Deferred):
+        raise ParameterError(
+            "choices_method",
+            "exact needs choices that are known when the program is traced.",
+            hint="Write them in the program, or use another method.",
+        )
+    longest = max(len(choice.encode()) for choice in choices)
+    params = SamplingParams(
+        **{**_PLAIN_DRAW, "temperature": temperature, "max_tokens": longest + 1},
+        lora_path=adapter,
+        exact=True,
+        heal=True,
+    )
+    return SglGen(Gen(name, params, Choices(tuple(dict.fromkeys(choices))), where=user_location()))
+
+
+# Values of the parameters of a run that let a generation be drawn as the model gives it.
+_PLAIN_DRAW = {
+    each.name: each.default
+    for each in named("run").values()
+    if each.default is not None
+    and each.name not in ("lora_path", "heal", "return_prompt_token_ids")
+}
 
 
 @explains_wrong_arguments

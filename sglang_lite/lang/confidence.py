@@ -4,6 +4,9 @@ Most values are rated by the scores of their sampled tokens. Choices, such as en
 are scored again, the way `select` scores them. Their sampled tokens are only one of several
 spellings, and the last token may also contain text after the choice. If one choice is the beginning
 of another, the probability of the longer one does not count for the shorter one.
+
+A value that was drawn exactly has its share of the probabilities that it was drawn from. Its parts
+have none of their own.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import Json
 
+_GAP_OF_ALL_TEXTS: Final = 2e-3  # up to which an exact draw has computed all texts
 _TAIL: Final = re.compile(r"[ \t\r\n]*[,\]}]")  # ends a value inside an array or object
 
 
@@ -54,11 +58,14 @@ class Confidence:
         text: text of the value.
         logprob: log of the probability of this value under the constraint, given the text before.
             For a choice (enum, Literal, boolean, null), it is the log of its share in `probs`; for
-            any other value, the sum over its tokens, including the end of a number.
+            any other value, the sum over its tokens, including the end of a number. If the value
+            was drawn exactly, it is the log of its share in `ExactShares.probs`.
         mass: log of the probability that the model itself gave to what the constraint allowed,
-            summed over the value's tokens; 0 if the model would have written nothing else.
+            summed over the value's tokens; 0 if the model would have written nothing else. If the
+            value was drawn exactly, it is `ExactShares.log_mass`.
         probs: probability of each choice, by its value, or by its text if the constraint is a list
-            of texts; None for other values.
+            of texts or allows objects and arrays; None for other values. If the value was drawn
+            exactly, of each text if the constraint allows at most 64.
         parts: members by name, or items by index.
     """
 
@@ -146,6 +153,8 @@ def measure_confidence(
     Raises:
         ProgramError: the answer is free text, was cut, or has no scores of its tokens.
     """
+    if "exact" in answer.meta:
+        return _read_exact_confidence(answer, question.constraint)
     scores = _require_scores(answer, question.constraint)
     value = _locate_value(answer, question.constraint)
     choices = list(_find_choices(question.constraint, answer.text, value))
@@ -160,6 +169,28 @@ def measure_confidence(
         return _Reader(answer.text, scores, found).confidence_of(value)
 
     return score_choices()
+
+
+async def _read_exact_confidence(answer: Generation, constraint: Constraint | None) -> Confidence:
+    """Returns the confidence in a value that was drawn exactly."""
+    figures = answer.meta["exact"]
+    share = figures["probs"][answer.text]
+    probs: dict[Json, float] | None = None
+    if figures["gap"] <= _GAP_OF_ALL_TEXTS:
+        keys = _keys_of_texts(list(figures["probs"]), constraint)
+        probs = dict(zip(keys, figures["probs"].values(), strict=True))
+    logprob = math.log(share) if share else -math.inf
+    return Confidence(answer.text, logprob, figures["log_mass"], probs)
+
+
+def _keys_of_texts(texts: Sequence[str], constraint: Constraint | None) -> Sequence[Json]:
+    """Returns the values of texts if all are scalars of JSON and differ, else the texts."""
+    if not isinstance(constraint, JsonSchema):
+        return texts
+    values = [msgspec.json.decode(text) for text in texts]
+    if any(isinstance(value, dict | list) for value in values) or len(set(values)) < len(values):
+        return texts
+    return values
 
 
 def _require_scores(answer: Generation, constraint: Constraint | None) -> TokenScores:

@@ -73,6 +73,7 @@ from sglang_lite.program.nodes import (
     TurnEnd,
 )
 from sglang_lite.protocol import (
+    Generation,
     ParameterError,
     ProgramError,
     RequestAbortedError,
@@ -394,6 +395,12 @@ class ProgramState(AttributeHints, Generic[R]):
         """
         record = self._wait_for_record(name)
         if not isinstance(record, Selection):
+            if isinstance(record, Generation) and "exact" in record.meta:
+                raise ProgramError(
+                    f"{name!r} was not selected by scores.",
+                    hint="state.exact(name) has the probabilities of what sgl.exact chose.",
+                    where=user_location(),
+                )
             raise ProgramError(
                 f"{name!r} is not a selection.", hint=_NO_SELECTION, where=user_location()
             )
@@ -402,7 +409,7 @@ class ProgramState(AttributeHints, Generic[R]):
     def confidence(self, name: VariableName, sample: int = 0) -> Confidence:
         """Returns the model's confidence in the value of a `gen(confidence=True)`, as a tree with
         the shape of the value. Choices in the value are scored now, by the backend that generated
-        it.
+        it. The confidence in the value of a `gen(exact=True)` is read from `exact(name)`.
 
         Args:
             sample: index of the sample, if the variable has several.

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import EnumType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 from sglang_lite.program.nodes import Method
 from sglang_lite.protocol import CapabilityError, ParameterError, ProgramError, Selection, Unset
@@ -199,6 +199,19 @@ METHODS: dict[str, ChoicesSamplingMethod] = {
 }
 
 
+@final
+class ExactChoice:
+    """How `sgl.exact` chooses: the text that the model itself would most likely write. Scores of
+    tokens don't tell it, so `select` becomes a `gen(exact=True)`.
+    """
+
+    def __repr__(self) -> str:
+        return "sgl.exact"
+
+
+exact = ExactChoice()
+
+
 def builtin_method_name(method: ChoicesSamplingMethod) -> Method | None:
     """Returns the name of a built-in method, or None for a custom method."""
     return _NAMES.get(id(method))
@@ -304,18 +317,20 @@ def check_decision(decision: Any, choices: Sequence[str]) -> ChoicesDecision:
     return found
 
 
-def resolve_method(method: object) -> ChoicesSamplingMethod:
+def resolve_method(method: object) -> ChoicesSamplingMethod | ExactChoice:
     """Returns a method of choosing. Accepts the method itself, or the name of a built-in method.
 
     Raises:
         ParameterError: `method` is neither.
     """
+    if isinstance(method, ExactChoice) or method == "exact":
+        return exact
     found = METHODS.get(method) if isinstance(method, str) else method
     if not isinstance(found, ChoicesSamplingMethod):
         raise ParameterError(
             "choices_method",
             f"{method!r:.60} is not a method.",
-            hint=f"Give a ChoicesSamplingMethod or {', '.join(METHODS)}.",
+            hint=f"Give a ChoicesSamplingMethod or {', '.join(METHODS)}, exact.",
         )
     return found
 

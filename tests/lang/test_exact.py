@@ -3,7 +3,7 @@ child process and over HTTP.
 """
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -139,3 +139,76 @@ def test_a_grammar_over_several_nodes_is_refused(backend):
 def test_other_backends_refuse_it():
     with pytest.raises(sgl.SglError, match="exact"):
         ask.run(backend=sgl.OpenAI("gpt-4o", api_key="x"))["answer"]
+
+
+def test_select_by_exact_takes_the_likeliest_text(backend):
+    @sgl.function
+    def program(s, way):
+        s += "How many moons? "  # with a blank, which is spelled anew with the choice
+        if way == "select":
+            s += sgl.select("a", ["one", "two", "three"], choices_method=sgl.exact)
+        else:
+            s += sgl.gen("a", type=Bare, exact=True, heal=True, temperature=0)
+
+    Bare = Literal["one", "two", "three"]
+    # What a run gives its generations doesn't count for selections.
+    chosen = program.run("select", backend=backend, max_new_tokens=1, top_p=0.5, stop="o", seed=1)
+    drawn = program.run("gen", backend=backend)
+    shares = chosen.exact("a")
+    assert shares.probs == pytest.approx(drawn.exact("a").probs)
+    assert chosen["a"] == drawn["a"] == max(shares.probs, key=shares.probs.__getitem__)
+    assert chosen.text() == "How many moons? " + chosen["a"]
+    with pytest.raises(sgl.ProgramError, match="'a' was not selected by scores") as caught:
+        chosen.selection("a")
+    assert caught.value.hint == "state.exact(name) has the probabilities of what sgl.exact chose."
+
+
+def test_select_by_exact_draws_with_a_temperature(backend):
+    @sgl.function
+    def program(s, number):
+        options = [" one", " two", " three"]
+        s += QUESTION + sgl.gen("a", choices=options, temperature=1, choices_method="exact")
+
+    picked = [program.run(number, backend=backend, seed=number)["a"] for number in range(12)]
+    again = [program.run(number, backend=backend, seed=number)["a"] for number in range(12)]
+    assert picked == again
+    assert len(set(picked)) > 1
+
+
+def test_what_select_by_exact_can_not_do_is_told(backend):
+    @sgl.function
+    def symbolic(s, options):
+        s += QUESTION + sgl.select("a", options, choices_method=sgl.exact)
+
+    several: Any = True  # a type checker refuses it
+    with pytest.raises(
+        sgl.ParameterError, match="choices_method: exact chooses one text"
+    ) as caught:
+        sgl.select("a", ["x", "y"], choices_method=sgl.exact, multi=several)
+    assert caught.value.hint == "Leave multi out, or use another method."
+    with pytest.raises(sgl.SglError, match="choices_method: exact needs choices that are known"):
+        symbolic.trace()
+
+
+def test_confidence_reads_the_exact_probabilities(backend):
+    @sgl.function
+    def program(s):
+        s += QUESTION + sgl.gen("a", type=Answer, exact=True, n=2)
+        s += sgl.gen("b", json_schema={"enum": [True, 12]}, exact=True)
+        s += sgl.gen("c", regex="[a-z]+", exact=True)
+        s += sgl.gen("d", json_schema={"enum": [[], 5]}, exact=True)
+
+    state = program.run(backend=backend, seed=4)
+    for sample in range(2):
+        shares = state.exact("a", sample)
+        sure = state.confidence("a", sample)
+        assert sure.probs == shares.probs
+        assert sure.prob == pytest.approx(shares.probs[state["a"][sample]])
+        assert sure.mass == shares.log_mass
+    shares = state.exact("b").probs
+    assert state.confidence("b").probs == {True: shares["true"], 12: shares["12"]}
+    assert state.confidence("c").probs is None
+    assert state.confidence("c").prob == pytest.approx(state.exact("c").probs[state["c"]])
+    assert state.confidence("d").probs == state.exact("d").probs
+    assert set(state.confidence("d").probs) == {"[]", "5"}
+    assert state.confidence("d").parts == {}

@@ -157,6 +157,12 @@ def _check_and_resolve(params: SamplingParams, vocab_size: int) -> ResolvedParam
                 raise ParameterError(
                     "exact", f"can't be combined with {name}.", hint="Leave one of the two out."
                 )
+        if resolved.confidence:
+            raise ParameterError(
+                "exact",
+                "can't be combined with confidence.",
+                hint="Leave it out: state.confidence(name) reads the exact probabilities.",
+            )
         if resolved.temperature > 1:
             raise ParameterError(
                 "exact",
@@ -171,7 +177,7 @@ _cached = lru_cache(maxsize=1024)(_check_and_resolve)
 _NOT_EXACT = (
     "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
     "min_tokens", "stop", "stop_token_ids", "stop_regex", "include_stop", "ignore_eos", "repeats",
-    "thinking", "reasoning_format", "return_logprob", "confidence", "return_routed_experts",
+    "thinking", "reasoning_format", "return_logprob", "return_routed_experts",
     "return_hidden_states",
 )  # fmt: skip
 _DEFAULTS: dict[str, Any] = {**{each.name: each.default for each in PARAMETERS}, "stop_regex": {}}

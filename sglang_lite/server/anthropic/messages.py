@@ -46,6 +46,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     stop_sequences: list[str] | None = None
+    exact: bool | None = None
     stream: bool | None = None
 
 
@@ -283,8 +284,8 @@ _NOT_CREATED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 
 
 def _stop_fields(sample: SampleReader, generation: Generation, limit: int) -> dict[str, Any]:
-    """Returns the fields that say why a message ended: the stop reason, the stop sequence, and the
-    values that a limit has cut off.
+    """Returns the fields that say why a message ended: the stop reason, the stop sequence, and this
+    package's own fields.
     """
     reason = sample.openai_finish_reason(generation)
     matched = None

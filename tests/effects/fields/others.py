@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.effects.fields.case import OMIT, Case, Door, at, differs, refused, reported, streams
+from tests.effects.fields.case import OMIT, Case, Door, at, differs, has, refused, reported, streams
 from tests.effects.fields.openai import ONE, USER, json_like
 from tests.effects.fields.sampling import SAMPLING, text_is
 
@@ -55,6 +55,11 @@ MESSAGES = {
     "top_k": Case(1, SAMPLING["top_k"].shows, {"max_tokens": 30, "temperature": 1}),
     "max_tokens": Case(2, text_is("AB"), server="reciter", empty=100),
     "stop_sequences": Case(["B"], text_is("A"), server="reciter"),
+    "exact": Case(
+        True,
+        has("exact.probs"),
+        {"output_config": {"format": {"type": "json_schema", "schema": {"enum": [1, 2]}}}},
+    ),
     "tool_choice": Case(
         {"type": "any"},
         at("content.0.name", "add"),
