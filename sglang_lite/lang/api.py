@@ -297,7 +297,9 @@ def gen(
         lora_path: name of the adapter (LoRA) that an engine generates with.
         confidence: record how likely the model found each token, with and without the constraint,
             for `s.confidence(name)` (False).
-        exact: draw texts with the model's own probabilities, for `s.exact(name)` (False).
+        exact: draw texts with the model's own probabilities, for `s.exact(name)`; `"bound"`: with a
+            larger `gap` where True fails; `"weighted"`: in one try each, with a weight that makes
+            up for it (False).
         heal: spell the prompt's last word anew, together with the text that follows (False).
         seed: draws depend only on it and the token's position; without it each call draws anew.
         include_stop: keep the stop that ended the generation in its text (False).
@@ -755,21 +757,13 @@ def _select_exactly(
         )
     longest = max(len(choice.encode()) for choice in choices)
     params = SamplingParams(
-        **{**_PLAIN_DRAW, "temperature": temperature, "max_tokens": longest + 1},
-        lora_path=adapter,
-        exact=True,
-        heal=True,
+        temperature=temperature, max_tokens=longest + 1, lora_path=adapter, exact=True, heal=True
     )
-    return SglGen(Gen(name, params, Choices(tuple(dict.fromkeys(choices))), where=user_location()))
+    constraint = Choices(tuple(dict.fromkeys(choices)))
+    return SglGen(Gen(name, params, constraint, where=user_location()), options=_PLAIN_OPTIONS)
 
 
-# Values of the parameters of a run that let a generation be drawn as the model gives it.
-_PLAIN_DRAW = {
-    each.name: each.default
-    for each in named("run").values()
-    if each.default is not None
-    and each.name not in ("lora_path", "heal", "return_prompt_token_ids")
-}
+_PLAIN_OPTIONS = GenOptions(draws_plainly=True)
 
 
 @explains_wrong_arguments

@@ -59,13 +59,14 @@ class Confidence:
         logprob: log of the probability of this value under the constraint, given the text before.
             For a choice (enum, Literal, boolean, null), it is the log of its share in `probs`; for
             any other value, the sum over its tokens, including the end of a number. If the value
-            was drawn exactly, it is the log of its share in `ExactShares.probs`.
+            was drawn exactly, it is the log of its probability, or if not all texts are known, of
+            what it is at least.
         mass: log of the probability that the model itself gave to what the constraint allowed,
             summed over the value's tokens; 0 if the model would have written nothing else. If the
             value was drawn exactly, it is `ExactShares.log_mass`.
         probs: probability of each choice, by its value, or by its text if the constraint is a list
             of texts or allows objects and arrays; None for other values. If the value was drawn
-            exactly, of each text if the constraint allows at most 64.
+            exactly, of all texts if they are known (a `gap` of at most 0.002).
         parts: members by name, or items by index.
     """
 
@@ -174,7 +175,9 @@ def measure_confidence(
 async def _read_exact_confidence(answer: Generation, constraint: Constraint | None) -> Confidence:
     """Returns the confidence in a value that was drawn exactly."""
     figures = answer.meta["exact"]
+    # What is not known may belong to any other text.
     share = figures["probs"][answer.text]
+    share = share if figures["gap"] <= _GAP_OF_ALL_TEXTS else share * (1 - figures["gap"])
     probs: dict[Json, float] | None = None
     if figures["gap"] <= _GAP_OF_ALL_TEXTS:
         keys = _keys_of_texts(list(figures["probs"]), constraint)

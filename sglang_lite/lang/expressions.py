@@ -90,6 +90,8 @@ class GenOptions:
             error.
         shortened: what happens to an answer that a limit cuts: "raise", "warn" or "keep"; None for
             the run's setting.
+        draws_plainly: whether the text is drawn as the model gives it, whatever parameters the run
+            has.
     """
 
     timeout: float | None = None
@@ -99,6 +101,7 @@ class GenOptions:
     reasoning: str | None = None
     repair: bool = False
     shortened: str | None = None
+    draws_plainly: bool = False
 
 
 NO_OPTIONS: Final = GenOptions()

@@ -28,6 +28,7 @@ _TYPES: Final = {
     "biases": "Mapping[int, float] | None",
     "order": "SamplingOrder | None",
     "budget": "int | str | None",
+    "exactness": "Exactness | None",
 }
 
 

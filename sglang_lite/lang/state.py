@@ -89,6 +89,7 @@ from sglang_lite.protocol.saved import SavedRun
 
 if TYPE_CHECKING:
     from sglang_lite.compat.sglang.stream_executor import StreamExecutor
+    from sglang_lite.lang.particles import Particles, Potential
     from sglang_lite.lang.runs.trajectory import Trajectory
     from sglang_lite.lang.trace import Trace
 
@@ -669,6 +670,43 @@ class ProgramState(AttributeHints, Generic[R]):
         self.branch_after_body.names.raise_if_removed(user_location())
         children = [type(self)(child) for child in self.branch.fork(size, user_location())]
         return ProgramStateGroup(children, self)
+
+    def particles(
+        self, n: int, potential: Potential | None = None, *, resample: float = 0.5
+    ) -> Particles:
+        """Returns `n` weighted copies of the state. What is added to them (`p += sgl.gen(…)`) is
+        drawn by each for itself, and weighed by what the constraints exclude and by the potential.
+
+        Args:
+            n: number of copies; at least 1.
+            potential: function of a copy's state, called after every generation that is added: how
+                well the text fits so far, from 0, which excludes it, upwards.
+            resample: copies are replaced by others with more weight if fewer than this share of
+                them would be as good at equal weights (0 to 1; 0 never replaces any).
+
+        Raises:
+            ParameterError: an argument is invalid.
+            ProgramError: a grammar over several nodes is open.
+        """
+        where = user_location()
+        check_whole_number("n", n, 1, where)
+        if potential is not None and not callable(potential):
+            raise ParameterError(
+                "potential", f"{potential!r:.60} is not a function of a state.", where=where
+            )
+        if isinstance(resample, bool) or not isinstance(resample, int | float):
+            raise ParameterError("resample", f"{resample!r:.60} is not a number.", where=where)
+        if not 0 <= resample <= 1:
+            raise ParameterError("resample", f"{resample} is not between 0 and 1.", where=where)
+        if self.branch_after_body.blocks.grammar is not None:
+            raise ProgramError(
+                "particles can't weigh text inside a grammar over several nodes.",
+                hint="Give each generation a constraint of its own.",
+                where=where,
+            )
+        from sglang_lite.lang.particles import Particles
+
+        return Particles(self, n, potential, resample)
 
     def copy(self, position_ids_offset: list[int] | None = None) -> CopyScope:
         """Returns a context manager for a fork of the state: `with s.copy() as c:`. At the end of

@@ -5,19 +5,23 @@ variables.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sglang_lite.notebook.markup import Markup, element, notebook_html, shorten_text, table_of_rows
 from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
     from sglang_lite.lang.concurrency.variables import Variable
-    from sglang_lite.lang.state import ProgramState
+    from sglang_lite.lang.execution.branch import Branch
 
 
-def states_table(
-    results: Sequence[ProgramState | Exception | UserValue], *, of_runs: bool
-) -> Markup:
+class _State(Protocol):
+    """What the table reads of a state of a program."""
+
+    branch: Branch
+
+
+def states_table(results: Sequence[_State | Exception | UserValue], *, of_runs: bool) -> Markup:
     """Returns a summary of states for a notebook: how many there are, how many of them failed, and
     a table.
     """
@@ -31,7 +35,7 @@ def states_table(
 
 
 def build_results_table(
-    results: Mapping[int, ProgramState | Exception | UserValue], *, of_runs: bool
+    results: Mapping[int, _State | Exception | UserValue], *, of_runs: bool
 ) -> Markup:
     """Returns a table with one row for each state, or for each error that a run ended with. Shows
     only values that have arrived, and never blocks.
@@ -65,11 +69,11 @@ def _format_variable(variable: Variable | None) -> str:
     )
 
 
-def _failure_of_result(result: ProgramState | Exception) -> BaseException | None:
+def _failure_of_result(result: _State | Exception) -> BaseException | None:
     return result if isinstance(result, Exception) else result.branch.player.failure
 
 
-def _usage_and_error(result: ProgramState | Exception) -> Iterator[str]:
+def _usage_and_error(result: _State | Exception) -> Iterator[str]:
     """Yields the last two cells of a run's row: its numbers of prompt and generated tokens, and its
     error.
     """

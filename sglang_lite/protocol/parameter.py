@@ -54,11 +54,14 @@ def check_known(name: str, *values: object) -> None:
 # A budget is a number of tokens, or text, stored in records as a one-tuple: seconds ("30s"), or a
 # share of `max_tokens` ("50%").
 Kind: TypeAlias = Literal[
-    "int", "float", "bool", "strings", "token ids", "biases", "order", "budget"
+    "int", "float", "bool", "strings", "token ids", "biases", "order", "budget", "exactness"
 ]
 # If top-k also applies: whether top-p refers to the mass of all tokens, or of those that top-k has
 # kept.
 SamplingOrder: TypeAlias = Literal["joint", "sequential"]
+# Whether texts are drawn with the model's own probabilities; with "bound", with a larger error if
+# computing more takes too long; with "weighted", in one try each, with weights that make up for it.
+Exactness: TypeAlias = bool | Literal["bound", "weighted"]
 # Places where a parameter can be given. gen: `gen`. run: `run`, `run_batch` …, `gen_int` and
 # `gen_string`. hooks: SGLang's blocking hooks of a backend, and `gen` by position. sampling_params:
 # a key of the dictionary for `Engine.generate`. request: a keyword of `Engine.generate`. openai: a
@@ -110,6 +113,8 @@ class Parameter:
         places: places where the parameter can be given.
         effect_in: files of the package that read it and implement its effect. tests/effects
             hides the value from each of them in turn and checks that the effect disappears.
+        changes_draws: whether it changes the distribution that texts are drawn from, or where they
+            end.
     """
 
     name: str
@@ -124,6 +129,7 @@ class Parameter:
     places: tuple[Place, ...] = ("gen", "run", "hooks", "sampling_params", "openai")
     _: KW_ONLY
     effect_in: tuple[str, ...]
+    changes_draws: bool = False
 
     @property
     def sglang(self) -> str:
@@ -170,7 +176,7 @@ class Parameter:
             return tuple(map(_whole, value)) if listed else value
         if self.kind == "biases":
             return tuple(map(_bias, value.items())) if isinstance(value, Mapping) else value
-        if self.kind in ("bool", "order"):
+        if self.kind in ("bool", "order", "exactness"):
             return value
         if self.kind == "budget" and isinstance(value, str | list):
             return (value,) if isinstance(value, str) else tuple(value)
@@ -193,6 +199,12 @@ class Parameter:
             if value not in ORDERS:
                 raise ParameterError(
                     self.name, f"{short_repr(value)} is neither {' nor '.join(map(repr, ORDERS))}."
+                )
+        elif self.kind == "exactness":
+            if not isinstance(value, bool) and value not in ("bound", "weighted"):
+                raise ParameterError(
+                    self.name,
+                    f"{short_repr(value)} is neither True, False, 'bound' nor 'weighted'.",
                 )
         elif self.kind == "budget":
             self._budget(value)

@@ -19,17 +19,27 @@ import msgspec
 
 from sglang_lite.errors import ParameterError
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.parameter import UNSET, Parameter, Place, Range, SamplingOrder, Unset
+from sglang_lite.protocol.parameter import (
+    UNSET,
+    Exactness,
+    Parameter,
+    Place,
+    Range,
+    SamplingOrder,
+    Unset,
+)
 from sglang_lite.protocol.record import Record
 
 # ---------------------------------------------------------------------------------------- the table
 
 if TYPE_CHECKING:
     _OrderField: TypeAlias = SamplingOrder | Unset
+    _ExactField: TypeAlias = Exactness | Unset
 # msgspec has no union of names and an enumeration of names. UNSET is the default, which records
 # leave out.
 else:
     _OrderField = SamplingOrder
+    _ExactField = Exactness
 
 _COMPLETIONS: tuple[Place, ...] = ("gen", "run", "hooks", "sampling_params", "completions")
 _LOGPROB: tuple[Place, ...] = ("gen", "run", "hooks", "request")
@@ -56,6 +66,7 @@ PARAMETERS: Final = (
         "min_tokens", "int", 0, "no end of sequence and no stop before this many tokens",
         Range(0), engine_range=Range(0, _INT), alias="min_new_tokens",
         places=("gen", "hooks", "sampling_params", "openai"), effect_in=("runtime/core/step_masks.py",),
+        changes_draws=True,
     ),
     Parameter(
         "n", "int", 1, "number of independent samples", Range(1), engine_range=Range(1, 256),
@@ -77,34 +88,36 @@ PARAMETERS: Final = (
     ),
     Parameter(
         "temperature", "float", 1.0, "randomness of the draws; 0 always takes the likeliest token",
-        Range(0), engine_range=Range(0, 100), effect_in=(_STEP, _RESOLVED),
+        Range(0), engine_range=Range(0, 100), effect_in=(_STEP, _RESOLVED), changes_draws=True,
     ),
     Parameter(
         "top_p", "float", 1.0, "draw from the likeliest tokens whose probabilities add up to this",
         Range(0, 1), engine_range=Range(0, 1, above=True), hint="0 leaves no token; temperature=0 is greedy decoding.",
-        effect_in=(_STEP,),
+        effect_in=(_STEP,), changes_draws=True,
     ),
     Parameter(
         "top_k", "int", -1,
         "draw from this many of the likeliest tokens; -1 or 0 for all", Range(-1), engine_range=Range(-1, _INT),
-        effect_in=(_STEP,),
+        effect_in=(_STEP,), changes_draws=True,
     ),
     Parameter(
         "min_p", "float", 0.0,
         "leave out tokens less likely than this share of the likeliest one's probability", Range(0, 1),
-        effect_in=(_STEP,),
+        effect_in=(_STEP,), changes_draws=True,
     ),
     Parameter(
         "frequency_penalty", "float", 0.0,
         "subtracted from a token's logit for each time that the output has it", Range(-2, 2), effect_in=(_LOGITS,),
+        changes_draws=True,
     ),
     Parameter(
         "presence_penalty", "float", 0.0,
         "subtracted once from the logit of each token in the output", Range(-2, 2), effect_in=(_LOGITS,),
+        changes_draws=True,
     ),
     Parameter(
         "ignore_eos", "bool", False, "continue after an end-of-sequence token",
-        effect_in=(_BUILDER,),
+        effect_in=(_BUILDER,), changes_draws=True,
     ),
     Parameter(
         "return_logprob", "bool", False, "report tokens' log-probabilities in the metadata, `s.get_meta_info(name)`",
@@ -145,14 +158,15 @@ PARAMETERS: Final = (
         alias="return_confidence", places=("gen", "request"), effect_in=(_REQUEST,),
     ),
     Parameter(
-        "exact", "bool", False,
-        "draw texts with the model's own probabilities, for `s.exact(name)`",
+        "exact", "exactness", False,
+        "draw texts with the model's own probabilities, for `s.exact(name)`; `\"bound\"`: with a larger `gap` where "
+        "True fails; `\"weighted\"`: in one try each, with a weight that makes up for it",
         places=_EVERYWHERE, effect_in=(_CORE,),
     ),
     Parameter(
         "heal", "bool", False,
         "spell the prompt's last word anew, together with the text that follows",
-        places=_HEALED, effect_in=(_BUILDER,),
+        places=_HEALED, effect_in=(_BUILDER,), changes_draws=True,
     ),
     Parameter(
         "seed", "int", None, "draws depend only on it and the token's position; without it each call draws anew",
@@ -167,23 +181,25 @@ PARAMETERS: Final = (
         "repetition_penalty", "float", 1.0,
         "factor for tokens in the prompt or the output; above 1 makes them less likely",
         Range(0, above=True), engine_range=Range(0, 2, above=True), places=_EVERYWHERE, effect_in=(_LOGITS,),
+        changes_draws=True,
     ),
     Parameter(
         "sampling_order", "order", None,
         "where `top_p` counts beside `top_k`: \"joint\" in all tokens, \"sequential\" in those that `top_k` has left; "
         "without it joint, but with `min_p` sequential", places=("gen", "run", "sampling_params", "openai"),
-        effect_in=(_RESOLVED,),
+        effect_in=(_RESOLVED,), changes_draws=True,
     ),
     Parameter(
         "repeats", "int", None,
         "maximum number of equal items in a row in a list of JSON, but for numbers, booleans, null and enums",
-        Range(3), engine_range=Range(3, _INT), places=_OURS, effect_in=(_REQUEST,),
+        Range(3), engine_range=Range(3, _INT), places=_OURS, effect_in=(_REQUEST,), changes_draws=True,
     ),
     Parameter(
         "thinking", "budget", None,
         'tokens that the model may think, after which its thought ends with the sentence; `"30s"`: seconds instead; '
         '`"50%"`: share of `max_tokens`',
         Range(0), engine_range=Range(0, _INT), alias="max_think_tokens", places=_OURS, effect_in=(_REQUEST,),
+        changes_draws=True,
     ),
     Parameter(
         "speculation", "bool", True,
@@ -193,7 +209,7 @@ PARAMETERS: Final = (
     Parameter(
         "logit_bias", "biases", (), "added to the logits of these token ids",
         Range(0), engine_range=Range(-10_000, 10_000), max_entries=4096, places=(*_OURS, "completions"),
-        effect_in=(_LOGITS,),
+        effect_in=(_LOGITS,), changes_draws=True,
     ),
     Parameter(
         "lora_path", "strings", (), "name of the adapter (LoRA) that an engine generates with",
@@ -224,6 +240,10 @@ def named(place: Place, *, sglang: bool = False) -> dict[str, Parameter]:
     return {
         each.sglang if sglang else each.name: each for each in PARAMETERS if place in each.places
     }
+
+
+# Parameters that change which text is drawn, beside the seed and the number of samples.
+CHANGE_DRAWS: Final = tuple(each.name for each in PARAMETERS if each.changes_draws)
 
 
 # ------------------------------------------------------------------------------ keywords and record
@@ -269,7 +289,7 @@ class OneSampleGenOptions(OneSampleOptions, total=False):
 
     min_tokens: int | None
     confidence: bool | None
-    exact: bool | None
+    exact: Exactness | None
     seed: int | None
     include_stop: bool | None
     repetition_penalty: float | None
@@ -299,7 +319,7 @@ class SglangOptions(TypedDict, total=False):
     repetition_penalty: float | None
     sampling_order: SamplingOrder | None
     repeats: int | None
-    exact: bool | None
+    exact: Exactness | None
     heal: bool | None
     max_think_tokens: int | str | None
     reasoning_format: str | Sequence[str] | None
@@ -379,7 +399,7 @@ class SamplingParams(Record, frozen=True):
     return_routed_experts: bool | Unset = UNSET
     return_hidden_states: bool | Unset = UNSET
     confidence: bool | Unset = UNSET
-    exact: bool | Unset = UNSET
+    exact: _ExactField = UNSET
     heal: bool | Unset = UNSET
     lora_path: tuple[str, ...] | Unset = UNSET
 

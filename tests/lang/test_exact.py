@@ -3,7 +3,7 @@ child process and over HTTP.
 """
 
 import re
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pytest
 
@@ -17,7 +17,8 @@ QUESTION = "Question: how many moons?\nAnswer:"
 
 @pytest.fixture(scope="module", params=["in process", "child", "http"])
 def backend(request, small_file):
-    engine = sgl.Engine(small_file, in_process=request.param == "in process")
+    in_process = request.param == "in process"
+    engine = sgl.Engine(small_file, in_process=in_process, dtype="float32")
     with engine:
         if request.param != "http":
             yield engine
@@ -126,6 +127,27 @@ def test_mistakes_are_told_where_they_are(backend):
     assert e.value.where.file.endswith("test_exact.py")
 
 
+def test_bound_accepts_a_larger_gap(backend):
+    @sgl.function
+    def program(s, exact):
+        s += QUESTION
+        s += sgl.gen("few", type=Long, exact=exact, temperature=0)
+        s += sgl.gen("many", regex="[a-z]{12,}", exact=exact, temperature=0, max_tokens=12)
+
+    Long = Literal["the quick brown fox jumps", "a stitch in time saves"]
+    with pytest.raises(sgl.ConstraintError, match="exact: after 512 beginnings") as caught:
+        program.run(True, backend=backend)["few"]
+    assert 'exact="bound"' in caught.value.hint
+    state = program.run("bound", backend=backend, seed=1)
+    assert state["few"] in get_args(Long)
+    assert re.fullmatch("[a-z]{12,}", state["many"])
+    for name in ("few", "many"):
+        shares = state.exact(name)
+        assert shares.gap > 0.002
+        assert shares.rows <= 512
+        assert state.raw(name) in shares.probs
+
+
 def test_a_grammar_over_several_nodes_is_refused(backend):
     @sgl.function
     def program(s):
@@ -155,7 +177,7 @@ def test_select_by_exact_takes_the_likeliest_text(backend):
     chosen = program.run("select", backend=backend, max_new_tokens=1, top_p=0.5, stop="o", seed=1)
     drawn = program.run("gen", backend=backend)
     shares = chosen.exact("a")
-    assert shares.probs == pytest.approx(drawn.exact("a").probs)
+    assert shares.probs == pytest.approx(drawn.exact("a").probs, abs=1e-4)
     assert chosen["a"] == drawn["a"] == max(shares.probs, key=shares.probs.__getitem__)
     assert chosen.text() == "How many moons? " + chosen["a"]
     with pytest.raises(sgl.ProgramError, match="'a' was not selected by scores") as caught:
@@ -208,7 +230,17 @@ def test_confidence_reads_the_exact_probabilities(backend):
     shares = state.exact("b").probs
     assert state.confidence("b").probs == {True: shares["true"], 12: shares["12"]}
     assert state.confidence("c").probs is None
-    assert state.confidence("c").prob == pytest.approx(state.exact("c").probs[state["c"]])
+    least = state.exact("c").probs[state["c"]] * (1 - state.exact("c").gap)
+    assert state.confidence("c").prob == pytest.approx(least)
     assert state.confidence("d").probs == state.exact("d").probs
     assert set(state.confidence("d").probs) == {"[]", "5"}
     assert state.confidence("d").parts == {}
+
+
+def test_other_backends_refuse_to_select_by_it():
+    @sgl.function
+    def program(s):
+        s += sgl.user("Hi?") + sgl.assistant(sgl.select("a", ["x", "y"], choices_method=sgl.exact))
+
+    with pytest.raises(sgl.CapabilityError, match="can't honour exact"):
+        program.run(backend=sgl.OpenAI("gpt-4o", api_key="x"))["a"]

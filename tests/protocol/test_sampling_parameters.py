@@ -38,6 +38,7 @@ TYPES = {
     "biases": "tuple[tuple[int, float], ...]",
     "order": "SamplingOrder",
     "budget": "int | tuple[str, ...]",
+    "exactness": "Exactness",
 }
 OPTION_TYPES = {
     "int": "int",
@@ -48,6 +49,7 @@ OPTION_TYPES = {
     "biases": "Mapping[int, float]",
     "order": "SamplingOrder",
     "budget": "int | str",
+    "exactness": "Exactness",
 }
 # A value that is not the default, as a user may write it and as the record has it.
 SAID = {
@@ -58,6 +60,7 @@ SAID = {
     "budget": ("30s", ("30s",)),
     "biases": ({"4": 1, 5: np.float64(-2.5)}, ((4, 1.0), (5, -2.5))),
     "order": ("sequential", "sequential"),
+    "exactness": ("weighted", "weighted"),
 }
 WRONG = {
     "int": ("is not a whole number", ["3", 1.5, True, [1]]),
@@ -77,6 +80,10 @@ WRONG = {
     "order": (
         "is neither 'joint' nor 'sequential'",
         ["", "Joint", "vllm", 1, True, ("joint",), ["joint"]],
+    ),
+    "exactness": (
+        "is neither True, False, 'bound' nor 'weighted'",
+        [1, "yes", "Weighted", ["weighted"]],
     ),
     "budget": (
         "is not a whole number|is neither seconds|outside its range",
@@ -144,7 +151,8 @@ def test_generate_has_the_requests_fields():
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=IDS)
 def test_records_have_a_field_of_its_type(parameter):
     kind = TYPES[parameter.kind]
-    expected = "_OrderField" if parameter.kind == "order" else f"{kind} | Unset"
+    fields = {"order": "_OrderField", "exactness": "_ExactField"}
+    expected = fields.get(parameter.kind, f"{kind} | Unset")
     assert SamplingParams.__annotations__[parameter.name] == expected
     assert getattr(SamplingParams(), parameter.name) is UNSET
     others = {"stop_regex": "Mapping[str, regex.Pattern[str]]", **dict.fromkeys(("seed", "repeats"), "int | None"),
@@ -389,7 +397,7 @@ def table():
     shown = {
         "int": "int", "float": "float", "bool": "bool", "strings": "str, or a list", "token ids": "list of ids",
         "biases": "ids to floats", "order": '`"joint"` or `"sequential"`',
-        "budget": "int, or str",
+        "budget": "int, or str", "exactness": 'bool, or `"bound"`, `"weighted"`',
     }  # fmt: skip
     lines = [
         "| Parameter | Type | Default | Range | An engine takes | What it does | SGLang's name | Given to | Taken by |",

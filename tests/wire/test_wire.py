@@ -119,6 +119,7 @@ def within(parameter):
         "token ids": tuples(whole), "biases": tuples(st.tuples(whole, st.floats(allow_nan=False, allow_infinity=False))),
         "order": st.sampled_from(ORDERS),
         "budget": st.one_of(st.integers(0, 100), st.sampled_from([("30s",), ("50%",)])),
+        "exactness": st.sampled_from([True, False, "bound", "weighted"]),
     }[parameter.kind]  # fmt: skip
 
 

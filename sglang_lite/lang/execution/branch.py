@@ -89,7 +89,7 @@ from sglang_lite.protocol import (
     Unset,
 )
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.sampling import NO_PARAMS, merge
+from sglang_lite.protocol.sampling import CHANGE_DRAWS, NO_PARAMS, merge
 from sglang_lite.text.reasoning import allow_reasoning_before
 
 if TYPE_CHECKING:
@@ -606,7 +606,7 @@ def _make_gen_node(
         else:  # a stop would end the reasoning
             constraint = number_as_regex(constraint, TERMINATORS)
     params = _merge_params(
-        own.node, run, stops if blocks.role is None else (*stops, *run.template.stop_str), path
+        own, run, stops if blocks.role is None else (*stops, *run.template.stop_str), path
     )
     if reasoning is not None and constraint is not None and InOrder in kinds:
         constraint = allow_reasoning_before(reasoning, constraint)
@@ -647,18 +647,34 @@ def _with_reasoning_format(
     return msgspec.structs.replace(params, reasoning_format=(reasoning,))
 
 
-def _merge_params(node: Gen, run: Run, stops: tuple[str, ...], path: str) -> SamplingParams:
+# Parameters of a run that change no draw under a constraint.
+_CHANGE_NO_DRAW = ("max_tokens", "lora_path", "return_prompt_token_ids")
+
+
+def _params_of_run(own: SglGen, run: Run) -> SamplingParams:
+    """Returns the parameters of the run that count for a generation. If it draws plainly, they may
+    neither change its draws nor, under a constraint, end its text or report its tokens.
+    """
+    params = run.settings.params
+    if not own.options.draws_plainly:
+        return params
+    if own.node.constraint is None:
+        return msgspec.structs.replace(params, **dict.fromkeys(("n", *CHANGE_DRAWS), UNSET))
+    return SamplingParams(**{name: getattr(params, name) for name in _CHANGE_NO_DRAW})
+
+
+def _merge_params(own: SglGen, run: Run, stops: tuple[str, ...], path: str) -> SamplingParams:
     """Merges the node's parameters over the run's, and adds stops and the node's seed."""
-    params = node.params
+    params = own.node.params
     if run.settings.params is not NO_PARAMS:
-        params = merge(run.settings.params, params)
+        params = merge(_params_of_run(own, run), params)
     if not stops and run.settings.seed is None:
         return params
-    own = () if isinstance(params.stop, Unset) else params.stop
+    given = () if isinstance(params.stop, Unset) else params.stop
     seed = run.seed_for_path(path)
     return msgspec.structs.replace(
         params,
-        stop=(*own, *(s for s in stops if s not in own)) or UNSET,
+        stop=(*given, *(s for s in stops if s not in given)) or UNSET,
         seed=seed if isinstance(params.seed, Unset) else params.seed,
     )
 

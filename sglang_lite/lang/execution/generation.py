@@ -465,7 +465,7 @@ def _accept_answer(
         generations = [_log_and_add_warning(op, generation, unread) for generation in generations]
     first = generations[0]
     options = op.expression.options
-    if op.node.params.confidence is True or op.node.params.exact is True:
+    if op.node.params.confidence is True or op.node.params.exact in (True, "bound"):
         constraint = _effective_constraint(player, op)
         prompt = _build_prompt(player, op)
         op.variable.question = AnsweredQuestion(

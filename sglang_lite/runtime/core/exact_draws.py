@@ -39,6 +39,7 @@ from sglang_lite.runtime.exact.searches import (
     Enumeration,
     ExactSearch,
     Likeliest,
+    WeightedDrawing,
 )
 from sglang_lite.runtime.exact.text_limits import TextLimits
 from sglang_lite.runtime.requests.request import Request, State
@@ -165,6 +166,9 @@ class ExactDraws:
         loop = self._context.loop
         text = self._answer(drawn.text)
         tokens = tuple(request.output.tokens_of(text))
+        if drawn.cut:  # its usual tokens may be more than it was drawn with
+            tokens = tokens[: request.limit - request.prompt_len]
+            text = self._context.tokenizer.decode(list(tokens)).rstrip("\ufffd")
         first = self._rows.first
         assert first is not None
         duration = loop.clock.now() - request.times.submitted
@@ -175,14 +179,11 @@ class ExactDraws:
             first_token_s=duration,
             total_s=duration,
         )
-        probs = {self._answer(each): share for each, share in drawn.probs.items()}
-        figures = {
-            "probs": probs,
-            **drawn.figures,
-            "rows": self._rows.computed,
-            "steps": self._rows.steps,
-        }
-        meta = dict[str, object](exact=figures)
+        figures = {**drawn.figures, "rows": self._rows.computed, "steps": self._rows.steps}
+        if drawn.probs:
+            figures["probs"] = {self._answer(each): share for each, share in drawn.probs.items()}
+        kind = "weighted" if request.params.exact == "weighted" else "exact"
+        meta = dict[str, object]({kind: figures})
         if self._before:
             meta["healed"] = {"end": self._before}
         if "cache_miss" in first.meta:
@@ -196,6 +197,7 @@ class ExactDraws:
             text,
             tokens,
             (Span(text, special=False),) if text else (),
+            finish_reason="length" if drawn.cut else "stop",
             usage=usage,
             meta=meta,
             prompt_ids=tuple(prompt.tolist()),
@@ -225,7 +227,9 @@ def _choose_search(
     """
     first = requests[0]
     constraint = _check_request(first, constraint)
-    texts = list_drawable_texts(constraint)
+    weighted = first.params.exact == "weighted"
+    any_gap = first.params.exact == "bound"
+    texts = None if weighted else list_drawable_texts(constraint)
     keys = [
         DrawKey(each.seed, each.prompt_len, 0.0 if each.params.greedy else each.params.temperature)
         for each in requests
@@ -238,7 +242,7 @@ def _choose_search(
         spellings = {before + text: tokens_of(before + text) for text in fitting}
         outcomes = context.compiler.find_text_outcomes(tuple(spellings))
         start = outcomes.reader.start
-        return outcomes, partial(Enumeration, spellings, keys, start, token_bytes)
+        return outcomes, partial(Enumeration, spellings, keys, start, token_bytes, any_gap=any_gap)
     temperature = keys[0].temperature
     if temperature not in (0, 1):
         raise ParameterError(
@@ -256,8 +260,10 @@ def _choose_search(
             first.respelled + limit,
             lambda text: matches(constraint, text[len(before) :]),
         )
+        if weighted:
+            return WeightedDrawing(keys, reader.start, token_bytes, limits)
         if temperature == 0:
-            return Likeliest(len(keys), reader, token_bytes, limits)
+            return Likeliest(len(keys), reader, token_bytes, limits, any_gap=any_gap)
         return Drawing(keys, reader.start, token_bytes, limits)
 
     return outcomes, make_search

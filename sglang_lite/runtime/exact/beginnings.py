@@ -64,3 +64,17 @@ class MassRow:
     outcomes: Outcomes
     ends: NDArray[np.float64]
     live: NDArray[np.float64]
+
+    def continue_with_live(self, number: int, token_bytes: Sequence[bytes]) -> Beginning:
+        """Returns the beginning with one of the live tokens after it.
+
+        Args:
+            number: index of the token among the live ones.
+            token_bytes: bytes of each token.
+        """
+        return self.beginning.continue_with(
+            int(self.outcomes.live_tokens[number]),
+            token_bytes,
+            int(self.outcomes.live_positions[number]),
+            float(self.live[number]),
+        )

@@ -116,7 +116,8 @@ class BestText:
                 break
             number = heapq.heappop(self._next)[1]
             open_row = self._rows[number]
-            beginning = self._continue(open_row.row, int(open_row.order[open_row.taken]))
+            index = int(open_row.order[open_row.taken])
+            beginning = open_row.row.continue_with_live(index, self._token_bytes)
             open_row.taken += 1
             self._push(number)
             taken.append(beginning)
@@ -130,14 +131,6 @@ class BestText:
             share = float(open_row.row.live[open_row.order[open_row.taken]])
             if share > 0:
                 heapq.heappush(self._next, (-open_row.row.beginning.mass * share, number))
-
-    def _continue(self, row: MassRow, index: int) -> Beginning:
-        return row.beginning.continue_with(
-            int(row.outcomes.live_tokens[index]),
-            self._token_bytes,
-            int(row.outcomes.live_positions[index]),
-            float(row.live[index]),
-        )
 
     def _sum_open_masses(self, small: float) -> dict[bytes, float]:
         """Returns the probability of what is open, by the bytes with which its texts begin.
@@ -154,7 +147,7 @@ class BestText:
             rest = row.beginning.mass * row.live[order]
             likely = int(np.searchsorted(-rest, -small))
             for index in order[:likely]:
-                beginning = self._continue(row, int(index))
+                beginning = row.continue_with_live(int(index), self._token_bytes)
                 certain = self._certain_bytes(beginning)
                 masses[certain] = masses.get(certain, 0.0) + beginning.mass
             unlikely = self._bound_unlikely(row.outcomes, order[likely:], rest[likely:])

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from sglang_lite.runtime.exact.best_text import BestText
 from sglang_lite.runtime.exact.mass_tree import MassTree
 from sglang_lite.runtime.exact.text_limits import TextLimits
 from sglang_lite.runtime.exact.walks import NoMassError, Rows, Walk, list_known_shares
+from sglang_lite.runtime.exact.weighted import WeightedWalk
 from sglang_lite.runtime.kernels.race import draw_exponentials
 
 GAP = 2e-3  # total variation distance up to which the shares of listed texts are known
@@ -50,13 +51,16 @@ class DrawnText:
 
     Attributes:
         text: the text.
-        probs: probabilities of the texts, as in `ExactShares`.
-        figures: `log_mass`, `gap` and `tries` of `ExactShares`.
+        figures: `log_mass`, `gap` and `tries` of `ExactShares`, or the `log_weight` of a weighted
+            draw.
+        probs: probabilities of the texts, as in `ExactShares`; none of a weighted draw.
+        cut: whether it is only the beginning of a text.
     """
 
     text: str
-    probs: Mapping[str, float]
     figures: Mapping[str, object]
+    probs: Mapping[str, float] = field(default_factory=dict)
+    cut: bool = False
 
 
 class ExactSearch(Protocol):
@@ -88,6 +92,7 @@ class Enumeration:
         keys: one for each sample.
         start: position of the reader at the beginning.
         token_bytes: bytes of each token.
+        any_gap: whether a gap above `GAP` is accepted after as many rows as are computed at most.
     """
 
     def __init__(
@@ -96,21 +101,24 @@ class Enumeration:
         keys: Sequence[DrawKey],
         start: int,
         token_bytes: Sequence[bytes],
+        *,
+        any_gap: bool,
     ) -> None:
         self._texts = list(spellings)
         self._keys = keys
         self._token_bytes = token_bytes
+        self._any_gap = any_gap
         self._tree = MassTree(start, spellings.values())
         self._computed = 0
 
     def take_beginnings(self) -> list[Beginning]:
         taken = self._tree.take_branches(GAP, _MAX_ROWS - self._computed)
         self._computed += len(taken)
-        if not taken and self._tree.gap > GAP:
+        if not taken and self._tree.gap > GAP and not self._any_gap:
             raise ConstraintError(
-                f"exact: after {self._computed} beginnings of texts, the shares of the {len(self._texts)} texts are "
-                f"known to {self._tree.gap:.2g} only: the model would hardly write them, or they are too long.",
-                hint=_HINT,
+                f"exact: after {self._computed} beginnings of texts, the gap of the {len(self._texts)} texts is "
+                f"{self._tree.gap:.2g}, above {GAP}: the model would hardly write them, or they are too long.",
+                hint=f'Use exact="bound" for what is known. {_HINT}',
             )
         return taken
 
@@ -131,7 +139,7 @@ class Enumeration:
         probs = {text: mass / total for text, mass in zip(self._texts, masses)}
         figures = {"log_mass": math.log(total), "gap": self._tree.gap}
         drawn = [self._texts[_draw_index(masses, key)] for key in self._keys]
-        return [DrawnText(text, probs, figures) for text in drawn]
+        return [DrawnText(text, figures, probs) for text in drawn]
 
 
 class Drawing:
@@ -173,8 +181,8 @@ class Drawing:
         ):
             left = sum(each is not None for each in needed)
             raise ConstraintError(
-                f"exact: after {len(self._rows)} beginnings of texts, {left} of {len(needed)} texts are not drawn: the "
-                "model would hardly write what the constraint allows, or it is too long.",
+                f"exact: after {len(self._rows)} beginnings of texts, {left} of {len(needed)} draws have not ended: "
+                "the model would hardly write what the constraint allows, or it is too long.",
                 hint=_HINT,
             )
         return list(taken.values())
@@ -195,6 +203,53 @@ class Drawing:
         ]
 
 
+class WeightedDrawing:
+    """Draws texts of a language in one try each, with weights.
+
+    Args:
+        keys: one for each sample, all with temperature 1.
+        start: position of the reader at the beginning.
+        token_bytes: bytes of each token.
+        limits: limits of the texts.
+    """
+
+    def __init__(
+        self, keys: Sequence[DrawKey], start: int, token_bytes: Sequence[bytes], limits: TextLimits
+    ) -> None:
+        self._limits = limits
+        self._rows: dict[tuple[int, ...], MassRow] = {}
+        self._walks = [
+            WeightedWalk(
+                self._rows,
+                Beginning((), b"", start, 1.0),
+                token_bytes,
+                partial(_draw_uniform, _make_generator(key)),
+                limits,
+            )
+            for key in keys
+        ]
+
+    def take_beginnings(self) -> list[Beginning]:
+        needed = [walk.advance() for walk in self._walks]
+        self._rows.clear()  # no walk comes back
+        return list({each.tokens: each for each in needed if each is not None}.values())
+
+    def add_row(self, row: MassRow) -> None:
+        self._rows[row.beginning.tokens] = row
+
+    def give_up(self, beginning: Beginning) -> None:
+        self._limits.give_up(beginning)
+
+    def draw(self) -> list[DrawnText]:
+        drawn = []
+        for walk in self._walks:
+            assert walk.text is not None
+            text = walk.text.decode(errors="ignore")
+            figures = {"log_weight": walk.log_weight}
+            drawn.append(DrawnText(text, figures, cut=walk.log_weight is None))
+        return drawn
+
+
 class Likeliest:
     """Finds the likeliest text of a language that may have any number of them.
 
@@ -203,12 +258,21 @@ class Likeliest:
         reader: reader of the language.
         token_bytes: bytes of each token.
         limits: limits of the texts.
+        any_gap: whether the likeliest text that was found is accepted after as many rows as are
+            computed at most, even if another one may be likelier.
     """
 
     def __init__(
-        self, count: int, reader: TextReader, token_bytes: Sequence[bytes], limits: TextLimits
+        self,
+        count: int,
+        reader: TextReader,
+        token_bytes: Sequence[bytes],
+        limits: TextLimits,
+        *,
+        any_gap: bool,
     ) -> None:
         self._count = count
+        self._any_gap = any_gap
         self._start = reader.start
         self._limits = limits
         self._rows: dict[tuple[int, ...], MassRow] = {}
@@ -222,18 +286,19 @@ class Likeliest:
         self._best = self._search.find_best()
         if self._best is not None and self._search.is_certain(self._best):
             return []
-        if len(self._rows) >= _MAX_ROWS or self._live_tokens > _MAX_LIVE_TOKENS:
-            raise _uncertain_error(len(self._rows))
-        taken = self._search.take_beginnings(_MAX_ROWS - len(self._rows))
-        if taken:
-            return taken
-        self._search.count_rest()
-        self._best = self._search.find_best()
-        if self._best is None:
-            raise _no_text_error()
-        if not self._search.is_certain(self._best):
-            raise _uncertain_error(len(self._rows))
-        return []
+        exhausted = len(self._rows) >= _MAX_ROWS or self._live_tokens > _MAX_LIVE_TOKENS
+        if not exhausted:
+            taken = self._search.take_beginnings(_MAX_ROWS - len(self._rows))
+            if taken:
+                return taken
+        if not exhausted or self._any_gap:
+            self._search.count_rest()
+            self._best = self._search.find_best()
+            if self._best is None:
+                raise _no_text_error()
+        if self._any_gap or (self._best is not None and self._search.is_certain(self._best)):
+            return []
+        raise _uncertain_error(len(self._rows))
 
     def _make_start(self) -> Beginning:
         return Beginning((), b"", self._start, 1.0)
@@ -255,7 +320,7 @@ def _uncertain_error(computed: int) -> ConstraintError:
     return ConstraintError(
         f"exact: after {computed} beginnings of texts, the likeliest text is not certain: the model has no clear "
         "answer, or it is too long.",
-        hint="Use temperature=1, or leave exact out.",
+        hint='Use exact="bound" for the best one found, temperature=1, or leave exact out.',
     )
 
 
@@ -271,7 +336,7 @@ def _describe_texts(rows: Rows, drawn: Sequence[bytes], limits: TextLimits) -> l
     known = list_known_shares(rows, drawn, limits)
     probs = {text.decode(): share for text, share in known.shares.items()}
     figures = {"log_mass": math.log(known.mass), "gap": known.gap}
-    return [DrawnText(text.decode(), probs, figures) for text in drawn]
+    return [DrawnText(text.decode(), figures, probs) for text in drawn]
 
 
 def _draw_index(masses: Sequence[float], key: DrawKey) -> int:

@@ -179,13 +179,10 @@ class Walk:
         """Draws the next token after a node, or the end of the text."""
         if node.total < _MIN_MASS:  # nothing is left at the root; elsewhere it has weight 0
             raise NoMassError
-        weights = node.build_weights()
-        sums = np.cumsum(weights)
-        index = int(np.searchsorted(sums, self._draw_uniform() * sums[-1], side="right"))
-        index = min(index, int(np.flatnonzero(weights)[-1]))
-        before, row = node.row.beginning, node.row
+        row = node.row
+        index = draw_weighted_index(node.build_weights(), self._draw_uniform())
         if index < len(row.ends):
-            text = before.text_with(list(row.outcomes.ends)[index])
+            text = row.beginning.text_with(list(row.outcomes.ends)[index])
             if self._limits.is_allowed(text):
                 self.text = text
                 return
@@ -195,19 +192,22 @@ class Walk:
             node.weigh(index, 0.0)
             self._begin_again()
         else:
-            number = index - len(row.ends)
             self._came_from = node, index
-            self._at = before.continue_with(
-                int(row.outcomes.live_tokens[number]),
-                self._token_bytes,
-                int(row.outcomes.live_positions[number]),
-                float(row.live[number]),
-            )
+            self._at = row.continue_with_live(index - len(row.ends), self._token_bytes)
 
     def _begin_again(self) -> None:
         self.tries += 1
         self._at = self._start
         self._came_from = None
+
+
+def draw_weighted_index(weights: NDArray[np.float64], uniform: float) -> int:
+    """Returns the index that a random number from 0 to 1 draws in proportion to weights, of which at
+    least one is above 0.
+    """
+    sums = np.cumsum(weights)
+    index = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
+    return min(index, int(np.flatnonzero(weights)[-1]))
 
 
 @dataclass(frozen=True, slots=True)

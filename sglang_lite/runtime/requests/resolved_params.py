@@ -11,7 +11,7 @@ import regex
 
 from sglang_lite.errors import short_repr
 from sglang_lite.protocol import ParameterError, RecordName, SamplingParams
-from sglang_lite.protocol.parameter import Parameter, SamplingOrder
+from sglang_lite.protocol.parameter import Exactness, Parameter, SamplingOrder
 from sglang_lite.protocol.sampling import PARAMETERS, given_values
 from sglang_lite.text.stop import compile_stop_pattern
 
@@ -54,7 +54,7 @@ class ResolvedParams:
     return_routed_experts: bool
     return_hidden_states: bool
     confidence: bool
-    exact: bool
+    exact: Exactness
     heal: bool
     lora_path: tuple[str, ...]
 
@@ -162,6 +162,12 @@ def _check_and_resolve(params: SamplingParams, vocab_size: int) -> ResolvedParam
                 "exact",
                 "can't be combined with confidence.",
                 hint="Leave it out: state.confidence(name) reads the exact probabilities.",
+            )
+        if resolved.exact == "weighted" and resolved.temperature != 1:
+            raise ParameterError(
+                "exact",
+                f"temperature is {resolved.temperature:g}, but weights are those of draws at temperature 1.",
+                hint="Use temperature=1.",
             )
         if resolved.temperature > 1:
             raise ParameterError(

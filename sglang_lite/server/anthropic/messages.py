@@ -46,7 +46,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     stop_sequences: list[str] | None = None
-    exact: bool | None = None
+    exact: bool | str | None = None
     stream: bool | None = None
 
 

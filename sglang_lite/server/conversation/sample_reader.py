@@ -237,12 +237,13 @@ def encode_openai_logprobs(
 
 def own_fields(generation: Generation) -> dict[str, Json]:
     """Returns the fields of an answer that only this package's server has: `shortened`, JSON Pointers
-    to the values that a limit has cut off, if there are any; and `exact`, the probabilities that
-    an exact answer was drawn from.
+    to the values that a limit has cut off, if there are any; `exact`, the probabilities that an
+    exact answer was drawn from; and `weighted`, the weight of a weighted one.
     """
     found = dict[str, Json]()
     if generation.shortened:
         found["shortened"] = [*generation.shortened]
-    if "exact" in generation.meta:
-        found["exact"] = generation.meta["exact"]
+    found |= {
+        name: generation.meta[name] for name in ("exact", "weighted") if name in generation.meta
+    }
     return found

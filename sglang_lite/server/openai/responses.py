@@ -350,7 +350,9 @@ class _Response:
         """Completes the content with the result of the generation."""
         cut = generation.finish_reason == "length"
         own = self.answer.sample.own_fields(generation)
-        exact = {"exact": own.pop("exact")} if "exact" in own else {}
+        drawn: dict[str, Any] = {
+            name: own.pop(name) for name in ("exact", "weighted") if name in own
+        }
         self.content = {
             **self.content,
             "status": "incomplete" if cut else "completed",
@@ -361,7 +363,7 @@ class _Response:
             }
             if cut
             else None,
-            **exact,
+            **drawn,
             "output": self.answer.items,
             "usage": await self._encode_response_usage(generation.usage),
         }

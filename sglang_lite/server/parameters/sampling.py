@@ -25,6 +25,7 @@ _TYPES: dict[Kind, Any] = {
     "biases": dict[str, float],
     "order": str,
     "budget": int | str,
+    "exactness": bool | str,
 }
 # SGLang's names by this package's, where OpenAI's routes use SGLang's
 _OWN_NAMES = {"include_stop": "no_stop_trim"}

@@ -376,7 +376,7 @@ def test_a_text_that_does_not_end_is_an_error(engine):
             exact(max_tokens=4000, logit_bias=bias, temperature=0),
             constraint=Regex("[ab]+,"),
         )
-    with pytest.raises(sgl.ConstraintError, match=r"after 512 beginnings of texts, 1 of 1 texts"):
+    with pytest.raises(sgl.ConstraintError, match=r"after 512 beginnings of texts, 1 of 1 draws"):
         engine.complete(PROMPT, exact(max_tokens=4000, logit_bias=bias), constraint=Regex("[ab]+,"))
     with pytest.raises(sgl.ConstraintError, match="would hardly write a text"):
         engine.complete(PROMPT, exact(max_tokens=3, logit_bias=bias), constraint=Regex("[ab]{9}"))

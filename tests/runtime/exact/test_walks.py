@@ -77,7 +77,8 @@ class Model:
         )
 
     def best(self, limit=50, allows=lambda text: True):
-        return Likeliest(1, self.outcomes.reader, self.data, TextLimits(len, limit, allows))
+        limits = TextLimits(len, limit, allows)
+        return Likeliest(1, self.outcomes.reader, self.data, limits, any_gap=False)
 
     def draw(self, search):
         while taken := search.take_beginnings():
