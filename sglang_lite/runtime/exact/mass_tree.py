@@ -32,9 +32,8 @@ class MassTree:
         self.masses: dict[bytes, float] = {}
         self._open = [Beginning((), b"", start, 1.0)]
         self._given_up = 0.0
-        self._usual = {
-            tuple(tokens[:count]) for tokens in spellings for count in range(len(tokens) + 1)
-        }
+        self._whole = {tuple(tokens) for tokens in spellings}
+        self._usual = {tokens[:count] for tokens in self._whole for count in range(len(tokens) + 1)}
 
     @property
     def known_mass(self) -> float:
@@ -59,13 +58,19 @@ class MassTree:
         """
         if self.gap <= gap or not self._open:
             return []
-        # While nothing is known, the likeliest branch stands for what will be.
-        known = self.known_mass or max(branch.mass for branch in self._open)
-        needed = self._list_likely_branches(_FINER * gap * known)
+        needed = self._list_likely_branches(_FINER * gap * self._expect_mass())
         needed.sort(key=lambda branch: (branch.tokens not in self._usual, -branch.mass))
         taken = {branch.tokens: branch for branch in needed[: min(_MAX_TAKEN, most)]}
         self._open = [branch for branch in self._open if branch.tokens not in taken]
         return list(taken.values())
+
+    def _expect_mass(self) -> float:
+        """Returns the probability of all texts that is expected when the branches are computed that
+        spell a whole text as usual. If there are none, and no text has been found, the likeliest
+        branch stands for what will be.
+        """
+        whole = math.fsum(branch.mass for branch in self._open if branch.tokens in self._whole)
+        return self.known_mass + whole or max(branch.mass for branch in self._open)
 
     def give_up(self, branch: Beginning) -> None:
         """Leaves a branch open for good."""
