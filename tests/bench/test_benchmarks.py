@@ -53,6 +53,8 @@ SMALL = {
     "draws.py": ["--vocabulary", "500", "--rows", "2"],
     "exact.py": ["--count", "2", "--prompt", "20", "--repeat", "1"],
     "heal.py": ["--cuts", "2"],
+    "label_calibration.py": ["--cases", "3"],
+    "particles.py": ["smollm2-135m", "--count", "2", "--repeat", "1"],
     "exact_reading.py": ["--free", "20", "--drawn", "10", "--cases", "3"],
     "engine_process.py": [
         "--repeat",

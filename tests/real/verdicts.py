@@ -54,6 +54,15 @@ def fills_the_form(printed: str) -> bool:
     return bool(found == wanted)
 
 
+def is_calibrated(printed: str) -> bool:
+    """Returns True if about as many rows are right as the program is sure of."""
+    found = re.search(r"calibrated +(\d+) of (\d+) right, (\d+)% sure", printed)
+    if found is None:
+        return False
+    right, count, sure = map(int, found.groups())
+    return abs(100 * right / count - sure) <= 10
+
+
 def shown(name: str) -> str:
     """Returns what a recipe's page shows."""
     found = PRINTED.search(RECIPES[name].read_text())
@@ -69,6 +78,7 @@ RIGHT: dict[str, Callable[[str], bool]] = {
         r"Spain\?\nModel: [^\n]*Madrid",
         r"make\?\nModel: [^\n]*honey",
     ),
+    "calibrated": is_calibrated,
     "evaluation": has("8 examples: 6 of 6 right"),
     "extraction": has("name +8 of 8", "age +8 of 8", "city +8 of 8"),
     "few_shot_file": has("6 of 6 are right"),
