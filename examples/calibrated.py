@@ -36,7 +36,8 @@ def calibrate(logs: np.ndarray, slope: float, offsets: np.ndarray) -> np.ndarray
 
 def fit(logs: np.ndarray, right: np.ndarray) -> tuple[float, np.ndarray]:
     """The slope and the offsets with the least log loss, by gradient descent."""
-    slope, offsets = 1.0, np.zeros(len(KINDS))
+    slope = 1.0
+    offsets = np.zeros(len(KINDS))
     for _ in range(2000):
         errors = calibrate(logs, slope, offsets) - right
         offsets -= 0.5 * errors.mean(0)

@@ -24,6 +24,7 @@ from sglang_lite.constraints.byte_matcher import ByteMatcher
 from sglang_lite.constraints.json_schema.allowed_values import AllowedValues
 from sglang_lite.constraints.json_schema.json_spans import PlacedValue, locate_values
 from sglang_lite.lang.backend.base import Backend
+from sglang_lite.lang.exact import MAX_GAP_OF_ALL_TEXTS
 from sglang_lite.notebook.markup import (
     element,
     notebook_html,
@@ -46,7 +47,6 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import Json
 
-_GAP_OF_ALL_TEXTS: Final = 2e-3  # up to which an exact draw has computed all texts
 _TAIL: Final = re.compile(r"[ \t\r\n]*[,\]}]")  # ends a value inside an array or object
 
 
@@ -175,13 +175,13 @@ def measure_confidence(
 async def _read_exact_confidence(answer: Generation, constraint: Constraint | None) -> Confidence:
     """Returns the confidence in a value that was drawn exactly."""
     figures = answer.meta["exact"]
-    # What is not known may belong to any other text.
     share = figures["probs"][answer.text]
-    share = share if figures["gap"] <= _GAP_OF_ALL_TEXTS else share * (1 - figures["gap"])
     probs: dict[Json, float] | None = None
-    if figures["gap"] <= _GAP_OF_ALL_TEXTS:
+    if figures["gap"] <= MAX_GAP_OF_ALL_TEXTS:
         keys = _keys_of_texts(list(figures["probs"]), constraint)
         probs = dict(zip(keys, figures["probs"].values(), strict=True))
+    else:  # what is not known may belong to other texts
+        share *= 1 - figures["gap"]
     logprob = math.log(share) if share else -math.inf
     return Confidence(answer.text, logprob, figures["log_mass"], probs)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from sglang_lite.errors import Location
 from sglang_lite.notebook.markup import element, notebook_html, share_meter, table_of_rows
 from sglang_lite.protocol import Generation, ParameterError, ProgramError
+
+MAX_GAP_OF_ALL_TEXTS: Final = 2e-3  # up to which the probabilities of all texts count as known
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
+from sglang_lite.lang.exact import MAX_GAP_OF_ALL_TEXTS
 from sglang_lite.lang.execution.reading import find_variable
 from sglang_lite.lang.expressions import SglAudio, SglGen, SglImage, SglSelect, SglVideo
 from sglang_lite.lang.tracebacks import user_location
@@ -39,6 +40,7 @@ from sglang_lite.protocol import (
     SglError,
     TraceError,
     TruncatedError,
+    Unset,
 )
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import CHANGE_DRAWS
@@ -57,7 +59,6 @@ _REFUSED_UNDER_CONSTRAINT = (
 )  # fmt: skip
 # What can be added as it is: it draws nothing.
 _GIVEN = (Text, TurnBegin, TurnEnd, SglImage, SglVideo, SglAudio)
-_MAX_GAP = 2e-3  # up to which an exact draw has computed the probability of all texts
 
 
 @dataclass(slots=True)
@@ -122,7 +123,9 @@ class Particles:
         self._potential = potential
         self._resample = resample
         self._log_mass = 0.0  # until copies were last replaced
-        self._picked = 0  # states that `pick` has returned
+        branch = source.branch
+        seed = branch.run.seed_for_path(branch.next_node_path())
+        self._random = random.Random(None if isinstance(seed, Unset) else seed)
 
     # -------------------------------------------------------------------------------------- writing
 
@@ -198,7 +201,8 @@ class Particles:
         self._log_mass = self.log_mass
         count = len(self._particles)
         kept = list[_Particle]()
-        at, end = self._make_random("replace").random(), 0.0
+        at = self._random.random()
+        end = 0.0
         for particle, share in zip(self._particles, self.weights, strict=True):
             end += share * count
             copies = max(math.ceil(end - at), 0)
@@ -209,13 +213,6 @@ class Particles:
                 states = particle.state.fork(copies)
                 kept += [_Particle(state, 0.0, particle.potential) for state in states]
         self._particles = kept
-
-    def _make_random(self, purpose: str) -> random.Random:
-        """Returns random numbers that depend on what was drawn alone: a run whose answers are kept
-        (`rerun`) then replaces and picks the same particles.
-        """
-        texts = [particle.state.text() for particle in self._particles if particle.fits]
-        return random.Random("\0".join((purpose, *texts)))
 
     # --------------------------------------------------------------------------------------- reading
 
@@ -277,8 +274,7 @@ class Particles:
         """Returns the state of a particle, drawn by the weights. Raises ProgramError if all are 0."""
         weights = self.weights
         self._raise_if_none_fits()
-        self._picked += 1
-        (state,) = self._make_random(f"pick {self._picked}").choices(list(self), weights)
+        (state,) = self._random.choices(list(self), weights)
         return state
 
     def __len__(self) -> int:
@@ -387,7 +383,7 @@ def _read_log_weight(state: ProgramState, name: str) -> float:
     if "exact" not in answer.meta:
         return 0.0
     figures = answer.meta["exact"]
-    if figures["gap"] > _MAX_GAP:
+    if figures["gap"] > MAX_GAP_OF_ALL_TEXTS:
         raise ProgramError(
             f"particles: {name!r} was drawn from more than 64 texts, so their probability is not known.",
             hint="Leave exact out: weighted draws need not know it.",

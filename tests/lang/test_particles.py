@@ -293,7 +293,7 @@ def test_functions_may_add_different_things(engine):
     assert max(same) == pytest.approx(min(same))
 
 
-def test_a_rerun_replaces_and_picks_the_same_particles(engine):
+def test_a_rerun_with_a_seed_replaces_and_picks_the_same_particles(engine):
     @sgl.function
     def program(s):
         s += QUESTION
@@ -302,10 +302,26 @@ def test_a_rerun_replaces_and_picks_the_same_particles(engine):
             p += sgl.gen("w", regex="[a-z]{1,8}", max_tokens=9)
         s += p.pick()["w"] + p.pick()["w"] + sgl.gen("end", max_tokens=2)
 
-    for _ in range(3):
-        state = program.run(backend=engine)
+    for seed in range(3):
+        state = program.run(backend=engine, seed=seed)
         before = state.text()[: -len(state["end"]) or None]
         assert state.rerun("end").text().startswith(before)
+
+
+def test_picks_without_a_seed_follow_the_weights(engine):
+    """Two particles, of which one has a weight of three quarters, whatever they have drawn."""
+
+    @sgl.function
+    def program(s):
+        s += QUESTION
+        p = s.particles(2, lambda state: state["weight"], resample=0)
+        for state, weight in zip(p, (1.0, 3.0)):
+            state["weight"] = weight
+        p += sgl.gen("x", max_tokens=0)
+        return [p.pick()["weight"] for _ in range(20)]
+
+    picked = [weight for _ in range(20) for weight in program.run(backend=engine).ret_value]
+    assert 240 < picked.count(3.0) < 360  # 300 of 400, 7 standard deviations
 
 
 def test_potentials_may_be_other_numbers(engine):

@@ -5,9 +5,8 @@ token's distribution has to be computed, until it knows enough to draw.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -164,7 +163,7 @@ class Drawing:
                 self._rows,
                 Beginning((), b"", start, 1.0),
                 token_bytes,
-                partial(_draw_uniform, _make_generator(key)),
+                _make_uniform_draw(key),
                 limits,
             )
             for key in keys
@@ -223,7 +222,7 @@ class WeightedDrawing:
                 self._rows,
                 Beginning((), b"", start, 1.0),
                 token_bytes,
-                partial(_draw_uniform, _make_generator(key)),
+                _make_uniform_draw(key),
                 limits,
             )
             for key in keys
@@ -351,10 +350,9 @@ def _draw_index(masses: Sequence[float], key: DrawKey) -> int:
     return int((scores / key.temperature - noise).argmax())
 
 
-def _make_generator(key: DrawKey) -> np.random.Philox:
-    return np.random.Philox(key=[key.seed % 2**64, key.position])
-
-
-def _draw_uniform(generator: np.random.Philox) -> float:
-    """Returns the next random number from 0 to 1, the same with every version of numpy."""
-    return float(int(generator.random_raw()) >> 11) * 2.0**-53
+def _make_uniform_draw(key: DrawKey) -> Callable[[], float]:
+    """Returns a function that returns the next random number of a key, from 0 to 1. They are the
+    same with every version of numpy.
+    """
+    generator = np.random.Philox(key=[key.seed % 2**64, key.position])
+    return lambda: float(int(generator.random_raw()) >> 11) * 2.0**-53

@@ -23,7 +23,7 @@ from sglang_lite.runtime.structured_output.outcomes import FIRST_END
 
 _MAX_LISTED = 64  # texts whose shares are reported, beside those drawn
 _MIN_SHARE = 1e-4  # of the texts that are reported
-_MIN_MASS = 1e-40
+MIN_MASS = 1e-40  # below which nothing is left to draw
 _MAX_REFUSED = 200
 _SUMMED_AGAIN = 0.5  # share of the last sum below which weights are summed up again
 
@@ -177,7 +177,7 @@ class Walk:
 
     def _choose(self, node: _Node) -> None:
         """Draws the next token after a node, or the end of the text."""
-        if node.total < _MIN_MASS:  # nothing is left at the root; elsewhere it has weight 0
+        if node.total < MIN_MASS:  # nothing is left at the root; elsewhere it has weight 0
             raise NoMassError
         row = node.row
         index = draw_weighted_index(node.build_weights(), self._draw_uniform())

@@ -12,9 +12,7 @@ import numpy as np
 
 from sglang_lite.runtime.exact.beginnings import Beginning, MassRow
 from sglang_lite.runtime.exact.text_limits import TextLimits
-from sglang_lite.runtime.exact.walks import Rows, draw_weighted_index
-
-_MIN_MASS = 1e-40
+from sglang_lite.runtime.exact.walks import MIN_MASS, Rows, draw_weighted_index
 
 
 class WeightedWalk:
@@ -69,7 +67,7 @@ class WeightedWalk:
         if not self._limits.may_continue(row.beginning):
             weights[len(row.ends) :] = 0.0
         total = float(weights.sum())
-        if total < _MIN_MASS:
+        if total < MIN_MASS:
             self._end_without_weight(row.beginning.text)
             return
         assert self.log_weight is not None
