@@ -170,8 +170,10 @@ def main(arguments: list[str] | None = None) -> None:
     for _ in range(options.repeat):
         for way, python in pythons.items():
             command = [python, __file__, options.folder, "--way", way, "--count", options.count]
-            done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, check=True)
-            found[way].append(json.loads(done.stdout.decode().splitlines()[-1]))
+            done = subprocess.run(
+                list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True
+            )
+            found[way].append(json.loads(done.stdout.splitlines()[-1]))
     for domain in DOMAINS:
         for way, rounds in found.items():
             own = [each[domain] for each in rounds]
