@@ -21,6 +21,7 @@ _SIZES = {
         "n_group": 1,
         "topk_group": 1,
     },
+    "dots1": {"num_experts_per_tok": 6, "n_routed_experts": 128, "n_shared_experts": 2},
     "glm4_moe": {"head_dim": 128},
 }
 

@@ -124,6 +124,7 @@ CONFIG: Mapping[str, Field] = {
     "max_position_embeddings": _integer_field(1, MAX_POSITIONS, required=True),
     **dict.fromkeys((
         "original_max_position_embeddings", "no_rope_layer_interval", "decoder_sparse_step", "moe_layer_freq",
+        "moe_layer_interval",
     ), _integer_field(1, MAX_POSITIONS)),
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps"), Field("number", 0.0, 1.0)),
     **dict.fromkeys((
@@ -144,15 +145,18 @@ CONFIG: Mapping[str, Field] = {
     ), _FLAG),
     "no_rope_layers": Field("wholes", 0, 1),
     **dict.fromkeys((
-        "num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts",
+        "num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_shared_experts",
+        "moe_num_experts", "moe_num_shared_experts",
     ), _integer_field(0, MAX_EXPERTS)),
-    **dict.fromkeys(("num_experts_per_tok", "n_group", "topk_group"), _integer_field(1, MAX_EXPERTS)),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "n_group", "topk_group"), _integer_field(1, MAX_EXPERTS)),
     "moe_intermediate_size": _integer_field(1, 1 << 24),
     "shared_intermediate_size": _integer_field(0, 1 << 24),
     "shared_expert_intermediate_size": _integer_field(0, 1 << 24),
     "mlp_only_layers": Field("wholes", 0, MAX_POSITIONS),
+    **dict.fromkeys(("moe_layer_start_index", "moe_layer_end_index"), _integer_field(-1, MAX_POSITIONS)),
     "num_nextn_predict_layers": _integer_field(0, 10_000),
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "dim_model_base"), _integer_field(1, 1 << 20)),
+    "rotary_dim": _integer_field(1, 1 << 16),
     "qk_rope_head_dim": _integer_field(2, 1 << 16),
     "eos_token_id": _IDS,
     "bos_token_id": _ID,

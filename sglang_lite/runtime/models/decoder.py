@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.models.vision_tower import VisionTower
     from sglang_lite.runtime.models.weight_memory import WeightMemory
 
+_DRAFT_TENSORS = ("mtp.", "model.mtp_")  # prefixes of drafting layers outside the list of layers
 _LAYERS_PER_TRIM = 4  # trimming also returns pages that the next layers need
 
 
@@ -151,6 +152,8 @@ class Decoder:
         self.norm = reader.norm()
         behind = range(len(spec.layers), len(spec.layers) + spec.draft_layers)
         self.unused_tensors = tuple(f"model.layers.{i}." for i in behind)
+        if spec.draft_layers:
+            self.unused_tensors += _DRAFT_TENSORS
         if ranks.parallel.ranks > 1:
             reader.tensors.skip_other_ranks(parameters(spec))
         source.check_all_used(self.unused_tensors)

@@ -42,6 +42,8 @@ class Family:
         gated: whether dense feed-forwards have a gate.
         qkv_by_head: whether queries, keys and values lie in one matrix, grouped by head.
         layer_ropes: whether layers with a window have their own rope parameters.
+        computed: function of the config, defaults included, that gives fields which the config
+            itself omits and the family's own code computes from others.
         rope_aliases: other names of rope types -> names used here.
         activations: activation name in a config -> the activation that the family means by it.
         attention_fields, layer_fields, model_fields: functions of the config that give further
@@ -51,7 +53,7 @@ class Family:
         experts_interleaved: whether stacked expert matrices have inputs before outputs, with gate
             and up columns alternating.
         names: role in `parameters.py` -> the family's tensor name, if it differs from Llama's; ""
-            if no tensor has it.
+            if no tensor has it. A vector's name that ends in "[0]" is a matrix with a single row.
     """
 
     architectures: tuple[str, ...]
@@ -67,6 +69,7 @@ class Family:
     gated: bool = True
     qkv_by_head: bool = False
     layer_ropes: bool = False
+    computed: Changes = lambda config: {}
     rope_aliases: Mapping[str, str] = field(default_factory=dict)
     activations: Mapping[str, str] = field(default_factory=dict)
     attention_fields: Changes = lambda config: {}
@@ -165,7 +168,8 @@ def _expert_count(config: Config, name: str) -> int:
     """
     others = ("num_local_experts", "num_experts", "n_routed_experts")
     given = (config[other] for other in others if other != name and config.get(other) is not None)
-    return int(next(given, config[name]))
+    found = next(given, None)
+    return int(config[name] if found is None else found)
 
 
 def _local_experts(config: Config, layer: int) -> dict[str, Any] | None:
@@ -269,8 +273,42 @@ def _sigmoid_experts(config: Config, layer: int) -> dict[str, Any]:
         "correction": True,
         "normalise": config["norm_topk_prob"],
         "scale": float(config["routed_scaling_factor"]),
-        "shared_size": config["moe_intermediate_size"] * config["n_shared_experts"],
+        "shared_size": config["moe_intermediate_size"] * (config["n_shared_experts"] or 0),
     }
+
+
+def _exaone_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    return _glm4_lite_experts({**config, "n_shared_experts": config["num_shared_experts"]}, layer)
+
+
+def _minimax_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    experts = _local_experts(config, layer)
+    return experts and {**experts, "scoring": "sigmoid", "correction": True}
+
+
+def _ernie_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    last = config["moe_layer_end_index"]
+    first = config["moe_layer_start_index"]
+    if layer < first or (last >= 0 and layer > last) or (layer + 1) % config["moe_layer_interval"]:
+        return None
+    if config["use_bias"]:
+        raise ValueError("use_bias is not supported with experts")
+    size = config["moe_intermediate_size"]
+    return {
+        "count": _expert_count(config, "moe_num_experts"),
+        "size": size,
+        "correction": True,
+        "normalise": True,
+        "shared_size": size * config["moe_num_shared_experts"],
+    }
+
+
+def _rotary_part(config: Config) -> dict[str, Any]:
+    """Returns the rotated part of a head, which the config states as a number of elements."""
+    if config.get("rotary_dim") is None:
+        return {}
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return {"partial_rotary_factor": config["rotary_dim"] / head_dim}
 
 
 def _draft_layer_settings(config: Config) -> dict[str, Any]:
@@ -330,6 +368,14 @@ _SHARED_EXPERTS = {
     "shared_gate": "mlp.shared_experts.gate_proj",
     "shared_up": "mlp.shared_experts.up_proj",
     "shared_down": "mlp.shared_experts.down_proj",
+}
+_MIXTRAL = {
+    "router": "block_sparse_moe.gate",
+    "expert_gate": "block_sparse_moe.experts.{}.w1",
+    "expert_up": "block_sparse_moe.experts.{}.w3",
+    "expert_down": "block_sparse_moe.experts.{}.w2",
+    "stacked_gate_up": "block_sparse_moe.experts.gate_up_proj",
+    "stacked_down": "block_sparse_moe.experts.down_proj",
 }
 _BEFORE_FEED_FORWARD = {"mlp_norm": "pre_feedforward_layernorm"}
 _MERGED_MLP = dict.fromkeys(("gate", "up"), "mlp.gate_up_proj")
@@ -421,6 +467,9 @@ FAMILIES: Mapping[str, Family] = {
          "tie_word_embeddings": True},
         biases=("use_bias", "use_bias", "use_bias"), interleaved=True,
     ),
+    "arcee": Family(
+        ("ArceeForCausalLM",), {"hidden_act": "relu2", "rms_norm_eps": 1e-5}, biases=_ALL, gated=False,
+    ),
     "starcoder2": Family(
         ("Starcoder2ForCausalLM",),
         {"num_key_value_heads": 2, "norm_epsilon": 1e-5, "use_bias": True, "hidden_act": "gelu_pytorch_tanh",
@@ -485,10 +534,7 @@ FAMILIES: Mapping[str, Family] = {
         {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "num_local_experts": 8,
          "num_experts_per_tok": 2},
         has_window=_every_layer, experts_fields=_local_experts,
-        names={"router": "block_sparse_moe.gate", "expert_gate": "block_sparse_moe.experts.{}.w1",
-               "expert_up": "block_sparse_moe.experts.{}.w3", "expert_down": "block_sparse_moe.experts.{}.w2",
-               "stacked_gate_up": "block_sparse_moe.experts.gate_up_proj",
-               "stacked_down": "block_sparse_moe.experts.down_proj"},
+        names=_MIXTRAL,
     ),
     "qwen2_moe": Family(
         ("Qwen2MoeForCausalLM",),
@@ -543,6 +589,47 @@ FAMILIES: Mapping[str, Family] = {
         attention_fields=_qk_norm_settings("use_qk_norm", "head"), experts_fields=_glm4_experts,
         model_fields=_draft_layer_settings,
         names=_SHARED_EXPERTS,
+    ),
+    "solar_open": Family(
+        ("SolarOpenForCausalLM",),
+        {"intermediate_size": 1280, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5,
+         "rope_theta": 1_000_000.0, "n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1280,
+         "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0},
+        biases=("attention_bias", False, False), experts_fields=_sigmoid_experts, names=_SHARED_EXPERTS,
+    ),
+    "dots1": Family(
+        ("Dots1ForCausalLM",),
+        {"sliding_window": 4096, "max_window_layers": 62, "moe_intermediate_size": 1408, "n_shared_experts": None,
+         "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "norm_topk_prob": False,
+         "routed_scaling_factor": 1.0},
+        biases=_ATTENTION, qk_norm="head", has_window=_after_max_window_layers, experts_fields=_glm4_experts,
+        names=_SHARED_EXPERTS,
+    ),
+    "exaone_moe": Family(
+        ("ExaoneMoeForCausalLM",),
+        {"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4, "first_k_dense_replace": 1,
+         "moe_intermediate_size": 1024, "num_experts": 64, "num_experts_per_tok": 8, "num_shared_experts": 1,
+         "norm_topk_prob": True, "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1},
+        qk_norm="head", has_window=_except_every_nth_layer("sliding_window_pattern"),
+        has_rope=lambda c, i, window: not c.get("sliding_window") or window is not None,
+        experts_fields=_exaone_experts, model_fields=_draft_layer_settings,
+        names={**_SHARED_EXPERTS, "correction": "mlp.e_score_correction_bias"},
+    ),
+    "minimax_m2": Family(
+        ("MiniMaxM2ForCausalLM",),
+        {"num_key_value_heads": 8, "head_dim": 128, "rope_theta": 5_000_000.0, "num_local_experts": 256,
+         "num_experts_per_tok": 8},
+        qk_norm="whole", computed=_rotary_part, experts_fields=_minimax_experts,
+        names={**_MIXTRAL, "correction": "block_sparse_moe.e_score_correction_bias"},
+    ),
+    "ernie4_5_moe": Family(
+        ("Ernie4_5_MoeForCausalLM",),
+        {"num_key_value_heads": 4, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+         "use_bias": False, "moe_intermediate_size": 1536, "moe_num_experts": 64, "num_experts_per_tok": 6,
+         "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1},
+        aliases={"num_experts_per_tok": "moe_k"}, biases=("use_bias", "use_bias", "use_bias"), interleaved=True,
+        experts_fields=_ernie_experts, model_fields=_draft_layer_settings,
+        names={**_SHARED_EXPERTS, "correction": "mlp.moe_statics.e_score_correction_bias[0]"},
     ),
     "deepseek_v2": Family(
         ("DeepseekV2ForCausalLM",),

@@ -209,9 +209,14 @@ class _Names:
         return f"{self._names['layers']}.{self._layer}.{self._names[role]}"
 
     def vector(self, role: str, size: int, suffix: str = ".weight") -> ParameterSpec:
-        return ParameterSpec(
-            role, (size,), (CheckpointSlice(self._path(role) + suffix, (size,)),), self._layer
+        path = self._path(role)
+        name = path.removesuffix("[0]")
+        piece = (
+            CheckpointSlice(name + suffix, (size,))
+            if name == path
+            else CheckpointSlice(name + suffix, (1, size), (0, slice(None)))
         )
+        return ParameterSpec(role, (size,), (piece,), self._layer)
 
     def norm(self, role: str, shape: tuple[int, ...], *, bias: bool) -> Iterator[ParameterSpec]:
         """Yields the weight of a norm, and its bias if `bias` is set. If the family stores a

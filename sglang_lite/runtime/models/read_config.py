@@ -79,12 +79,7 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
             hint=f"Supported: {', '.join(ARCHITECTURES)}.",
         )
     given = {**(config.get("text_config") or {}), **config}
-    named = {
-        ours: given[theirs]
-        for ours, theirs in FAMILIES[family].aliases.items()
-        if given.get(theirs) is not None
-    }
-    whole = {**FAMILIES[family].defaults, **named, **given}
+    whole = _complete_config(FAMILIES[family], given, source)
     if given.get("rope_scaling") and not given.get("rope_parameters"):
         whole.pop("rope_parameters", None)  # the family default, overridden by rope_scaling
     config_fields.check(whole, config_fields.CONFIG, source)
@@ -94,9 +89,7 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
     try:
         spec = _read_model_spec(family, whole)
     except KeyError as error:
-        raise ModelError(
-            f"{source}: the field {error} is missing.", hint="Correct it, or fetch the file again."
-        ) from error
+        raise _missing_error(error, source) from error
     except TypeError as error:  # of a field that is null
         raise _null_error(whole, source) from error
     except (ValueError, ArithmeticError) as error:
@@ -108,6 +101,32 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
     config_fields.parse_token_ids(list(spec.eos_ids), spec.vocab_size, source, "eos_token_id")
     config_fields.parse_token_ids(spec.bos_id, spec.vocab_size, source, "bos_token_id")
     return spec
+
+
+def _complete_config(family: Family, given: Config, source: str) -> dict[str, Json]:
+    """Returns a config with the fields that it omits. Raises ModelError if one that a family computes
+    others from is missing or invalid.
+    """
+    named = {
+        ours: given[theirs]
+        for ours, theirs in family.aliases.items()
+        if given.get(theirs) is not None
+    }
+    whole = {**family.defaults, **named, **given}
+    present = {name for name, value in whole.items() if value is not None}
+    fields = {name: field for name, field in config_fields.CONFIG.items() if name in present}
+    config_fields.check(whole, fields, source)
+    try:
+        computed = family.computed(whole)
+    except KeyError as error:
+        raise _missing_error(error, source) from error
+    return {**family.defaults, **computed, **named, **given}
+
+
+def _missing_error(error: KeyError, source: str) -> ModelError:
+    return ModelError(
+        f"{source}: the field {error} is missing.", hint="Correct it, or fetch the file again."
+    )
 
 
 def _null_error(config: Config, source: str) -> ModelError:

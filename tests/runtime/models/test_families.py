@@ -95,6 +95,8 @@ LATENT = dict(
 )
 DEEPSEEK = LATENT | dict(n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, moe_intermediate_size=24,
                          first_k_dense_replace=1, routed_scaling_factor=1.7)  # fmt: skip
+SIGMOID = dict(n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, moe_intermediate_size=24,
+               routed_scaling_factor=1.7, norm_topk_prob=True)  # fmt: skip
 MSCALE = YARN | dict(mscale=0.8, mscale_all_dim=0.6)
 MINICPM3 = LATENT | dict(scale_emb=3, scale_depth=1.4, dim_model_base=16, rope_parameters=dict(
     rope_type="longrope", rope_theta=1e4, short_factor=[1.0, 1.5, 2.0, 2.0], long_factor=[1.0, 3.0, 9.0, 9.0],
@@ -130,6 +132,7 @@ FAMILIES: dict[str, Any] = {
     "seed-oss": (SeedOssForCausalLM, dict(head_dim=12)),
     "helium": (HeliumForCausalLM, dict(head_dim=8, mlp_bias=True)),
     "ernie4.5": (Ernie4_5ForCausalLM, dict(head_dim=12, use_bias=True)),
+    "arcee": ("ArceeForCausalLM", dict(head_dim=12, mlp_bias=True)),
     "mixtral": (MixtralForCausalLM, dict(num_local_experts=6)),
     "mixtral-window": (MixtralForCausalLM, dict(num_local_experts=4, num_experts_per_tok=1, sliding_window=9)),
     "qwen2-moe": (Qwen2MoeForCausalLM, EXPERTS | dict(shared_expert_intermediate_size=40, mlp_only_layers=[1])),
@@ -142,6 +145,16 @@ FAMILIES: dict[str, Any] = {
     "glm4-moe": (Glm4MoeForCausalLM, dict(
         head_dim=16, n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, moe_intermediate_size=24,
         routed_scaling_factor=1.7, first_k_dense_replace=1, use_qk_norm=True)),
+    "solar-open": ("SolarOpenForCausalLM", SIGMOID | dict(head_dim=12)),
+    "dots1": ("Dots1ForCausalLM", SIGMOID | dict(n_shared_experts=2, first_k_dense_replace=1, sliding_window=9,
+                                                 max_window_layers=1)),
+    "exaone-moe": ("ExaoneMoeForCausalLM", EXPERTS | dict(
+        sliding_window=9, layer_types=WINDOWS, n_group=4, topk_group=2, num_shared_experts=2)),
+    "minimax-m2": ("MiniMaxM2ForCausalLM", dict(
+        head_dim=16, num_local_experts=8, num_experts_per_tok=3, rope_parameters=dict(
+            rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5))),
+    "ernie4.5-moe": ("Ernie4_5_MoeForCausalLM", dict(
+        moe_num_experts=8, moe_k=3, moe_intermediate_size=24, moe_num_shared_experts=2, moe_layer_start_index=1)),
     "deepseek-v2": (DeepseekV2ForCausalLM, DEEPSEEK | dict(topk_method="group_limited_greedy", attention_bias=True)),
     "deepseek-v2-lite": (DeepseekV2ForCausalLM, DEEPSEEK | dict(q_lora_rank=None, rope_parameters=MSCALE)),
     "deepseek-v3": (DeepseekV3ForCausalLM, DEEPSEEK | dict(rope_parameters=MSCALE)),
