@@ -256,6 +256,8 @@ def _supports_layer(layer: LayerSpec) -> bool:
         and attention.softcap is None
         and attention.clip is None
         and attention.qk_norm in ("", "head")
+        and not attention.norms_rotated
+        and not attention.rope.query_growth
         and attention.key_size == attention.value_size
         and isinstance(mlp, DenseSpec)
         and mlp.gated

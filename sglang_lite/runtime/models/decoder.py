@@ -24,7 +24,7 @@ from sglang_lite.runtime.models.layer_watch import LayerWatch
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.latent import latent_attention
 from sglang_lite.runtime.models.layers.norm import apply_norm
-from sglang_lite.runtime.models.layers.rope import rotate
+from sglang_lite.runtime.models.layers.rope import Rotation, rotate
 from sglang_lite.runtime.models.lora.cpu_step import LayerAdapters
 from sglang_lite.runtime.models.offload import Offload
 from sglang_lite.runtime.models.parameters import parameters
@@ -284,13 +284,13 @@ class Decoder:
             Hidden states [T, hidden_size] after the last norm.
         """
         x, deep = self._embed_tokens(ids)
-        cos_sin = [rope.cos_sin_at(positions) for rope in self.ropes]
+        rotations = [rope.rotation_at(positions) for rope in self.ropes]
         few = None if self.watch.looks else self._small_batch
         if not deep and few is not None and few.supports(plan):
-            return few(x, cos_sin, plan, cache)
+            return few(x, [(each.cos, each.sin) for each in rotations], plan, cache)
         with self.steps.enter_step(len(x)):
             x = run_stages_in_turn(
-                self.ranks, x, lambda x: self._run_layers(x, deep, cos_sin, plan, cache)
+                self.ranks, x, lambda x: self._run_layers(x, deep, rotations, plan, cache)
             )
         return self.watch.record_pass(ids, positions, self._norm(x, self.norm))
 
@@ -319,7 +319,7 @@ class Decoder:
         self,
         x: torch.Tensor,
         deep: list[torch.Tensor],
-        cos_sin: list[tuple[torch.Tensor, torch.Tensor]],
+        rotations: list[Rotation],
         plan: AttentionPlan,
         cache: KVCache,
     ) -> torch.Tensor:
@@ -329,7 +329,7 @@ class Decoder:
         for i, layer in enumerate(self.watch.mark_layers(self.layers)):
             if 0 < i <= len(deep):
                 x = x + deep[i - 1]
-            x = self._run_layer(i, layer, x, cos_sin, plan, cache)
+            x = self._run_layer(i, layer, x, rotations, plan, cache)
             self.watch.record_layer(i, x)
         return x
 
@@ -338,13 +338,13 @@ class Decoder:
         index: int,
         layer: Layer,
         x: torch.Tensor,
-        cos_sin: list[tuple[torch.Tensor, torch.Tensor]],
+        rotations: list[Rotation],
         plan: AttentionPlan,
         cache: KVCache,
     ) -> torch.Tensor:
         normed = self._norm(x, layer.input_norm)
         lora = None if plan.lora is None else plan.lora.layer(index)
-        h = self._attention(index, layer, normed, *cos_sin[layer.rope], plan, cache, lora)
+        h = self._attention(index, layer, normed, rotations[layer.rope], plan, cache, lora)
         record = partial(cache.record_experts, index, plan.store_at)
         if layer.spec.parallel:
             mlp_input = normed if layer.mlp_norm is None else self._norm(x, layer.mlp_norm)
@@ -385,7 +385,7 @@ class Decoder:
             index,
             self.layers[index],
             x,
-            [rope.cos_sin_at(positions) for rope in self.ropes],
+            [rope.rotation_at(positions) for rope in self.ropes],
             plan,
             cache,
         )
@@ -439,14 +439,14 @@ class Decoder:
         index: int,
         layer: Layer,
         x: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        rotation: Rotation,
         plan: AttentionPlan,
         cache: KVCache,
         lora: LayerAdapters | None,
     ) -> torch.Tensor:
         spec = layer.spec.attention
         plan = plan.in_layer(spec.window)
+        cos, sin, query_scale = rotation
         if isinstance(spec, LatentSpec):
             assert layer.latent is not None
             out = latent_attention(spec, layer.latent, layer.qkv(x), cos, sin, plan, cache, index)
@@ -461,9 +461,15 @@ class Decoder:
             v = v.clamp(-spec.clip, spec.clip)
         qk = qk.view(len(x), rotated, -1)
         v = v.view(len(x), spec.kv_heads, -1)
-        if spec.qk_norm in ("head", "heads"):
+        by_head = spec.qk_norm in ("head", "heads")
+        if by_head and not spec.norms_rotated:
             qk = self._qk_norm(layer, qk, spec.heads)
-        q, k = rotate(qk, cos, sin).split_with_sizes((spec.heads, spec.kv_heads), 1)
+        qk = rotate(qk, cos, sin)
+        if by_head and spec.norms_rotated:
+            qk = self._qk_norm(layer, qk, spec.heads)
+        q, k = qk.split_with_sizes((spec.heads, spec.kv_heads), 1)
+        if query_scale is not None:
+            q = q * query_scale
         q = store_kv(cache, index, plan.store_at, q, k, v)
         out = attention(q, cache, index, plan, layer.rules)
         out = out.reshape(len(x), -1).to(x.dtype)

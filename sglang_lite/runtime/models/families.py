@@ -40,6 +40,7 @@ class Family:
             of a config field.
         latent: whether attention is latent (MLA), configured by DeepSeek's field names.
         gated: whether dense feed-forwards have a gate.
+        query_growth: whether queries grow with their position, as `llama_4_scaling_beta` says.
         qkv_by_head: whether queries, keys and values lie in one matrix, grouped by head.
         layer_ropes: whether layers with a window have their own rope parameters.
         computed: function of the config, defaults included, that gives fields which the config
@@ -67,6 +68,7 @@ class Family:
     interleaved: bool | str = False
     latent: bool = False
     gated: bool = True
+    query_growth: bool = False
     qkv_by_head: bool = False
     layer_ropes: bool = False
     computed: Changes = lambda config: {}
@@ -303,6 +305,22 @@ def _ernie_experts(config: Config, layer: int) -> dict[str, Any] | None:
     }
 
 
+def _hunyuan_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    top_k = config["moe_topk"]
+    if isinstance(top_k, list):
+        if len(top_k) != config["num_hidden_layers"]:
+            raise ValueError(f"moe_topk doesn't fit {config['num_hidden_layers']} layers")
+        top_k = top_k[layer]
+    size = config["intermediate_size"]
+    return {
+        "count": _expert_count(config, "num_experts"),
+        "top_k": top_k,
+        "size": size,
+        "normalise": True,
+        "shared_size": size,
+    }
+
+
 def _rotary_part(config: Config) -> dict[str, Any]:
     """Returns the rotated part of a head, which the config states as a number of elements."""
     if config.get("rotary_dim") is None:
@@ -377,6 +395,7 @@ _MIXTRAL = {
     "stacked_gate_up": "block_sparse_moe.experts.gate_up_proj",
     "stacked_down": "block_sparse_moe.experts.down_proj",
 }
+_HUNYUAN_NORMS = {"q_norm": "self_attn.query_layernorm", "k_norm": "self_attn.key_layernorm"}
 _BEFORE_FEED_FORWARD = {"mlp_norm": "pre_feedforward_layernorm"}
 _MERGED_MLP = dict.fromkeys(("gate", "up"), "mlp.gate_up_proj")
 
@@ -448,10 +467,22 @@ FAMILIES: Mapping[str, Family] = {
     "ministral": Family(
         ("MinistralForCausalLM",), {"num_key_value_heads": 8, "sliding_window": 4096}, has_window=_every_layer,
     ),
+    "ministral3": Family(
+        ("Ministral3ForCausalLM",),
+        {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5,
+         "rope_parameters": {"rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "beta_fast": 32.0,
+                             "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+                             "original_max_position_embeddings": 16_384}},
+        has_window=_every_layer, query_growth=True,
+    ),
     "exaone4": Family(
         ("Exaone4ForCausalLM",), {"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4},
         qk_norm="head", norms="after", has_window=_except_every_nth_layer("sliding_window_pattern"),
         has_rope=lambda c, i, window: not c.get("sliding_window") or window is not None,
+    ),
+    "hunyuan_v1_dense": Family(
+        ("HunYuanDenseV1ForCausalLM",), {"rms_norm_eps": 1e-5}, biases=_ATTENTION, qk_norm="head",
+        rope_aliases={"dynamic": "ntk"}, attention_fields=lambda c: {"norms_rotated": True}, names=_HUNYUAN_NORMS,
     ),
     "seed_oss": Family(
         ("SeedOssForCausalLM",), {"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
@@ -621,6 +652,13 @@ FAMILIES: Mapping[str, Family] = {
          "num_experts_per_tok": 8},
         qk_norm="whole", computed=_rotary_part, experts_fields=_minimax_experts,
         names={**_MIXTRAL, "correction": "block_sparse_moe.e_score_correction_bias"},
+    ),
+    "hunyuan_v1_moe": Family(
+        ("HunYuanMoEV1ForCausalLM",), {"rms_norm_eps": 1e-5, "num_experts": 1, "moe_topk": 1}, biases=_ATTENTION,
+        qk_norm="head", rope_aliases={"dynamic": "ntk"}, attention_fields=lambda c: {"norms_rotated": True},
+        experts_fields=_hunyuan_experts,
+        names={**_HUNYUAN_NORMS, "router": "mlp.gate.wg", "shared_gate": "mlp.shared_mlp.gate_proj",
+               "shared_up": "mlp.shared_mlp.up_proj", "shared_down": "mlp.shared_mlp.down_proj"},
     ),
     "ernie4_5_moe": Family(
         ("Ernie4_5_MoeForCausalLM",),

@@ -31,7 +31,9 @@ from sglang_lite.runtime.models.layers.gpu_linear import as_gpu_product
 from sglang_lite.runtime.models.layers.latent import compute_queries
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.norm import apply_norm
+from sglang_lite.runtime.models.layers.rope import RotaryTable, rotate
 from sglang_lite.runtime.models.spec import (
+    NO_ROPE,
     AttentionSpec,
     DenseSpec,
     FeedForwardSpec,
@@ -76,6 +78,12 @@ class GpuDecoder(Decoder):
         self.parts = (
             None if every is None else LogitParts(every, tuple(map(len, self._vocabulary_parts)))
         )
+        self._unrotated = None
+        if any(isinstance(each, AttentionSpec) and each.norms_rotated for each in self.attentions):
+            key_size = self.attentions[0].key_size
+            self._unrotated = RotaryTable(
+                NO_ROPE, key_size, self.max_positions, self.precision.compute, self.device
+            )
         self._plain = spec.norm == "rms" and all(map(_has_plain_residual, spec.layers))
         self._alone = (
             self._plain
@@ -199,7 +207,7 @@ class GpuDecoder(Decoder):
             )
             self.watch.record_layer(i - 1, residual)
             seen = self._attend(
-                i, layer, *self._multiply_qkv(layer, normed), plan, cache, attention
+                i, layer, *self._multiply_qkv(layer, normed, plan), plan, cache, attention
             )
             if layer.spec.parallel:
                 if layer.mlp_norm is not None:
@@ -254,7 +262,7 @@ class GpuDecoder(Decoder):
         fed = layer.feed_forward if layer.shared is None else None  # ranks exchange rows of 16 bits
         first = (
             as_gpu_product(layer.qkv).eight_bit_input_type(rows)
-            if _attention_kernel_normalises(layer.spec.attention, self.spec.norm)
+            if _attention_kernel_prepares(layer.spec.attention, self.spec.norm)
             else None
         )
         if isinstance(fed, GpuExperts):
@@ -337,25 +345,35 @@ class GpuDecoder(Decoder):
         return self.gpu_ranks.sum(x), None
 
     def _multiply_qkv(
-        self, layer: Layer, rows: torch.Tensor | EightBitRows
+        self, layer: Layer, rows: torch.Tensor | EightBitRows, plan: DevicePlan
     ) -> tuple[torch.Tensor, Scales | None]:
-        """Computes the first linear layer of a layer's attention, and the norms that the attention
-        kernels can't apply. Returns the output, and any scales that are still to be applied.
+        """Computes the first linear layer of a layer's attention, and the norms and factors that the
+        attention kernels can't apply. Returns the output, and any scales that are still to be
+        applied.
         """
         product = as_gpu_product(layer.qkv)
         spec = layer.spec.attention
-        if _attention_kernel_normalises(spec, self.spec.norm):
+        if _attention_kernel_prepares(spec, self.spec.norm):
             return product.multiply_unscaled(rows)
         assert isinstance(rows, torch.Tensor), "not in 8 bits"
         qkv = product(rows)
         if isinstance(spec, LatentSpec):
             return qkv, None
         sizes = [n * spec.key_size for n in (spec.heads, spec.kv_heads, spec.kv_heads)]
-        for part, weight in zip(qkv.split_with_sizes(sizes, 1), (layer.q_norm, layer.k_norm)):
+        q, k, _ = qkv.split_with_sizes(sizes, 1)
+        table = self.ropes[layer.rope]
+        if spec.norms_rotated:
+            at = table.cos_sin_at(plan.positions.long())
+            for part in (q, k):
+                heads = part.view(len(part), -1, spec.key_size)
+                heads.copy_(rotate(heads, *at))
+        for part, weight in zip((q, k), (layer.q_norm, layer.k_norm)):
             if weight is not None:
                 # by head, or the whole projection
                 normed = part.view(len(part), -1, weight.shape[-1])
                 normed.copy_(apply_norm(normed, weight, self.spec.rms_eps, self.spec.norm))
+        if table.query_scales is not None:
+            q.mul_(table.query_scales[plan.positions.long()].unsqueeze(1))
         return qkv if spec.clip is None else qkv.clamp_(-spec.clip, spec.clip), None
 
     def _feed_forward(
@@ -458,10 +476,14 @@ class GpuDecoder(Decoder):
             return self._attend_latents(index, layer, spec, qkv, plan, cache, attention)
         norms = (
             (layer.q_norm, layer.k_norm)
-            if _attention_kernel_normalises(spec, self.spec.norm)
+            if _attention_kernel_prepares(spec, self.spec.norm)
             else (None, None)
         )
-        turn = *norms, self.spec.rms_eps, self.ropes[layer.rope].tables
+        table = self.ropes[layer.rope]
+        if spec.norms_rotated:
+            assert self._unrotated is not None
+            table = self._unrotated  # `_multiply_qkv` has rotated the heads
+        turn = *norms, self.spec.rms_eps, table.tables
         out = qkv.new_empty((len(qkv), spec.heads, spec.key_size))
         if attention.from_product is not None:
             attention.from_product(qkv, *turn, cache, index, out, scales=scales, rules=layer.rules)
@@ -509,11 +531,14 @@ class GpuDecoder(Decoder):
         return out.view(len(q), -1)
 
 
-def _attention_kernel_normalises(spec: AttentionSpec | LatentSpec, norm: str) -> bool:
-    """Returns whether the attention kernels can apply a layer's norms to queries and keys. They
-    can't for latent attention, or if the layer clips queries and keys.
+def _attention_kernel_prepares(spec: AttentionSpec | LatentSpec, norm: str) -> bool:
+    """Returns whether the attention kernels can apply all that a layer does to queries and keys
+    before attention. They can't for latent attention, or if the layer clips queries and keys,
+    normalises them after the rotation, or scales queries by position.
     """
     if isinstance(spec, LatentSpec) or spec.clip is not None:
+        return False
+    if spec.norms_rotated or spec.rope.query_growth:
         return False
     return not spec.qk_norm or (spec.qk_norm == "head" and norm == "rms")
 
@@ -573,8 +598,6 @@ def _can_fuse_norms(layer: LayerSpec) -> bool:
     """
     fed = layer.feed_forward
     attention = layer.attention
-    if isinstance(attention, AttentionSpec) and (
-        attention.qk_norm == "whole" or attention.clip is not None
-    ):
+    if isinstance(attention, AttentionSpec) and not _attention_kernel_prepares(attention, "rms"):
         return False
     return isinstance(fed, DenseSpec) and fed.gated

@@ -111,13 +111,16 @@ def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str,
     )
     if attention.clip is not None:
         yield f"q, k, v = clip(q, {attention.clip:g}), clip(k, …), clip(v, …)", ""
+    norms: list[tuple[str, str]] = []
     if attention.qk_norm:
         of = {
             "head": "each head",
             "heads": "each head, by weights of its own",
             "whole": "all heads together",
         }
-        yield f"q, k = {norm}(q), {norm}(k)", f"of {of[attention.qk_norm]}"
+        norms.append((f"q, k = {norm}(q), {norm}(k)", f"of {of[attention.qk_norm]}"))
+    if not attention.norms_rotated:
+        yield from norms
     if attention.rope.kind != "none":
         notes = f"theta {attention.rope.theta:g}"
         if attention.rope.rotary_dim not in (None, attention.key_size):
@@ -125,6 +128,13 @@ def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str,
         if attention.rope.kind != "default":
             notes += f", {attention.rope.kind}"
         yield "q, k = rotate(q, position), rotate(k, position)", notes
+    if attention.norms_rotated:
+        yield from norms
+    if growth := attention.rope.query_growth:
+        yield (
+            f"q = q * (1 + {growth:g} * log(1 + position // {attention.rope.query_span}))",
+            "natural logarithm",
+        )
     yield "keys, values = cache(k, v)", ""
     scores = _apply_softcap(f"q @ keys.T * {attention.scale:.4g}", attention.softcap)
     seen = "earlier tokens and itself" if attention.causal else "all tokens"

@@ -48,6 +48,7 @@ _ROPE_KINDS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
     "longrope": ("factor", "short_factor", "long_factor"),
+    "ntk": ("alpha",),
 }
 
 
@@ -305,7 +306,8 @@ def _read_latent_spec(
 
 
 def _experts(config: Config, fields: Mapping[str, Any]) -> ExpertsSpec:
-    spec = ExpertsSpec(top_k=config["num_experts_per_tok"], **fields)
+    top_k = {} if "top_k" in fields else {"top_k": config["num_experts_per_tok"]}
+    spec = ExpertsSpec(**top_k, **fields)
     if spec.top_k > spec.count:
         raise ValueError(f"num_experts_per_tok is {spec.top_k}, and there are {spec.count} experts")
     if spec.count % spec.groups or spec.kept_groups > spec.groups:
@@ -487,6 +489,8 @@ def _read_rope_spec(
         numbers = params[name] if isinstance(params[name], list) else [params[name]]
         if len(numbers) != count or not all(isinstance(n, int | float) and n > 0 for n in numbers):
             raise ValueError(f"rope's {name} is {params[name]!r}, not {count} positive numbers")
+    if kind == "ntk" and rotary_dim == 2:
+        raise ValueError("rope's alpha stretches no frequency of 2 elements")
     if rotary_dim < 2 or rotary_dim % 2:
         raise ValueError(
             f"{rotary_dim} elements of a head can't be rotated in pairs: head_dim * partial_rotary_factor (or "
@@ -503,7 +507,16 @@ def _read_rope_spec(
             sections, rotary_dim // 2, alternating=config.get("mrope_interleaved", False)
         )
     )
-    return RopeSpec(float(parameters["rope_theta"]), kind, rotary_dim, params, interleaved, axes)
+    growth = parameters.get("llama_4_scaling_beta") if family.query_growth else None
+    return RopeSpec(
+        float(parameters["rope_theta"]),
+        kind,
+        rotary_dim,
+        params,
+        interleaved,
+        axes,
+        *((growth, params["original_max_position_embeddings"]) if growth else ()),
+    )
 
 
 def _rope_axes_by_pair(

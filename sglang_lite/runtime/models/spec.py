@@ -21,8 +21,8 @@ class RopeSpec:
 
     Attributes:
         theta: base of the frequencies.
-        kind: kind of frequency scaling: "default", "linear", "llama3", "yarn" or "longrope"; "none"
-            for no rotation.
+        kind: kind of frequency scaling: "default", "linear", "llama3", "yarn", "longrope" or "ntk",
+            which multiplies the base by a power of `alpha`; "none" for no rotation.
         rotary_dim: number of rotated elements of a head, or None for the whole head.
         params: `factor` and the further parameters of the kind, under transformers' names.
         interleaved: whether the checkpoint stores the two elements of a rotary pair side by side,
@@ -30,6 +30,8 @@ class RopeSpec:
         axes: of each rotary pair, which of a token's three positions rotates it: 0 for time, 1 for
             the row, 2 for the column of an image (M-RoPE, arXiv:2409.12191). Empty if tokens have
             one position.
+        query_growth, query_span: queries at position p are multiplied by 1 + query_growth * log(1 +
+            floor(p / query_span)), so that attention stays sharp in long texts (Llama 4).
     """
 
     theta: float = 10_000.0
@@ -38,6 +40,8 @@ class RopeSpec:
     params: Mapping[str, Json] = field(default_factory=dict)
     interleaved: bool = False
     axes: tuple[int, ...] = ()
+    query_growth: float = 0.0
+    query_span: int = 1
 
 
 NO_ROPE = RopeSpec(kind="none", rotary_dim=2)
@@ -59,6 +63,7 @@ class AttentionSpec:
             shared weights, "heads" for each head, with its own weights, "whole" for the whole
             projection, "" for none.
         qk_norm_bias: whether these norms have biases.
+        norms_rotated: whether these norms, if of each head, apply to rotated queries and keys.
         clip: bound of the absolute values of queries, keys and values, or None.
         qkv_bias, output_bias: whether the input projections and the output projection have biases.
         sinks: whether each head has an extra learnt score in its softmax, with no value attached.
@@ -75,6 +80,7 @@ class AttentionSpec:
     softcap: float | None = None
     qk_norm: Literal["", "head", "heads", "whole"] = ""
     qk_norm_bias: bool = False
+    norms_rotated: bool = False
     clip: float | None = None
     qkv_bias: bool = False
     output_bias: bool = False

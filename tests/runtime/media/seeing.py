@@ -172,6 +172,18 @@ def _mistral3(folder: Path) -> torch.nn.Module:
     )  # fmt: skip
 
 
+def _ministral3(folder: Path) -> torch.nn.Module:
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8,
+            "llama_4_scaling_beta": 0.5}  # fmt: skip
+    text = dict(_TEXT, model_type="ministral3", head_dim=16, rope_parameters=rope)
+    return Mistral3ForConditionalGeneration(
+        Mistral3Config(
+            vision_config=_pixtral_vision(folder), text_config=text, image_token_index=IMAGE_ID,
+            tie_word_embeddings=False,
+        )
+    )  # fmt: skip
+
+
 def _qwen(folder: Path, text: str, sections: list[int]) -> dict[str, Any]:
     size = {"shortest_edge": 4 * 8 * 8, "longest_edge": 24 * 8 * 8}
     Qwen2VLImageProcessorPil(size=size, patch_size=4, merge_size=2).save_pretrained(folder)
@@ -273,9 +285,9 @@ def _voxtral(folder: Path) -> torch.nn.Module:
 
 _HEARING = {"qwen2_audio": _qwen2_audio, "voxtral": _voxtral}
 FAMILIES = {
-    "llava": _llava, "llava_next": _llava_next, "onevision": _onevision, "pixtral": _pixtral, "mistral3": _mistral3, "idefics3": _idefics,
-    "smolvlm": _smolvlm, "qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "qwen3_vl": _qwen3_vl,
-    "qwen3_vl_moe": _qwen3_vl_moe, "gemma3": _gemma3,
+    "llava": _llava, "llava_next": _llava_next, "onevision": _onevision, "pixtral": _pixtral, "mistral3": _mistral3,
+    "mistral3_ministral3": _ministral3, "idefics3": _idefics, "smolvlm": _smolvlm, "qwen2_vl": _qwen2_vl,
+    "qwen2_5_vl": _qwen2_5_vl, "qwen3_vl": _qwen3_vl, "qwen3_vl_moe": _qwen3_vl_moe, "gemma3": _gemma3,
 }  # fmt: skip
 
 

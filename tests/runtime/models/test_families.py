@@ -127,8 +127,12 @@ FAMILIES: dict[str, Any] = {
     "glm": (GlmForCausalLM, dict(head_dim=16)),
     "glm4": (Glm4ForCausalLM, dict(head_dim=16)),
     "ministral": (MinistralForCausalLM, dict(head_dim=12, sliding_window=9, layer_types=WINDOWS)),
+    "ministral3": ("Ministral3ForCausalLM", dict(head_dim=12, sliding_window=None, rope_parameters=YARN | dict(
+        original_max_position_embeddings=16, llama_4_scaling_beta=0.5))),
     "exaone4": (Exaone4ForCausalLM, dict(sliding_window=9, layer_types=WINDOWS)),
     "exaone4-all": (Exaone4ForCausalLM, dict(sliding_window=None, layer_types=["full_attention"] * 3)),
+    "hunyuan": ("HunYuanDenseV1ForCausalLM", dict(head_dim=12, attention_bias=True, rope_parameters=dict(
+        rope_type="dynamic", rope_theta=1e4, factor=1.0, alpha=50.0))),
     "seed-oss": (SeedOssForCausalLM, dict(head_dim=12)),
     "helium": (HeliumForCausalLM, dict(head_dim=8, mlp_bias=True)),
     "ernie4.5": (Ernie4_5ForCausalLM, dict(head_dim=12, use_bias=True)),
@@ -153,6 +157,7 @@ FAMILIES: dict[str, Any] = {
     "minimax-m2": ("MiniMaxM2ForCausalLM", dict(
         head_dim=16, num_local_experts=8, num_experts_per_tok=3, rope_parameters=dict(
             rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5))),
+    "hunyuan-moe": ("HunYuanMoEV1ForCausalLM", dict(head_dim=12, num_experts=8, moe_topk=[3, 3, 2])),
     "ernie4.5-moe": ("Ernie4_5_MoeForCausalLM", dict(
         moe_num_experts=8, moe_k=3, moe_intermediate_size=24, moe_num_shared_experts=2, moe_layer_start_index=1)),
     "deepseek-v2": (DeepseekV2ForCausalLM, DEEPSEEK | dict(topk_method="group_limited_greedy", attention_bias=True)),
@@ -185,7 +190,7 @@ FAMILIES: dict[str, Any] = {
 # Of the later families, those that reach kernels in a way that no other does.
 OTHER_KERNELS = (
     "olmo3", "granite", "qwen2-moe", "deepseek-v2-lite", "deepseek-v3", "youtu", "phi-norms", "cohere-norms", "nemotron",
-    "gpt-neox", "olmo",
+    "gpt-neox", "olmo", "minimax-m2", "ernie4.5-moe", "ministral3", "hunyuan",
 )  # fmt: skip
 
 

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
 from sglang_lite.runtime.models.spec import RopeSpec
+
+
+class Rotation(NamedTuple):
+    """Rotation of a step's queries and keys.
+
+    Attributes:
+        cos, sin: [T, 1, dim] each, as for `rotate`.
+        query_scale: factors of the queries [T, 1, 1], or None.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    query_scale: torch.Tensor | None
 
 
 class RotaryTable:
@@ -27,6 +41,7 @@ class RotaryTable:
         dim: number of rotated elements.
         axes: int32 [dim], which of three positions rotates each element, as in `RopeSpec`; None if
             there is one.
+        query_scales: factor of the queries at every position [positions]; None for 1.
     """
 
     def __init__(
@@ -48,6 +63,11 @@ class RotaryTable:
         self.axes = (
             torch.tensor(spec.axes * 2, dtype=torch.int32, device=device) if spec.axes else None
         )
+        self.query_scales: torch.Tensor | None = None
+        if spec.query_growth:
+            spans = torch.arange(positions, dtype=torch.float32) / spec.query_span
+            scales = 1 + spec.query_growth * torch.log(1 + spans.floor())
+            self.query_scales = scales.to(device, dtype)
         self._cos = torch.cat((cos, cos), -1).to(device)
         self._sin = torch.cat((-sin, sin), -1).to(device)
 
@@ -55,6 +75,14 @@ class RotaryTable:
     def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of every position, [positions, dim] each."""
         return self._cos, self._sin
+
+    def rotation_at(self, positions: torch.Tensor) -> Rotation:
+        """Returns the rotation at positions [T] or [3, T], as for `cos_sin_at`."""
+        scale = None
+        if self.query_scales is not None:
+            at = positions if positions.ndim == 1 else positions[0]
+            scale = self.query_scales[at].view(-1, 1, 1)
+        return Rotation(*self.cos_sin_at(positions), scale)
 
     def cos_sin_at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns cos and sin, [T, 1, dim] each, at positions [T]. Positions [3, T] give each
@@ -90,6 +118,9 @@ def _frequencies(spec: RopeSpec, dim: int, positions: int) -> tuple[torch.Tensor
         return inverse * 0, 1.0
     if spec.kind == "linear":
         return inverse / p["factor"], 1.0
+    if spec.kind == "ntk":
+        base = spec.theta * p["alpha"] ** (dim / (dim - 2))
+        return 1.0 / base**exponents, 1.0
     if spec.kind == "llama3":
         return _llama3_frequencies(
             inverse,
