@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import Gemma2Config, Gemma2ForCausalLM, GPTBigCodeConfig, GPTBigCodeForCausalLM
 
 from sglang_lite.cli import main
 from sglang_lite.runtime.models.families import FAMILIES
@@ -64,7 +64,7 @@ def test_a_model_of_no_family_is_refused(capsys):
 
 
 def test_a_model_of_transformers_code_is_refused_with_the_families(tmp_path, capsys):
-    config = GPT2Config(
+    config = GPTBigCodeConfig(
         vocab_size=96,
         n_embd=32,
         n_layer=1,
@@ -73,7 +73,7 @@ def test_a_model_of_transformers_code_is_refused_with_the_families(tmp_path, cap
         bos_token_id=0,
         eos_token_id=1,
     )
-    assert main(["families", str(save(GPT2LMHeadModel(config), tmp_path))]) == 1
+    assert main(["families", str(save(GPTBigCodeForCausalLM(config), tmp_path))]) == 1
     told = capsys.readouterr().err
     assert "computed by transformers' code" in told
     assert "qwen3, " in told

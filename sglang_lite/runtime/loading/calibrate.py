@@ -109,7 +109,7 @@ def calibrate(
     with tempfile.TemporaryFile(dir=scratch) as file:
         states = _States(file, spec.hidden_size)
         for batch in batches:
-            states.write_batch(batch, model.embed(batch.ids))
+            states.write_batch(batch, model.embed(batch.ids, batch.positions))
         for i in range(len(spec.layers)):
             watched = _wrap_watched_linears(model.layers[i], spec, i)
             for batch in batches:

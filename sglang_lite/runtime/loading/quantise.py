@@ -104,6 +104,11 @@ def _matrices_to_quantise(spec: ModelSpec, group: int) -> frozenset[str]:
             or parameter.role in _PLAIN
         ):
             continue
+        if piece.transposed:
+            raise ModelError(
+                f"{piece.name} has inputs before outputs, and such matrices are not quantised into a folder.",
+                hint='Use quantization="int8" or "int4", which rounds them while loading.',
+            )
         if group < 1 or piece.shape[1] % group:
             dividing = [size for size in (32, 64, 128, 256) if piece.shape[1] % size == 0]
             raise ParameterError(

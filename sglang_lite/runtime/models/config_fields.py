@@ -120,13 +120,17 @@ CONFIG: Mapping[str, Field] = {
     "intermediate_size": _integer_field(1, 1 << 24, required=True),
     "num_hidden_layers": _integer_field(1, 10_000, required=True),
     "num_attention_heads": _integer_field(1, 1 << 16, required=True),
-    **dict.fromkeys(("num_key_value_heads", "head_dim", "qk_nope_head_dim", "v_head_dim"), _integer_field(1, 1 << 16)),
+    **dict.fromkeys((
+        "num_key_value_heads", "num_kv_heads", "head_dim", "qk_nope_head_dim", "v_head_dim",
+    ), _integer_field(1, 1 << 16)),
     "max_position_embeddings": _integer_field(1, MAX_POSITIONS, required=True),
     **dict.fromkeys((
         "original_max_position_embeddings", "no_rope_layer_interval", "decoder_sparse_step", "moe_layer_freq",
         "moe_layer_interval",
     ), _integer_field(1, MAX_POSITIONS)),
-    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps"), Field("number", 0.0, 1.0)),
+    **dict.fromkeys((
+        "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon",
+    ), Field("number", 0.0, 1.0)),
     **dict.fromkeys((
         "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "rotary_emb_base",
         "rope_theta", "rope_local_base_freq", "logit_scale", "clip_qkv", "embedding_multiplier",
@@ -135,6 +139,7 @@ CONFIG: Mapping[str, Field] = {
     ), _positive_number_field()),
     "rotary_pct": _positive_number_field(1.0),
     "partial_rotary_factor": _positive_number_field(1.0),
+    "num_ln_in_parallel_attn": _integer_field(1, 2),
     **dict.fromkeys(("sliding_window", "max_window_layers", "first_k_dense_replace"), _integer_field(0, MAX_POSITIONS)),
     "sliding_window_pattern": Field("pattern"),
     **dict.fromkeys(("hidden_act", "hidden_activation", "topk_method"), _TEXT),
@@ -142,6 +147,7 @@ CONFIG: Mapping[str, Field] = {
         "use_sliding_window", "use_bidirectional_attention", "is_causal", "tie_word_embeddings",
         "attention_bias", "qkv_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qk_norm",
         "qk_layernorm", "use_qkv_bias", "use_parallel_residual", "norm_topk_prob", "rope_interleave",
+        "enable_bias", "layer_norm_elementwise_affine", "new_decoder_architecture", "multi_query", "parallel_attn",
     ), _FLAG),
     "no_rope_layers": Field("wholes", 0, 1),
     **dict.fromkeys((

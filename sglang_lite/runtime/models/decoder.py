@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from sglang_lite.constraints.memo import trim
+from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.arena import DeviceArena
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
@@ -122,6 +123,11 @@ class Decoder:
             placement=placement,
         )
         self.spec = reader.of_rank
+        if 0 < spec.learned_positions < max_positions:
+            raise ModelError(
+                f"the model has vectors for {spec.learned_positions:,} positions, and {max_positions:,} are wanted.",
+                hint=f"Use context_length={spec.learned_positions}, or less.",
+            )
         self.layer_ranks = ranks.in_stage if ranks.parallel.dp == 1 else ONE_PROCESS
         every = map(ranks.parallel.as_seen_by, range(ranks.parallel.ranks))
         # Rank 0 chooses the number of pages for all: by the most that a token takes on one of them.
@@ -135,6 +141,7 @@ class Decoder:
         )
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=precision.compute).item()
         self.layers: list[Layer] = []
+        self.position_table = reader.position_table() if spec.learned_positions else None
         # In reverse if the last layers go to the host: a layer's size is known only once it is
         # built.
         order = reader.layers if offload is None else reader.layers[::-1]
@@ -283,7 +290,7 @@ class Decoder:
         Returns:
             Hidden states [T, hidden_size] after the last norm.
         """
-        x, deep = self._embed_tokens(ids)
+        x, deep = self._embed_tokens(ids, positions)
         rotations = [rope.rotation_at(positions) for rope in self.ropes]
         few = None if self.watch.looks else self._small_batch
         if not deep and few is not None and few.supports(plan):
@@ -357,11 +364,11 @@ class Decoder:
         h = self.layer_ranks.sum(_feed_forward(layer, self._norm(x, layer.mlp_norm), lora, record))
         return x + self._scale_output(layer, self._norm(h, layer.post_mlp_norm))
 
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Returns the embeddings [T, hidden_size] of text tokens as they enter the first layer.
-        `ids` is int64 [T].
+        `ids` and `positions` are int64 [T].
         """
-        return self._embed_tokens(ids)[0]
+        return self._embed_tokens(ids, positions)[0]
 
     def run_layer(
         self,
@@ -390,7 +397,9 @@ class Decoder:
             cache,
         )
 
-    def _embed_tokens(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def _embed_tokens(
+        self, ids: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Returns the embeddings [T, hidden_size], with features in place of the tokens of images
         and sounds. Also returns tensors to add to the residual, one after each of the first layers.
         """
@@ -399,6 +408,8 @@ class Decoder:
         )
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
+        if self.position_table is not None:
+            x = x + self.position_table[positions + self.spec.position_offset]
         at = (ids < 0).nonzero()[:, 0] if self.features is not None else ids[:0]
         if self.features is None or not len(at):
             return x, []

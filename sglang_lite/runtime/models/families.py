@@ -41,7 +41,8 @@ class Family:
         latent: whether attention is latent (MLA), configured by DeepSeek's field names.
         gated: whether dense feed-forwards have a gate.
         query_growth: whether queries grow with their position, as `llama_4_scaling_beta` says.
-        qkv_by_head: whether queries, keys and values lie in one matrix, grouped by head.
+        qkv_by_head: whether queries, keys and values lie in one matrix, grouped by key-value head.
+        transposed: whether matrices of layers have inputs before outputs.
         layer_ropes: whether layers with a window have their own rope parameters.
         computed: function of the config, defaults included, that gives fields which the config
             itself omits and the family's own code computes from others.
@@ -49,12 +50,15 @@ class Family:
         activations: activation name in a config -> the activation that the family means by it.
         attention_fields, layer_fields, model_fields: functions of the config that give further
             fields of AttentionSpec, LayerSpec and ModelSpec.
+        left_out: function of the config that names what it asks for and the row has not, or returns
+            ""; transformers' code runs such a model.
         experts_fields: function of config and layer index that gives fields of ExpertsSpec, or None
             for a dense layer.
         experts_interleaved: whether stacked expert matrices have inputs before outputs, with gate
             and up columns alternating.
         names: role in `parameters.py` -> the family's tensor name, if it differs from Llama's; ""
-            if no tensor has it. A vector's name that ends in "[0]" is a matrix with a single row.
+            if no tensor has it. A vector's name that ends in "[0]" is a matrix with a single row. A
+            norm may have several names, separated by "|", of which a file has one.
     """
 
     architectures: tuple[str, ...]
@@ -70,6 +74,7 @@ class Family:
     gated: bool = True
     query_growth: bool = False
     qkv_by_head: bool = False
+    transposed: bool = False
     layer_ropes: bool = False
     computed: Changes = lambda config: {}
     rope_aliases: Mapping[str, str] = field(default_factory=dict)
@@ -79,6 +84,7 @@ class Family:
     model_fields: Changes = lambda config: {}
     experts_fields: Callable[[Config, int], dict[str, Any] | None] = lambda config, layer: None
     experts_interleaved: bool = False
+    left_out: Callable[[Config], str] = lambda config: ""
     names: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -321,6 +327,68 @@ def _hunyuan_experts(config: Config, layer: int) -> dict[str, Any] | None:
     }
 
 
+def _neox_attention_settings(config: Config) -> dict[str, Any]:
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    if heads != kv_heads:
+        raise ValueError(
+            f"num_key_value_heads is {kv_heads}, and each of {heads} heads has its own keys and values"
+        )
+    return {}
+
+
+def _gpt_fields(config: Config) -> dict[str, Any]:
+    return {"intermediate_size": 4 * config["hidden_size"], **_rotary_part(config)}
+
+
+def _gpt2_left_out(config: Config) -> str:
+    if config.get("scale_attn_weights", True) is not True:
+        return "scale_attn_weights false"
+    names = ("scale_attn_by_inverse_layer_idx", "add_cross_attention")
+    return next((name for name in names if config.get(name)), "")
+
+
+def _opt_model_settings(config: Config) -> dict[str, Any]:
+    affine = config["layer_norm_elementwise_affine"]
+    return {
+        **_layer_norm_settings("layer_norm_eps", bias=affine)(config),
+        "norm_weight": affine,
+        "learned_positions": config["max_position_embeddings"],
+        "position_offset": 2,
+    }
+
+
+def _opt_left_out(config: Config) -> str:
+    if config.get("do_layer_norm_before") is False:
+        return "do_layer_norm_before false"
+    if config.get("_remove_final_layer_norm"):
+        return "_remove_final_layer_norm"
+    size = config.get("word_embed_proj_dim")
+    return "" if size in (None, config.get("hidden_size")) else f"word_embed_proj_dim {size}"
+
+
+def _falcon_fields(config: Config) -> dict[str, Any]:
+    heads = config["num_attention_heads"]
+    shared = config["multi_query"] and not config["new_decoder_architecture"]
+    kv_heads = 1 if shared else config.get("num_kv_heads") or heads
+    return {"intermediate_size": 4 * config["hidden_size"], "num_key_value_heads": kv_heads}
+
+
+def _falcon_layer_settings(config: Config) -> dict[str, Any]:
+    if not config["parallel_attn"]:
+        return {}
+    norms = config.get("num_ln_in_parallel_attn") or 2
+    two = config["new_decoder_architecture"] and norms == 2
+    return {"parallel": "two norms" if two else "one norm"}
+
+
+def _falcon_left_out(config: Config) -> str:
+    if config.get("alibi"):
+        return "alibi"
+    serial = config.get("new_decoder_architecture") and config.get("parallel_attn") is False
+    return "parallel_attn false with new_decoder_architecture" if serial else ""
+
+
 def _rotary_part(config: Config) -> dict[str, Any]:
     """Returns the rotated part of a head, which the config states as a number of elements."""
     if config.get("rotary_dim") is None:
@@ -394,6 +462,14 @@ _MIXTRAL = {
     "expert_down": "block_sparse_moe.experts.{}.w2",
     "stacked_gate_up": "block_sparse_moe.experts.gate_up_proj",
     "stacked_down": "block_sparse_moe.experts.down_proj",
+}
+_GPT_FIELDS = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "intermediate_size": "n_inner",
+    "hidden_act": "activation_function",
 }
 _HUNYUAN_NORMS = {"q_norm": "self_attn.query_layernorm", "k_norm": "self_attn.key_layernorm"}
 _BEFORE_FEED_FORWARD = {"mlp_norm": "pre_feedforward_layernorm"}
@@ -532,11 +608,65 @@ FAMILIES: Mapping[str, Family] = {
          "use_parallel_residual": True},
         aliases={"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"},
         biases=("attention_bias", "attention_bias", True), gated=False, qkv_by_head=True,
+        attention_fields=_neox_attention_settings,
         layer_fields=lambda c: {"parallel": "two norms" if c["use_parallel_residual"] else ""},
         model_fields=_layer_norm_settings("layer_norm_eps"),
         names={**dict.fromkeys(("q", "k", "v"), "attention.query_key_value"), "o": "attention.dense",
                "up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h", "embedding": "gpt_neox.embed_in",
                "layers": "gpt_neox.layers", "norm": "gpt_neox.final_layer_norm", "head": "embed_out"},
+    ),
+    "gpt2": Family(
+        ("GPT2LMHeadModel",), {"layer_norm_epsilon": 1e-5, "hidden_act": "gelu_new", "tie_word_embeddings": True},
+        aliases=_GPT_FIELDS, computed=_gpt_fields, biases=(True, True, True), gated=False, transposed=True,
+        has_rope=lambda c, i, window: False,
+        model_fields=lambda c: {**_layer_norm_settings("layer_norm_epsilon")(c),
+                                "learned_positions": c["max_position_embeddings"]},
+        left_out=_gpt2_left_out,
+        names={**dict.fromkeys(("q", "k", "v"), "attn.c_attn"), "o": "attn.c_proj", "up": "mlp.c_fc",
+               "down": "mlp.c_proj", "input_norm": "ln_1", "mlp_norm": "ln_2", "embedding": "transformer.wte",
+               "position_table": "transformer.wpe", "layers": "transformer.h", "norm": "transformer.ln_f"},
+    ),
+    "gptj": Family(
+        ("GPTJForCausalLM",), {"layer_norm_epsilon": 1e-5, "hidden_act": "gelu_new", "rotary_dim": 64},
+        aliases=_GPT_FIELDS, computed=_gpt_fields, biases=(False, False, True), gated=False, interleaved=True,
+        layer_fields=lambda c: {"parallel": "one norm"},
+        model_fields=lambda c: {**_layer_norm_settings("layer_norm_epsilon")(c), "head_bias": True},
+        names={"q": "attn.q_proj", "k": "attn.k_proj", "v": "attn.v_proj", "o": "attn.out_proj", "up": "mlp.fc_in",
+               "down": "mlp.fc_out", "input_norm": "ln_1", "embedding": "transformer.wte", "layers": "transformer.h",
+               "norm": "transformer.ln_f"},
+    ),
+    "opt": Family(
+        ("OPTForCausalLM",),
+        {"layer_norm_eps": 1e-5, "hidden_act": "relu", "enable_bias": True, "layer_norm_elementwise_affine": True,
+         "tie_word_embeddings": True},
+        aliases={"intermediate_size": "ffn_dim", "hidden_act": "activation_function"},
+        biases=("enable_bias", "enable_bias", "enable_bias"), gated=False, has_rope=lambda c, i, window: False,
+        model_fields=_opt_model_settings, left_out=_opt_left_out,
+        names={"o": "self_attn.out_proj", "up": "fc1", "down": "fc2", "input_norm": "self_attn_layer_norm",
+               "mlp_norm": "final_layer_norm", "embedding": "model.decoder.embed_tokens",
+               "position_table": "model.decoder.embed_positions", "layers": "model.decoder.layers",
+               "norm": "model.decoder.final_layer_norm"},
+    ),
+    "falcon": Family(
+        ("FalconForCausalLM",),
+        {"layer_norm_epsilon": 1e-5, "hidden_act": "gelu", "max_position_embeddings": 2048, "multi_query": True,
+         "parallel_attn": True, "new_decoder_architecture": False, "use_bias": False, "tie_word_embeddings": True},
+        aliases={"hidden_act": "activation", "intermediate_size": "ffn_hidden_size", "use_bias": "bias"},
+        computed=_falcon_fields, biases=("use_bias", "use_bias", "use_bias"), gated=False, qkv_by_head=True,
+        layer_fields=_falcon_layer_settings, model_fields=_layer_norm_settings("layer_norm_epsilon"),
+        left_out=_falcon_left_out,
+        names={**dict.fromkeys(("q", "k", "v"), "self_attention.query_key_value"), "o": "self_attention.dense",
+               "up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h", "input_norm": "input_layernorm|ln_attn",
+               "mlp_norm": "post_attention_layernorm|ln_mlp", "embedding": "transformer.word_embeddings",
+               "layers": "transformer.h", "norm": "transformer.ln_f"},
+    ),
+    "apertus": Family(
+        ("ApertusForCausalLM",),
+        {"hidden_act": "xielu", "rms_norm_eps": 1e-5,
+         "rope_parameters": {"rope_type": "llama3", "rope_theta": 12_000_000.0, "factor": 8.0, "low_freq_factor": 1.0,
+                             "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}},
+        biases=_ATTENTION, qk_norm="head", gated=False,
+        names={"input_norm": "attention_layernorm", "mlp_norm": "feedforward_layernorm"},
     ),
     "olmo": Family(
         ("OlmoForCausalLM",), {"layer_norm_eps": 1e-5}, biases=_ATTENTION, attention_fields=_clip_settings,

@@ -45,6 +45,8 @@ from sglang_lite.runtime.models.weight_reader import Layer
 from sglang_lite.runtime.parallel.layout import Parallel
 from sglang_lite.runtime.parallel.shared_steps import SharedSteps
 
+_WITHOUT_KERNEL = ("relu", "xielu")  # activations that torch's operations compute
+
 
 class GpuDecoder(Decoder):
     """Decoder-only transformer loaded on a GPU. Takes the arguments of Decoder.
@@ -152,6 +154,9 @@ class GpuDecoder(Decoder):
         residual = plan.rows
         if residual is None:
             residual = embed(plan, self.embedding, self.embedding_scale, self.features)
+            if self.position_table is not None:
+                at = plan.positions.long() + self.spec.position_offset
+                residual.add_(self.position_table[at])
         normed, residual = self._run_stage(residual, rows, plan, cache, attention)
         return self.watch.record_pass(
             plan.ids, plan.positions, normed if self.ranks.parallel.pp == 1 else residual
@@ -340,9 +345,7 @@ class GpuDecoder(Decoder):
                 else as_gpu_product(linear).multiply_unscaled(rows)
             )
         x, scales = as_gpu_product(linear).multiply_unscaled(rows)
-        if scales is not None:
-            x = (x * scales.rows[: len(x)].unsqueeze(1) * scales.columns).to(x.dtype)
-        return self.gpu_ranks.sum(x), None
+        return self.gpu_ranks.sum(x if scales is None else _apply_scales(x, scales)), None
 
     def _multiply_qkv(
         self, layer: Layer, rows: torch.Tensor | EightBitRows, plan: DevicePlan
@@ -405,6 +408,11 @@ class GpuDecoder(Decoder):
         assert isinstance(fed, FeedForward), "as a GPU has them"
         gate_up = as_gpu_product(fed.gate_up)
         down = as_gpu_product(fed.down)
+        if fed.spec.activation in _WITHOUT_KERNEL:
+            up, scales = gate_up.multiply_unscaled(rows)
+            if scales is not None:
+                up = _apply_scales(up, scales)
+            return self._multiply_last_of_block(down, fed.activate(up), peers)
         activate = (
             gate_up.multiply_ungated
             if isinstance(fed.spec, DenseSpec) and not fed.spec.gated
@@ -529,6 +537,10 @@ class GpuDecoder(Decoder):
                 q, weights.keys.weight, weights.values.weight, cache, index, out, scale=spec.scale
             )
         return out.view(len(q), -1)
+
+
+def _apply_scales(x: torch.Tensor, scales: Scales) -> torch.Tensor:
+    return (x * scales.rows[: len(x)].unsqueeze(1) * scales.columns).to(x.dtype)
 
 
 def _attention_kernel_prepares(spec: AttentionSpec | LatentSpec, norm: str) -> bool:

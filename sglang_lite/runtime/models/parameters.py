@@ -7,7 +7,7 @@ Used to read weights, and to shard, adapt or write them. Needs no torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sglang_lite.runtime.models.families import FAMILIES, Family
 from sglang_lite.runtime.models.spec import (
@@ -40,6 +40,18 @@ class CheckpointSlice:
     inputs: int | None = None
     groups: int = 1
 
+    @property
+    def transposed(self) -> bool:
+        """True if the tensor has a matrix's inputs before its outputs."""
+        return self.inputs is not None and self.outputs > self.inputs
+
+    @property
+    def outputs_first(self) -> CheckpointSlice:
+        """Same slice of the same matrix, if its tensor had outputs before inputs."""
+        if not self.transposed or len(self.shape) != 2:
+            return self
+        return replace(self, shape=self.shape[::-1], part=self.part[::-1], outputs=0, inputs=1)
+
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
@@ -62,6 +74,7 @@ class ParameterSpec:
 
 _MODEL_NAMES: Mapping[str, str] = {
     "embedding": "model.embed_tokens",
+    "position_table": "model.embed_positions",
     "layers": "model.layers",
     "norm": "model.norm",
     "head": "lm_head",
@@ -87,6 +100,10 @@ _NAMES: Mapping[str, str] = {
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
+    "xielu_alpha_p": "mlp.act_fn.alpha_p",
+    "xielu_alpha_n": "mlp.act_fn.alpha_n",
+    "xielu_beta": "mlp.act_fn.beta",
+    "xielu_eps": "mlp.act_fn.eps",
     "mlp_out_norm": "post_feedforward_layernorm",
     "router": "mlp.gate",
     "correction": "mlp.gate.e_score_correction_bias",
@@ -102,6 +119,9 @@ _NAMES: Mapping[str, str] = {
 }
 
 
+XIELU_ROLES = ("xielu_alpha_p", "xielu_alpha_n", "xielu_beta", "xielu_eps")
+
+
 def parameters(spec: ModelSpec) -> Iterator[ParameterSpec]:
     """Yields all parameters of a model, layer by layer."""
     table = (spec.vocab_size, spec.hidden_size)
@@ -110,6 +130,10 @@ def parameters(spec: ModelSpec) -> Iterator[ParameterSpec]:
     yield ParameterSpec(
         "embedding", table, (CheckpointSlice(f"{names['embedding']}.weight", table, inputs=1),)
     )
+    if spec.learned_positions:
+        rows = (spec.learned_positions + spec.position_offset, spec.hidden_size)
+        piece = CheckpointSlice(f"{names['position_table']}.weight", rows, inputs=1)
+        yield ParameterSpec("position_table", rows, (piece,))
     for i in range(len(spec.layers)):
         yield from layer_parameters(spec, i)
     if spec.norm_weight:
@@ -144,6 +168,9 @@ def layer_parameters(spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
     if isinstance(feed_forward, DenseSpec):
         made = names.gated_mlp if feed_forward.gated else names.plain_mlp
         yield from made("", feed_forward.size, spec.hidden_size, bias=feed_forward.bias)
+        if feed_forward.activation == "xielu":
+            for role in XIELU_ROLES:
+                yield names.scalar(role, (1,) if "alpha" in role else ())
     else:
         yield from _expert_parameters(names, feed_forward, spec.hidden_size)
 
@@ -206,7 +233,10 @@ class _Names:
         self._names = {**_MODEL_NAMES, **_NAMES, **family.names}
 
     def _path(self, role: str) -> str:
-        return f"{self._names['layers']}.{self._layer}.{self._names[role]}"
+        return self._path_to(self._names[role])
+
+    def _path_to(self, name: str) -> str:
+        return f"{self._names['layers']}.{self._layer}.{name}"
 
     def vector(self, role: str, size: int, suffix: str = ".weight") -> ParameterSpec:
         path = self._path(role)
@@ -218,21 +248,23 @@ class _Names:
         )
         return ParameterSpec(role, (size,), (piece,), self._layer)
 
+    def scalar(self, role: str, shape: tuple[int, ...]) -> ParameterSpec:
+        return ParameterSpec(role, shape, (CheckpointSlice(self._path(role), shape),), self._layer)
+
     def norm(self, role: str, shape: tuple[int, ...], *, bias: bool) -> Iterator[ParameterSpec]:
         """Yields the weight of a norm, and its bias if `bias` is set. If the family stores a
         separate tensor for each head, yields one weight per head.
         """
         path = self._path(role)
+        names = [self._path_to(name) for name in self._names[role].split("|")]
         if "{}" in path:
             for head in range(shape[0]):
                 piece = CheckpointSlice(f"{path.format(head)}.weight", shape[1:])
                 yield ParameterSpec(f"{role}.{head}", shape[1:], (piece,), self._layer)
             return
-        yield ParameterSpec(role, shape, (CheckpointSlice(f"{path}.weight", shape),), self._layer)
-        if bias:
-            yield ParameterSpec(
-                f"{role}_bias", shape, (CheckpointSlice(f"{path}.bias", shape),), self._layer
-            )
+        for kind, its_role in (("weight", role), *((("bias", f"{role}_bias"),) if bias else ())):
+            pieces = tuple(CheckpointSlice(f"{name}.{kind}", shape) for name in names)
+            yield ParameterSpec(its_role, shape, pieces, self._layer)
 
     def plain_mlp(
         self, prefix: str, size: int, hidden: int, *, bias: bool
@@ -250,23 +282,23 @@ class _Names:
         self, outputs: Mapping[str, int], inputs: int, spec: AttentionSpec, *, bias: bool
     ) -> Iterator[ParameterSpec]:
         """Yields the query, key and value matrices, which are slices of one matrix if the family
-        groups them by head.
+        groups them by key-value head.
         """
         if not self._family.qkv_by_head:
             yield from self.matrices(outputs, inputs, bias=bias)
             return
-        size = spec.key_size
+        groups = spec.kv_heads
         whole = sum(outputs.values())
-        for i, role in enumerate(outputs):
-            part = (slice(i * size, (i + 1) * size),)
+        end = 0
+        for role, size in outputs.items():
+            start, end = end, end + size // groups
+            part = (slice(start, end),)
             piece = CheckpointSlice(
-                f"{self._path(role)}.weight", (whole, inputs), part, inputs=1, groups=spec.heads
+                f"{self._path(role)}.weight", (whole, inputs), part, inputs=1, groups=groups
             )
             yield ParameterSpec(role, (outputs[role], inputs), (piece,), self._layer)
             if bias:
-                piece = CheckpointSlice(
-                    f"{self._path(role)}.bias", (whole,), part, groups=spec.heads
-                )
+                piece = CheckpointSlice(f"{self._path(role)}.bias", (whole,), part, groups=groups)
                 yield ParameterSpec(f"{role}_bias", (outputs[role],), (piece,), self._layer)
 
     def matrices(
@@ -282,6 +314,11 @@ class _Names:
             rows = sum(outputs[other] for other in merged)
             part = (slice(start, start + size),) if len(merged) > 1 else ()
             piece = CheckpointSlice(f"{path}.weight", (rows, inputs), part, inputs=1)
+            if self._family.transposed:
+                own = part or (slice(None),)
+                piece = CheckpointSlice(
+                    piece.name, (inputs, rows), (slice(None), *own), outputs=1, inputs=0
+                )
             yield ParameterSpec(role, (size, inputs), (piece,), self._layer)
             if bias:
                 yield ParameterSpec(

@@ -25,6 +25,10 @@ def pseudo_code(spec: ModelSpec) -> Iterator[str]:
     )
     scale = "" if spec.embedding_scale == 1 else f" * {spec.embedding_scale:.4g}"
     yield _format_line(0, f"x = embedding[token]{scale}", f"{spec.vocab_size:,} tokens")
+    if spec.learned_positions:
+        yield _format_line(
+            0, "x = x + position_table[position]", f"{spec.learned_positions:,} positions"
+        )
     for layer, numbers in _group_equal_layers(spec.layers):
         yield _format_line(0, f"for layer in {_ranges(numbers)}:")
         for text, comment in _layer_lines(spec, layer):

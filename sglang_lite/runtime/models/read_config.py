@@ -38,7 +38,9 @@ _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
     "relu2": "relu2",
+    "xielu": "xielu",
 }
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # Parameters that each kind of frequency scaling requires.
@@ -80,6 +82,11 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
             hint=f"Supported: {', '.join(ARCHITECTURES)}.",
         )
     given = {**(config.get("text_config") or {}), **config}
+    if reason := FAMILIES[family].left_out(given):
+        raise ModelError(
+            f"{source}: {reason} is not supported by our code.",
+            hint='Use model_impl="auto": transformers\' own code may run it.',
+        )
     whole = _complete_config(FAMILIES[family], given, source)
     if given.get("rope_scaling") and not given.get("rope_parameters"):
         whole.pop("rope_parameters", None)  # the family default, overridden by rope_scaling
@@ -203,10 +210,6 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
     kv_heads = config.get("num_key_value_heads") or heads
     if heads % kv_heads:
         raise ValueError(f"{heads} attention heads can't share {kv_heads} key-value heads")
-    if family.qkv_by_head and heads != kv_heads:
-        raise ValueError(
-            f"num_key_value_heads is {kv_heads}, and each of {heads} heads has its own keys and values"
-        )
     head_dim = config.get("head_dim") or hidden_size // heads
     if family.latent:
         head_dim = config["qk_rope_head_dim"]  # some configs call this size `head_dim`
@@ -325,7 +328,7 @@ def _experts(config: Config, fields: Mapping[str, Any]) -> ExpertsSpec:
 def _read_activation(family: Family, config: Config) -> str:
     name = config.get("hidden_activation") or config.get("hidden_act") or "silu"
     name = family.activations.get(name, name)
-    if name not in _ACTIVATIONS or (name == "relu2" and family.gated):
+    if name not in _ACTIVATIONS or (family.gated and name in ("relu", "relu2", "xielu")):
         raise ValueError(
             f"the activation {name!r} is not supported (only {', '.join(_ACTIVATIONS)})"
         )

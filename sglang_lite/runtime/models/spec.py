@@ -199,7 +199,8 @@ class DenseSpec:
 
     Attributes:
         size: intermediate size.
-        activation: "silu", "gelu", "gelu_tanh" or "relu2".
+        activation: "silu", "gelu", "gelu_tanh"; without a gate also "relu", "relu2", or "xielu", which
+            has learnt parameters (arXiv:2411.13010).
         bias: whether the projections have biases.
         gated: whether the up projection is multiplied by an activated gate; if False, the
             activation applies to the up projection.
@@ -345,6 +346,9 @@ class ModelSpec:
         logit_softcap: cap c of the logits, which become c * tanh(logits / c), or None.
         eos_ids: tokens that end a sequence.
         bos_id: token that begins a sequence, or None.
+        learned_positions: number of positions that have a learnt vector, which is added to a token's
+            embedding; 0 for none.
+        position_offset: number of rows before that of position 0 in the table of these vectors.
         draft_layers: number of extra layers after the model's own, for drafting tokens, that a
             checkpoint may contain; they are not loaded.
     """
@@ -366,6 +370,8 @@ class ModelSpec:
     logit_softcap: float | None = None
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
+    learned_positions: int = 0
+    position_offset: int = 0
     draft_layers: int = 0
 
     @property

@@ -10,7 +10,7 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
 from sglang_lite.runtime.models import config_fields
 from sglang_lite.runtime.models.config_fields import MAX_POSITIONS, MAX_TOKENS, Field, Json
-from sglang_lite.runtime.models.families import ARCHITECTURES, WITH_ENCODER, Config
+from sglang_lite.runtime.models.families import ARCHITECTURES, FAMILIES, WITH_ENCODER, Config
 
 _LIMITS = (
     "max_position_embeddings",
@@ -76,13 +76,17 @@ class TransformersSpec:
 
 
 def is_natively_supported(config: Config) -> bool:
-    """Returns whether the config names an architecture implemented here. Also returns True if
+    """Returns whether the config names an architecture implemented here, and asks for nothing that is
+    left out of it. Also returns True if
     `architectures` is missing or malformed.
     """
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         return True
-    return any(name in ARCHITECTURES or name in WITH_ENCODER for name in names)
+    if any(name in WITH_ENCODER for name in names):
+        return True
+    families = [FAMILIES[ARCHITECTURES[name]] for name in names if name in ARCHITECTURES]
+    return bool(families) and not families[0].left_out(config)
 
 
 def fallback_spec(config: Config, source: str) -> TransformersSpec:

@@ -26,6 +26,7 @@ from sglang_lite.runtime.models.layers.linear import (
     RowByRow,
 )
 from sglang_lite.runtime.models.parameters import (
+    XIELU_ROLES,
     CheckpointSlice,
     ParameterSpec,
     head_name,
@@ -82,6 +83,8 @@ def part_builders(model: Decoder, reader: WeightReader) -> dict[PartKey, Callabl
         (None, "embedding"): reader.embedding_and_head if tied else reader.embedding,
         **({} if tied else {(None, "head"): reader.head}),
     }
+    if model.spec.learned_positions:
+        functions[None, "position_table"] = reader.position_table
     for i in range(len(model.layers)):
         functions |= {(i, name): make for name, make in reader.layer_parts(i).items()}
     return functions | {(None, "norm"): reader.norm}
@@ -100,7 +103,8 @@ def look_up_part(model: Decoder, key: PartKey) -> Any:  # any part
 def part_keys(model: Decoder) -> Iterator[PartKey]:
     """Yields the keys of the parts for which every checkpoint has tensors."""
     own = () if model.spec.tied_embeddings else ((None, "head"),)
-    yield from ((None, "embedding"), *own, (None, "norm"))
+    table = ((None, "position_table"),) if model.spec.learned_positions else ()
+    yield from ((None, "embedding"), *own, *table, (None, "norm"))
     for i in range(len(model.layers)):
         yield from ((i, name) for name in LAYER_PARTS)
 
@@ -240,6 +244,10 @@ class WeightParts:
         if role == "correction":
             assert not isinstance(layer.feed_forward, FeedForward)
             return layer.feed_forward.correction
+        if role in XIELU_ROLES:
+            assert isinstance(layer.feed_forward, FeedForward)
+            assert layer.feed_forward.curve is not None
+            return layer.feed_forward.curve[XIELU_ROLES.index(role)].view(parameter.shape)
         if role == "kv_b":
             latent = layer.latent
             assert latent is not None
@@ -273,13 +281,15 @@ def _view_parameter_slice(whole: torch.Tensor, piece: CheckpointSlice) -> torch.
     if piece.groups > 1:
         return whole.view(piece.groups, -1, *whole.shape[1:])[:, *piece.part]
     part = whole[piece.part]
-    return part.t() if piece.inputs is not None and piece.outputs > piece.inputs else part
+    return part.t() if piece.transposed else part
 
 
 def _held_model_tensor(model: Decoder, parameter: ParameterSpec) -> torch.Tensor | None:
     match parameter.role:
         case "embedding":
             return model.embedding if isinstance(model.embedding, torch.Tensor) else None
+        case "position_table":
+            return model.position_table
         case "norm" | "norm_bias":
             return _norm_values(
                 model.norm, model.spec, None, None, is_bias=parameter.role == "norm_bias"

@@ -22,6 +22,7 @@ from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.layers.rope import RotaryTable
 from sglang_lite.runtime.models.parameter_tensors import ParameterTensors, Table
 from sglang_lite.runtime.models.parameters import (
+    XIELU_ROLES,
     CheckpointSlice,
     ParameterSpec,
     head_name,
@@ -226,6 +227,11 @@ class WeightReader:
             return table
         return stack_weights([table], self.precision.weights, self.device)
 
+    def position_table(self) -> torch.Tensor:
+        """Reads the vectors of the positions."""
+        taken = self._tensors.take_parameter(self._of_model["position_table"])
+        return stack_weights([taken], self.precision.compute, self.device)
+
     def head(self) -> Linear:
         """Reads the head's own matrix and builds the linear layer that computes logits."""
         return self.linears.build_head(
@@ -408,7 +414,12 @@ class WeightReader:
             self._linear(table, (f"{prefix}down",), expert),
             spec,
             self.precision.batch_invariant,
+            self._xielu_parameters(table) if spec.activation == "xielu" else None,
         )
+
+    def _xielu_parameters(self, table: Table) -> torch.Tensor:
+        values = [self._tensors.take_vector(table[role, None]).float() for role in XIELU_ROLES]
+        return torch.cat([each.reshape(1) for each in values]).to(self.device)
 
     def _experts(self, table: Table, spec: ExpertsSpec, index: int) -> Experts | GpuExperts:
         found = table.get(("correction", None))

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     BertForSequenceClassification,
     BertModel,
-    GPT2Config,
-    GPT2LMHeadModel,
+    GPTBigCodeConfig,
+    GPTBigCodeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -83,9 +83,8 @@ def test_experts_count_once_each(tmp_path):
 
 def test_a_model_by_transformers_code_says_so(tmp_path):
     ends = {"bos_token_id": None, "eos_token_id": None}
-    model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=VOCAB, n_positions=64, n_embd=32, n_layer=3, n_head=4, **ends)
-    )
+    sizes = {"n_positions": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "multi_query": False}
+    model = GPTBigCodeForCausalLM(GPTBigCodeConfig(vocab_size=VOCAB, **sizes, **ends))
     save(model, tmp_path)
     found = describe(str(tmp_path))
     item = size_of(found.dtype)

@@ -240,12 +240,12 @@ def test_rotation_by_the_longest_row_is_refused(longest, refused):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return save(tiny("gpt2"), tmp_path_factory.mktemp("gpt2"))
+    return save(tiny("gpt_bigcode"), tmp_path_factory.mktemp("gpt_bigcode"))
 
 
 def test_an_engine_runs_it_as_any_other(folder):
     """Chunks, a prefix from the cache, many at once, and choices."""
-    reference = tiny("gpt2")
+    reference = tiny("gpt_bigcode")
     prompts = [[*range(5, 8 + i % 5), 20 + i] for i in range(12)]
     params = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
     with sgl.Engine(
@@ -284,16 +284,22 @@ def test_in_a_process_of_its_own_it_says_by_what_it_runs(folder, caplog):
     caplog.set_level("INFO", "sglang_lite")
     with sgl.Engine(folder, dtype="float32", threads=1) as engine:
         assert engine.complete("abc", SamplingParams(max_tokens=3)).usage.completion_tokens <= 3
-    assert "GPT2LMHeadModel runs by transformers' code, as there is none of our own" in caplog.text
+    assert (
+        "GPTBigCodeForCausalLM runs by transformers' code, as there is none of our own"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"model_impl": "native"}, "architecture GPT2LMHeadModel is not supported"),
-        ({"dtype": "int8"}, "dtype: GPT2LMHeadModel runs by transformers' code, which has no int8"),
+        ({"model_impl": "native"}, "architecture GPTBigCodeForCausalLM is not supported"),
+        (
+            {"dtype": "int8"},
+            "dtype: GPTBigCodeForCausalLM runs by transformers' code, which has no int8",
+        ),
         ({"load_format": "safetensors"}, "load_format: transformers' code chooses the file"),
-        ({"deterministic": True}, "deterministic: GPT2LMHeadModel"),
+        ({"deterministic": True}, "deterministic: GPTBigCodeForCausalLM"),
         ({"model_impl": "other"}, "model_impl"),
     ],
 )
@@ -358,7 +364,7 @@ def test_a_model_of_no_length_is_refused_for_the_state_that_it_keeps(tmp_path, k
             "hears nothing without a tokenizer and preprocessor_config",
         ),
         ("bloom", "BloomForCausalLM", "its code has no decoder that runs by itself"),
-        ("falcon", "FalconForCausalLM", "its attention can't be replaced"),
+        ("codegen", "CodeGenForCausalLM", "its attention can't be replaced"),
     ],
 )
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
@@ -398,8 +404,8 @@ def test_what_continues_no_text_is_refused_for_that(tmp_path, kind):
 @pytest.mark.parametrize("name", ["max_seq_len", "model_max_length"])
 def test_a_limit_of_positions_has_many_names(tmp_path, name):
     config = {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt_bigcode",
+        "architectures": ["GPTBigCodeForCausalLM"],
         "vocab_size": 96,
         name: 64,
     }
@@ -410,8 +416,8 @@ def test_a_limit_of_positions_has_many_names(tmp_path, name):
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 def test_a_model_larger_than_memory_is_refused_before_it_is_loaded(tmp_path, load_format):
     """Of the size of Llama 4 Maverick, by its config: a load would end the process."""
-    config = transformers.GPT2Config(
-        n_embd=16384, n_layer=128, n_head=128, architectures=["GPT2LMHeadModel"]
+    config = transformers.GPTBigCodeConfig(
+        n_embd=16384, n_layer=128, n_head=128, architectures=["GPTBigCodeForCausalLM"]
     )
     config.save_pretrained(tmp_path)
     save_file({"wte.weight": torch.zeros(1)}, tmp_path / "model.safetensors")

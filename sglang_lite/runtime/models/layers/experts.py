@@ -25,12 +25,14 @@ class FeedForward:
         spec: specification of the feed-forward.
         batch_invariant: whether a row's bits must not depend on its neighbours, as in
             `apply_activation`.
+        curve: parameters of the activation, as for `apply_activation`.
     """
 
     gate_up: Linear
     down: Linear
     spec: DenseSpec | ExpertsSpec
     batch_invariant: bool
+    curve: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor, lora: LayerAdapters | None = None) -> torch.Tensor:
         gate_up = (
@@ -38,11 +40,17 @@ class FeedForward:
             if lora is None
             else lora.add_adapter_deltas("gate_up", x, self.gate_up(x))
         )
-        inner = apply_activation(gate_up, self.spec, batch_invariant=self.batch_invariant)
+        inner = self.activate(gate_up)
         return (
             self.down(inner)
             if lora is None
             else lora.add_adapter_deltas("down", inner, self.down(inner))
+        )
+
+    def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Returns the input of `down` for the output of `gate_up`."""
+        return apply_activation(
+            gate_up, self.spec, batch_invariant=self.batch_invariant, curve=self.curve
         )
 
 
@@ -146,7 +154,11 @@ def local_expert_ids(chosen: torch.Tensor, local_ids: torch.Tensor) -> torch.Ten
 
 
 def apply_activation(
-    gate_up: torch.Tensor, spec: DenseSpec | ExpertsSpec, *, batch_invariant: bool
+    gate_up: torch.Tensor,
+    spec: DenseSpec | ExpertsSpec,
+    *,
+    batch_invariant: bool,
+    curve: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns act(gate) * up for rows [T, 2 * size] with gates first; without a gate, act(up) for
     rows [T, size].
@@ -156,7 +168,12 @@ def apply_activation(
         spec: specification of the feed-forward.
         batch_invariant: whether a row's bits must not depend on its neighbours: in 16 bits, torch
             computes the last elements of a thread's share differently.
+        curve: parameters of "xielu", float32 [4] in the order of `XIELU_ROLES`; else None.
     """
+    if curve is not None:
+        return _xielu(gate_up.float(), curve).to(gate_up.dtype)
+    if spec.activation == "relu":
+        return F.relu(gate_up)
     if isinstance(spec, DenseSpec) and not spec.gated:
         wide = gate_up.float() if batch_invariant else gate_up
         return activation.apply_activation(wide, spec.activation).to(gate_up.dtype)
@@ -171,3 +188,11 @@ def apply_activation(
     else:
         wide = F.gelu(wide, approximate="tanh" if spec.activation == "gelu_tanh" else "none")
     return wide.to(gate.dtype).mul_(up)
+
+
+def _xielu(x: torch.Tensor, curve: torch.Tensor) -> torch.Tensor:
+    """Applies xIELU (arXiv:2411.13010): a parabola above 0, and an exponential below."""
+    alpha_p, alpha_n, beta, eps = curve.unbind()
+    high = F.softplus(alpha_p) * x * x
+    low = (beta + F.softplus(alpha_n)) * (torch.expm1(torch.minimum(x, eps)) - x)
+    return torch.where(x > 0, high, low) + beta * x

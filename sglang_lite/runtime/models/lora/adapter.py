@@ -229,7 +229,7 @@ class AdapterReader:
                     module = piece.name.removesuffix(".weight")
                     if parameter.role in taking:
                         self._modules_of_model.setdefault(module, []).append(
-                            (index, parameter.role, piece)
+                            (index, parameter.role, piece.outputs_first)
                         )
                     else:
                         self._others.add(module)

@@ -23,6 +23,8 @@ _IGNORABLE = (
     "embeddings.position_ids",
     ".attention.bias",
     ".attention.masked_bias",
+    ".attn.bias",
+    ".attn.masked_bias",
     ".input_scale",
     ".q_scale",
     ".prob_scale",
@@ -45,8 +47,11 @@ def is_encoder_tensor(name: str) -> bool:
     return name.startswith(_ENCODER)
 
 
-# Prefixes of a decoder that was saved without its head, so its names lack the prefix `model.`.
-_WITHOUT_HEAD = ("embed_tokens.", "layers.", "norm.", "final_layernorm.")
+# Prefix that a decoder's names lack if it was saved without its head -> how these names begin.
+_WITHOUT_HEAD = {
+    "model.": ("embed_tokens.", "layers.", "norm.", "final_layernorm.", "decoder."),
+    "transformer.": ("wte.", "wpe.", "word_embeddings.", "h.", "ln_f."),
+}
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -147,11 +152,12 @@ def canonical_name(name: str) -> str:
 
     Vision-language models prefix the decoder's names with `language_model.`,
     `model.language_model.` or `model.text_model.`, and a decoder saved without its head lacks the
-    prefix `model.`. transformers 5.17 saves the decoder of Qwen2-Audio with one `model.` too many.
+    prefix `model.` or `transformer.`. transformers 5.17 saves the decoder of Qwen2-Audio with one `model.` too many.
     """
     name = name.replace("language_model.model.model.", "language_model.model.", 1)
     name = name.replace("language_model.", "", 1).replace("model.text_model.", "model.", 1)
-    return f"model.{name}" if name.startswith(_WITHOUT_HEAD) else name
+    prefix = next((each for each, names in _WITHOUT_HEAD.items() if name.startswith(names)), "")
+    return prefix + name
 
 
 class WeightSource(ABC):
