@@ -236,9 +236,8 @@ class WeightUpdates:
         """Returns the first rows of a tensor, as nested lists. Raises ModelError if the tensor is
         missing or can't be read back.
         """
-        found: list[Any] = (
-            WeightParts(self.model).read_held_tensor(name)[:rows].float().cpu().tolist()
-        )
+        held = torch.atleast_1d(WeightParts(self.model).read_held_tensor(name))
+        found: list[Any] = held[:rows].float().cpu().tolist()
         return found
 
     @torch.inference_mode()

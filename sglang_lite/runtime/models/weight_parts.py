@@ -270,7 +270,7 @@ class WeightParts:
         sizes = {
             p.role: p.shape[0]
             for p in self._of_part[part_key(spec, parameter)]
-            if p.expert == parameter.expert
+            if p.expert == parameter.expert and p.shape
         }
         at = sum(sizes[each] for each in roles[: roles.index(role)])
         return rows[at : at + sizes[role]]

@@ -20,6 +20,7 @@ from transformers import (
     DeepseekV3ForCausalLM,
     Ernie4_5ForCausalLM,
     Exaone4ForCausalLM,
+    FalconForCausalLM,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
@@ -27,6 +28,8 @@ from transformers import (
     Glm4ForCausalLM,
     Glm4MoeForCausalLM,
     GlmForCausalLM,
+    GPT2LMHeadModel,
+    GPTJForCausalLM,
     GPTNeoXForCausalLM,
     GptOssForCausalLM,
     GraniteForCausalLM,
@@ -41,6 +44,7 @@ from transformers import (
     Olmo3ForCausalLM,
     OlmoeForCausalLM,
     OlmoForCausalLM,
+    OPTForCausalLM,
     Phi3ForCausalLM,
     PhiForCausalLM,
     PreTrainedModel,
@@ -183,18 +187,18 @@ FAMILIES: dict[str, Any] = {
         rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5))),
     "gpt-neox-sequential": (GPTNeoXForCausalLM, dict(
         num_key_value_heads=4, use_parallel_residual=False, attention_bias=False, tie_word_embeddings=True)),
-    "gpt2": ("GPT2LMHeadModel", dict(num_key_value_heads=4, n_inner=48)),
-    "gptj": ("GPTJForCausalLM", dict(num_key_value_heads=4, n_inner=48, rotary_dim=4)),
-    "opt": ("OPTForCausalLM", dict(num_key_value_heads=4, ffn_dim=48, word_embed_proj_dim=32)),
-    "opt-plain": ("OPTForCausalLM", dict(
+    "gpt2": (GPT2LMHeadModel, dict(num_key_value_heads=4, n_inner=48)),
+    "gptj": (GPTJForCausalLM, dict(num_key_value_heads=4, n_inner=48, rotary_dim=4)),
+    "opt": (OPTForCausalLM, dict(num_key_value_heads=4, ffn_dim=48, word_embed_proj_dim=32)),
+    "opt-plain": (OPTForCausalLM, dict(
         num_key_value_heads=4, ffn_dim=48, enable_bias=False, layer_norm_elementwise_affine=False,
         activation_function="gelu")),
-    "falcon": ("FalconForCausalLM", dict(num_key_value_heads=1, ffn_hidden_size=48)),
-    "falcon-grouped": ("FalconForCausalLM", dict(
+    "falcon": (FalconForCausalLM, dict(num_key_value_heads=1, ffn_hidden_size=48)),
+    "falcon-grouped": (FalconForCausalLM, dict(
         num_key_value_heads=2, num_kv_heads=2, ffn_hidden_size=48, new_decoder_architecture=True, bias=True)),
-    "falcon-sequential": ("FalconForCausalLM", dict(
+    "falcon-sequential": (FalconForCausalLM, dict(
         num_key_value_heads=4, ffn_hidden_size=48, multi_query=False, parallel_attn=False, bias=True)),
-    "falcon2": ("FalconForCausalLM", dict(
+    "falcon2": (FalconForCausalLM, dict(
         num_key_value_heads=2, num_kv_heads=2, ffn_hidden_size=48, new_decoder_architecture=True,
         num_ln_in_parallel_attn=1)),
     "apertus": ("ApertusForCausalLM", dict(attention_bias=True, rope_parameters=LLAMA3)),

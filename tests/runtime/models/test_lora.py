@@ -26,9 +26,12 @@ from tests.runtime.models.tiny import randomise, save
 DENSE = [
     "llama-2", "llama-biases", "smollm2", "mistral-window", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3", "olmo2",
     "granite", "glm", "glm4", "exaone4", "seed-oss", "helium", "ernie4.5", "starcoder2", "phi", "stablelm-parallel", "cohere",
-    "nemotron", "gpt-neox", "olmo",
+    "nemotron", "gpt-neox", "olmo", "gpt2", "gptj", "opt", "falcon-grouped",
 ]  # fmt: skip
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # that peft reads
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`"),  # that peft reads
+    pytest.mark.filterwarnings("ignore:fan_in_fan_out"),  # which peft sets itself for GPT-2
+]
 RANKS = {"one": 4, "two": 8, "three": 12, "four": 64}
 
 

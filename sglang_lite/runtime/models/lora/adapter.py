@@ -21,10 +21,12 @@ import torch
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.lora_weights import LoraWeights
 from sglang_lite.runtime.kernels.sizes import round_up_to_power_of_2
+from sglang_lite.runtime.models.families import FAMILIES
 from sglang_lite.runtime.models.lora.config import (
     ADAPTER_CONFIG,
     AdapterConfig,
     read_adapter_config,
+    unsupported_error,
 )
 from sglang_lite.runtime.models.parameter_tensors import slice_parameter
 from sglang_lite.runtime.models.parameters import (
@@ -216,6 +218,7 @@ class AdapterReader:
         self._room = room
         self._max_rank = max_rank
         self._allowed = targets
+        self._inputs_first = FAMILIES[spec.architecture].transposed
         self._generations = itertools.count(1)
         self._modules_of_model: dict[str, list[_Target]] = {}  # by module
         tables = (each for each in parameters(spec) if each.layer is None)
@@ -245,6 +248,9 @@ class AdapterReader:
                 not supported.
         """
         config = read_adapter_config(folder)
+        if config.inputs_first and not self._inputs_first:
+            meaning = "matrices whose inputs come first, which this model has not"
+            raise unsupported_error(folder / ADAPTER_CONFIG, "fan_in_fan_out", True, meaning)
         file = next((path for name in _FILES if (path := folder / name).is_file()), None)
         if file is None:
             raise ModelError(

@@ -21,7 +21,6 @@ _PATTERN_S = 1.0  # time that a pattern of a file may take
 _REFUSED: Mapping[str, str] = {
     "use_dora": "DoRA, which scales the base's weights",
     "modules_to_save": "modules that were trained as a whole",
-    "fan_in_fan_out": "matrices whose inputs come first",
     "trainable_token_indices": "trained embeddings",
     "layer_replication": "repeated layers",
     "megatron_config": "Megatron's layers",
@@ -67,6 +66,7 @@ class AdapterConfig:
         root: whether the scale divides by the root of the rank (rsLoRA).
         invocation: tokens that activate a late adapter (aLoRA); empty for one that is always
             active.
+        inputs_first: whether the base stores matrices with inputs before outputs.
     """
 
     folder: Path
@@ -81,6 +81,7 @@ class AdapterConfig:
     layer_patterns: tuple[str, ...]
     root: bool
     invocation: tuple[int, ...]
+    inputs_first: bool
 
     def rank_of(self, module: str) -> int:
         """Returns the rank of a module's matrices."""
@@ -166,10 +167,10 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
             hint="Such an adapter can't be merged into its base model, either: train a LoRA.",
         )
     if kind != "LORA":
-        raise _unsupported_error(path, "peft_type", kind, "only LORA is supported")
+        raise unsupported_error(path, "peft_type", kind, "only LORA is supported")
     for name, meaning in _REFUSED.items():
         if content.get(name) not in (None, False, [], {}):
-            raise _unsupported_error(path, name, content[name], f"{meaning}, is not supported")
+            raise unsupported_error(path, name, content[name], f"{meaning}, is not supported")
     if content.get("lora_bias"):
         raise ModelError(
             f"{path}: `lora_bias` is {abbreviate(content['lora_bias'])}: biases of an adapter are not supported.",
@@ -177,9 +178,9 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
             "without.",
         )
     if content.get("bias", "none") != "none":
-        raise _unsupported_error(path, "bias", content["bias"], "trained biases are not supported")
+        raise unsupported_error(path, "bias", content["bias"], "trained biases are not supported")
     if (initial := content.get("init_lora_weights")) not in _INITIAL:
-        raise _unsupported_error(
+        raise unsupported_error(
             path,
             "init_lora_weights",
             initial,
@@ -207,6 +208,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         (patterns,) if isinstance(patterns, str) else patterns,
         bool(content.get("use_rslora")),
         _require_token_ids(path, content.get("alora_invocation_tokens")),
+        bool(content.get("fan_in_fan_out")),
     )
 
 
@@ -277,7 +279,7 @@ def _require_token_ids(path: Path, value: Json) -> tuple[int, ...]:
     return tuple(token for token in tokens if isinstance(token, int))
 
 
-def _unsupported_error(path: Path, name: str, value: Json, why: str) -> ModelError:
+def unsupported_error(path: Path, name: str, value: Json, why: str) -> ModelError:
     return ModelError(
         f"{path}: `{name}` is {abbreviate(value)}: {why}.",
         hint="Merge the adapter with peft's merge_and_unload(), and serve the merged model.",
