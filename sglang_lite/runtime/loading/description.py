@@ -26,7 +26,7 @@ from sglang_lite.runtime.models.folder_config import read_config
 from sglang_lite.runtime.models.hub import read_hub_headers
 from sglang_lite.runtime.models.layers.linear import keeps_only_blocks, load_block_library
 from sglang_lite.runtime.models.parameter_tensors import ParameterTensors
-from sglang_lite.runtime.models.parameters import head_name, parameters
+from sglang_lite.runtime.models.parameters import head_name, parameters, tensor_names
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.spec import ModelSpec
@@ -419,6 +419,7 @@ def _check_decoder_tensors(spec: ModelSpec, source: HeaderSource) -> None:
     missing, superfluous, duplicate or of another shape.
     """
     tensors = ParameterTensors(source)
+    source.expect(lambda: tensor_names(spec))
     for parameter in parameters(spec):
         tensors.take_parameter(parameter)
     for name in (f"{head_name(spec)}.weight", "rope_freqs.weight"):  # allowed, but not needed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
@@ -22,6 +23,8 @@ from sglang_lite.runtime.models.transformers_config import explain_not_causal
 from sglang_lite.runtime.models.transformers_model import NAME, TransformersModel, register
 from sglang_lite.runtime.models.weights.folder import weight_files
 
+_LACKING = re.compile(r"has no attribute '(\w+)'")
+_CALL = re.compile(r"\w+\(\)")  # a method that a message asks to call
 _LONGEST = 300  # characters of transformers' own message that are shown
 
 
@@ -112,17 +115,29 @@ def _load_error(path: Path, error: Exception, config: PreTrainedConfig | None) -
             hint="Use a model of the families in docs/models.md, or a GGUF file of this one.",
         )
     if config is not None and (why := explain_not_causal(config.model_type)):
-        reason = why
+        names = [str(each) for each in read_json(path / "config.json").get("architectures") or ()]
+        part = next((name for name in names if name.endswith("ForCausalLM")), None)
+        reason = f"it loads {part} only as part of a larger model." if part else why
     elif isinstance(error, KeyError) and error.args == (NAME,):  # its own table of attentions
         reason = "its attention can't be replaced."
     else:
-        # the cause stands in a later line of some
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        reason = f"its code fails with this config.json: {text}"
+        reason = _explain_failure(error)
     return ModelError(
         f"{path}: there is no code of our own for it, and transformers' can't run it: {reason[:_LONGEST]}",
         hint="Use a model of the families in docs/models.md, or correct config.json.",
     )
+
+
+def _explain_failure(error: Exception) -> str:
+    """Returns why transformers' code fails with a config.json, without what only its own callers
+    know.
+    """
+    text = " ".join(str(error).split())  # the cause stands in a later line of some
+    if isinstance(error, AttributeError) and (field := _LACKING.search(text)):
+        return f"config.json has no `{field[1]}`, which its code reads."
+    if _CALL.search(text):
+        return "its code runs only after a call in Python, which nothing makes here."
+    return f"its code fails with this config.json: {type(error).__name__}: {text}"
 
 
 def load_transformers(

@@ -150,6 +150,11 @@ def parameters(spec: ModelSpec) -> Iterator[ParameterSpec]:
         )
 
 
+def tensor_names(spec: ModelSpec) -> set[str]:
+    """Returns the names of all tensors that a checkpoint of a model may have."""
+    return {piece.name for parameter in parameters(spec) for piece in parameter.slices}
+
+
 def head_name(spec: ModelSpec) -> str:
     """Returns the name of the module that computes logits."""
     return {**_MODEL_NAMES, **FAMILIES[spec.architecture].names}["head"]

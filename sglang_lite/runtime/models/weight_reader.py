@@ -28,6 +28,7 @@ from sglang_lite.runtime.models.parameters import (
     head_name,
     layer_parameters,
     parameters,
+    tensor_names,
 )
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.rotary_pairs import (
@@ -159,6 +160,7 @@ class WeightReader:
         self.fused = fused
         self._parallel = parallel.in_stage
         self._placement = placement
+        source.expect(lambda: tensor_names(spec))
         self.of_rank = rank_spec(spec, parallel, even=fused, placement=placement)
         self.layers = stage_layers(spec, parallel)
         self._of_model = {p.role: p for p in parameters(spec) if p.layer is None}

@@ -19,8 +19,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import sglang_lite as sgl
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.loading.load_model import load
+from tests.runtime.models import zoo
 from tests.runtime.models.fallback_refused import of_this_version
-from tests.runtime.models.tiny import tiny_tokenizer
+from tests.runtime.models.tiny import save, tiny_tokenizer
 from tests.runtime.models.zoo import small_config
 
 pytestmark = [of_this_version, pytest.mark.filterwarnings("ignore")]
@@ -29,7 +30,9 @@ _TABLES = [
     modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_MAPPING_NAMES,
 ]  # fmt: skip
 # What nobody who has a folder can know of: arguments and methods of transformers' own code.
-INTERNALS = re.compile(r"get_decoder|position_ids|trust_remote_code|from_pretrained|names None")
+INTERNALS = re.compile(
+    r"get_decoder|position_ids|trust_remote_code|from_pretrained|names None|object has no attribute|\w\(\)"
+)
 
 
 def architecture(kind: str) -> str | None:
@@ -90,20 +93,46 @@ def test_an_architecture_that_nobody_knows_is_named_with_and_without_weights(kin
         save_file({"transformer.wte.weight": torch.zeros(96, 32)}, tmp_path / "model.safetensors")
 
 
-def test_tensors_of_another_architecture_are_named(tmp_path):
-    save_file({"transformer.wte.weight": torch.zeros(96, 32)}, tmp_path / "model.safetensors")
+@pytest.mark.parametrize(
+    "name", ["transformer.wte.weight", "model.layers.0.attention.query_key_value.weight"]
+)
+def test_tensors_of_another_architecture_are_named(name, tmp_path):
+    save_file({name: torch.zeros(96, 32)}, tmp_path / "model.safetensors")
     with pytest.raises(
         sgl.ModelError,
-        match=r"It has transformer.wte.weight: a file of weights is missing, or the arch",
+        match=rf"'model.embed_tokens.weight' is missing. The files have {name}, which no model of the config's",
     ):
         load_folder(
             tmp_path, {**BASE, "model_type": "exaone", "architectures": ["LlamaForCausalLM"]}
         )
 
 
-def test_an_error_of_transformers_code_is_said_to_be_of_its_code(tmp_path):
+def test_a_missing_file_of_weights_is_asked_for(tmp_path):
+    known = {"model.layers.0.self_attn.q_proj.weight": torch.zeros(32, 32)}
+    save_file(known, tmp_path / "model.safetensors")
+    with pytest.raises(sgl.ModelError, match=r"Is a file of weights missing\?"):
+        load_folder(tmp_path, {**BASE, "architectures": ["LlamaForCausalLM"]})
+
+
+def test_a_field_that_transformers_code_lacks_is_named(tmp_path):
     config = {**CONFIG_MAPPING["dbrx"]().to_dict(), "architectures": ["DbrxForCausalLM"]}
     with pytest.raises(
-        sgl.ModelError, match=r"its code fails with this config.json: .*Use a model of the families"
+        sgl.ModelError,
+        match=r"config.json has no `rope_theta`, which its code reads. Use a model of the families",
     ):
         load_folder(tmp_path, config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("xmod", "its code runs only after a call in Python"),
+        ("emu3", "it loads Emu3ForCausalLM only as part of a larger model"),
+        ("mllama", "it loads MllamaForCausalLM only as part of a larger model"),
+    ],
+)
+def test_what_transformers_code_raises_is_said_in_plain_words(kind, message, tmp_path, monkeypatch):
+    monkeypatch.delitem(zoo._OWN, "xmod")  # noqa: SLF001 # a model as the hub has it
+    save(zoo.tiny(kind), tmp_path)
+    with pytest.raises(sgl.ModelError, match=message):
+        load(EngineConfig.make(model=str(tmp_path), device="cpu", dtype="float32"), tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -171,6 +171,13 @@ class WeightSource(ABC):
     def __init__(self, label: str, files: Mapping[str, Path]) -> None:
         self.label = label
         self._unused = dict(files)
+        self._list_known: Callable[[], Iterable[str]] | None = None
+
+    def expect(self, names: Callable[[], Iterable[str]]) -> None:
+        """Sets the function that lists the names of all tensors that the model may have. It is called
+        only to explain why a tensor is missing.
+        """
+        self._list_known = names
 
     def has_tensor(self, name: str) -> bool:
         return name in self._unused
@@ -212,13 +219,8 @@ class WeightSource(ABC):
             hint = (
                 "Does quantization_config say how the weights are packed?"
                 if near
-                else "Is a file of weights missing?"
+                else self._explain_unknown_names() or "Is a file of weights missing?"
             )
-            if not any(other.partition(".")[0] == name.partition(".")[0] for other in self._unused):
-                hint = (
-                    f"It has {', '.join(sorted(self._unused)[:3]) or 'no tensors'}: a file of weights is missing, or "
-                    "the architecture is another than the config says, and is not supported."
-                )
             if {
                 re.sub(r"\b[qkv]_proj", "qkv_proj", name),
                 re.sub(r"\b(gate|up)_proj", "gate_up_proj", name),
@@ -250,6 +252,26 @@ class WeightSource(ABC):
                 hint="Use the unquantised checkpoint, or a GGUF file.",
             )
         return weight
+
+    def _explain_unknown_names(self) -> str:
+        """Returns the names that were read and that the model has no place for, as a hint. Returns ""
+        if there are none.
+        """
+        if self._list_known is None:
+            return ""
+        known = set(self._list_known())
+        unknown = sorted(
+            each
+            for each in self._unused
+            if each not in known and not each.endswith(_IGNORABLE) and not is_encoder_tensor(each)
+        )
+        if not unknown:
+            return ""
+        more = f" and {len(unknown) - 3:,} others" if len(unknown) > 3 else ""
+        return (
+            f"The files have {', '.join(unknown[:3])}{more}, which no model of the config's architecture has here: "
+            "the weights are of another architecture, or name their tensors in a way that is not known here."
+        )
 
     def ignore_tensor(self, name: str) -> None:
         """Marks a tensor and its scales as used without reading them. Does nothing if the
