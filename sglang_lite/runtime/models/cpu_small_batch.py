@@ -253,6 +253,7 @@ def _supports_layer(layer: LayerSpec) -> bool:
         isinstance(attention, AttentionSpec)
         and attention.causal
         and not attention.sinks
+        and not attention.output_gate
         and attention.softcap is None
         and attention.clip is None
         and attention.qk_norm in ("", "head")

@@ -484,6 +484,8 @@ class Decoder:
         q = store_kv(cache, index, plan.store_at, q, k, v)
         out = attention(q, cache, index, plan, layer.rules)
         out = out.reshape(len(x), -1).to(x.dtype)
+        if layer.output_gating is not None:
+            out = out * layer.output_gating(x).sigmoid()
         return (
             layer.output(out)
             if lora is None

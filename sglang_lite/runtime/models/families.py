@@ -40,6 +40,8 @@ class Family:
             of a config field.
         latent: whether attention is latent (MLA), configured by DeepSeek's field names.
         gated: whether dense feed-forwards have a gate.
+        dense_size: field with the size of dense feed-forwards, if the config has it; otherwise
+            `intermediate_size` is their size.
         query_growth: whether queries grow with their position, as `llama_4_scaling_beta` says.
         qkv_by_head: whether queries, keys and values lie in one matrix, grouped by key-value head.
         transposed: whether matrices of layers have inputs before outputs.
@@ -72,6 +74,7 @@ class Family:
     interleaved: bool | str = False
     latent: bool = False
     gated: bool = True
+    dense_size: str = "intermediate_size"
     query_growth: bool = False
     qkv_by_head: bool = False
     transposed: bool = False
@@ -387,6 +390,83 @@ def _falcon_left_out(config: Config) -> str:
         return "alibi"
     serial = config.get("new_decoder_architecture") and config.get("parallel_attn") is False
     return "parallel_attn false with new_decoder_architecture" if serial else ""
+
+
+def _afmoe_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    if layer < config["num_dense_layers"]:
+        return None
+    size = config["moe_intermediate_size"]
+    return {
+        "count": _expert_count(config, "num_experts"),
+        "size": size,
+        "scoring": "sigmoid",
+        "correction": True,
+        "normalise": True,
+        "scale": float(config["routed_scaling_factor"]),
+        "shared_size": size * config["num_shared_experts"],
+    }
+
+
+def _cohere2_moe_dense(config: Config, layer: int) -> bool:
+    kinds = config.get("mlp_layer_types")
+    if kinds is not None and len(kinds) != config["num_hidden_layers"]:
+        raise ValueError(f"mlp_layer_types {kinds} don't fit {config['num_hidden_layers']} layers")
+    return layer < config["first_k_dense_replace"] if kinds is None else kinds[layer] == "dense"
+
+
+def _cohere2_moe_window(config: Config, layer: int) -> bool:
+    """Returns whether a layer has a window: every n-th has none, counted from the first layer and
+    again from the first one with experts.
+    """
+    dense = config["first_k_dense_replace"]
+    if layer < dense:
+        return (layer + 1) % int(config["prefix_dense_sliding_window_pattern"]) > 0
+    return (layer - dense + 1) % int(config["sliding_window_pattern"]) > 0
+
+
+def _cohere2_moe_rope(config: Config, layer: int, window: int | None) -> bool:
+    forced = config["prefix_dense_sliding_window_pattern"] == 1
+    return window is not None or (forced and _cohere2_moe_dense(config, layer))
+
+
+def _cohere2_moe_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    if _cohere2_moe_dense(config, layer):
+        return None
+    scoring = config["expert_selection_fn"]
+    strategy = config["shared_expert_combination_strategy"]
+    if scoring not in ("softmax", "sigmoid"):
+        raise ValueError(f"expert_selection_fn {scoring!r} is not supported")
+    if strategy not in ("average", "sum"):
+        raise ValueError(f"shared_expert_combination_strategy {strategy!r} is not supported")
+    size = config["intermediate_size"]
+    shared = config["num_shared_experts"]
+    share = 0.5 if shared and strategy == "average" else 1.0
+    return {
+        "count": _expert_count(config, "num_experts"),
+        "size": size,
+        "scoring": scoring,
+        "normalise": scoring == "softmax" or config["norm_topk_prob"],
+        "scale": share,
+        "shared_size": size * shared,
+        "shared_scale": share,
+    }
+
+
+def _cohere2_moe_model_settings(config: Config) -> dict[str, Any]:
+    if config.get("rms_norm_eps") is not None:
+        return {"rms_eps": config["rms_norm_eps"], "logit_scale": config["logit_scale"]}
+    return _cohere_model_settings(config)
+
+
+def _phimoe_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    if config["num_experts_per_tok"] != 2:
+        raise ValueError("num_experts_per_tok is not 2, and SparseMixer chooses two experts")
+    return {
+        "count": _expert_count(config, "num_local_experts"),
+        "size": config["intermediate_size"],
+        "scoring": "sparsemixer",
+        "jitter": float(config["router_jitter_noise"]),
+    }
 
 
 def _rotary_part(config: Config) -> dict[str, Any]:
@@ -798,6 +878,37 @@ FAMILIES: Mapping[str, Family] = {
         aliases={"num_experts_per_tok": "moe_k"}, biases=("use_bias", "use_bias", "use_bias"), interleaved=True,
         experts_fields=_ernie_experts, model_fields=_draft_layer_settings,
         names={**_SHARED_EXPERTS, "correction": "mlp.moe_statics.e_score_correction_bias[0]"},
+    ),
+    "afmoe": Family(
+        ("AfmoeForCausalLM",),
+        {"head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": 1024, "global_attn_every_n_layers": 4,
+         "moe_intermediate_size": 1408, "num_dense_layers": 1, "num_experts": 64, "num_experts_per_tok": 6,
+         "num_shared_experts": 2, "routed_scaling_factor": 1.0, "mup_enabled": False},
+        aliases={"routed_scaling_factor": "route_scale"}, biases=_ATTENTION, qk_norm="head", norms="both",
+        has_window=_except_every_nth_layer("global_attn_every_n_layers"),
+        has_rope=lambda c, i, window: window is not None, attention_fields=lambda c: {"output_gate": True},
+        experts_fields=_afmoe_experts,
+        model_fields=lambda c: {"embedding_scale": math.sqrt(c["hidden_size"]) if c["mup_enabled"] else 1.0},
+        names={**_SHARED_EXPERTS, "router": "mlp.router.gate", "correction": "mlp.expert_bias",
+               "mlp_norm": "pre_mlp_layernorm", "mlp_out_norm": "post_mlp_layernorm"},
+    ),
+    "cohere2_moe": Family(
+        ("Cohere2MoeForCausalLM",),
+        {"layer_norm_eps": 1e-5, "head_dim": 128, "logit_scale": 0.0625, "tie_word_embeddings": True,
+         "sliding_window": 4096, "sliding_window_pattern": 4, "prefix_dense_sliding_window_pattern": 1,
+         "first_k_dense_replace": 0, "num_experts": 8, "num_experts_per_tok": 2, "num_shared_experts": 0,
+         "shared_expert_combination_strategy": "average", "expert_selection_fn": "softmax", "norm_topk_prob": True},
+        biases=_ATTENTION, interleaved=True, dense_size="prefix_dense_intermediate_size",
+        has_window=_cohere2_moe_window, has_rope=_cohere2_moe_rope, layer_fields=lambda c: {"parallel": "one norm"},
+        model_fields=_cohere2_moe_model_settings, experts_fields=_cohere2_moe_experts, names=_SHARED_EXPERTS,
+    ),
+    "phimoe": Family(
+        ("PhimoeForCausalLM", "PhiMoEForCausalLM"),
+        {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "num_local_experts": 16, "num_experts_per_tok": 2,
+         "router_jitter_noise": 0.01, "lm_head_bias": False},
+        biases=_ATTENTION, has_window=_every_layer, experts_fields=_phimoe_experts,
+        model_fields=lambda c: {**_layer_norm_settings("rms_norm_eps")(c), "head_bias": c["lm_head_bias"]},
+        names=_MIXTRAL,
     ),
     "deepseek_v2": Family(
         ("DeepseekV2ForCausalLM",),

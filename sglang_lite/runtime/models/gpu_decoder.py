@@ -214,6 +214,9 @@ class GpuDecoder(Decoder):
             seen = self._attend(
                 i, layer, *self._multiply_qkv(layer, normed, plan), plan, cache, attention
             )
+            if layer.output_gating is not None:
+                assert isinstance(normed, torch.Tensor), "not in 8 bits"
+                seen = seen.mul_(layer.output_gating(normed).sigmoid_())
             if layer.spec.parallel:
                 if layer.mlp_norm is not None:
                     normed = self._normalise_input(
@@ -268,6 +271,7 @@ class GpuDecoder(Decoder):
         first = (
             as_gpu_product(layer.qkv).eight_bit_input_type(rows)
             if _attention_kernel_prepares(layer.spec.attention, self.spec.norm)
+            and layer.output_gating is None
             else None
         )
         if isinstance(fed, GpuExperts):
@@ -610,6 +614,8 @@ def _can_fuse_norms(layer: LayerSpec) -> bool:
     """
     fed = layer.feed_forward
     attention = layer.attention
-    if isinstance(attention, AttentionSpec) and not _attention_kernel_prepares(attention, "rms"):
+    if attention.output_gate or (
+        isinstance(attention, AttentionSpec) and not _attention_kernel_prepares(attention, "rms")
+    ):
         return False
     return isinstance(fed, DenseSpec) and fed.gated

@@ -88,6 +88,7 @@ _NAMES: Mapping[str, str] = {
     "q_norm": "self_attn.q_norm",
     "k_norm": "self_attn.k_norm",
     "sinks": "self_attn.sinks",
+    "output_gating": "self_attn.gate_proj",
     "q_a": "self_attn.q_a_proj",
     "q_a_norm": "self_attn.q_a_layernorm",
     "q_b": "self_attn.q_b_proj",
@@ -200,6 +201,8 @@ def _head_parameters(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[P
     for role, heads in (("q", a.heads), ("k", a.kv_heads)) if a.qk_norm else ():
         shapes = {"head": (a.key_size,), "heads": (heads, a.key_size), "whole": (sizes[role],)}
         yield from names.norm(f"{role}_norm", shapes[a.qk_norm], bias=a.qk_norm_bias)
+    if a.output_gate:
+        yield from names.matrices({"output_gating": a.heads * a.value_size}, hidden, bias=False)
     if a.sinks:
         yield names.vector("sinks", a.heads, suffix="")
 

@@ -148,6 +148,8 @@ def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str,
         f"a = softmax({scores}) @ values",
         seen + (", and a learnt sink" if attention.sinks else ""),
     )
+    if attention.output_gate:
+        yield "a = a * sigmoid(h @ Wg)", ""
     yield "a = a @ Wo", "with bias" if attention.output_bias else ""
 
 
@@ -207,6 +209,8 @@ def _feed_forward_lines(
     )
     if of.shared_size:
         gate = "sigmoid(h @ shared_gate) * " if of.shared_gate else ""
+        if of.shared_scale != 1:
+            gate = f"{of.shared_scale:g} * {gate}"
         yield f"f = f + {gate}shared(h)", f"an expert of {of.shared_size:,} for every token"
 
 

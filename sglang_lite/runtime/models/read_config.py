@@ -218,9 +218,8 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
     qkv_bias, output_bias, mlp_bias = (
         config.get(bias, False) if isinstance(bias, str) else bias for bias in family.biases
     )
-    dense = DenseSpec(
-        config["intermediate_size"], _read_activation(family, config), mlp_bias, family.gated
-    )
+    size = config.get(family.dense_size) or config["intermediate_size"]
+    dense = DenseSpec(size, _read_activation(family, config), mlp_bias, family.gated)
     rope, local = _read_rope_specs(family, config, head_dim)
     causal = _is_causal(family, config)
     changes = {

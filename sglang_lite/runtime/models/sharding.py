@@ -349,6 +349,7 @@ def _attention_part(
         "q": a.key_size,
         "k": a.key_size,
         "v": a.value_size,
+        "output_gating": a.value_size,
         "sinks": 1,
         "q_norm": norm,
         "k_norm": norm,

@@ -66,6 +66,8 @@ class AttentionSpec:
         norms_rotated: whether these norms, if of each head, apply to rotated queries and keys.
         clip: bound of the absolute values of queries, keys and values, or None.
         qkv_bias, output_bias: whether the input projections and the output projection have biases.
+        output_gate: whether outputs are multiplied by the sigmoid of a learnt projection of the layer's
+            input.
         sinks: whether each head has an extra learnt score in its softmax, with no value attached.
         causal: whether a token attends only to itself and earlier tokens.
     """
@@ -84,6 +86,7 @@ class AttentionSpec:
     clip: float | None = None
     qkv_bias: bool = False
     output_bias: bool = False
+    output_gate: bool = False
     sinks: bool = False
     causal: bool = True
 
@@ -108,7 +111,8 @@ class AttentionSpec:
 
     def weight_elements(self, hidden: int) -> int:
         """Counts the elements of the weight matrices."""
-        return hidden * (self.heads + self.kv_heads) * (self.key_size + self.value_size)
+        heads = (self.heads + self.kv_heads) * (self.key_size + self.value_size)
+        return hidden * (heads + self.output_gate * self.heads * self.value_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,7 @@ class LatentSpec:
     norm_eps: float = 1e-6
     kv_heads: ClassVar[int] = 1  # as attention kernels see the cache
     window: ClassVar[None] = None
+    output_gate: ClassVar[bool] = False
     sinks: ClassVar[bool] = False
     causal: ClassVar[bool] = True
 
@@ -227,7 +232,9 @@ class ExpertsSpec:
         size: intermediate size of an expert.
         activation: "silu", "gelu" or "gelu_tanh"; or "clamped" for gate * sigmoid(alpha * gate) *
             (up + 1), with the gate clamped to at most `limit` and up to ±`limit` first.
-        scoring: function that maps router logits to scores.
+        scoring: function that maps router logits to scores; or "sparsemixer", which chooses two experts
+            as `layers.experts.sparse_mixer` describes.
+        jitter: parameter of "sparsemixer".
         groups, kept_groups: number of equal groups of experts, and number of best groups that
             experts are chosen from.
         group_top: number of a group's best scores that are summed to rank the group.
@@ -239,6 +246,7 @@ class ExpertsSpec:
         alpha, limit: parameters of the "clamped" activation.
         shared_size: intermediate size of the shared expert that every token passes through; 0 for
             none.
+        shared_scale: factor of the shared expert's output.
         shared_gate: whether the shared expert's output is multiplied by the sigmoid of a learnt
             projection of the token.
         own: experts whose matrices a rank has, in order; None for all.
@@ -248,7 +256,8 @@ class ExpertsSpec:
     top_k: int
     size: int
     activation: str = "silu"
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    jitter: float = 0.0
     groups: int = 1
     kept_groups: int = 1
     group_top: int = 1
@@ -260,6 +269,7 @@ class ExpertsSpec:
     alpha: float = 1.0
     limit: float = 0.0
     shared_size: int = 0
+    shared_scale: float = 1.0
     shared_gate: bool = False
     own: tuple[int, ...] | None = None
 

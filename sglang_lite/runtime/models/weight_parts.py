@@ -57,7 +57,9 @@ _OTHERS = {
     "attention_out_norm": "post_attention_norm",
     "mlp_out_norm": "post_mlp_norm",
 }
-_OWN = frozenset(("input_norm", "q_norm", "k_norm", "sinks", "mlp_norm"))  # each is its own part
+_OWN = frozenset(
+    ("input_norm", "q_norm", "k_norm", "sinks", "output_gating", "mlp_norm")
+)  # each is its own part
 
 
 def part_key(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
@@ -344,8 +346,8 @@ def _product(layer: Layer, role: str, expert: int | None) -> _Product:
         assert isinstance(attention, LatentSpec)
         assert layer.latent is not None
         return layer.latent.queries, ("q_b",), latent_query_deinterleave_order(attention)
-    if role == "o":
-        return layer.output, ("o",), None
+    if role in ("o", "output_gating"):
+        return layer.output if role == "o" else layer.output_gating, (role,), None
     if role in ("router", "shared_expert_gate"):
         assert not isinstance(fed, FeedForward)
         return fed.router if role == "router" else fed.shared_gate, (role,), None

@@ -82,6 +82,7 @@ class Layer:
             the low-rank vector that they are projected from, then the latent and the rotated part
             of the key.
         sinks: float32 [heads], scores of the attention sinks.
+        output_gating: projection whose sigmoid multiplies the outputs of attention.
         latent: further matrices of latent attention.
         output: output projection of attention.
         feed_forward: dense feed-forward or experts.
@@ -96,6 +97,7 @@ class Layer:
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     sinks: torch.Tensor | None
+    output_gating: Linear | None
     latent: LatentMatrices | None
     output: Linear
     post_attention_norm: torch.Tensor | None
@@ -293,6 +295,9 @@ class WeightReader:
             "k_norm": lambda: self._head_norm(table, "k_norm", attention),
             "sinks": lambda: (
                 None if sinks is None else self._tensors.take_vector(sinks).float().to(self.device)
+            ),
+            "output_gating": lambda: (
+                self._linear(table, ("output_gating",)) if attention.output_gate else None
             ),
             "latent": lambda: (
                 self._build_latent_matrices(table, attention)

@@ -161,6 +161,17 @@ FAMILIES: dict[str, Any] = {
     "minimax-m2": ("MiniMaxM2ForCausalLM", dict(
         head_dim=16, num_local_experts=8, num_experts_per_tok=3, rope_parameters=dict(
             rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5))),
+    "afmoe": ("AfmoeForCausalLM", EXPERTS | dict(
+        head_dim=12, sliding_window=9, layer_types=WINDOWS, mup_enabled=True, route_scale=1.7, num_dense_layers=1)),
+    "cohere2-moe": ("Cohere2MoeForCausalLM", dict(
+        head_dim=12, sliding_window=9, num_experts=8, num_experts_per_tok=3, logit_scale=0.3, num_shared_experts=2,
+        sliding_window_pattern=2, first_k_dense_replace=1, prefix_dense_intermediate_size=40)),
+    "cohere2-moe-sum": ("Cohere2MoeForCausalLM", dict(
+        head_dim=12, sliding_window=9, layer_types=WINDOWS, num_experts=8, num_experts_per_tok=3, rms_norm_eps=1e-5,
+        num_shared_experts=1, shared_expert_combination_strategy="sum", expert_selection_fn="sigmoid")),
+    "phimoe": ("PhimoeForCausalLM", dict(
+        num_local_experts=8, attention_bias=True, lm_head_bias=True, router_jitter_noise=0.3,
+        sliding_window=9)),
     "hunyuan-moe": ("HunYuanMoEV1ForCausalLM", dict(head_dim=12, num_experts=8, moe_topk=[3, 3, 2])),
     "ernie4.5-moe": ("Ernie4_5_MoeForCausalLM", dict(
         moe_num_experts=8, moe_k=3, moe_intermediate_size=24, moe_num_shared_experts=2, moe_layer_start_index=1)),
@@ -210,7 +221,7 @@ FAMILIES: dict[str, Any] = {
 OTHER_KERNELS = (
     "olmo3", "granite", "qwen2-moe", "deepseek-v2-lite", "deepseek-v3", "youtu", "phi-norms", "cohere-norms", "nemotron",
     "gpt-neox", "olmo", "minimax-m2", "ernie4.5-moe", "ministral3", "hunyuan", "gpt2", "opt",
-    "apertus",
+    "apertus", "afmoe", "cohere2-moe", "phimoe",
 )  # fmt: skip
 
 
@@ -375,11 +386,20 @@ def test_lower_precision_on_a_gpu_stays_near(family, settings):
             assert differences(reference, ids, future.result(timeout=300)).mean() <= limit
 
 
-def test_longrope_is_short_where_the_context_is(tmp_path):
+PHIMOE = dict(num_local_experts=8, rope_parameters=dict(
+    rope_type="longrope", rope_theta=1e4, short_factor=[1.0, 1.5, 2.0, 2.0], long_factor=[1.0, 3.0, 9.0, 9.0],
+    short_mscale=1.1, long_mscale=1.3, original_max_position_embeddings=32))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"), [("Phi3ForCausalLM", PHI4), ("PhimoeForCausalLM", PHIMOE)]
+)
+def test_longrope_is_short_where_the_context_is(kind, changes, tmp_path):
     """Within the context that Phi was first trained on, the short factors: those transformers takes
     there.
     """
-    reference = randomise(Phi3ForCausalLM(Phi3ForCausalLM.config_class(**SHAPE | PHI4)))
+    model = getattr(transformers, kind)
+    reference = randomise(model(model.config_class(**SHAPE | changes)))
     (ids,) = prompts(20)
     with engine(save(reference, tmp_path), context_length=32) as running:
         assert differences(reference, ids, ask(running, ids).result(timeout=30)).max() <= 1e-4

@@ -104,6 +104,8 @@ class Experts:
                 )
         if self.shared is not None:
             shared = self.shared(x).float()
+            if self.spec.shared_scale != 1.0:
+                shared *= self.spec.shared_scale
             out += (
                 shared
                 if self.shared_gate is None
@@ -126,6 +128,8 @@ def route(
         correction: float32 [count], added to scores for the choice, or None.
         counts: as for `experts_route`.
     """
+    if spec.scoring == "sparsemixer":
+        return sparse_mixer(logits, spec.jitter, counts)
     chosen, weights = experts_route(
         logits,
         spec.top_k,
@@ -139,6 +143,34 @@ def route(
         counts=counts,
     )
     return chosen.long(), weights
+
+
+def sparse_mixer(
+    logits: torch.Tensor, jitter: float, counts: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Chooses two experts by SparseMixer (arXiv:2409.12136): the best, then the best of the others.
+
+    An expert's weight is a softmax over those that are left and whose logits are near the best:
+    whose distance from it, divided by the larger of |logit| and the best, is at most 2 * jitter.
+    Takes and returns what `route` does.
+    """
+    scores = logits.float()
+    left = scores
+    ids: list[torch.Tensor] = []
+    weights: list[torch.Tensor] = []
+    for _ in range(2):
+        best, at = left.max(-1, keepdim=True)
+        distance = (best - scores) / torch.maximum(scores.abs(), best)
+        near = left.masked_fill(distance > 2 * jitter, float("-inf"))
+        weights.append(near.softmax(-1).gather(-1, at))
+        ids.append(at)
+        left = left.scatter(-1, at, float("-inf"))
+    chosen = torch.cat(ids, -1)
+    if counts is not None:
+        counts.index_add_(
+            0, chosen.flatten(), torch.ones_like(chosen.flatten(), dtype=counts.dtype)
+        )
+    return chosen, torch.cat(weights, -1)
 
 
 def local_expert_ids(chosen: torch.Tensor, local_ids: torch.Tensor) -> torch.Tensor:

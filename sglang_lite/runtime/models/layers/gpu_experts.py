@@ -12,7 +12,7 @@ import torch
 from sglang_lite.runtime.kernels.eight_bit_rows import FLOAT8, EightBitRows
 from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
 from sglang_lite.runtime.kernels.experts_route import experts_route
-from sglang_lite.runtime.models.layers.experts import FeedForward, local_expert_ids
+from sglang_lite.runtime.models.layers.experts import FeedForward, local_expert_ids, sparse_mixer
 from sglang_lite.runtime.models.layers.gpu_linear import as_gpu_product
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.spec import ExpertsSpec
@@ -61,20 +61,8 @@ class GpuExperts:
         assert x is not None, "the router takes them so"
         spec = self.spec
         base = None
-        logits, _ = as_gpu_product(self.router).multiply_in_parts(x)
-        chosen, weights = experts_route(
-            logits,
-            spec.top_k,
-            scoring=spec.scoring,
-            correction=self.correction,
-            groups=spec.groups,
-            kept_groups=spec.kept_groups,
-            group_top=spec.group_top,
-            normalise=spec.normalise,
-            scale=spec.scale,
-            local_ids=None if record else self.local_ids,
-            counts=self.counts,
-        )
+        own = None if record else self.local_ids  # ids that routing converts itself
+        chosen, weights = self._route(x, own)
         if record is not None:
             record(chosen)
             chosen = chosen if self.local_ids is None else local_expert_ids(chosen, self.local_ids)
@@ -86,6 +74,8 @@ class GpuExperts:
             base = self.shared.down(gated)
             if self.shared_gate is not None:
                 base = base * self.shared_gate(x).sigmoid()
+            if spec.shared_scale != 1.0:
+                base = base * spec.shared_scale
         return apply_experts(
             x,
             chosen,
@@ -97,4 +87,28 @@ class GpuExperts:
             base=base,
             quantised=eight,
             parts=parts,
+        )
+
+    def _route(
+        self, x: torch.Tensor, local_ids: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the experts of rows and their weights, int32 and float32 [T, top_k]."""
+        spec = self.spec
+        if spec.scoring == "sparsemixer":
+            ids, weights = sparse_mixer(self.router(x), spec.jitter, self.counts)
+            chosen = ids.int() if local_ids is None else local_expert_ids(ids, local_ids)
+            return chosen.contiguous(), weights
+        logits, _ = as_gpu_product(self.router).multiply_in_parts(x)
+        return experts_route(
+            logits,
+            spec.top_k,
+            scoring=spec.scoring,
+            correction=self.correction,
+            groups=spec.groups,
+            kept_groups=spec.kept_groups,
+            group_top=spec.group_top,
+            normalise=spec.normalise,
+            scale=spec.scale,
+            local_ids=local_ids,
+            counts=self.counts,
         )

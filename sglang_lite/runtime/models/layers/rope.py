@@ -135,7 +135,9 @@ def _frequencies(spec: RopeSpec, dim: int, positions: int) -> tuple[torch.Tensor
         factor = p["factor"]
         original = p["original_max_position_embeddings"]
         stretched = torch.tensor(p["long_factor"] if positions > original else p["short_factor"])
-        amplitude = p.get("attention_factor")
+        amplitude = p.get("long_mscale" if positions > original else "short_mscale")
+        if amplitude is None:
+            amplitude = p.get("attention_factor")
         if amplitude is None:
             amplitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
         return inverse / stretched, amplitude
