@@ -742,9 +742,9 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "apertus": Family(
         ("ApertusForCausalLM",),
-        {"hidden_act": "xielu", "rms_norm_eps": 1e-5,
-         "rope_parameters": {"rope_type": "llama3", "rope_theta": 12_000_000.0, "factor": 8.0, "low_freq_factor": 1.0,
-                             "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}},
+        {"hidden_act": "xielu", "rms_norm_eps": 1e-5, "rope_theta": 12_000_000.0,
+         "rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                             "original_max_position_embeddings": 8192}},
         biases=_ATTENTION, qk_norm="head", gated=False,
         names={"input_norm": "attention_layernorm", "mlp_norm": "feedforward_layernorm"},
     ),

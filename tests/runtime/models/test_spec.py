@@ -25,6 +25,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.layers.rope import RotaryTable
 from sglang_lite.runtime.models.read_config import spec_from_config
+from sglang_lite.runtime.models.transformers_config import is_natively_supported
 
 HUB: dict[str, Any] = {
     "llama-2-7b": (LlamaConfig, "LlamaForCausalLM", dict(
@@ -205,3 +206,54 @@ def test_pythia_has_fields_of_its_own_for_the_rotary_embedding():
 def test_what_such_a_model_can_not_have_is_refused_by_its_field(change, message):
     with pytest.raises(ModelError, match=message):
         spec_from_config(PYTHIA | change, "config.json")
+
+
+def test_fields_that_a_config_omits_are_computed_from_others():
+    gpt2 = dict(
+        architectures=["GPT2LMHeadModel"], vocab_size=50257, n_embd=768, n_layer=12, n_head=12, n_positions=1024,
+        n_inner=None, activation_function="gelu_new", layer_norm_epsilon=1e-5,
+    )  # fmt: skip
+    spec = spec_from_config(gpt2, "config.json")
+    assert (spec.learned_positions, spec.layers[0].feed_forward.size) == (1024, 3072)
+    gptj = gpt2 | {
+        "architectures": ["GPTJForCausalLM"],
+        "n_embd": 4096,
+        "n_head": 16,
+        "rotary_dim": 64,
+    }
+    first = spec_from_config(gptj, "config.json").layers[0]
+    assert (first.attention.rope.rotary_dim, first.attention.key_size) == (64, 256)
+    falcon = dict(
+        architectures=["FalconForCausalLM"], vocab_size=65024, hidden_size=4544, num_hidden_layers=2,
+        num_attention_heads=71, multi_query=True, new_decoder_architecture=False, parallel_attn=True, bias=False,
+    )  # fmt: skip
+    first = spec_from_config(falcon, "config.json").layers[0]
+    assert (first.attention.kv_heads, first.feed_forward.size, first.parallel) == (
+        1,
+        18176,
+        "one norm",
+    )
+    grouped = {
+        "hidden_size": 8192,
+        "num_attention_heads": 128,
+        "num_kv_heads": 8,
+        "new_decoder_architecture": True,
+    }
+    first = spec_from_config(falcon | grouped, "config.json").layers[0]
+    assert (first.attention.kv_heads, first.parallel) == (8, "two norms")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change", "message"),
+    [
+        ("OPTForCausalLM", {"do_layer_norm_before": False}, "do_layer_norm_before false is not"),
+        ("OPTForCausalLM", {"word_embed_proj_dim": 512}, "word_embed_proj_dim 512 is not"),
+        ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_lay"),
+        ("FalconForCausalLM", {"alibi": True}, "alibi is not supported by our code"),
+    ],
+)
+def test_what_a_row_leaves_out_is_left_to_transformers_code(architecture, change, message):
+    config = {"architectures": [architecture], "hidden_size": 1024, **change}
+    assert not is_natively_supported(config)
+    with pytest.raises(ModelError, match=message):
+        spec_from_config(config, "config.json")
