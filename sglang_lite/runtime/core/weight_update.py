@@ -236,7 +236,8 @@ class WeightUpdates:
         """Returns the first rows of a tensor, as nested lists. Raises ModelError if the tensor is
         missing or can't be read back.
         """
-        held = torch.atleast_1d(WeightParts(self.model).read_held_tensor(name))
+        held = WeightParts(self.model).read_held_tensor(name)
+        held = held if held.ndim else held.view(1)
         found: list[Any] = held[:rows].float().cpu().tolist()
         return found
 

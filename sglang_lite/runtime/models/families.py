@@ -411,7 +411,8 @@ def _cohere2_moe_dense(config: Config, layer: int) -> bool:
     kinds = config.get("mlp_layer_types")
     if kinds is not None and len(kinds) != config["num_hidden_layers"]:
         raise ValueError(f"mlp_layer_types {kinds} don't fit {config['num_hidden_layers']} layers")
-    return layer < config["first_k_dense_replace"] if kinds is None else kinds[layer] == "dense"
+    dense = layer < config["first_k_dense_replace"] if kinds is None else kinds[layer] == "dense"
+    return bool(dense)
 
 
 def _cohere2_moe_window(config: Config, layer: int) -> bool:
@@ -426,7 +427,7 @@ def _cohere2_moe_window(config: Config, layer: int) -> bool:
 
 def _cohere2_moe_rope(config: Config, layer: int, window: int | None) -> bool:
     forced = config["prefix_dense_sliding_window_pattern"] == 1
-    return window is not None or (forced and _cohere2_moe_dense(config, layer))
+    return window is not None or bool(forced and _cohere2_moe_dense(config, layer))
 
 
 def _cohere2_moe_experts(config: Config, layer: int) -> dict[str, Any] | None:
