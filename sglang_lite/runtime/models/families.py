@@ -419,7 +419,7 @@ def _cohere2_moe_window(config: Config, layer: int) -> bool:
     """Returns whether a layer has a window: every n-th has none, counted from the first layer and
     again from the first one with experts.
     """
-    dense = config["first_k_dense_replace"]
+    dense = int(config["first_k_dense_replace"])
     if layer < dense:
         return (layer + 1) % int(config["prefix_dense_sliding_window_pattern"]) > 0
     return (layer - dense + 1) % int(config["sliding_window_pattern"]) > 0
