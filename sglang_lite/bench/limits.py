@@ -73,8 +73,8 @@ def estimate_minimum_seconds(
     """
     layers = spec.layers
     hidden = spec.hidden_size
-    pair = sum(layer.attention.products_per_pair for layer in layers)
-    seeing = 2 * sum(layer.attention.absorbed_products_per_pair for layer in layers)
+    pair = sum(attention.products_per_pair for attention in spec.attentions)
+    seeing = 2 * sum(attention.absorbed_products_per_pair for attention in spec.attentions)
     active = sum(layer.active_weight_elements(hidden) for layer in layers)
     head = spec.vocab_size * hidden
     # Products of narrower numbers are faster by the same factor.

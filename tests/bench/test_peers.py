@@ -59,7 +59,8 @@ def test_a_peer_gets_a_config_of_our_shape(name, tmp_path):
     turned = rope.rotary_dim or ours.layers[0].attention.key_size
     assert (read.theta, read.kind, read.rotary_dim) == (rope.theta, "default", turned)
     layers = tuple(
-        replace(layer, attention=replace(layer.attention, rope=read)) for layer in ours.layers
+        replace(layer, attention=replace(attention, rope=read))
+        for layer, attention in zip(ours.layers, ours.attentions, strict=True)
     )
     assert theirs == replace(ours, layers=layers)
     (tmp_path / "config.json").write_text(json.dumps(hf_config(name)))

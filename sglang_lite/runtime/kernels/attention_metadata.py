@@ -351,6 +351,8 @@ class AttentionPlan:
             their own: slots outside the window are any valid ones.
         lora: adapters of the step's tokens, or None if none has one.
         both_ways: whether some tokens see later tokens.
+        previous: int64 [T, N], token slots of the N tokens before each one in its sequence, the
+            nearest first; -1 before the sequence's beginning. None if no layer needs them.
     """
 
     store_at: torch.Tensor
@@ -360,7 +362,28 @@ class AttentionPlan:
     windowed: AttentionPlan | None = None
     lora: CpuLoraStep | None = None
     both_ways: bool = False
+    previous: torch.Tensor | None = None
 
     def in_layer(self, window: int | None) -> AttentionPlan:
         """Returns the plan for layers with this window."""
         return self if window is None or self.windowed is None else self.windowed
+
+    def with_previous(self, count: int) -> AttentionPlan:
+        """Returns the plan with the `count` tokens before each one, for the layers with a window."""
+        if self.windowed is not None:
+            return replace(self, windowed=self.windowed.with_previous(count))
+        back = torch.arange(1, count + 1)
+        previous = self.store_at.new_full((len(self.store_at), count), -1)
+        for row in self.extends:
+            end = row.length - row.behind
+            start = end - (row.end - row.start)
+            first = max(start - count, 0)
+            slots = row.slots(first)
+            at = torch.arange(start, end).unsqueeze(1) - back
+            read = slots[(at - first).clamp(min=0)]
+            previous[row.start : row.end] = torch.where(at < 0, -1, read)
+        for group in self.decode:
+            at = group.rows.lengths.unsqueeze(1) - 1 - back
+            read = group.rows.read_at.long().gather(1, at.clamp(min=0))
+            previous[group.tokens] = torch.where(at < 0, -1, read)
+        return replace(self, previous=previous)

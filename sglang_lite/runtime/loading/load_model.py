@@ -48,7 +48,7 @@ from sglang_lite.runtime.models.offload import Offload, check_offload_size
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.sharding import rank_spec
 from sglang_lite.runtime.models.sound_tower import SoundTower
-from sglang_lite.runtime.models.spec import AttentionSpec, ExpertsSpec, ModelSpec
+from sglang_lite.runtime.models.spec import ConvSpec, ExpertsSpec, LatentSpec, ModelSpec
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
 from sglang_lite.runtime.models.vision_tower import VisionTower, count_feature_vectors
 from sglang_lite.runtime.models.weights.dummy import DummySource
@@ -244,6 +244,7 @@ def load_model(
     _warn_if_gpu_unused(config, device)
     if isinstance(spec, TransformersSpec):
         return _load_transformers(config, files, spec)
+    check_kv_dtype(config, spec)
     check_deterministic(config, spec, device)
     source = _source(files, config, device)
     given = (
@@ -771,6 +772,16 @@ def precision(
     )
 
 
+def check_kv_dtype(config: EngineConfig, spec: ModelSpec) -> None:
+    """Raises ParameterError if keys and values of 8 bits are asked of a model with convolutions."""
+    if config.kv_dtype == "fp8" and any(isinstance(x.attention, ConvSpec) for x in spec.layers):
+        raise ParameterError(
+            "kv_dtype",
+            "the model has short convolutions, whose inputs are not kept in 8 bits.",
+            hint="Leave it out.",
+        )
+
+
 def check_deterministic(config: EngineConfig, spec: ModelSpec, device: torch.device) -> None:
     """Raises ParameterError if `deterministic` is set and the GPU, the model or another parameter
     doesn't support it.
@@ -795,7 +806,7 @@ def check_deterministic(config: EngineConfig, spec: ModelSpec, device: torch.dev
             )
     for layer in spec.layers:
         attention = layer.attention
-        if not isinstance(attention, AttentionSpec):
+        if isinstance(attention, LatentSpec):
             _reject_deterministic("latent attention")
         elif attention.sinks:
             _reject_deterministic("attention sinks")

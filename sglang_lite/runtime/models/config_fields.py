@@ -131,11 +131,14 @@ CONFIG: Mapping[str, Field] = {
     **dict.fromkeys((
         "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon",
     ), Field("number", 0.0, 1.0)),
+    "conv_L_cache": _integer_field(1, 64),
+    **dict.fromkeys(("block_ff_dim", "block_multiple_of"), _integer_field(1, 1 << 24)),
+    "full_attn_idxs": Field("wholes", 0, 10_000),
     **dict.fromkeys((
         "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "rotary_emb_base",
         "rope_theta", "rope_local_base_freq", "logit_scale", "clip_qkv", "embedding_multiplier",
         "residual_multiplier", "attention_multiplier", "logits_scaling", "routed_scaling_factor", "scale_emb",
-        "scale_depth", "swiglu_alpha", "swiglu_limit",
+        "scale_depth", "swiglu_alpha", "swiglu_limit", "block_ffn_dim_multiplier",
     ), _positive_number_field()),
     "router_jitter_noise": Field("number", 0.0, 1e30),
     "rotary_pct": _positive_number_field(1.0),
@@ -152,6 +155,7 @@ CONFIG: Mapping[str, Field] = {
         "qk_layernorm", "use_qkv_bias", "use_parallel_residual", "norm_topk_prob", "rope_interleave",
         "enable_bias", "layer_norm_elementwise_affine", "new_decoder_architecture", "multi_query", "parallel_attn",
         "mup_enabled", "lm_head_bias",
+        "tie_embedding", "conv_bias", "block_auto_adjust_ff_dim", "use_expert_bias",
     ), _FLAG),
     "no_rope_layers": Field("wholes", 0, 1),
     **dict.fromkeys((
@@ -206,9 +210,11 @@ GGUF: Mapping[str, Field] = {
         "tokenizer.chat_template",
     ), _TEXT),
     **dict.fromkeys((
-        ".attention.head_count", ".attention.head_count_kv", ".attention.key_length",
+        ".attention.head_count", ".attention.key_length",
         ".attention.key_length_mla", ".attention.value_length_mla",
     ), _integer_field(1, 1 << 16)),
+    ".attention.head_count_kv": Field("wholes", 0, 1 << 16),  # one for all layers, or a list of theirs
+    ".shortconv.l_cache": _integer_field(1, 64),
     ".attention.layer_norm_rms_epsilon": Field("number", 0.0, 1.0),
     ".attention.layer_norm_epsilon": Field("number", 0.0, 1.0),
     **dict.fromkeys((

@@ -22,10 +22,18 @@ from sglang_lite.runtime.kernels.cpu_small_batch_step import (
 from sglang_lite.runtime.kernels.cpu_small_batch_step import SOURCE as STEP
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.attention import attention
+from sglang_lite.runtime.models.layers.conv import gated_conv
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.linear import block_products_in
 from sglang_lite.runtime.models.precision import Precision
-from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
+from sglang_lite.runtime.models.spec import (
+    AttentionSpec,
+    ConvSpec,
+    DenseSpec,
+    LayerSpec,
+    MixerSpec,
+    ModelSpec,
+)
 from sglang_lite.runtime.models.weight_reader import Layer
 from sglang_lite.runtime.parallel.collectives import Collectives
 
@@ -125,12 +133,9 @@ class SmallBatchStep:
             return self._threaded.run(
                 self._in_one_call, x, ropes, store_at, (every, windowed), cache, adapters
             )
-        tokens = int(every.lengths.sum())
         for i, layer in enumerate(self._layers):
             mlp = layer.feed_forward
-            spec = layer.spec.attention
             assert isinstance(mlp, FeedForward)
-            assert isinstance(spec, AttentionSpec)
             assert layer.input_norm is not None
             assert layer.mlp_norm is not None
             lora = None if plan.lora is None else plan.lora.layer(i)
@@ -140,27 +145,12 @@ class SmallBatchStep:
                 if lora is None
                 else lora.add_adapter_deltas("qkv", normed, layer.qkv(normed))
             )
-            keys = cache.k[i]
-            values = cache.v[i]
-            seen = plan.in_layer(spec.window)
-            reads = every if spec.window is None else windowed
-            q = ops.rope_store(
-                qkv,
-                (layer.q_norm, layer.k_norm),
-                self._eps,
-                ropes[layer.rope],
-                keys,
-                values,
-                seen.store_at,
-            )
-            read = tokens if spec.window is None else min(tokens, len(x) * spec.window)
-            if 2 * read * q[0].numel() * torch.get_num_threads() <= MAX_SINGLE_THREAD_READS:
-                attended = ops.attend(q, keys, values, reads, spec.window, spec.scale)
-            elif self._threaded:
-                attended = self._threaded.attend(q, keys, values, reads, spec.window, spec.scale)
+            seen = plan.in_layer(layer.spec.attention.window)
+            if layer.kernel is not None:
+                attended = gated_conv(layer.kernel, qkv, seen, cache, i)
             else:
-                attended = attention(q, cache, i, seen, layer.rules)
-            attended = attended.reshape(len(x), -1)
+                reads = every if seen is plan else windowed
+                attended = self._attend(i, layer, qkv, ropes[layer.rope], seen, reads, cache)
             added = (
                 layer.output(attended)
                 if lora is None
@@ -179,6 +169,45 @@ class SmallBatchStep:
                 else lora.add_adapter_deltas("down", inner, mlp.down(inner))
             )
         return ops.add_norm(x, added, self._last_norm, self._eps)
+
+    def _attend(
+        self,
+        index: int,
+        layer: Layer,
+        qkv: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        plan: AttentionPlan,
+        reads: ReadSlots,
+        cache: KVCache,
+    ) -> torch.Tensor:
+        """Stores keys and values, and returns attention outputs [T, heads * head_dim].
+
+        Args:
+            index: index of the layer.
+            layer: the layer.
+            qkv: output of its first linear layer.
+            rope: cos and sin of the tokens' positions.
+            plan: plan for the layer.
+            reads: what the plan reads.
+            cache: KV cache.
+        """
+        ops = self._ops
+        spec = layer.spec.attention
+        assert isinstance(spec, AttentionSpec)
+        keys = cache.k[index]
+        values = cache.v[index]
+        norms = layer.q_norm, layer.k_norm
+        q = ops.rope_store(qkv, norms, self._eps, rope, keys, values, plan.store_at)
+        read = int(reads.lengths.sum())
+        if spec.window is not None:
+            read = min(read, len(qkv) * spec.window)
+        if 2 * read * q[0].numel() * torch.get_num_threads() <= MAX_SINGLE_THREAD_READS:
+            attended = ops.attend(q, keys, values, reads, spec.window, spec.scale)
+        elif self._threaded:
+            attended = self._threaded.attend(q, keys, values, reads, spec.window, spec.scale)
+        else:
+            attended = attention(q, cache, index, plan, layer.rules)
+        return attended.reshape(len(qkv), -1)
 
 
 def small_batch_step(
@@ -220,9 +249,10 @@ def _pack_layers(layers: list[Layer], norm: torch.Tensor, eps: float) -> StepLay
     for layer in layers:
         mlp = layer.feed_forward
         spec = layer.spec.attention
+        if not isinstance(spec, AttentionSpec):
+            return None
         assert isinstance(mlp, FeedForward)
         assert isinstance(mlp.spec, DenseSpec)
-        assert isinstance(spec, AttentionSpec)
         products = [
             block_products_in(linear) for linear in (layer.qkv, layer.output, mlp.gate_up, mlp.down)
         ]
@@ -247,23 +277,30 @@ def _pack_layers(layers: list[Layer], norm: torch.Tensor, eps: float) -> StepLay
 
 
 def _supports_layer(layer: LayerSpec) -> bool:
-    attention = layer.attention
     mlp = layer.feed_forward
     return (
-        isinstance(attention, AttentionSpec)
-        and attention.causal
-        and not attention.sinks
-        and not attention.output_gate
-        and attention.softcap is None
-        and attention.clip is None
-        and attention.qk_norm in ("", "head")
-        and not attention.norms_rotated
-        and not attention.rope.query_growth
-        and attention.key_size == attention.value_size
+        _supports_mixer(layer.attention)
         and isinstance(mlp, DenseSpec)
         and mlp.gated
         and mlp.activation == "silu"
         and layer.norms == "before"
         and layer.residual_scale == 1.0
         and not layer.parallel
+    )
+
+
+def _supports_mixer(mixer: MixerSpec) -> bool:
+    if isinstance(mixer, ConvSpec):
+        return True
+    return (
+        isinstance(mixer, AttentionSpec)
+        and mixer.causal
+        and not mixer.sinks
+        and not mixer.output_gate
+        and mixer.softcap is None
+        and mixer.clip is None
+        and mixer.qk_norm in ("", "head")
+        and not mixer.norms_rotated
+        and not mixer.rope.query_growth
+        and mixer.key_size == mixer.value_size
     )

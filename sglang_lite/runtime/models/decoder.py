@@ -22,6 +22,7 @@ from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.models.cpu_small_batch import small_batch_step
 from sglang_lite.runtime.models.layer_watch import LayerWatch
+from sglang_lite.runtime.models.layers.conv import gated_conv
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.latent import latent_attention
 from sglang_lite.runtime.models.layers.norm import apply_norm
@@ -31,7 +32,7 @@ from sglang_lite.runtime.models.offload import Offload
 from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.sharding import rank_spec, vocabulary_part
-from sglang_lite.runtime.models.spec import LatentSpec, ModelSpec
+from sglang_lite.runtime.models.spec import ConvSpec, LatentSpec, ModelSpec
 from sglang_lite.runtime.models.weight_reader import Layer, WeightReader
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives, run_stages_in_turn
@@ -128,6 +129,9 @@ class Decoder:
                 f"the model has vectors for {spec.learned_positions:,} positions, and {max_positions:,} are wanted.",
                 hint=f"Use context_length={spec.learned_positions}, or less.",
             )
+        mixers = (layer.attention for layer in self.spec.layers)
+        windows = [mixer.window for mixer in mixers if isinstance(mixer, ConvSpec)]
+        self._conv_reads = max(windows, default=1) - 1  # earlier tokens that a token reads
         self.layer_ranks = ranks.in_stage if ranks.parallel.dp == 1 else ONE_PROCESS
         every = map(ranks.parallel.as_seen_by, range(ranks.parallel.ranks))
         # Rank 0 chooses the number of pages for all: by the most that a token takes on one of them.
@@ -292,6 +296,7 @@ class Decoder:
         """
         x, deep = self._embed_tokens(ids, positions)
         rotations = [rope.rotation_at(positions) for rope in self.ropes]
+        plan = self._add_previous_tokens(plan)
         few = None if self.watch.looks else self._small_batch
         if not deep and few is not None and few.supports(plan):
             return few(x, [(each.cos, each.sin) for each in rotations], plan, cache)
@@ -300,6 +305,10 @@ class Decoder:
                 self.ranks, x, lambda x: self._run_layers(x, deep, rotations, plan, cache)
             )
         return self.watch.record_pass(ids, positions, self._norm(x, self.norm))
+
+    def _add_previous_tokens(self, plan: AttentionPlan) -> AttentionPlan:
+        """Returns a plan with the tokens that the model's convolutions read."""
+        return plan.with_previous(self._conv_reads) if self._conv_reads else plan
 
     @property
     def steps(self) -> Steps:
@@ -393,7 +402,7 @@ class Decoder:
             self.layers[index],
             x,
             [rope.rotation_at(positions) for rope in self.ropes],
-            plan,
+            self._add_previous_tokens(plan),
             cache,
         )
 
@@ -457,6 +466,9 @@ class Decoder:
     ) -> torch.Tensor:
         spec = layer.spec.attention
         plan = plan.in_layer(spec.window)
+        if isinstance(spec, ConvSpec):
+            assert layer.kernel is not None
+            return layer.output(gated_conv(layer.kernel, layer.qkv(x), plan, cache, index))
         cos, sin, query_scale = rotation
         if isinstance(spec, LatentSpec):
             assert layer.latent is not None

@@ -56,6 +56,8 @@ class Family:
             ""; transformers' code runs such a model.
         experts_fields: function of config and layer index that gives fields of ExpertsSpec, or None
             for a dense layer.
+        conv_fields: function of config and layer index that gives fields of ConvSpec, or None for
+            a layer with attention.
         experts_interleaved: whether stacked expert matrices have inputs before outputs, with gate
             and up columns alternating.
         names: role in `parameters.py` -> the family's tensor name, if it differs from Llama's; ""
@@ -86,6 +88,7 @@ class Family:
     layer_fields: Changes = lambda config: {}
     model_fields: Changes = lambda config: {}
     experts_fields: Callable[[Config, int], dict[str, Any] | None] = lambda config, layer: None
+    conv_fields: Callable[[Config, int], dict[str, Any] | None] = lambda config, layer: None
     experts_interleaved: bool = False
     left_out: Callable[[Config], str] = lambda config: ""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -495,6 +498,51 @@ def _minicpm3_model_settings(config: Config) -> dict[str, Any]:
     return {"embedding_scale": float(config["scale_emb"]), "logit_scale": (base or hidden) / hidden}
 
 
+def _lfm2_fields(config: Config) -> dict[str, Any]:
+    size = int(config.get("block_ff_dim") or config["intermediate_size"])
+    multiplier = config["block_ffn_dim_multiplier"]
+    if config["block_auto_adjust_ff_dim"]:
+        size = int(2 * size / 3)
+        if multiplier is not None:
+            unit = int(config["block_multiple_of"])
+            size = -(-int(multiplier * size) // unit) * unit
+    return {"adjusted_ff_dim": size}
+
+
+def _lfm2_conv_fields(config: Config, layer: int) -> dict[str, Any] | None:
+    count = config["num_hidden_layers"]
+    with_attention = config.get("full_attn_idxs")
+    if with_attention is None:
+        with_attention = range(count)
+    kinds = config.get("layer_types") or [
+        "full_attention" if i in with_attention else "conv" for i in range(count)
+    ]
+    if len(kinds) != count or set(kinds) - {"full_attention", "conv"}:
+        raise ValueError(f"layer_types {kinds} don't fit {count} layers of attention or conv")
+    if "full_attention" not in kinds:
+        raise ValueError("no layer has attention")
+    if kinds[layer] == "full_attention":
+        return None
+    return {
+        "size": config["hidden_size"],
+        "window": config["conv_L_cache"],
+        "bias": config["conv_bias"],
+    }
+
+
+def _lfm2_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    if layer < config["num_dense_layers"]:
+        return None
+    return {
+        "count": _expert_count(config, "num_experts"),
+        "size": config["moe_intermediate_size"],
+        "scoring": "sigmoid",
+        "correction": config["use_expert_bias"],
+        "normalise": config["norm_topk_prob"],
+        "scale": float(config["routed_scaling_factor"]),
+    }
+
+
 _GEMMA = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -519,6 +567,27 @@ _GLM = {
     "head_dim": 128,
     "rms_norm_eps": 1.5625e-7,
     "partial_rotary_factor": 0.5,
+}
+_LFM2: dict[str, Json] = {
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128_000,
+    "rope_theta": 1_000_000.0,
+    "norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+}
+_LFM2_NAMES = {
+    "input_norm": "operator_norm",
+    "mlp_norm": "ffn_norm",
+    "q_norm": "self_attn.q_layernorm",
+    "k_norm": "self_attn.k_layernorm",
+    "o": "self_attn.out_proj",
+    "gate": "feed_forward.w1",
+    "up": "feed_forward.w3",
+    "down": "feed_forward.w2",
+    "norm": "model.embedding_norm",
 }
 _GLM_EOS = [151_329, 151_336, 151_338]
 _ALL = ("attention_bias", "attention_bias", "mlp_bias")  # values of `Family.biases`
@@ -943,6 +1012,24 @@ FAMILIES: Mapping[str, Family] = {
         {"kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": None,
          "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
         biases=_ALL, latent=True, layer_fields=_minicpm3_layer_settings, model_fields=_minicpm3_model_settings,
+    ),
+    "lfm2": Family(
+        ("Lfm2ForCausalLM",),
+        {**_LFM2, "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256},
+        aliases={"intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"}, qk_norm="head",
+        dense_size="adjusted_ff_dim", computed=_lfm2_fields, conv_fields=_lfm2_conv_fields,
+        model_fields=lambda c: {"rms_eps": c["norm_eps"]}, names=_LFM2_NAMES,
+    ),
+    "lfm2_moe": Family(
+        ("Lfm2MoeForCausalLM",),
+        {**_LFM2, "moe_intermediate_size": 1792, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4,
+         "use_expert_bias": True, "routed_scaling_factor": 1.0, "norm_topk_prob": True},
+        aliases={"tie_word_embeddings": "tie_embedding"}, qk_norm="head", conv_fields=_lfm2_conv_fields,
+        experts_fields=_lfm2_experts, model_fields=lambda c: {"rms_eps": c["norm_eps"]},
+        names={**_LFM2_NAMES, "router": "feed_forward.gate", "correction": "feed_forward.expert_bias",
+               "expert_gate": "feed_forward.experts.{}.w1", "expert_up": "feed_forward.experts.{}.w3",
+               "expert_down": "feed_forward.experts.{}.w2", "stacked_gate_up": "feed_forward.experts.gate_up_proj",
+               "stacked_down": "feed_forward.experts.down_proj"},
     ),
 }  # fmt: skip
 ARCHITECTURES = {name: family for family, row in FAMILIES.items() for name in row.architectures}

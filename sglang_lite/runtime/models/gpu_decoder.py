@@ -22,6 +22,7 @@ from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, norm_eight
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.sampling import BLOCK
+from sglang_lite.runtime.kernels.short_conv import short_conv
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.gpu_ranks import GpuRanks, LogitParts, broadcast_last_stage
 from sglang_lite.runtime.models.layers.adapted_linear import Rows, adapted_rows, with_adapters
@@ -35,10 +36,12 @@ from sglang_lite.runtime.models.layers.rope import RotaryTable, rotate
 from sglang_lite.runtime.models.spec import (
     NO_ROPE,
     AttentionSpec,
+    ConvSpec,
     DenseSpec,
     FeedForwardSpec,
     LatentSpec,
     LayerSpec,
+    MixerSpec,
     ModelSpec,
 )
 from sglang_lite.runtime.models.weight_reader import Layer
@@ -99,7 +102,9 @@ class GpuDecoder(Decoder):
 
     @property
     def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:
-        return tuple(layer.attention for layer in self.spec.layers)
+        first = self.spec.attentions[0]
+        mixers = (layer.attention for layer in self.spec.layers)
+        return tuple(first if isinstance(mixer, ConvSpec) else mixer for mixer in mixers)
 
     @property
     def activation_elements(self) -> int:
@@ -129,7 +134,7 @@ class GpuDecoder(Decoder):
             isinstance(each, LatentSpec) and each.heads >= PAIRS_PER_PROGRAM
             for each in self.attentions
         )
-        return not bound and all(layer.spec.attention.window is None for layer in self.layers)
+        return not bound and all(each.window is None for each in self.attentions)
 
     @property
     def logit_softcap(self) -> float | None:
@@ -364,7 +369,7 @@ class GpuDecoder(Decoder):
             return product.multiply_unscaled(rows)
         assert isinstance(rows, torch.Tensor), "not in 8 bits"
         qkv = product(rows)
-        if isinstance(spec, LatentSpec):
+        if not isinstance(spec, AttentionSpec):
             return qkv, None
         sizes = [n * spec.key_size for n in (spec.heads, spec.kv_heads, spec.kv_heads)]
         q, k, _ = qkv.split_with_sizes(sizes, 1)
@@ -484,6 +489,9 @@ class GpuDecoder(Decoder):
         linear layer.
         """
         spec = layer.spec.attention
+        if isinstance(spec, ConvSpec):
+            assert layer.kernel is not None
+            return short_conv(qkv, layer.kernel, plan.in_layer(spec.window), cache, index)
         if isinstance(spec, LatentSpec):
             return self._attend_latents(index, layer, spec, qkv, plan, cache, attention)
         norms = (
@@ -547,12 +555,12 @@ def _apply_scales(x: torch.Tensor, scales: Scales) -> torch.Tensor:
     return (x * scales.rows[: len(x)].unsqueeze(1) * scales.columns).to(x.dtype)
 
 
-def _attention_kernel_prepares(spec: AttentionSpec | LatentSpec, norm: str) -> bool:
+def _attention_kernel_prepares(spec: MixerSpec, norm: str) -> bool:
     """Returns whether the attention kernels can apply all that a layer does to queries and keys
-    before attention. They can't for latent attention, or if the layer clips queries and keys,
-    normalises them after the rotation, or scales queries by position.
+    before attention. They can't for latent attention and convolutions, or if the layer clips
+    queries and keys, normalises them after the rotation, or scales queries by position.
     """
-    if isinstance(spec, LatentSpec) or spec.clip is not None:
+    if not isinstance(spec, AttentionSpec) or spec.clip is not None:
         return False
     if spec.norms_rotated or spec.rope.query_growth:
         return False

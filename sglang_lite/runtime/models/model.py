@@ -139,7 +139,9 @@ class DeviceModel(Model, Protocol):
 
     @property
     def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:
-        """Attention specification of each layer, in order."""
+        """Attention specification of each layer, in order; that of another layer for one without
+        attention.
+        """
         ...
 
     @property

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from sglang_lite.runtime.models.families import FAMILIES, Family
 from sglang_lite.runtime.models.spec import (
     AttentionSpec,
+    ConvSpec,
     DenseSpec,
     ExpertsSpec,
     LatentSpec,
     LayerSpec,
+    MixerSpec,
     ModelSpec,
 )
 
@@ -96,6 +98,11 @@ _NAMES: Mapping[str, str] = {
     "kv_a_norm": "self_attn.kv_a_layernorm",
     "kv_b": "self_attn.kv_b_proj",
     "o": "self_attn.o_proj",
+    "conv_b": "conv.in_proj",
+    "conv_c": "conv.in_proj",
+    "conv_x": "conv.in_proj",
+    "conv_kernel": "conv.conv",
+    "conv_out": "conv.out_proj",
     "attention_out_norm": "post_attention_layernorm",
     "mlp_norm": "post_attention_layernorm",
     "gate": "mlp.gate_proj",
@@ -183,6 +190,9 @@ def layer_parameters(spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
 
 def _attention_parameters(names: _Names, layer: LayerSpec, hidden: int) -> Iterator[ParameterSpec]:
     a = layer.attention
+    if isinstance(a, ConvSpec):
+        yield from _conv_parameters(names, a, hidden)
+        return
     yield from (
         _latent_parameters(names, a, hidden)
         if isinstance(a, LatentSpec)
@@ -218,6 +228,18 @@ def _latent_parameters(names: _Names, a: LatentSpec, hidden: int) -> Iterator[Pa
     yield from names.matrices({"kv_a": a.key_size}, hidden, bias=a.bias)
     yield names.vector("kv_a_norm", a.rank)
     yield from names.matrices({"kv_b": a.heads * (a.nope_size + a.value_size)}, a.rank, bias=False)
+
+
+def _conv_parameters(names: _Names, conv: ConvSpec, hidden: int) -> Iterator[ParameterSpec]:
+    inputs = dict.fromkeys(("conv_b", "conv_c", "conv_x"), conv.size)
+    yield from names.matrices(inputs, hidden, bias=conv.bias)
+    yield from names.conv_kernel(conv)
+    yield from names.matrices({"conv_out": hidden}, conv.size, bias=conv.bias)
+
+
+def output_projection_role(spec: MixerSpec) -> str:
+    """Returns the role of the matrix that attention, or the convolution in its place, ends with."""
+    return "conv_out" if isinstance(spec, ConvSpec) else "o"
 
 
 def _expert_parameters(names: _Names, experts: ExpertsSpec, hidden: int) -> Iterator[ParameterSpec]:
@@ -273,6 +295,16 @@ class _Names:
         for kind, its_role in (("weight", role), *((("bias", f"{role}_bias"),) if bias else ())):
             pieces = tuple(CheckpointSlice(f"{name}.{kind}", shape) for name in names)
             yield ParameterSpec(its_role, shape, pieces, self._layer)
+
+    def conv_kernel(self, conv: ConvSpec) -> Iterator[ParameterSpec]:
+        """Yields the kernel of a convolution, which is stored [channels, 1, window]."""
+        path = self._path("conv_kernel")
+        shape = (conv.size, conv.window)
+        stored = CheckpointSlice(f"{path}.weight", (conv.size, 1, conv.window), (slice(None), 0))
+        yield ParameterSpec("conv_kernel", shape, (stored,), self._layer)
+        if conv.bias:
+            bias = CheckpointSlice(f"{path}.bias", shape[:1])
+            yield ParameterSpec("conv_kernel_bias", shape[:1], (bias,), self._layer)
 
     def plain_mlp(
         self, prefix: str, size: int, hidden: int, *, bias: bool

@@ -7,6 +7,7 @@ from itertools import groupby, pairwise
 
 from sglang_lite.runtime.models.spec import (
     AttentionSpec,
+    ConvSpec,
     DenseSpec,
     ExpertsSpec,
     LatentSpec,
@@ -89,6 +90,8 @@ def _layer_lines(spec: ModelSpec, layer: LayerSpec) -> Iterator[tuple[str, str]]
     yield f"h = {norm}(x)" if before else "h = x", _norm_notes(spec) if before else ""
     if isinstance(layer.attention, LatentSpec):
         yield from _latent_lines(layer.attention)
+    elif isinstance(layer.attention, ConvSpec):
+        yield from _conv_lines(layer.attention)
     else:
         yield from _attention_lines(layer.attention, norm)
     scale = "" if layer.residual_scale == 1 else f" * {layer.residual_scale:.4g}"
@@ -178,6 +181,15 @@ def _latent_lines(attention: LatentSpec) -> Iterator[tuple[str, str]]:
     yield "keys, values = latents @ Wk_up, latents @ Wv_up", f"values of {attention.value_size}"
     yield f"a = softmax((q[nope] @ keys.T + qr @ rotated.T) * {attention.scale:.4g}) @ values", ""
     yield "a = a @ Wo", "with bias" if attention.output_bias else ""
+
+
+def _conv_lines(conv: ConvSpec) -> Iterator[tuple[str, str]]:
+    bias = ", with biases" if conv.bias else ""
+    yield "b, c, x = h @ Wb, h @ Wc, h @ Wx", f"{conv.size:,} channels{bias}"
+    yield "inputs = cache(b * x)", f"of the last {conv.window} tokens"
+    plus = " + bias" if conv.bias else ""
+    yield f"a = c * (sum(kernel * inputs){plus})", "each channel by itself"
+    yield "a = a @ Wo", "with bias" if conv.bias else ""
 
 
 def _feed_forward_lines(

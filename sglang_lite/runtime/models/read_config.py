@@ -22,10 +22,12 @@ from sglang_lite.runtime.models.families import (
 from sglang_lite.runtime.models.spec import (
     NO_ROPE,
     AttentionSpec,
+    ConvSpec,
     DenseSpec,
     ExpertsSpec,
     LatentSpec,
     LayerSpec,
+    MixerSpec,
     ModelSpec,
     RopeSpec,
 )
@@ -238,7 +240,8 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
         layer_rope = (
             NO_ROPE if not family.has_rope(config, i, window) else rope if window is None else local
         )
-        attention = latent or AttentionSpec(
+        conv = family.conv_fields(config, i)
+        attention: MixerSpec = latent or AttentionSpec(
             heads,
             kv_heads,
             head_dim,
@@ -249,6 +252,8 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
             output_bias=output_bias,
             **changes,
         )
+        if conv is not None:
+            attention = ConvSpec(**conv)
         fields = family.experts_fields(config, i)
         feed_forward = (
             dense

@@ -73,6 +73,15 @@ def _read_deepseek2_settings(value: Value) -> dict[str, Any]:
     }
 
 
+def _read_lfm2_settings(value: Value) -> dict[str, Any]:
+    heads = value("attention.head_count_kv")  # of each layer, 0 without attention
+    heads = heads if isinstance(heads, list) else [heads] * value("block_count")
+    return {
+        "num_key_value_heads": max(heads),
+        "layer_types": ["full_attention" if count else "conv" for count in heads],
+    }
+
+
 _SIGMOID = 2  # llama.cpp's code for sigmoid scoring
 _EXPERTS = {
     "num_experts": "expert_count",
@@ -132,6 +141,11 @@ FAMILIES: Mapping[str, GgufFamily] = {
     "gptneox": GgufFamily("GPTNeoXForCausalLM", {**_LAYER_NORM, "use_parallel_residual": "use_parallel_residual"}),
     "nemotron": GgufFamily("NemotronForCausalLM", {"norm_eps": _LAYER_NORM["layer_norm_eps"]}, shifted_norms=True),
     "olmo": GgufFamily("OlmoForCausalLM", _LAYER_NORM, optional_fields=_read_olmo_settings, interleaved=True),
+    "lfm2": GgufFamily(
+        "Lfm2ForCausalLM",
+        {"conv_L_cache": "shortconv.l_cache", "norm_eps": "attention.layer_norm_rms_epsilon"},
+        {"block_auto_adjust_ff_dim": False}, optional_fields=_read_lfm2_settings,
+    ),
     "deepseek2": GgufFamily(
         "DeepseekV2ForCausalLM",
         {"n_routed_experts": "expert_count", "num_experts_per_tok": "expert_used_count",

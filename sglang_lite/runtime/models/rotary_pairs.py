@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec
+from sglang_lite.runtime.models.spec import AttentionSpec, ConvSpec, LatentSpec, MixerSpec
 
 
-def deinterleave_order(spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
+def deinterleave_order(spec: MixerSpec) -> torch.Tensor | None:
     """Returns the order in which `rotate` expects the outputs of a layer's first linear layer, as a
     permutation. It moves the two elements of each rotary pair from adjacent positions to separate
     halves. Returns None if the checkpoint already stores them that way.
     """
-    if not spec.rope.interleaved:
+    if isinstance(spec, ConvSpec) or not spec.rope.interleaved:
         return None
     if isinstance(spec, LatentSpec):
         made = (

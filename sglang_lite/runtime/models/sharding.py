@@ -1,7 +1,7 @@
 """Sharding of a model over ranks: one rule for each role of a parameter. Needs no torch.
 
-Heads are sharded together with the keys and values that they read, feed-forwards (and each
-expert's) by their inner size, embedding and head by vocabulary. Everything else is whole
+Heads are sharded together with the keys and values that they read, convolutions by channel,
+feed-forwards (and each expert's) by their inner size, embedding and head by vocabulary. Everything else is whole
 on every rank. With `ep`, experts are sharded by number, and each of them by inner size
 over the ranks that share it. A layer therefore needs two sums: of attention outputs and of
 feed-forward outputs. With `pp`, layers are divided into stages, and only a stage's ranks
@@ -15,13 +15,14 @@ from itertools import accumulate
 from typing import Literal
 
 from sglang_lite.protocol import ParameterError
-from sglang_lite.runtime.models.parameters import ParameterSpec
+from sglang_lite.runtime.models.parameters import ParameterSpec, output_projection_role
 from sglang_lite.runtime.models.spec import (
-    AttentionSpec,
+    ConvSpec,
     DenseSpec,
     ExpertsSpec,
     LatentSpec,
     LayerSpec,
+    MixerSpec,
     ModelSpec,
 )
 from sglang_lite.runtime.parallel.layout import Parallel
@@ -130,8 +131,15 @@ def _check_stages(spec: ModelSpec, parallel: Parallel) -> None:
         > 1
     ):
         problem = f"{parallel.pp} stages would have layers with unlike windows."
+    elif not all(_has_attention(spec, stage, parallel) for stage in range(parallel.pp)):
+        problem = f"one of {parallel.pp} stages would have no layer with attention."
     if problem is not None:
         raise ParameterError("pp_size", problem, hint="Take a smaller one, or tp_size.")
+
+
+def _has_attention(spec: ModelSpec, stage: int, parallel: Parallel) -> bool:
+    layers = stage_layers(spec, parallel.as_seen_by(stage * parallel.tp))
+    return bool(replace(spec, layers=spec.layers[layers.start : layers.stop]).attentions)
 
 
 def _longest_stage_window(spec: ModelSpec, parallel: Parallel) -> int | None:
@@ -167,7 +175,8 @@ def _sharing_problem(spec: ModelSpec, parallel: Parallel, *, even: bool) -> str 
         kv_heads = a.heads if isinstance(a, LatentSpec) else a.kv_heads
         uneven = kv_heads % tp if kv_heads >= tp else (a.heads // kv_heads) % (tp // kv_heads)
         if a.heads < tp or (kv_heads < tp and tp % kv_heads) or (even and uneven):
-            return f"{a.heads} heads" + (
+            what = "channels" if isinstance(a, ConvSpec) else "heads"
+            return f"{a.heads} {what}" + (
                 f" with {kv_heads} of keys and values" if kv_heads != a.heads else ""
             )
         sizes = [(fed.size, parallel.tp)]
@@ -189,11 +198,13 @@ def _layer_spec_of_rank(
     a = layer.attention
     fed = layer.feed_forward
     heads, kv_heads = head_shares(a, parallel.row_group_layout)
-    attention = (
-        replace(a, heads=len(heads))
-        if isinstance(a, LatentSpec)
-        else replace(a, heads=len(heads), kv_heads=len(kv_heads))
-    )
+    attention: MixerSpec
+    if isinstance(a, ConvSpec):
+        attention = replace(a, size=len(heads))
+    elif isinstance(a, LatentSpec):
+        attention = replace(a, heads=len(heads))
+    else:
+        attention = replace(a, heads=len(heads), kv_heads=len(kv_heads))
     if isinstance(fed, DenseSpec):
         return replace(
             layer,
@@ -221,9 +232,10 @@ def _experts(
     )
 
 
-def head_shares(a: AttentionSpec | LatentSpec, parallel: Parallel) -> tuple[range, range]:
+def head_shares(a: MixerSpec, parallel: Parallel) -> tuple[range, range]:
     """Returns a rank's range of query heads, and the range of key-value heads that its query heads
-    read. With fewer key-value heads than ranks, several ranks have the same one.
+    read. With fewer key-value heads than ranks, several ranks have the same one. Of a convolution,
+    both are the rank's range of channels.
     """
     if isinstance(a, LatentSpec):
         return parallel.share(a.heads), range(a.kv_heads)
@@ -304,13 +316,14 @@ def rank_part_of_parameter(
     fed = matrix.endswith(("gate", "up", "down")) and matrix != "shared_expert_gate"
     if not fed and (parallel := parallel.row_group_layout).tp == 1:
         return None
-    if matrix == "o" or matrix.endswith("down"):  # a sum needs the bias once
+    last = output_projection_role(layer.attention)
+    if matrix == last or matrix.endswith("down"):  # a sum needs the bias once
         if matrix != role:
             return None if parallel.rank == 0 else NOTHING
         of_heads = head_shares(layer.attention, parallel)[0]
         return (
             _scale_range("inputs", of_heads, layer.attention.value_size)
-            if matrix == "o"
+            if matrix == last
             else _feed_forward_part(layer, matrix, parallel)
         )
     if fed:
@@ -330,10 +343,10 @@ def _feed_forward_part(layer: LayerSpec, matrix: str, parallel: Parallel) -> Ran
     )
 
 
-def _attention_part(
-    a: AttentionSpec | LatentSpec, matrix: str, parallel: Parallel
-) -> RankPart | None:
+def _attention_part(a: MixerSpec, matrix: str, parallel: Parallel) -> RankPart | None:
     heads, kv_heads = head_shares(a, parallel)
+    if isinstance(a, ConvSpec):
+        return _scale_range("outputs", heads) if matrix.startswith("conv_") else None
     if isinstance(a, LatentSpec):
         size = {"q": a.query_size, "q_b": a.query_size, "kv_b": a.nope_size + a.value_size}.get(
             matrix

@@ -199,6 +199,60 @@ class LatentSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ConvSpec:
+    """Gated short convolution, which some layers have in the place of attention (LFM2,
+    arXiv:2511.23404).
+
+    With projections b, c and x of a token's hidden state, its output is
+
+        c[t] * (bias + sum over k of kernel[:, k] * (b * x)[t - window + 1 + k])
+
+    The cache holds b * x of each token, like keys that are seen within a window. So a cached prefix
+    can be continued after any of its tokens.
+
+    Attributes:
+        size: elements of each of the three projections, which are the channels.
+        window: number of tokens that the kernel covers, the current one included.
+        bias: whether the projections, the kernel and the output projection have biases.
+    """
+
+    size: int
+    window: int
+    bias: bool = False
+    key_size: ClassVar[int] = 1  # of each channel
+    value_size: ClassVar[int] = 1
+    rope: ClassVar[RopeSpec] = NO_ROPE
+    output_gate: ClassVar[bool] = False
+    sinks: ClassVar[bool] = False
+    causal: ClassVar[bool] = True
+
+    @property
+    def heads(self) -> int:
+        """Number of parts that ranks can share: the channels."""
+        return self.size
+
+    @property
+    def kv_heads(self) -> int:
+        return self.size
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        return (Plane(1, self.size),)
+
+    @property
+    def activation_elements(self) -> int:
+        """Activation elements that the convolution needs per token at its peak."""
+        return 4 * self.size
+
+    def weight_elements(self, hidden: int) -> int:
+        """Counts the elements of the weight matrices."""
+        return 4 * hidden * self.size
+
+
+MixerSpec: TypeAlias = AttentionSpec | LatentSpec | ConvSpec
+
+
+@dataclass(frozen=True, slots=True)
 class DenseSpec:
     """Dense feed-forward of a layer.
 
@@ -299,7 +353,7 @@ class LayerSpec:
     """Transformer layer: attention, then a feed-forward, each added to the residual.
 
     Attributes:
-        attention: specification of the attention.
+        attention: specification of the attention, or of the convolution in its place.
         feed_forward: specification of the feed-forward.
         norms: "before" to normalise a block's input, "after" its output, or "both".
         residual_scale: factor of a block's output before it is added to the residual.
@@ -307,7 +361,7 @@ class LayerSpec:
             and are added to it together, with "one norm" for both or "two norms".
     """
 
-    attention: AttentionSpec | LatentSpec
+    attention: MixerSpec
     feed_forward: FeedForwardSpec
     norms: Literal["before", "after", "both"] = "before"
     residual_scale: float = 1.0
@@ -385,6 +439,12 @@ class ModelSpec:
     draft_layers: int = 0
 
     @property
+    def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:
+        """Attention of each layer that has attention."""
+        mixers = (layer.attention for layer in self.layers)
+        return tuple(mixer for mixer in mixers if not isinstance(mixer, ConvSpec))
+
+    @property
     def kv_layout(self) -> KVLayout:
         windows = tuple(layer.attention.window for layer in self.layers)
         planes = tuple(layer.attention.planes for layer in self.layers)
@@ -402,9 +462,9 @@ class ModelSpec:
 
     @property
     def ropes(self) -> list[RopeSpec]:
-        """Distinct rotary embeddings of the layers."""
+        """Distinct rotary embeddings of the layers with attention."""
         ropes: list[RopeSpec] = []
-        for layer in self.layers:
-            if layer.attention.rope not in ropes:
-                ropes.append(layer.attention.rope)
+        for attention in self.attentions:
+            if attention.rope not in ropes:
+                ropes.append(attention.rope)
         return ropes

@@ -54,6 +54,8 @@ ROPES: PartKey = (None, "ropes")  # rotary tables; only some GGUF files have a t
 _LATENT = frozenset(("q_a_norm", "q_b", "kv_a_norm", "kv_b"))
 _OTHERS = {
     "o": "output",
+    "conv_out": "output",
+    "conv_kernel": "kernel",
     "attention_out_norm": "post_attention_norm",
     "mlp_out_norm": "post_mlp_norm",
 }
@@ -243,6 +245,9 @@ class WeightParts:
         attention = layer.spec.attention
         if role == "sinks":
             return layer.sinks
+        if role == "conv_kernel":
+            assert layer.kernel is not None
+            return layer.kernel[-1] if is_bias else layer.kernel[:-1].T
         if role == "correction":
             assert not isinstance(layer.feed_forward, FeedForward)
             return layer.feed_forward.correction
@@ -346,8 +351,10 @@ def _product(layer: Layer, role: str, expert: int | None) -> _Product:
         assert isinstance(attention, LatentSpec)
         assert layer.latent is not None
         return layer.latent.queries, ("q_b",), latent_query_deinterleave_order(attention)
-    if role in ("o", "output_gating"):
-        return layer.output if role == "o" else layer.output_gating, (role,), None
+    if role == "output_gating":
+        return layer.output_gating, (role,), None
+    if role in ("o", "conv_out"):
+        return layer.output, (role,), None
     if role in ("router", "shared_expert_gate"):
         assert not isinstance(fed, FeedForward)
         return fed.router if role == "router" else fed.shared_gate, (role,), None

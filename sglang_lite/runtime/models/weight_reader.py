@@ -27,6 +27,7 @@ from sglang_lite.runtime.models.parameters import (
     ParameterSpec,
     head_name,
     layer_parameters,
+    output_projection_role,
     parameters,
     tensor_names,
 )
@@ -45,10 +46,12 @@ from sglang_lite.runtime.models.sharding import (
 )
 from sglang_lite.runtime.models.spec import (
     AttentionSpec,
+    ConvSpec,
     DenseSpec,
     ExpertsSpec,
     LatentSpec,
     LayerSpec,
+    MixerSpec,
     ModelSpec,
 )
 from sglang_lite.runtime.models.weights.blocks import Blocks
@@ -80,10 +83,11 @@ class Layer:
             or [heads, key_size] or [2, heads, key_size] if each head has its own.
         qkv: first linear layer of attention: queries, keys, values. Latent attention: queries, or
             the low-rank vector that they are projected from, then the latent and the rotated part
-            of the key.
+            of the key. Of a convolution: the projections b, c and x.
         sinks: float32 [heads], scores of the attention sinks.
         output_gating: projection whose sigmoid multiplies the outputs of attention.
         latent: further matrices of latent attention.
+        kernel: float32 [window + 1, channels], kernel of a convolution, and then its bias.
         output: output projection of attention.
         feed_forward: dense feed-forward or experts.
         shared: runs this rank's `feed_forward` together with those of the other ranks, if each has
@@ -99,6 +103,7 @@ class Layer:
     sinks: torch.Tensor | None
     output_gating: Linear | None
     latent: LatentMatrices | None
+    kernel: torch.Tensor | None
     output: Linear
     post_attention_norm: torch.Tensor | None
     mlp_norm: torch.Tensor | None
@@ -186,7 +191,7 @@ class WeightReader:
     def rotary_tables(self, positions: int) -> list[RotaryTable]:
         """Builds rotary tables for `positions` positions, one for each of the spec's ropes."""
         name = "rope_freqs.weight"  # in GGUF files; applies to all layers
-        head = self.spec.layers[0].attention.key_size
+        head = self.spec.attentions[0].key_size
         size = (self._ropes[0].rotary_dim or head) // 2
         divisors = self.source.take_tensor(name, (size,)) if self.source.has_tensor(name) else None
         assert not isinstance(divisors, EncodedMatrix), "only matrices are encoded"
@@ -269,7 +274,9 @@ class WeightReader:
     def layer(self, index: int) -> Layer:
         spec = self.of_rank.layers[index - self.layers.start]
         parts = {name: make() for name, make in self.layer_parts(index).items()}
-        return Layer(spec=spec, rope=self._ropes.index(spec.attention.rope), **parts)
+        mixer = spec.attention
+        rope = 0 if isinstance(mixer, ConvSpec) else self._ropes.index(mixer.rope)
+        return Layer(spec=spec, rope=rope, **parts)
 
     def layer_parts(self, index: int) -> dict[str, Callable[[], Any]]:  # any attribute of `Layer`
         """Returns a function for each attribute of `Layer` that holds weights. The function builds
@@ -304,7 +311,12 @@ class WeightReader:
                 if isinstance(attention, LatentSpec)
                 else None
             ),
-            "output": lambda: self._linear(table, ("o",)),
+            "kernel": lambda: (
+                self._build_conv_kernel(table, attention)
+                if isinstance(attention, ConvSpec)
+                else None
+            ),
+            "output": lambda: self._linear(table, (output_projection_role(attention),)),
             "post_attention_norm": lambda: norm("attention_out_norm"),
             "mlp_norm": lambda: norm("mlp_norm"),
             "feed_forward": lambda: (
@@ -340,6 +352,14 @@ class WeightReader:
             ),
         )
 
+    def _build_conv_kernel(self, table: Table, spec: ConvSpec) -> torch.Tensor:
+        """Reads the kernel of a convolution, with its bias, as `Layer.kernel`."""
+        kernel = self._tensors.take_vector(table["conv_kernel", None]).float()
+        bias = torch.zeros(spec.size)
+        if spec.bias:
+            bias = self._tensors.take_vector(table["conv_kernel_bias", None]).float()
+        return torch.cat((kernel.T, bias.unsqueeze(0))).to(self.device)
+
     # -------------------------------------------------------------------------------------- tensors
 
     def _norm(
@@ -366,13 +386,11 @@ class WeightReader:
             )
         )
 
-    def _head_norm(
-        self, table: Table, role: str, spec: AttentionSpec | LatentSpec
-    ) -> torch.Tensor | None:
+    def _head_norm(self, table: Table, role: str, spec: MixerSpec) -> torch.Tensor | None:
         """Reads the weight of the query or key norm, with its elements in the order that `rotate`
         expects. Returns None for layers without such a norm.
         """
-        if isinstance(spec, LatentSpec) or not spec.qk_norm:
+        if not isinstance(spec, AttentionSpec) or not spec.qk_norm:
             return None
         if (role, None) in table:
             weight = self._tensors.numbers(table[role, None])
@@ -518,8 +536,10 @@ def _local_expert_ids(
     return numbers.to(device)
 
 
-def input_projection_roles(spec: AttentionSpec | LatentSpec) -> tuple[str, ...]:
+def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
     """Returns the roles of the matrices stacked in attention's first linear layer, in order."""
     if isinstance(spec, AttentionSpec):
         return "q", "k", "v"
+    if isinstance(spec, ConvSpec):
+        return "conv_b", "conv_c", "conv_x"
     return "q" if spec.query_rank is None else "q_a", "kv_a"

@@ -79,7 +79,9 @@ _PRE_TOKENIZERS: dict[str, tuple[tuple[str, ...], bool]] = {
     "starcoder": ((r"\p{N}", _GPT2), False),
     "refact": ((r"\p{N}", _GPT2), False),
     "codeshell": ((r"\p{N}", _GPT2), False),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), ((_LLAMA3,), True)),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"), ((_LLAMA3,), True)
+    ),
     **dict.fromkeys(("dbrx", "smaug-bpe"), ((_LLAMA3,), False)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2"), ((_QWEN2,), False)),
     "qwen35": ((_QWEN35,), False),

@@ -38,7 +38,8 @@ H200 = DeviceProperties("H200", 232_448, 1 << 16, 132, (9, 0))
 BFLOAT16 = torch.bfloat16
 
 
-LAYER = LayerSpec(AttentionSpec(4, 2, 64, 64, 0.125, RopeSpec(theta=1e4)), DenseSpec(512))
+ATTENTION = AttentionSpec(4, 2, 64, 64, 0.125, RopeSpec(theta=1e4))
+LAYER = LayerSpec(ATTENTION, DenseSpec(512))
 SPEC = ModelSpec(
     architecture="llama", vocab_size=1000, hidden_size=256, max_positions=512, rms_eps=1e-5, layers=(LAYER,) * 4,
     tied_embeddings=True,
@@ -52,7 +53,7 @@ RUNNER = RunnerShape(
 # Layers of which none is left out as one that was met: they differ in what no kernel is compiled
 # for.
 UNLIKE = replace(SPEC, layers=tuple(
-    replace(LAYER, attention=replace(LAYER.attention, rope=RopeSpec(theta=theta))) for theta in (1e4, 2e4, 3e4, 4e4)
+    replace(LAYER, attention=replace(ATTENTION, rope=RopeSpec(theta=theta))) for theta in (1e4, 2e4, 3e4, 4e4)
 ))  # fmt: skip
 
 

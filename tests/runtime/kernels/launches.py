@@ -85,6 +85,7 @@ from sglang_lite.runtime.kernels.sampling import (
     pick_winner,
     token_scores,
 )
+from sglang_lite.runtime.kernels.short_conv import short_conv
 from sglang_lite.runtime.kernels.tiled import MAX_ROWS, can_tile, linear_by_tiles, linear_split_k
 from sglang_lite.runtime.kernels.two_shot import PartPeers, sum_parts
 
@@ -543,6 +544,14 @@ def latents(dtype: torch.dtype, cached: torch.dtype | None = None) -> None:
         )  # fmt: skip
 
 
+def convolutions(dtype: torch.dtype) -> None:
+    """A short convolution of LFM2-1.2B's size."""
+    plane = empty(1, 64 * PAGE, 2048, dtype=dtype)
+    plan = Attention(64, dtype, dtype).plan(8, 8)
+    product = empty(8, 3 * 2048, dtype=dtype)
+    short_conv(product, empty(4, 2048), plan, KVCache((plane,), (plane,)), 0)
+
+
 def adapters(dtype: torch.dtype) -> None:
     """Products of adapters of Llama-8B's size, of a few tokens and of many."""
     step = LoraStep(ints(9), ints(8, 4), ints(8), ())
@@ -594,6 +603,7 @@ OTHERS: dict[str, Callable[[torch.dtype], None]] = {
     "experts fp8": lambda dtype: experts(dtype, FLOAT8),
     "around": around,
     "adapters": adapters,
+    "convolutions": convolutions,
     "latents": latents,
     "latents fp8": lambda dtype: latents(dtype, FLOAT8),
 }

@@ -334,6 +334,24 @@ def latents_stored(run):
     return q, absorbed, rows.cache.k
 
 
+def convolved(run):
+    """Tokens whose earlier ones are in the step, in the cache, partly in each, or not there."""
+    results = []
+    for dtype in (torch.float32, torch.bfloat16):
+        channels = 600
+        rows = Latents([9, 30, 1, 12], 1, channels - 8, 8, dtype)
+        # a prompt, the end of another, one token, a continued prompt
+        starts = [(0, 0, 9), (1, 28, 30), (2, 0, 1), (3, 7, 12)]
+        slots = [slot for slot, start, end in starts for _ in range(start, end)]
+        positions = [at for _, start, end in starts for at in range(start, end)]
+        plan = rows.plan(0, slots, positions)
+        product = normal(len(slots), 3 * channels, dtype=dtype)
+        for window in (1, 3, 5):
+            out = run(product, normal(window + 1, channels), plan, rows.cache, 0)
+            results.append((out, rows.cache.k[0].clone()))
+    return results
+
+
 def latents_decoded(run):
     def with_prefixes(q, cache, plan, work):
         out = torch.zeros_like(q)
@@ -614,7 +632,7 @@ CASES = packed_matrices.CASES | whole_rows.CASES | in_any_batch.CASES | adapters
     "rope_attention": turned_and_decoded, "prefix_attention_hopper": prefixes_on_hopper,
     "prefill_attention_hopper": prefilled_on_hopper, "uncached_attention_hopper": fresh_on_hopper, "draw": drawn, "token_scores": scored, "experts_route": routed, "experts_order": ordered,
     "experts_gate_up_few": gated_few, "experts_down_few": summed_few, "experts_gate_up": gated_by_tiles,
-    "experts_down": down_by_tiles, "experts_sum": summed, "latent_store": latents_stored,
+    "experts_down": down_by_tiles, "experts_sum": summed, "latent_store": latents_stored, "short_conv": convolved,
     "latent_decode": latents_decoded, "latent_prefill": latents_prefilled, "latent_prefix": latents_of_prefixes,
     "latent_decode_hopper": latents_decoded_on_hopper, "latent_prefill_hopper": latents_prefilled_on_hopper,
     "latent_prefix_hopper": latents_of_prefixes_on_hopper,

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,8 +24,9 @@ from sglang_lite.runtime.models.weights.blocks import Blocks
 from tests.runtime.models.tiny import VOCAB, randomise, save
 from tests.runtime.models.zoo import tiny
 
-# with biases, norms of heads, and a window of 4 tokens
-COMMON = ("llama", "qwen2", "qwen3", "mistral")
+# with biases, norms of heads, a window of 4 tokens, and convolutions
+COMMON = ("llama", "qwen2", "qwen3", "mistral", "lfm2")
+SETTINGS: dict[str, dict[str, Any]] = {"lfm2": {"layer_types": ["conv", "full_attention"]}}
 OTHERS = ("gemma2", "mixtral", "phi", "starcoder2", "olmo2")
 SLOTS = 40
 
@@ -37,7 +39,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     return {
-        kind: save(randomise(tiny(kind)), tmp_path_factory.mktemp(kind))
+        kind: save(randomise(tiny(kind, **SETTINGS.get(kind, {}))), tmp_path_factory.mktemp(kind))
         for kind in (*COMMON, *OTHERS)
     }
 

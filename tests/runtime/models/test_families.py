@@ -35,6 +35,8 @@ from transformers import (
     GraniteForCausalLM,
     GraniteMoeForCausalLM,
     HeliumForCausalLM,
+    Lfm2ForCausalLM,
+    Lfm2MoeForCausalLM,
     LlamaForCausalLM,
     MinistralForCausalLM,
     MistralForCausalLM,
@@ -85,6 +87,7 @@ GEMMA3 = GEMMA | dict(
                          sliding_attention=dict(rope_type="default", rope_theta=100.0)))  # fmt: skip
 
 WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
+CONVOLUTIONS = ["conv", "full_attention", "conv"]
 GRANITE = dict(
     embedding_multiplier=3.0, residual_multiplier=0.6, attention_multiplier=0.3, logits_scaling=2.0
 )
@@ -214,6 +217,11 @@ FAMILIES: dict[str, Any] = {
         num_ln_in_parallel_attn=1)),
     "apertus": ("ApertusForCausalLM", dict(attention_bias=True, rope_parameters=LLAMA3)),
     "olmo": (OlmoForCausalLM, dict(clip_qkv=1.5)),
+    "lfm2": (Lfm2ForCausalLM, dict(layer_types=CONVOLUTIONS, block_multiple_of=16)),
+    "lfm2-biases": (Lfm2ForCausalLM, dict(
+        layer_types=["full_attention", "conv", "conv"], conv_bias=True, conv_L_cache=5, block_auto_adjust_ff_dim=False,
+        tie_word_embeddings=False)),
+    "lfm2-moe": (Lfm2MoeForCausalLM, EXPERTS | dict(layer_types=CONVOLUTIONS, num_dense_layers=1)),
 }  # fmt: skip
 
 
@@ -221,7 +229,7 @@ FAMILIES: dict[str, Any] = {
 OTHER_KERNELS = (
     "olmo3", "granite", "qwen2-moe", "deepseek-v2-lite", "deepseek-v3", "youtu", "phi-norms", "cohere-norms", "nemotron",
     "gpt-neox", "olmo", "minimax-m2", "ernie4.5-moe", "ministral3", "hunyuan", "gpt2", "opt",
-    "apertus", "afmoe", "cohere2-moe", "phimoe",
+    "apertus", "afmoe", "cohere2-moe", "phimoe", "lfm2", "lfm2-biases", "lfm2-moe",
 )  # fmt: skip
 
 

@@ -92,6 +92,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
                           {**LAYER_NORM, **HALF_TURNED, "use_parallel_residual": True}),
     "stablelm norms": ("StableLm", {"use_parallel_residual": True, "qk_layernorm": True},
                        {**LAYER_NORM, **HALF_TURNED, "use_parallel_residual": True}),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"] * 2, "block_auto_adjust_ff_dim": False},
+             {"attention.head_count_kv": [0, 2, 0] * 2, "shortconv.l_cache": 3,
+              "attention.layer_norm_rms_epsilon": 1e-5}),
     "deepseek2": ("DeepseekV3", {**LATENT, **GROUPS, "rope_parameters": MSCALE, "norm_topk_prob": True},
                   {**LATENT_KEYS, **GROUP_KEYS, **YARN_KEYS, "expert_gating_func": 2, "expert_weights_norm": True,
                    "rope.scaling.yarn_log_multiplier": 0.08}),
@@ -176,6 +179,8 @@ def converted(name, tensor, arch, config):
         tensor = (
             tensor.unflatten(0, (config.num_attention_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
         )
+    if ".conv.conv." in name:
+        tensor = tensor.squeeze(1)
     if arch in PERMUTED and (".q_proj." in name or ".k_proj." in name):
         heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
         tensor = pairs_side_by_side(tensor, heads)

@@ -49,6 +49,7 @@ class GgufSource(WeightSource):
                 self._by_head[piece.name] = _ByHead(piece.groups, 3, outer=False)
             elif interleaved:
                 self._by_head[piece.name] = _ByHead(heads, 2, outer=True)
+        self._conv_kernels = {p.slices[0].name for p in parameters(spec) if p.role == "conv_kernel"}
         super().__init__(str(file.path), dict.fromkeys(self._tensors, file.path))
 
     @property
@@ -64,6 +65,8 @@ class GgufSource(WeightSource):
         data = tensor.data()
         if len(tensor.shape) == 1:
             return _Rows(data, tensor).decode(0, 1)[0][order]
+        if name in self._conv_kernels:  # converters leave out the axis of 1
+            return _Rows(data, tensor).decode(0, tensor.shape[0]).unsqueeze(1)
         if tensor.kind not in READERS:
             return _Rows(data[order], tensor)
         return GgufBlocks(torch.from_numpy(data[order]), tensor.kind, tensor.shape[1])
