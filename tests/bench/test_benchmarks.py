@@ -35,6 +35,7 @@ SMALL = {
     "agents_server.py": ["--help"],  # it needs a server that is started apart
     "constrained_gpu.py": ["--help"],  # it needs a GPU, as others below
     "constraints_suite.py": ["--schemas", "2", "--groups", "2"],
+    "convolutions.py": ["--help"],  # two models of a third of a gigabyte
     "cpu_formats.py": ["--help"],  # it needs folders of half a gigabyte in all
     "cpu_decode.py": [
         "--batches",

@@ -355,7 +355,7 @@ class WeightReader:
     def _build_conv_kernel(self, table: Table, spec: ConvSpec) -> torch.Tensor:
         """Reads the kernel of a convolution, with its bias, as `Layer.kernel`."""
         kernel = self._tensors.take_vector(table["conv_kernel", None]).float()
-        bias = torch.zeros(spec.size)
+        bias = kernel.new_zeros(spec.size)
         if spec.bias:
             bias = self._tensors.take_vector(table["conv_kernel_bias", None]).float()
         return torch.cat((kernel.T, bias.unsqueeze(0))).to(self.device)
