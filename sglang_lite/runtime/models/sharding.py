@@ -76,7 +76,7 @@ def rank_spec(
     if parallel.ranks == 1:
         return spec
     if parallel.pp > 1:
-        _check_stages(spec, parallel)
+        _check_stages(spec, parallel, even=even)
     _check_experts(spec, parallel.ep)
     problem = _sharing_problem(spec, parallel, even=even)
     if problem is not None:
@@ -116,7 +116,7 @@ def stage_layers(spec: ModelSpec, parallel: Parallel) -> range:
     return range(ends[parallel.stage], ends[parallel.stage + 1])
 
 
-def _check_stages(spec: ModelSpec, parallel: Parallel) -> None:
+def _check_stages(spec: ModelSpec, parallel: Parallel, *, even: bool) -> None:
     """Raises ParameterError if the model's layers can't be divided into the stages."""
     problem = None
     if parallel.pp > len(spec.layers):
@@ -131,7 +131,7 @@ def _check_stages(spec: ModelSpec, parallel: Parallel) -> None:
         > 1
     ):
         problem = f"{parallel.pp} stages would have layers with unlike windows."
-    elif not all(_has_attention(spec, stage, parallel) for stage in range(parallel.pp)):
+    elif even and not all(_has_attention(spec, stage, parallel) for stage in range(parallel.pp)):
         problem = f"one of {parallel.pp} stages would have no layer with attention."
     if problem is not None:
         raise ParameterError("pp_size", problem, hint="Take a smaller one, or tp_size.")

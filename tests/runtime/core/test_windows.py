@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from transformers import Gemma3ForCausalLM, GptOssForCausalLM, MistralForCausalLM
+from transformers import Gemma3ForCausalLM, GptOssForCausalLM, Lfm2ForCausalLM, MistralForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
@@ -32,6 +32,7 @@ MODELS = {
     "gemma3": Gemma3ForCausalLM,
     "gpt-oss": GptOssForCausalLM,
     "mistral-window": MistralForCausalLM,
+    "lfm2": Lfm2ForCausalLM,
 }
 
 

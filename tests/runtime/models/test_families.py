@@ -61,7 +61,7 @@ from transformers import (
 )
 
 import sglang_lite as sgl
-from sglang_lite.protocol import Generation, SamplingParams
+from sglang_lite.protocol import Generation, ModelError, ParameterError, SamplingParams
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.read_config import spec_from_config
@@ -392,6 +392,29 @@ def test_lower_precision_on_a_gpu_stays_near(family, settings):
     with engine(folder, dtype="bfloat16", max_total_tokens=2000, **settings) as running:
         for future, ids in [(ask(running, ids), ids) for ids in batch]:
             assert differences(reference, ids, future.result(timeout=300)).mean() <= limit
+
+
+@pytest.mark.parametrize("family", ["lfm2"], indirect=True)
+def test_what_convolutions_read_is_not_kept_in_8_bits(family):
+    with pytest.raises(ParameterError, match="kv_dtype: the model has short convolutions"):
+        engine(family[0], kv_dtype="fp8")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"layer_types": ["conv"] * 3}, "no layer has attention"),
+        ({"layer_types": ["conv", "full_attention"]}, "don't fit 3 layers"),
+        ({"layer_types": ["conv", "full_attention", "mamba"]}, "don't fit 3 layers"),
+        ({"conv_L_cache": 0}, "`conv_L_cache`: 0 is not between 1 and 64"),
+    ],
+)
+def test_layers_that_do_not_fit_are_told(changes, problem):
+    model, settings = FAMILIES["lfm2"]
+    config = model.config_class(**SHAPE | settings).to_dict() | changes
+    config["architectures"] = ["Lfm2ForCausalLM"]
+    with pytest.raises(ModelError, match=problem):
+        spec_from_config(config, "config.json")
 
 
 PHIMOE = dict(num_local_experts=8, rope_parameters=dict(

@@ -13,6 +13,8 @@ from transformers import Qwen3Config
 
 from sglang_lite.protocol import ModelError, ParameterError, SamplingParams
 from sglang_lite.runtime.loading.save import save_sharded
+from sglang_lite.runtime.models.read_config import spec_from_config
+from sglang_lite.runtime.models.sharding import rank_spec
 from sglang_lite.runtime.parallel.layout import Parallel
 from tests.runtime.models import packings, small_gguf, test_fp8
 from tests.runtime.models.test_families import FAMILIES, SHAPE, ask, engine, prompts
@@ -67,6 +69,13 @@ def test_ranks_in_a_row_give_the_logits_of_one_process(name, tp, tmp_path):
             compare(folder, Parallel(tp=tp, pp=2), tmp_path / "meeting")
     else:
         compare(folder, Parallel(tp=tp, pp=2), tmp_path / "meeting")
+
+
+def test_a_gpu_needs_a_layer_with_attention(tmp_path):
+    folder = folder_of("lfm2", tmp_path)
+    spec = spec_from_config(json.loads((folder / "config.json").read_text()), "config.json")
+    with pytest.raises(ParameterError, match="one of 2 stages would have no layer with attention"):
+        rank_spec(spec, Parallel(pp=2), even=True)
 
 
 @pytest.mark.sampled(9)
