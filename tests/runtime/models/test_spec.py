@@ -210,9 +210,16 @@ def test_what_such_a_model_can_not_have_is_refused_by_its_field(change, message)
 
 def test_fields_that_a_config_omits_are_computed_from_others():
     gpt2 = dict(
-        architectures=["GPT2LMHeadModel"], vocab_size=50257, n_embd=768, n_layer=12, n_head=12, n_positions=1024,
-        n_inner=None, activation_function="gelu_new", layer_norm_epsilon=1e-5,
-    )  # fmt: skip
+        architectures=["GPT2LMHeadModel"],
+        vocab_size=50257,
+        n_embd=768,
+        n_layer=12,
+        n_head=12,
+        n_positions=1024,
+        n_inner=None,
+        activation_function="gelu_new",
+        layer_norm_epsilon=1e-5,
+    )
     spec = spec_from_config(gpt2, "config.json")
     assert (spec.learned_positions, spec.layers[0].feed_forward.size) == (1024, 3072)
     gptj = gpt2 | {
@@ -224,9 +231,16 @@ def test_fields_that_a_config_omits_are_computed_from_others():
     first = spec_from_config(gptj, "config.json").layers[0]
     assert (first.attention.rope.rotary_dim, first.attention.key_size) == (64, 256)
     falcon = dict(
-        architectures=["FalconForCausalLM"], vocab_size=65024, hidden_size=4544, num_hidden_layers=2,
-        num_attention_heads=71, multi_query=True, new_decoder_architecture=False, parallel_attn=True, bias=False,
-    )  # fmt: skip
+        architectures=["FalconForCausalLM"],
+        vocab_size=65024,
+        hidden_size=4544,
+        num_hidden_layers=2,
+        num_attention_heads=71,
+        multi_query=True,
+        new_decoder_architecture=False,
+        parallel_attn=True,
+        bias=False,
+    )
     first = spec_from_config(falcon, "config.json").layers[0]
     assert (first.attention.kv_heads, first.feed_forward.size, first.parallel) == (
         1,
