@@ -173,15 +173,17 @@ def _mistral3(folder: Path) -> torch.nn.Module:
 
 
 def _ministral3(folder: Path) -> torch.nn.Module:
-    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8,
-            "llama_4_scaling_beta": 0.5}  # fmt: skip
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.5}
+    rope |= {"original_max_position_embeddings": 8}
     text = dict(_TEXT, model_type="ministral3", head_dim=16, rope_parameters=rope)
     return Mistral3ForConditionalGeneration(
         Mistral3Config(
-            vision_config=_pixtral_vision(folder), text_config=text, image_token_index=IMAGE_ID,
+            vision_config=_pixtral_vision(folder),
+            text_config=text,
+            image_token_index=IMAGE_ID,
             tie_word_embeddings=False,
         )
-    )  # fmt: skip
+    )
 
 
 def _qwen(folder: Path, text: str, sections: list[int]) -> dict[str, Any]:
