@@ -127,6 +127,8 @@ class Tags(Record, frozen=True):
         types: names of the types null, boolean, number, string, array and object.
         item: text before and after each item of an array, or None. If set, values inside
             arrays and objects are also written between tags.
+        wrapper: text that may stand before and after a string in its tags, or None. Text between
+            tags that begins with it is not the string itself.
     """
 
     before: str
@@ -134,6 +136,7 @@ class Tags(Record, frozen=True):
     mark: str
     types: tuple[str, str, str, str, str, str] = ("", "", "", "", "", "")
     item: tuple[str, str] | None = None
+    wrapper: tuple[str, str] | None = None
 
 
 class TaggedObject(Variant, frozen=True):

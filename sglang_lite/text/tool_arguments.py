@@ -156,6 +156,7 @@ class _Value:
         types: indexes of the types that the opening tag allows.
         before, after: tags around the value.
         started: True once part of a string's text has been read.
+        wrapped: True if the string is in the tags' wrapper.
         scan: finds the end of a JSON array or object.
         searched: number of characters that have been searched.
     """
@@ -165,6 +166,7 @@ class _Value:
     before: str
     after: str
     started: bool = False
+    wrapped: bool = False
     scan: JsonArguments | None = None
     searched: int = 0
 
@@ -314,21 +316,33 @@ class TaggedArguments:
         skipped = 0
         found = ""
         if not value.started:
-            if not text:
+            opening = self._tags.wrapper[0] if self._tags.wrapper else ""
+            if not text or (text != opening and opening.startswith(text)):
                 return None
-            skipped = int(value.before.endswith("\n") and text[0] == "\n")
+            value.wrapped = bool(opening) and text.startswith(opening)
+            skipped = (
+                len(opening)
+                if value.wrapped
+                else int(value.before.endswith("\n") and text[0] == "\n")
+            )
             value.started = True
             found = '"'
         end = text.find(value.close, skipped)
-        line = value.after.startswith("\n")
+        edge = (
+            self._tags.wrapper[1]
+            if value.wrapped and self._tags.wrapper
+            else "\n"
+            if value.after.startswith("\n")
+            else ""
+        )
         if end >= 0:
-            last = end - 1 if line and end > skipped and text[end - 1] == "\n" else end
+            last = end - len(edge) if edge and text.endswith(edge, skipped, end) else end
             return self._finish_value(
                 end + len(value.close), found + _escape_json(text[skipped:last]) + '"'
             )
         last = partial_match_start(text, skipped, value.close)
-        if line:
-            last = min(last, partial_match_start(text, skipped, "\n" + value.close))
+        if edge:
+            last = min(last, partial_match_start(text, skipped, edge + value.close))
         if last == skipped and not found:
             return None
         return last, found + _escape_json(text[skipped:last])
@@ -360,6 +374,9 @@ class TaggedArguments:
             content = content.removeprefix("\n")
         if value.after.startswith("\n"):
             content = content.removesuffix("\n")
+        if self._tags.wrapper and content.startswith(self._tags.wrapper[0]):
+            content = content.removeprefix(self._tags.wrapper[0])
+            content = content.removesuffix(self._tags.wrapper[1])
         return self._finish_value(
             end + len(value.close), value.allowed.json(content, unquoted=_STRING in value.types)
         )

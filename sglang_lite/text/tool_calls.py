@@ -108,9 +108,7 @@ def calls_constraint(
         elif choice == "auto":
             tags = tuple(_call_tags(call_format, tools))
         once = bool(tags) and (not parallel or bool(call_format.closing))
-        answer = StructuralTag(
-            tags, (call_format.trigger,), stop_after_first=once, excludes=excluded
-        )
+        answer = StructuralTag(tags, call_format.triggers, stop_after_first=once, excludes=excluded)
     return (
         answer
         if reasoning is None
@@ -414,10 +412,12 @@ class ToolParser:
         return self._scan.done and self._switch_to(self._read_call_end, inside=self._inside)
 
     def _read_call_end(self) -> bool:
+        blanks = self._format.accepts_any_whitespace
+        before = " " if blanks and self._format.end else ""
         found = (
             self._bare_end
             if self._is_bare
-            else compile_literal(self._format.end, blanks=self._format.accepts_any_whitespace)
+            else compile_literal(before + self._format.end, blanks=blanks)
         )
         end = found.match(self._pending, partial=True)
         if end and end.partial:
@@ -513,6 +513,7 @@ def _call_pattern(call_format: ToolFormat) -> regex.Pattern[str]:
     options = [
         rf"{literal_expression(begin, blanks=blanks)}(?P<name>{_NAME})"
         + (literal_expression(middle, blanks=blanks) if middle.strip() else r"\s{0,100}(?=<)")
+        + (r"(?=\S)" if blanks and middle.endswith(" ") else "")
         for begin, middle in call_format.heads
     ]
     return regex.compile("|".join(options))

@@ -1,7 +1,8 @@
 """Formats of tool calls by model family. tool_calls.py enforces them and parses calls.
 
 Sources: the models' chat templates; `builtin_structural_tag` in xgrammar 0.2.8; mistral-common for
-Mistral's formats; OpenAI's description of Harmony for gpt-oss.
+Mistral's formats; OpenAI's description of Harmony for gpt-oss; SGLang's descriptions of `step3`,
+`dots`, `spark25` and `poolside_v1`.
 """
 
 from __future__ import annotations
@@ -49,6 +50,12 @@ class ToolFormat:
     bare: tuple[str, str] | None = None
 
     @property
+    def triggers(self) -> tuple[str, ...]:
+        """Texts that begin calls: `trigger`, and the beginnings of variants that lack it."""
+        variants = (begin for begin, _ in self.variants if not begin.startswith(self.trigger))
+        return tuple(dict.fromkeys((self.trigger, *variants)))
+
+    @property
     def accepts_any_whitespace(self) -> bool:
         """True if models may write any whitespace between the parts of a call."""
         return self.arguments is not None or bool(self.variants)
@@ -72,27 +79,46 @@ _HARMONY_MARKS = (
 )
 
 
-def _build_dsml_format(calls: str, blank: str = "") -> ToolFormat:
-    """Returns the format of DeepSeek's models since V3.2."""
-    opening = f"<｜DSML｜{calls}>\n"
-    closing = f"</｜DSML｜{calls}>"
-    end = f"</｜DSML｜{blank}parameter>"
+def _build_dsml_format(calls: str, blank: str = "", mark: str = "｜DSML｜") -> ToolFormat:
+    """Returns the format of DeepSeek's models since V3.2, or another format that only has another
+    mark.
+    """
+    opening = f"<{mark}{calls}>\n"
+    closing = f"</{mark}{calls}>"
+    end = f"</{mark}{blank}parameter>"
     types = ("false", "false", "false", "true", "false", "false")
     tags = Tags(
-        f'<｜DSML｜{blank}parameter name="{{name}}" string="{{type}}">', end + "\n", end, types
+        f'<{mark}{blank}parameter name="{{name}}" string="{{type}}">', end + "\n", end, types
     )
     return ToolFormat(
         opening[:-1],
-        f'<｜DSML｜{blank}invoke name="',
+        f'<{mark}{blank}invoke name="',
         '">\n',
-        f"</｜DSML｜{blank}invoke>\n",
+        f"</{mark}{blank}invoke>\n",
         opening=opening,
         closing=closing,
         arguments=tags,
     )
 
 
-# Formats by SGLang's names for them. "cohere" is xgrammar's name; SGLang lacks this format.
+def _build_hunyuan_format(suffix: str) -> ToolFormat:
+    """Returns the format of Hunyuan's models, whose marks end with a suffix of the checkpoint."""
+    end = f"</arg_value{suffix}>"
+    return ToolFormat(
+        f"<tool_calls{suffix}>",
+        f"<tool_call{suffix}>",
+        f"<tool_sep{suffix}>\n",
+        f"</tool_call{suffix}>\n",
+        opening=f"<tool_calls{suffix}>\n",
+        closing=f"</tool_calls{suffix}>",
+        arguments=Tags(
+            f"<arg_key{suffix}>{{name}}</arg_key{suffix}>\n<arg_value{suffix}>", end + "\n", end
+        ),
+    )
+
+
+# Formats by SGLang's names for them. SGLang lacks "cohere", which is xgrammar's name. Some rows are
+# variants of a format that SGLang tells apart by the model.
 FORMATS = {
     "qwen": ToolFormat(
         "<tool_call>", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", separator="\n",
@@ -162,6 +188,53 @@ FORMATS = {
             item=(f"{_MINIMAX_M3}<item>", f"{_MINIMAX_M3}</item>"),
         ),
     ),
+    "hunyuan": _build_hunyuan_format(""),
+    "hunyuan-opensource": _build_hunyuan_format(":opensource"),
+    "k2_horizon": ToolFormat(
+        "<ifm|tool_calls>", "<ifm|tool_call>", "\n", "</ifm|tool_call>\n",
+        opening="<ifm|tool_calls>\n", closing="</ifm|tool_calls>",
+        arguments=Tags(
+            "<ifm|arg_key>{name}</ifm|arg_key>\n<ifm|arg_value>", "</ifm|arg_value>\n", "</ifm|arg_value>"
+        ),
+    ),
+    "iquest_q1": ToolFormat(
+        "<iquest_tool_call>", "<iquest_tool_call>", "", "</iquest_tool_call>",
+        arguments=Tags("<arg_key>{name}</arg_key><arg_value>", "</arg_value>", "</arg_value>"),
+    ),
+    "step3": ToolFormat(
+        "<｜tool_calls_begin｜>", '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="', '">\n',
+        "</steptml:invoke><｜tool_call_end｜>\n",
+        opening="<｜tool_calls_begin｜>\n", closing="<｜tool_calls_end｜>",
+        arguments=Tags('<steptml:parameter name="{name}">', "</steptml:parameter>\n", "</steptml:parameter>"),
+    ),
+    "dots": ToolFormat(
+        "<dots_function_call>", '<invoke name="', '">\n', "</invoke>\n",
+        opening="<dots_function_call>\n", closing="</dots_function_call>",
+        arguments=Tags('<parameter name="{name}">', "</parameter>\n", "</parameter>"),
+    ),
+    "minicpm5": ToolFormat(
+        "<function name=", '<function name="', '">', "</function>", separator="\n",
+        arguments=Tags(
+            '<param name="{name}">', "</param>", "</param>", wrapper=("<![CDATA[", "]]>")
+        ),
+    ),
+    "interns1": ToolFormat(
+        "<|action_start|>", '<|action_start|><|plugin|>\n{"name": "', '", "parameters": ', "}\n<|action_end|>",
+        separator="\n",
+        variants=(
+            ('<|action_start|> <|plugin|>\n{"name": "', '", "parameters": '),
+            ('<|action_start|><|plugin|>\n{\n    "name": "', '",\n    "parameters": '),
+        ),
+    ),
+    "apertus2509": ToolFormat(
+        "<|tools_prefix|>", '{"', '": ', "}", opening="<|tools_prefix|>[", closing="]<|tools_suffix|>", separator=", ",
+    ),
+    "gigachat3": ToolFormat(
+        "<|message_sep|>\n\nfunction call<|role_sep|>", '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "',
+        '", "arguments": ', "}", variants=(('<|function_call|>{"name": "', '", "arguments": '),),
+        marks=("<|message_sep|>",),
+    ),
+    "gigachat35": _build_dsml_format("tool_calls", mark="｜GCML｜"),
     "cohere_command4": ToolFormat(
         "<|START_ACTION|>", '{"tool_call_id": "#", "tool_name": "', '", "parameters": ', "}",
         opening="<|START_ACTION|>[\n    ", closing="\n]<|END_ACTION|>", separator=",\n    ",
@@ -196,6 +269,10 @@ _OTHER_NAMES = {
     "glm": "glm45",
     "step3p5": "qwen3_coder",
     "nanbeige": "qwen3_coder",
+    "ling3": "glm45",
+    "poolside_v1": "glm45",
+    "spark25": "glm47",
+    "trinity": "qwen",
 }
 # for other families, because most models without their own format were trained with this one
 DEFAULT = "qwen"
@@ -210,11 +287,23 @@ MARKS = frozenset({
     "<minimax:tool_call>", "</minimax:tool_call>", "]<]minimax[>[", "<mm:think>", "</mm:think>",
     "<|open|>", "<|close|>", "<|sep|>", "<|START_ACTION|>", "<|END_ACTION|>", "<|START_TEXT|>", "<|END_TEXT|>",
     "<|START_THINKING|>", "<|END_THINKING|>", "<cofl:tool_calls>", "</cofl:tool_calls>",
+    *(
+        f"<{slash}{name}{suffix}>"
+        for name in ("tool_calls", "tool_call", "tool_sep", "arg_key", "arg_value") for slash in ("", "/")
+        for suffix in ("", ":opensource")
+    ),
+    *(
+        f"<{slash}ifm|{name}>" for name in ("tool_calls", "tool_call", "arg_key", "arg_value") for slash in ("", "/")
+    ),
+    "<iquest_tool_call>", "</iquest_tool_call>", "<dots_function_call>", "</dots_function_call>",
+    "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", "<｜tool_call_begin｜>", "<｜tool_call_end｜>", "<｜tool_sep｜>",
+    "<|action_start|>", "<|plugin|>", "<|action_end|>", "<|tools_prefix|>", "<|tools_suffix|>",
+    "<|message_sep|>", "<|role_sep|>", "<|function_call|>", "｜GCML｜",
 })  # fmt: skip
 
 # The MARKS that never separate turns. If a tokenizer does not mark these tokens as special,
 # they are ordinary text.
-NON_TURN_MARKS = MARKS - {"<|open|>", "<|close|>", "<|sep|>"}
+NON_TURN_MARKS = MARKS - {"<|open|>", "<|close|>", "<|sep|>", "<|message_sep|>", "<|role_sep|>"}
 
 _HARMONY_TOKENS = frozenset({"<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"})
 
@@ -234,6 +323,17 @@ _TEMPLATE_SIGNS: tuple[tuple[str | None, tuple[str, ...]], ...] = (
     (None, ("[CALL_ID]",)),
     ("kimi_k3", ("<|open|>", "'tools'", "'argument'")),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("gigachat35", ("｜GCML｜",)),
+    ("gigachat3", ("<|role_sep|>", "function call")),
+    ("step3", ("<steptml:invoke",)),
+    ("dots", ("<dots_function_call>",)),
+    ("minicpm5", ("<function name=", "<param name=")),
+    ("interns1", ("<|action_start|>", "<|plugin|>")),
+    ("apertus2509", ("<|tools_prefix|>",)),
+    ("k2_horizon", ("<ifm|tool_call>", "<ifm|arg_key>")),
+    ("iquest_q1", ("<iquest_tool_call>", "<arg_key>")),
+    ("hunyuan-opensource", ("<tool_sep", ":opensource")),
+    ("hunyuan", ("<tool_sep>", "<arg_key>")),
     ("deepseekv41", ("｜DSML｜ calls",)),
     ("deepseekv32", ("｜DSML｜", "function_calls")),
     ("deepseekv4", ("｜DSML｜", "tool_calls>")),
@@ -251,7 +351,7 @@ _TEMPLATE_SIGNS: tuple[tuple[str | None, tuple[str, ...]], ...] = (
     ("qwen3_coder", ("<tool_call>\n<function=", "<parameter=")),
     ("glm45", ("<tool_call>", "</arg_key>\n<arg_value>")),
     ("glm47", ("<tool_call>", "<arg_key>")),
-    *((None, (unknown,)) for unknown in ("<function=", "<arg_key>", "<invoke", "<tool_sep>")),
+    *((None, (unknown,)) for unknown in ("<function=", "<arg_key>", "<invoke", "<tool_sep")),
     ("exaone", ('<tool_call>{"name": ', '"arguments": ')),
     ("qwen", ("<tool_call>", '"arguments": ')),
     ("llama3", ('{"name": ', '"parameters": ')),

@@ -46,7 +46,11 @@ SIGNS = {
     "glm45": "<tool_call></arg_key>\n<arg_value>", "glm47": "<tool_call><arg_key>",
     "minimax-m2": "<minimax:tool_call><invoke name=", "minimax-m3": "]<]minimax[>[",
     "cohere_command4": '<|START_ACTION|>"tool_call_id": ', "cohere": "<cofl:tool_call<cofl:value",
-    "gpt-oss": "<|channel|>commentary to=functions.",
+    "gpt-oss": "<|channel|>commentary to=functions.", "hunyuan": "<tool_sep><arg_key>",
+    "hunyuan-opensource": "<tool_sep:opensource>", "k2_horizon": "<ifm|tool_call><ifm|arg_key>",
+    "iquest_q1": "<iquest_tool_call><arg_key>", "step3": "<steptml:invoke name=", "dots": "<dots_function_call>",
+    "minicpm5": '<function name="<param name="', "interns1": "<|action_start|><|plugin|>",
+    "apertus2509": "<|tools_prefix|>", "gigachat3": "function call<|role_sep|>", "gigachat35": "<｜GCML｜tool_calls>",
 }  # fmt: skip
 
 

@@ -198,8 +198,20 @@ class TaggedWriter:
             strings = values.strings
             if containers != NO_VALUE and self._tags.item is None:
                 strings = intersection_of_strings(strings, _non_container_texts())
-            options.append(self._write_tagged_strings(before, strings, after))
+            options += self._write_wrapped_strings(before, strings, after)
         return alternation(options)
+
+    def _write_wrapped_strings(self, before: str, strings: Node, after: str) -> list[Node]:
+        """Returns the strings with their tags, and the strings in the wrapper with their tags."""
+        if self._tags.wrapper is None:
+            return [self._write_tagged_strings(before, strings, after)]
+        opening, closing = self._tags.wrapper
+        wrapped = concat(literal(opening), ANY_TEXT)
+        bare = intersection_of_strings(strings, complement(wrapped))
+        return [
+            NOTHING if bare == NOTHING else self._write_tagged_strings(before, bare, after),
+            self._write_tagged_strings(f"{before}{opening}", strings, f"{closing}{after}"),
+        ]
 
     def _write_tagged_strings(self, before: str, strings: Node, after: str) -> Node:
         """Returns the strings with their tags, except strings that contain the beginning of a
