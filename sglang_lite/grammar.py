@@ -37,6 +37,7 @@ from sglang_lite.constraints.memo import memoize
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema as json_schema
 from sglang_lite.protocol import (
+    ArgumentList,
     BackendError,
     Choices,
     Constraint,
@@ -45,6 +46,7 @@ from sglang_lite.protocol import (
     InOrder,
     JsonSchema,
     Lark,
+    Notation,
     Number,
     OneOf,
     ParameterError,
@@ -68,9 +70,9 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 __all__ = [
-    "Choices", "Completion", "Ebnf", "Grammar", "InOrder", "JsonSchema", "Lark", "Number", "OneOf", "Regex", "Repeated",
-    "Report", "StructuralTag", "Tag", "TaggedObject", "Tags", "check", "complete", "describe", "explain", "json_schema",
-    "matches", "validate",
+    "ArgumentList", "Choices", "Completion", "Ebnf", "Grammar", "InOrder", "JsonSchema", "Lark", "Notation", "Number",
+    "OneOf", "Regex", "Repeated", "Report", "StructuralTag", "Tag", "TaggedObject", "Tags", "check", "complete",
+    "describe", "explain", "json_schema", "matches", "validate",
 ]  # fmt: skip
 
 

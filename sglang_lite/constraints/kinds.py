@@ -23,6 +23,7 @@ from sglang_lite.constraints.formal.nodes import (
     repeat,
 )
 from sglang_lite.constraints.json_schema.normal_form import (
+    build_arguments_language,
     build_tagged_language,
     normalise,
     normalise_embedded_schema,
@@ -33,6 +34,7 @@ from sglang_lite.constraints.number_text import PATTERNS
 from sglang_lite.constraints.syntax import gbnf, lark
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import (
+    ArgumentList,
     Choices,
     Constraint,
     ConstraintError,
@@ -77,6 +79,8 @@ def language_for_constraint(constraint: Constraint) -> Language:
                 return normalise(constraint).language
             case TaggedObject(schema, tags):
                 return build_tagged_language(schema, tags)
+            case ArgumentList(schema, notation):
+                return build_arguments_language(schema, notation)
         return _build_constraint_language(constraint)
 
 

@@ -32,6 +32,7 @@ from sglang_lite.errors import (
     WireError,
 )
 from sglang_lite.protocol.constraints import (
+    ArgumentList,
     Choices,
     Constraint,
     Continuation,
@@ -39,6 +40,7 @@ from sglang_lite.protocol.constraints import (
     InOrder,
     JsonSchema,
     Lark,
+    Notation,
     Number,
     OneOf,
     Regex,
@@ -79,6 +81,7 @@ from sglang_lite.protocol.trajectory import DrawnSpan, TokenSequence
 
 __all__ = [
     "UNSET",
+    "ArgumentList",
     "Attempt",
     "BackendError",
     "BatchError",
@@ -105,6 +108,7 @@ __all__ = [
     "MediaKind",
     "Message",
     "ModelError",
+    "Notation",
     "Number",
     "OneOf",
     "OverloadedError",

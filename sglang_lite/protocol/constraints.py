@@ -152,6 +152,42 @@ class TaggedObject(Variant, frozen=True):
             raise ConstraintError("TaggedObject: `schema` must be a JsonSchema and `tags` Tags.")
 
 
+class Notation(Record, frozen=True):
+    """Format in which some model families write an object's members, such as the keyword arguments
+    of a Python call: `a=1, b="x", c=[True, None]`.
+
+    Attributes:
+        equals: text between a name and its value.
+        comma: text between members.
+        words: texts of null, false and true.
+        quote: mark before and after a string. Strings between double quotes are written as in JSON.
+            Strings between other marks are written verbatim and can't contain the mark.
+        nested: whether objects inside values are written in the same way, in braces. If not, they
+            have JSON's names and separators.
+    """
+
+    equals: str
+    comma: str = ", "
+    words: tuple[str, str, str] = ("null", "false", "true")
+    quote: str = '"'
+    nested: bool = False
+
+
+class ArgumentList(Variant, frozen=True):
+    """Text of the members of one JSON object valid under `schema`, written in a notation like the
+    arguments of a call. Members that the schema does not list are not allowed.
+    """
+
+    schema: JsonSchema
+    notation: Notation
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schema, JsonSchema) or not isinstance(self.notation, Notation):
+            raise ConstraintError(
+                "ArgumentList: `schema` must be a JsonSchema and `notation` a Notation."
+            )
+
+
 class Number(Variant, frozen=True):
     """A number in free text. The number ends before the first character that can't continue it.
     Digits may be grouped in threes by commas.
@@ -303,6 +339,7 @@ Constraint: TypeAlias = (
     Regex
     | JsonSchema
     | TaggedObject
+    | ArgumentList
     | Number
     | Choices
     | Ebnf

@@ -1,5 +1,5 @@
 """Writers and incremental readers of a call's arguments, as JSON or between tags. The readers
-return JSON.
+return JSON. For arguments in a notation, see argument_list.py.
 """
 
 from __future__ import annotations
@@ -14,22 +14,25 @@ from typing import Any
 import regex
 
 from sglang_lite.constraints.json_schema.allowed_values import AllowedValues
-from sglang_lite.protocol import JsonSchema, Tags
+from sglang_lite.protocol import JsonSchema, Notation, Tags
 from sglang_lite.protocol.anything import Json
+from sglang_lite.text.argument_list import argument_list_text
 from sglang_lite.text.stop import partial_match_start
 
 _NULL, _BOOLEAN, _NUMBER, _STRING, _ARRAY, _OBJECT = range(6)  # indexes in Tags.types
 
 
-def arguments_text(tags: Tags | None, arguments: Mapping[str, Json]) -> str:
+def arguments_text(tags: Tags | Notation | None, arguments: Mapping[str, Json]) -> str:
     """Returns the text of a call's arguments.
 
     Args:
-        tags: tags around the members, or None for a JSON object.
+        tags: tags around the members, their notation, or None for a JSON object.
         arguments: arguments by name.
     """
     if tags is None:
         return json.dumps(arguments, ensure_ascii=False)
+    if isinstance(tags, Notation):
+        return argument_list_text(tags, arguments)
     return "".join(
         _member_text(tags, tags.before, name, value, tags.after)
         for name, value in arguments.items()

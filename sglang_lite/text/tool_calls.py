@@ -4,6 +4,7 @@ and parsers for calls.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,10 +13,12 @@ from typing import Literal
 import regex
 
 from sglang_lite.protocol import (
+    ArgumentList,
     Choices,
     Constraint,
     InOrder,
     JsonSchema,
+    Notation,
     OneOf,
     ParameterError,
     Regex,
@@ -23,8 +26,10 @@ from sglang_lite.protocol import (
     StructuralTag,
     Tag,
     TaggedObject,
+    Tags,
 )
 from sglang_lite.protocol.anything import Json
+from sglang_lite.text.argument_list import NAME, ArgumentListReader
 from sglang_lite.text.bare_calls import DOUBLED_END, END, FENCE_END, BareCalls, FoundCall
 from sglang_lite.text.reasoning import ReasoningParser, allow_reasoning_before, reasoning_format
 from sglang_lite.text.stop import partial_match_start
@@ -77,14 +82,14 @@ def calls_constraint(
         if not regex.fullmatch(_NAME, name):
             hint = "Use up to 256 letters, digits, and _ . : -"
             raise ParameterError("tools", f"{name!r} can't be the name of a tool.", hint=hint)
+    forms = tuple(_call_tags(call_format, tools))
     calls: Constraint = OneOf(
-        tuple(
-            InOrder((Choices((tag.begin,)), tag.content, Choices((tag.end,))))
-            for tag in _call_tags(call_format, tools)
-        )
+        tuple(InOrder((Choices((tag.begin,)), tag.content, Choices((tag.end,)))) for tag in forms)
     )
+    more: Constraint = Choices(("",))
     if parallel and choice != "named":
-        calls = InOrder((calls, Repeated(InOrder((Choices((call_format.separator,)), calls)))))
+        more = Repeated(InOrder((Choices((call_format.separator,)), calls)))
+    calls = InOrder((calls, more))
     excluded = (
         ()
         if reasoning is None
@@ -102,13 +107,30 @@ def calls_constraint(
             call_format, calls if choice == "auto" and tools else None, excluded
         )
     else:
-        tags: tuple[Tag, ...] = ()
-        if choice == "auto" and call_format.opening and tools:
+        tags = forms
+        triggers = call_format.triggers
+        if call_format.by_name:
+            tags = tuple(
+                Tag(
+                    call_format.opening + each.begin,
+                    InOrder((each.content, Choices((each.end,)), more)),
+                    call_format.closing,
+                )
+                for each in forms
+            )
+            triggers = tuple(each.begin for each in tags)
+        elif call_format.opening and tools:
             tags = (Tag(call_format.opening, calls, call_format.closing),)
-        elif choice == "auto":
-            tags = tuple(_call_tags(call_format, tools))
+        if choice == "none":
+            tags = ()
         once = bool(tags) and (not parallel or bool(call_format.closing))
-        answer = StructuralTag(tags, call_format.triggers, stop_after_first=once, excludes=excluded)
+        answer = (
+            StructuralTag(tags, triggers, stop_after_first=once, excludes=excluded)
+            if triggers
+            else StructuralTag((), excluded)
+            if excluded
+            else Regex("(?s).*")
+        )
     return (
         answer
         if reasoning is None
@@ -151,9 +173,7 @@ def _constrain_channels(
 
 def _call_tags(call_format: ToolFormat, tools: Mapping[str, JsonSchema]) -> Iterator[Tag]:
     for name, schema in tools.items():
-        arguments = (
-            schema if call_format.arguments is None else TaggedObject(schema, call_format.arguments)
-        )
+        arguments = _constrain_arguments(schema, call_format.arguments)
         for begin, middle in call_format.heads:
             before, number, after = f"{begin}{name}{middle}".partition("#")
             content = (
@@ -162,6 +182,12 @@ def _call_tags(call_format: ToolFormat, tools: Mapping[str, JsonSchema]) -> Iter
                 else arguments
             )
             yield Tag(before, content, call_format.end)
+
+
+def _constrain_arguments(schema: JsonSchema, form: Tags | Notation | None) -> Constraint:
+    if form is None:
+        return schema
+    return ArgumentList(schema, form) if isinstance(form, Notation) else TaggedObject(schema, form)
 
 
 def call_text(family: str, name: str, arguments: Mapping[str, Json]) -> str:
@@ -264,7 +290,7 @@ class ToolParser:
         self._format = found = tool_format(family)
         self._reasoning = None if reasoning is None else ReasoningParser(reasoning, once=True)
         self._tools = tools or {}
-        self._head = _call_pattern(found)
+        self._head = _call_pattern(found, tuple(self._tools) if found.by_name else ())
         variants = (text for begin, _ in found.variants for text in (begin, begin.lstrip()))
         self._stops = tuple(dict.fromkeys((found.trigger, *variants, *found.marks)))
         self._pending = ""
@@ -282,7 +308,7 @@ class ToolParser:
         # whether the pending text contains a tool's name and may become a call without marks
         self._named = False
         self.ended = 0
-        self._scan: JsonArguments | TaggedArguments = JsonArguments()
+        self._scan: JsonArguments | TaggedArguments | ArgumentListReader = JsonArguments()
         self._content: list[str] = []
         self._calls: list[CallPiece] = []
 
@@ -374,6 +400,8 @@ class ToolParser:
         """Reads the start of a call. For the first call, also reads the text that opens all calls.
         If no call begins here, reads one mark or one character instead.
         """
+        if self._inside and self._format.accepts_any_whitespace:
+            self._pending = self._pending.lstrip()
         opening = "" if self._inside else self._format.opening
         if opening and self._format.accepts_any_whitespace:
             opening = f"{opening.rstrip()}\n"
@@ -397,10 +425,7 @@ class ToolParser:
         self._consume(head.end())
         self._is_bare = False
         name = head["name"]
-        tags = self._format.arguments
-        self._scan = (
-            JsonArguments() if tags is None else TaggedArguments(tags, self._tools.get(name))
-        )
+        self._scan = _read_arguments_in(self._format.arguments, self._tools.get(name))
         self._calls.append(CallPiece(self.ended, name, ""))
         return self._switch_to(self._read_arguments, inside=bool(self._format.opening))
 
@@ -506,14 +531,37 @@ class ToolParser:
         return text
 
 
+def _read_arguments_in(
+    form: Tags | Notation | None, schema: JsonSchema | None
+) -> JsonArguments | TaggedArguments | ArgumentListReader:
+    if form is None:
+        return JsonArguments()
+    return (
+        ArgumentListReader(form, schema)
+        if isinstance(form, Notation)
+        else TaggedArguments(form, schema)
+    )
+
+
 @lru_cache(maxsize=64)
-def _call_pattern(call_format: ToolFormat) -> regex.Pattern[str]:
-    """Returns the pattern of the text in a call before its arguments."""
+def _call_pattern(call_format: ToolFormat, names: tuple[str, ...]) -> regex.Pattern[str]:
+    """Returns the pattern of the text in a call before its arguments.
+
+    Args:
+        call_format: format of the call.
+        names: names of the tools, or () for any name.
+    """
     blanks = call_format.accepts_any_whitespace
+    name = "|".join(map(regex.escape, names)) or _NAME
     options = [
-        rf"{literal_expression(begin, blanks=blanks)}(?P<name>{_NAME})"
+        rf"{literal_expression(begin, blanks=blanks)}(?P<name>{name})"
         + (literal_expression(middle, blanks=blanks) if middle.strip() else r"\s{0,100}(?=<)")
         + (r"(?=\S)" if blanks and middle.endswith(" ") else "")
+        + (
+            rf"(?=\s{{0,100}}(?:{NAME}\s{{0,100}}=|{re.escape(call_format.end)}))"
+            if call_format.by_name
+            else ""
+        )
         for begin, middle in call_format.heads
     ]
     return regex.compile("|".join(options))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sglang_lite.protocol import ParameterError, Tags
+from sglang_lite.protocol import Notation, ParameterError, Tags
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,15 @@ class ToolFormat:
         trigger: text that begins calls and occurs nowhere else in an answer.
         opening, closing: text before and after all calls.
         separator: text between two calls.
-        arguments: tags around each argument, or None if the arguments are a JSON object.
+        arguments: tags around each argument, notation of the arguments, or None if they are a JSON
+            object.
         variants: other (begin, middle) pairs that models write.
         marks: marks around text that are not part of the text.
         text: marks around text that precedes calls.
         final: marks around text without calls.
         excluded: strings that this text must not contain.
+        by_name: whether calls are recognised by the name of a tool, because `trigger` also occurs
+            in other text.
         between: text between reasoning and answer, or None for the model's reasoning marks.
         bare: text before and after the name in calls that are JSON objects without marks
             (bare_calls.py), or None if such objects are not calls. A blank matches any blanks.
@@ -40,12 +43,13 @@ class ToolFormat:
     opening: str = ""
     closing: str = ""
     separator: str = ""
-    arguments: Tags | None = None
+    arguments: Tags | Notation | None = None
     variants: tuple[tuple[str, str], ...] = ()
     marks: tuple[str, ...] = ()
     text: tuple[str, str] = ("", "")
     final: tuple[str, str] = ("", "")
     excluded: tuple[str, ...] = ()
+    by_name: bool = False
     between: str | None = None
     bare: tuple[str, str] | None = None
 
@@ -68,6 +72,7 @@ class ToolFormat:
         return (self.begin, self.middle), *self.variants
 
 
+_PYTHON = Notation("=", words=("None", "False", "True"))
 _DEEPSEEK = "<｜tool▁calls▁begin｜>"
 _MINIMAX_M3 = "]<]minimax[>["
 _HARMONY = "<|channel|>commentary to=functions."
@@ -235,6 +240,18 @@ FORMATS = {
         marks=("<|message_sep|>",),
     ),
     "gigachat35": _build_dsml_format("tool_calls", mark="｜GCML｜"),
+    "pythonic": ToolFormat(
+        "[", "", "(", ")", opening="[", closing="]", separator=", ", arguments=_PYTHON, by_name=True,
+        marks=("<|python_start|>", "<|python_end|>"),
+    ),
+    "lfm2": ToolFormat(
+        "<|tool_call_start|>", "", "(", ")", opening="<|tool_call_start|>[", closing="]<|tool_call_end|>",
+        separator=", ", arguments=_PYTHON,
+    ),
+    "gemma4": ToolFormat(
+        "<|tool_call>", "<|tool_call>call:", "{", "}<tool_call|>",
+        arguments=Notation(":", ",", quote='<|"|>', nested=True),
+    ),
     "cohere_command4": ToolFormat(
         "<|START_ACTION|>", '{"tool_call_id": "#", "tool_name": "', '", "parameters": ', "}",
         opening="<|START_ACTION|>[\n    ", closing="\n]<|END_ACTION|>", separator=",\n    ",
@@ -299,6 +316,7 @@ MARKS = frozenset({
     "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", "<｜tool_call_begin｜>", "<｜tool_call_end｜>", "<｜tool_sep｜>",
     "<|action_start|>", "<|plugin|>", "<|action_end|>", "<|tools_prefix|>", "<|tools_suffix|>",
     "<|message_sep|>", "<|role_sep|>", "<|function_call|>", "｜GCML｜",
+    "<|tool_call_start|>", "<|tool_call>", "<tool_call|>", '<|"|>',
 })  # fmt: skip
 
 # The MARKS that never separate turns. If a tokenizer does not mark these tokens as special,
@@ -323,6 +341,10 @@ _TEMPLATE_SIGNS: tuple[tuple[str | None, tuple[str, ...]], ...] = (
     (None, ("[CALL_ID]",)),
     ("kimi_k3", ("<|open|>", "'tools'", "'argument'")),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("lfm2", ("<|tool_call_start|>",)),
+    ("lfm2", ("<|tool_list_start|>",)),
+    ("gemma4", ("<|tool_call>call:",)),
+    ("pythonic", ("[func_name1(params_name1=params_value1",)),
     ("gigachat35", ("｜GCML｜",)),
     ("gigachat3", ("<|role_sep|>", "function call")),
     ("step3", ("<steptml:invoke",)),

@@ -22,13 +22,20 @@ from sglang_lite.text.tool_calls import (
 )
 from sglang_lite.text.tool_formats import FORMATS
 from tests.counts import some
-from tests.text.test_tool_calls import SEND, SENDING, TAGGED, mutated, tool, written
+from tests.text.test_tool_calls import NOTED, SEND, SENDING, TAGGED, mutated, tool, written
 
 
 def strings(without):
+    """Strings without a mark that ends them."""
     return st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(
-        lambda s: without not in s
+        lambda s: not without or without not in s
     )
+
+
+def mark_of(family):
+    """Text that no string can contain, or "" if any can be written."""
+    form = FORMATS[family].arguments
+    return form.mark if family in TAGGED else form.quote.removeprefix('"')
 
 
 @st.composite
@@ -74,12 +81,12 @@ def is_json(text):
     return True
 
 
-@pytest.mark.parametrize("family", TAGGED)
+@pytest.mark.parametrize("family", TAGGED + NOTED)
 @settings(max_examples=some(12, 60), deadline=None)
 @given(data=st.data())
 def test_arguments_are_read_as_they_were_written(family, data):
     """Arguments, whole and in pieces, have the types that they had."""
-    mark = FORMATS[family].arguments.mark
+    mark = mark_of(family)
     calls = data.draw(st.lists(sent(mark), min_size=1, max_size=2))
     text = written(family, "", *(("send", each) for each in calls))
     answer = parse_answer(family, text, tools=SENDING)
@@ -146,7 +153,7 @@ def test_arguments_that_were_written_are_allowed(family):
 
 
 @pytest.mark.sampled(8)
-@pytest.mark.parametrize("family", TAGGED)
+@pytest.mark.parametrize("family", TAGGED + NOTED)
 @pytest.mark.parametrize(
     ("schema", "good", "bad"),
     [
@@ -169,7 +176,7 @@ def test_what_a_schema_asks_of_a_bare_string_is_kept(family, schema, good, bad):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("choice", ["auto", "required"])
-@pytest.mark.parametrize("family", TAGGED)
+@pytest.mark.parametrize("family", TAGGED + NOTED)
 def test_long_strings_may_stand_before_objects(family, choice):
     """Lexemes of such strings have more states than are looked at one by one."""
     string = {"type": "string", "minLength": 5, "maxLength": 300}
@@ -264,7 +271,7 @@ def test_other_blanks_and_values_that_are_wrong_are_read(family, text, arguments
     assert in_pieces(family, text, range(len(text) + 1)) == list(answer.calls)
 
 
-@pytest.mark.parametrize("family", TAGGED)
+@pytest.mark.parametrize("family", TAGGED + NOTED)
 def test_malformed_calls_never_raise_and_arguments_stay_json(family):
     text = written(
         family, "Hm. ", ("send", {"text": "a", "kind": "b c", "tags": ["x"], "size": {"unit": "y"}})
@@ -281,7 +288,7 @@ def test_malformed_calls_never_raise_and_arguments_stay_json(family):
 @pytest.mark.parametrize(
     "schema", ["no JSON", "[]", '{"anyOf": [' * 300 + "{}" + "]}" * 300, '{"$ref": "#"}']
 )
-@pytest.mark.parametrize("family", TAGGED)
+@pytest.mark.parametrize("family", TAGGED + NOTED)
 def test_schemas_that_are_not_understood_say_nothing(family, schema):
     text = call_text(family, "f", {"a": 1, "b": "x"})
     (call,) = parse_answer(family, text, tools={"f": JsonSchema(schema)}).calls

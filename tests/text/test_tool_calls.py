@@ -16,7 +16,7 @@ from sglang_lite.constraints import matching, structural_tag
 from sglang_lite.constraints.byte_matcher import ByteMatcher
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema, parse_json
-from sglang_lite.protocol import SamplingParams, ValueValidationError
+from sglang_lite.protocol import Notation, SamplingParams, Tags, ValueValidationError
 from sglang_lite.text.tool_arguments import arguments_text
 from sglang_lite.text.tool_calls import (
     ParsedAnswer,
@@ -50,7 +50,8 @@ XGRAMMARS = {
     "deepseekv32": "deepseek_v3_2", "deepseekv4": "deepseek_v4", "deepseekv41": "deepseek_v4_1",
     "kimi_k3": "kimi_k3", "cohere": "cohere", "gpt-oss": "harmony",
 }  # fmt: skip
-TAGGED = [family for family, found in FORMATS.items() if found.arguments]
+TAGGED = [family for family, found in FORMATS.items() if isinstance(found.arguments, Tags)]
+NOTED = [family for family, found in FORMATS.items() if isinstance(found.arguments, Notation)]
 SEND = {
     "type": "object",
     "properties": {
@@ -415,8 +416,8 @@ def tiny():
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("family", TAGGED)
-def test_a_random_model_writes_arguments_between_tags(tiny, family):
+@pytest.mark.parametrize("family", TAGGED + NOTED)
+def test_a_random_model_writes_arguments_that_are_no_json(tiny, family):
     short = {"type": "string", "maxLength": 4}
     tools = tool(
         x=short,
@@ -503,6 +504,13 @@ def test_a_random_model_that_is_held_to_a_format_calls_the_tools(tiny, family):
         ),
         ('<|START_ACTION|>[{"tool_call_id": ', "cohere_command4"),
         ("<cofl:tool_call id=...><cofl:value name=...>", "cohere"),
+        ('"<|tool_call_start|>[" + (calls | join(", "))', "lfm2"),
+        ("List of tools: <|tool_list_start|>", "lfm2"),
+        ("'<|tool_call>call:' + function['name'] + '{'", "gemma4"),
+        (
+            "[func_name1(params_name1=params_value1, params_name2=params_value2, ...), ...]",
+            "pythonic",
+        ),
         ("HYTK = ':opensource' '<tool_call{}>' '<tool_sep{}>'.format(HYTK)", "hunyuan-opensource"),
         ("'<tool_call>' + name + '<tool_sep>\\n' '<arg_key>'", "hunyuan"),
         ("'<ifm|tool_call>' + name + '\\n<ifm|arg_key>'", "k2_horizon"),

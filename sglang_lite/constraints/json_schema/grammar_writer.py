@@ -34,7 +34,7 @@ from sglang_lite.constraints.json_schema.values import ANY_VALUE, ArrayShape, Ob
 from sglang_lite.constraints.json_schema.write_arrays import write_array
 from sglang_lite.constraints.json_schema.write_objects import write_object
 from sglang_lite.constraints.json_schema.write_scalars import scalar_texts
-from sglang_lite.constraints.json_schema.write_strings import quote_strings
+from sglang_lite.constraints.json_schema.write_strings import quote_strings, write_bare_names
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.protocol.anything import Json
 
@@ -203,7 +203,10 @@ class GrammarWriter:
 
     def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
         before = self._before_first if first else self.comma
-        return concat(quote_strings(names, before, self._style.colon), self.value(formula))
+        with locate_errors_at_formula(formula):
+            write = write_bare_names if self._style.bare_names else quote_strings
+            name = write(names, before, self._style.colon)
+        return concat(name, self.value(formula))
 
     def text_after_members(self, *, empty: bool) -> Node:
         if self._style.gap == EMPTY:
@@ -223,7 +226,10 @@ class GrammarWriter:
         return alternation([self._write_scalars(values, plain=plain), *self.containers(values)])
 
     def _write_scalars(self, values: ValueSet, *, plain: bool = False) -> Node:
-        return scalar_texts(values, decimals=self._style.decimals, plain=plain)
+        style = self._style
+        return scalar_texts(
+            values, decimals=style.decimals, plain=plain, words=style.words, quote=style.quote
+        )
 
     def find_rule_positions(self, formula: Formula) -> tuple[RulePosition, ...]:
         """Returns the positions in a formula's values where masks enforce rules. Call `language`

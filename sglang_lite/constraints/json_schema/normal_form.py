@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sglang_lite.constraints.formal.nodes import Language
@@ -11,13 +12,14 @@ from sglang_lite.constraints.json_schema.formulas import ValidAt
 from sglang_lite.constraints.json_schema.grammar_writer import GrammarWriter
 from sglang_lite.constraints.json_schema.mask_rules import MaskedShapes, RulePosition
 from sglang_lite.constraints.json_schema.reader import SchemaReader
-from sglang_lite.constraints.json_schema.style import read_json_style
+from sglang_lite.constraints.json_schema.style import Style, read_json_style
 from sglang_lite.constraints.json_schema.values import FEW, MAX_WORK, SOME
 from sglang_lite.constraints.json_schema.wellformed import check_schema_text
+from sglang_lite.constraints.json_schema.write_arguments import ArgumentListWriter
 from sglang_lite.constraints.json_schema.write_tagged import TaggedWriter
 from sglang_lite.constraints.limits import convert_limit_errors
 from sglang_lite.constraints.memo import memoize
-from sglang_lite.protocol import ConstraintError, JsonSchema, Tags
+from sglang_lite.protocol import ConstraintError, JsonSchema, Notation, Tags
 
 MAX_CHECKED = 100  # maximum number of keywords that best effort may leave to the final check
 MAX_TRIALS = 3  # work limit over all attempts, as a multiple of MAX_WORK
@@ -118,12 +120,29 @@ def build_tagged_language(schema: JsonSchema, tags: Tags) -> Language:
         ConstraintError: no value satisfies the schema, or it can't be enforced in this format
             and must not stay unchecked. `pointer` is the place of the fault.
     """
+    return _build_language(schema, lambda reader, style: TaggedWriter(reader, style, tags))
+
+
+@memoize
+def build_arguments_language(schema: JsonSchema, notation: Notation) -> Language:
+    """Returns the language of an ArgumentList, an object whose members are written like the
+    arguments of a call. For errors, see `build_tagged_language`.
+    """
+    return _build_language(
+        schema, lambda reader, style: ArgumentListWriter(reader, style, notation)
+    )
+
+
+def _build_language(
+    schema: JsonSchema,
+    make_writer: Callable[[SchemaReader, Style], TaggedWriter | ArgumentListWriter],
+) -> Language:
     document = load_schema_document(schema)
     unenforced = _Unenforced(schema)
     while True:
         ignored = frozenset(unenforced.keywords)
         reader = SchemaReader(document, assert_format=schema.format == "assert", ignored=ignored)
-        writer = TaggedWriter(reader, read_json_style(schema), tags)
+        writer = make_writer(reader, read_json_style(schema))
         try:
             with convert_limit_errors("json_schema"):
                 return writer.language(ValidAt(document.start))

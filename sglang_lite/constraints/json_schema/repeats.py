@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from sglang_lite.constraints.json_schema.allowed_values import AllowedValues, may_have_lists
 from sglang_lite.constraints.json_schema.keywords import REPEATS
 from sglang_lite.protocol import (
+    ArgumentList,
     Constraint,
     ConstraintError,
     Continuation,
@@ -120,7 +121,7 @@ def _schemas_inside(constraint: Constraint) -> Iterator[JsonSchema]:
     match constraint:
         case JsonSchema():
             yield constraint
-        case TaggedObject(schema):
+        case TaggedObject(schema) | ArgumentList(schema):
             yield schema
         case InOrder(parts):
             inner = parts

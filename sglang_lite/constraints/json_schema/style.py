@@ -16,6 +16,7 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.syntax.regex import one_line_message, parse
 from sglang_lite.protocol import ConstraintError, JsonSchema
 
+JSON_WORDS = ("null", "false", "true")
 _BLANKS = r"[ \t\r\n]*"  # RFC 8259, 2
 
 
@@ -30,6 +31,10 @@ class Style:
         decimals: True if whole numbers may have a fraction of zeros.
         separators: one fixed text each for comma and colon, used to write a given value.
         gap_text: one fixed text for `gap`, used likewise.
+        words: texts of null, false and true.
+        quote: mark before and after a string; other marks than double quotes are around strings
+            that are written verbatim.
+        bare_names: True if members' names have no quotes.
     """
 
     gap: Node
@@ -39,6 +44,9 @@ class Style:
     decimals: bool = False
     separators: tuple[str, str] = (", ", ": ")
     gap_text: str = ""
+    words: tuple[str, str, str] = JSON_WORDS
+    quote: str = '"'
+    bare_names: bool = False
 
 
 def read_json_style(constraint: JsonSchema) -> Style:

@@ -7,13 +7,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from sglang_lite.constraints.formal import charsets
 from sglang_lite.constraints.formal.nodes import (
     ANY_CHAR,
     ANY_TEXT,
     EMPTY,
+    NOTHING,
     Alternation,
     CharSet,
     Complement,
@@ -24,12 +25,17 @@ from sglang_lite.constraints.formal.nodes import (
     Repeat,
     Substring,
     alternation,
+    complement,
     concat,
+    intersection,
     literal,
     literal_text,
+    literal_texts,
     map_children,
 )
+from sglang_lite.constraints.json_schema.values import intersection_of_strings
 from sglang_lite.constraints.syntax.regex import parse
+from sglang_lite.protocol import ConstraintError
 
 _SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _ESCAPED = {
@@ -87,6 +93,51 @@ def between(before: Node, strings: Node, after: Node, written: Callable[[Node], 
         return write_whole(inside[0])
     without = [Complement(alternation(map(write_excluded, _options(outside))))] if outside else []
     return Intersection((*map(write_whole, inside), *without))
+
+
+def write_verbatim_strings(before: str, strings: Node, after: str, mark: str) -> Node:
+    """Returns the strings between two texts, except strings that contain a mark.
+
+    Args:
+        before, after: text around each string.
+        strings: the strings.
+        mark: text in `after` by which a reader finds the end of the string.
+    """
+    without = intersection_of_strings(
+        strings, complement(concat(ANY_TEXT, literal(mark), ANY_TEXT))
+    )
+    if without == NOTHING:
+        return NOTHING
+    if literal_texts(without) is not None:
+        return between(literal(before), without, literal(after), lambda node: node)
+    # The exclusion covers the whole text, so that an automaton sees that nothing can follow the
+    # closing text: the mark must not be followed by more characters than in that text.
+    more = len(after) - after.index(mark) - len(mark) + 1
+    again = concat(literal(before), ANY_TEXT, literal(mark), Repeat(ANY_CHAR, more, None))
+    return intersection(
+        between(literal(before), strings, literal(after), lambda node: node), complement(again)
+    )
+
+
+@cache
+def bare_names() -> Node:
+    """Returns the names that can be written without quotes."""
+    return parse(r"""[^\s"'=,:(){}\[\]<>|\\]+""")
+
+
+def write_bare_names(names: Node, before: Node, after: Node) -> Node:
+    """Returns names without quotes, each between texts of `before` and `after`.
+
+    Raises:
+        ConstraintError: the only name can't be written without quotes.
+    """
+    bare = intersection_of_strings(names, bare_names())
+    name = literal_text(names)
+    if bare == NOTHING and name is not None:
+        raise ConstraintError(
+            f"json_schema: the name {name!r} can't be written without quotes.", hint="Rename it."
+        )
+    return NOTHING if bare == NOTHING else concat(before, bare, after)
 
 
 @lru_cache(maxsize=64)  # one node for all schemas, so that facts about it are computed only once

@@ -13,21 +13,17 @@ from dataclasses import replace
 from functools import cache
 
 from sglang_lite.constraints.formal.nodes import (
-    ANY_CHAR,
     ANY_TEXT,
     EMPTY,
     NOTHING,
     Language,
     Node,
     Ref,
-    Repeat,
     alternation,
     complement,
     concat,
-    intersection,
     literal,
     literal_text,
-    literal_texts,
 )
 from sglang_lite.constraints.json_schema import write_numbers
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt
@@ -48,7 +44,7 @@ from sglang_lite.constraints.json_schema.values import (
 from sglang_lite.constraints.json_schema.write_arrays import write_array
 from sglang_lite.constraints.json_schema.write_objects import write_object
 from sglang_lite.constraints.json_schema.write_scalars import booleans
-from sglang_lite.constraints.json_schema.write_strings import between
+from sglang_lite.constraints.json_schema.write_strings import write_verbatim_strings
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import ConstraintError, Tags
 
@@ -204,32 +200,16 @@ class TaggedWriter:
     def _write_wrapped_strings(self, before: str, strings: Node, after: str) -> list[Node]:
         """Returns the strings with their tags, and the strings in the wrapper with their tags."""
         if self._tags.wrapper is None:
-            return [self._write_tagged_strings(before, strings, after)]
+            return [write_verbatim_strings(before, strings, after, self._tags.mark)]
         opening, closing = self._tags.wrapper
         wrapped = concat(literal(opening), ANY_TEXT)
         bare = intersection_of_strings(strings, complement(wrapped))
         return [
-            NOTHING if bare == NOTHING else self._write_tagged_strings(before, bare, after),
-            self._write_tagged_strings(f"{before}{opening}", strings, f"{closing}{after}"),
+            write_verbatim_strings(before, bare, after, self._tags.mark),
+            write_verbatim_strings(
+                f"{before}{opening}", strings, f"{closing}{after}", self._tags.mark
+            ),
         ]
-
-    def _write_tagged_strings(self, before: str, strings: Node, after: str) -> Node:
-        """Returns the strings with their tags, except strings that contain the beginning of a
-        closing tag.
-        """
-        mark = literal(self._tags.mark)
-        without = intersection_of_strings(strings, complement(concat(ANY_TEXT, mark, ANY_TEXT)))
-        if without == NOTHING:
-            return NOTHING
-        if literal_texts(without) is not None:
-            return between(literal(before), without, literal(after), lambda node: node)
-        # The exclusion covers the whole text, so that an automaton sees that nothing can follow the
-        # tag: the mark must not be followed by more characters than in the tag.
-        more = len(after) - after.index(self._tags.mark) - len(self._tags.mark) + 1
-        again = concat(literal(before), ANY_TEXT, mark, Repeat(ANY_CHAR, more, None))
-        return intersection(
-            between(literal(before), strings, literal(after), lambda node: node), complement(again)
-        )
 
     def _write_tagged_container(self, type_name: str, formula: Formula, values: ValueSet) -> Node:
         """Returns the texts of arrays and objects."""

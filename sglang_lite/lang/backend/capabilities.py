@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from sglang_lite.protocol import (
+    ArgumentList,
     Choices,
     Constraint,
     Continuation,
@@ -30,6 +31,7 @@ CONSTRAINT_NAMES: Final[dict[type, str]] = {
     Regex: "a regex",
     JsonSchema: "a JSON schema",
     TaggedObject: "an object between tags",
+    ArgumentList: "a list of arguments",
     Number: "a number in free text",
     Choices: "a list of choices",
     Ebnf: "an EBNF grammar",

@@ -47,6 +47,7 @@ from sglang_lite.lang.backend.ladder.strategy import REPAIRS, Policy, Refusal, S
 from sglang_lite.lang.backend.profiles.profile import Profile
 from sglang_lite.lang.expressions import NUMBER_STOPS
 from sglang_lite.protocol import (
+    ArgumentList,
     Choices,
     Constraint,
     Continuation,
@@ -472,7 +473,7 @@ def first_characters_differ(choices: Sequence[str]) -> bool:
     return len(choices) > 1 and len(first) == len(choices) and "" not in first
 
 
-_GRAMMARS = frozenset({Lark, Ebnf, OneOf, Repeated, StructuralTag, TaggedObject})
+_GRAMMARS = frozenset({Lark, Ebnf, OneOf, Repeated, StructuralTag, TaggedObject, ArgumentList})
 # Syntax of llguidance that Lark does not have.
 _BEYOND_LARK = re.compile(r"%json|%regex|%llguidance|\[[a-z_]+\s*[,=\]]|(?<![/\\])[&~](?![^\n]*/)")
 _ESCAPED: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
