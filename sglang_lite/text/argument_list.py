@@ -21,7 +21,7 @@ from sglang_lite.text.stop import partial_match_start
 
 NAME: Final = r"""[^\s"'=,:(){}\[\]<>|\\]{1,256}"""  # name without quotes
 _BLANKS = regex.compile(r"\s*")
-_SCALAR = regex.compile(r"[^,()\[\]{}]{0,1000}")
+_MAX_SCALAR: Final = 1000  # characters of a value without quotes or brackets
 _NUMBER = re.compile(r"[+-]?\.?\d[\w.+-]*")
 _PYTHON_QUOTES = ('"""', "'''", '"', "'")
 _CLOSING: Final = {"[": "]", "(": ")", "{": "}"}
@@ -120,6 +120,8 @@ class ArgumentListReader:
         self._quotes = (*verbatim, *_PYTHON_QUOTES)
         self._verbatim = verbatim
         self._name = _name_pattern(*verbatim)
+        ends = "]}" if notation.nested else "()[]{}"
+        self._scalar = regex.compile(f"[^,{re.escape(ends)}]{{0,{_MAX_SCALAR}}}")
         self._stack = [_Open(AllowedValues.for_schema(schema), array=False, close="")]
         self._allowed = self._stack[0].allowed  # values that are allowed for the next value
         self._quote = ""  # mark that ends the string that is being read
@@ -184,9 +186,9 @@ class ArgumentListReader:
             self._stack.append(_Open(self._allowed, text[at] != "{", close))
             self._read = self._read_between
             return at + 1, ""
-        found = _SCALAR.match(text, at)
+        found = self._scalar.match(text, at)
         assert found is not None  # it matches the empty text
-        if found.end() == len(text) < at + 1000:
+        if found.end() == len(text) < at + _MAX_SCALAR:
             return None
         self._read = self._read_between
         return found.end(), self._scalar_json(found[0].strip())
@@ -200,22 +202,17 @@ class ArgumentListReader:
 
     def _read_string(self, text: str, at: int) -> tuple[int, str] | None:
         """Reads as much of a string as has arrived."""
-        end = text.find(self._quote, at)
-        escape = (
-            -1
-            if self._quote in self._verbatim
-            else text.find("\\", at, len(text) if end < 0 else end)
-        )
-        if escape >= 0:
-            step = _read_escape(text, escape)
-            if step is not None:
-                return step[0], _string_json(text[at:escape]) + step[1]
-            return (escape, _string_json(text[at:escape])) if escape > at else None
-        if end >= 0:
+        found = _string_end(self._quote, escapes=self._quote not in self._verbatim).search(text, at)
+        if found is None:
+            last = partial_match_start(text, at, self._quote)
+            return (last, _string_json(text[at:last])) if last > at else None
+        before = _string_json(text[at : found.start()])
+        if found[0] == self._quote:
             self._read = self._read_between
-            return end + len(self._quote), _string_json(text[at:end]) + '"'
-        last = partial_match_start(text, at, self._quote)
-        return (last, _string_json(text[at:last])) if last > at else None
+            return found.end(), f'{before}"'
+        if step := _read_escape(text, found.start()):
+            return step[0], before + step[1]
+        return (found.start(), before) if before else None
 
     def _finish(self) -> str:
         """Ends the arguments, and returns the JSON text that completes them."""
@@ -234,6 +231,12 @@ def _name_pattern(quote: str = "") -> regex.Pattern[str]:
     )
     escaped = r"""(?P<quote>["'])(?P<escaped>(?:\\.|(?!(?P=quote))[^\\]){0,256})(?P=quote)"""
     return regex.compile(rf"(?s)(?:(?P<bare>{NAME})|{verbatim}|{escaped})\s{{0,100}}[=:]")
+
+
+@lru_cache(maxsize=16)
+def _string_end(quote: str, *, escapes: bool) -> regex.Pattern[str]:
+    """Returns the pattern of what ends plain text in a string: the closing quote, or an escape."""
+    return regex.compile(re.escape(quote) + (r"|\\" if escapes else ""))
 
 
 def _skip_blanks(text: str, at: int) -> int:

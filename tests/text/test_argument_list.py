@@ -74,7 +74,7 @@ def test_pythons_notation_is_read(text, arguments):
         ('a:<|"|>x "y"\\n, {z}<|"|>,b:1', {"a": 'x "y"\\n, {z}', "b": 1}),
         ('a:true,b:null,c:None,d:[<|"|>x<|"|>,{k:false}]', {"a": True, "b": None, "c": None, "d": ["x", {"k": False}]}),
         ('a:{<|"|>k l<|"|>:1,m:[]},b:<|"|><|"|>', {"a": {"k l": 1, "m": []}, "b": ""}),
-        ("a:Paris,b:2025-01-01", {"a": "Paris", "b": "2025-01-01"}),
+        ("a:Paris (France),b:2025-01-01", {"a": "Paris (France)", "b": "2025-01-01"}),
         ('"a": "x\\n", b: 2', {"a": "x\n", "b": 2}),
         ("", {}),
     ],
