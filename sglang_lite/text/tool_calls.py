@@ -89,7 +89,7 @@ def calls_constraint(
     more: Constraint = Choices(("",))
     if parallel and choice != "named":
         more = Repeated(InOrder((Choices((call_format.separator,)), calls)))
-    calls = InOrder((calls, more))
+        calls = InOrder((calls, more))
     excluded = (
         ()
         if reasoning is None

@@ -341,7 +341,7 @@ _TEMPLATE_SIGNS: tuple[tuple[str | None, tuple[str, ...]], ...] = (
     (None, ("[CALL_ID]",)),
     ("kimi_k3", ("<|open|>", "'tools'", "'argument'")),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
-    ("lfm2", ("<|tool_call_start|>",)),
+    ("lfm2", ("<|tool_call_start|>[",)),
     ("lfm2", ("<|tool_list_start|>",)),
     ("gemma4", ("<|tool_call>call:",)),
     ("pythonic", ("[func_name1(params_name1=params_value1",)),
