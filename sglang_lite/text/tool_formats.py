@@ -215,7 +215,7 @@ FORMATS = {
     "dots": ToolFormat(
         "<dots_function_call>", '<invoke name="', '">\n', "</invoke>\n",
         opening="<dots_function_call>\n", closing="</dots_function_call>",
-        arguments=Tags('<parameter name="{name}">', "</parameter>\n", "</parameter>"),
+        arguments=Tags('<parameter name="{name}">\n', "\n</parameter>\n", "</parameter>"),
     ),
     "minicpm5": ToolFormat(
         "<function name=", '<function name="', '">', "</function>", separator="\n",
@@ -316,7 +316,7 @@ MARKS = frozenset({
     "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", "<｜tool_call_begin｜>", "<｜tool_call_end｜>", "<｜tool_sep｜>",
     "<|action_start|>", "<|plugin|>", "<|action_end|>", "<|tools_prefix|>", "<|tools_suffix|>",
     "<|message_sep|>", "<|role_sep|>", "<|function_call|>", "｜GCML｜",
-    "<|tool_call_start|>", "<|tool_call>", "<tool_call|>", '<|"|>',
+    "<function", "</function>", "<param", "</param>", "<|tool_call_start|>", "<|tool_call>", "<tool_call|>", '<|"|>',
 })  # fmt: skip
 
 # The MARKS that never separate turns. If a tokenizer does not mark these tokens as special,

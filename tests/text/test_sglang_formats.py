@@ -19,7 +19,7 @@ SGLANG_0_5_23 = (
 UNKNOWN = {
     "beam": "no description or chat template of the format was found",
     "inkling": "the tool's name stands before the first mark of a call",
-    "muse": "a call repeats the tool's name",
+    "muse": "a call names the tool in the header of a turn, too",
     "response_template": "not a format: each model's own files define one",
 }
 
@@ -83,6 +83,9 @@ TOOLS = {"weather": json_schema(WEATHER), "now": json_schema({"type": "object", 
         ("dots", 'ok<dots_function_call><invoke name="weather"><parameter name="where">{"city": "Oslo"}</parameter>'
          '<parameter name="days">3</parameter><parameter name="rain">true</parameter></invoke></dots_function_call>', "ok",
          [("weather", {"where": {"city": "Oslo"}, "days": 3, "rain": True})]),
+        ("dots", '<dots_function_call>\n<invoke name="weather">\n<parameter name="city">\n a\n\n</parameter>\n<parameter '
+         'name="list">\n["NE", 1]\n</parameter>\n</invoke>\n</dots_function_call>', "",
+         [("weather", {"city": " a\n", "list": ["NE", 1]})]),
         ("iquest_q1", '<iquest_tool_call>weather\n<arg_key>city</arg_key><arg_value>  "123"\n</arg_value><arg_key>days'
          "</arg_key> <arg_value>42</arg_value><arg_key>list</arg_key><arg_value>[1, null]</arg_value></iquest_tool_call>",
          "", [("weather", {"city": '  "123"\n', "days": 42, "list": [1, None]})]),
