@@ -175,7 +175,8 @@ def _call_tags(call_format: ToolFormat, tools: Mapping[str, JsonSchema]) -> Iter
     for name, schema in tools.items():
         arguments = _constrain_arguments(schema, call_format.arguments)
         for begin, middle in call_format.heads:
-            before, number, after = f"{begin}{name}{middle}".partition("#")
+            head = f"{begin.replace('{name}', name)}{name}{middle}"
+            before, number, after = head.partition("#")
             content = (
                 InOrder((Regex("[0-9]{1,3}"), Choices((after,)), arguments))
                 if number
@@ -193,7 +194,9 @@ def _constrain_arguments(schema: JsonSchema, form: Tags | Notation | None) -> Co
 def call_text(family: str, name: str, arguments: Mapping[str, Json]) -> str:
     """Returns the text of a call in the family's format."""
     call_format = tool_format(family)
-    begin, middle = (part.replace("#", "0") for part in call_format.heads[0])
+    begin, middle = (
+        part.replace("#", "0").replace("{name}", name) for part in call_format.heads[0]
+    )
     call = (
         f"{begin}{name}{middle}{arguments_text(call_format.arguments, arguments)}{call_format.end}"
     )
@@ -291,8 +294,13 @@ class ToolParser:
         self._reasoning = None if reasoning is None else ReasoningParser(reasoning, once=True)
         self._tools = tools or {}
         self._head = _call_pattern(found, tuple(self._tools) if found.by_name else ())
-        variants = (text for begin, _ in found.variants for text in (begin, begin.lstrip()))
-        self._stops = tuple(dict.fromkeys((found.trigger, *variants, *found.marks)))
+        # reasoning before an answer takes the blanks at its beginning
+        begins = (found.trigger, *(begin for begin, _ in found.variants))
+        begins = tuple(text for each in begins for text in (each, each.lstrip()))
+        self._marks = tuple(text for each in found.marks for text in (each, each.lstrip()))
+        self._stops = tuple(dict.fromkeys((*begins, *self._marks)))
+        # marks that could also be the beginning of a call
+        self._like_calls = tuple(each for each in self._marks if each.startswith(begins))
         self._pending = ""
         self._read = self._read_text
         self._inside = False  # between the format's `opening` and `closing`
@@ -332,10 +340,8 @@ class ToolParser:
         cut = self._read in (self._read_arguments, self._read_call_end) or (
             self._read == self._read_after_call and self._inside
         )
-        while self._format.marks and not cut and self._pending.startswith(self._format.marks):
-            self._consume(
-                next(len(mark) for mark in self._format.marks if self._pending.startswith(mark))
-            )
+        while not cut and self._pending.startswith(self._marks):
+            self._consume(next(len(mark) for mark in self._marks if self._pending.startswith(mark)))
         pending = self._pending
         self._pending = ""
         ends = (
@@ -409,16 +415,20 @@ class ToolParser:
             self._pending, partial=True
         )
         head = None
+        if self._pending.startswith(self._like_calls):
+            before = None
         if before and not before.partial:
             head = self._head.match(self._pending, before.end(), partial=True)
         if (before and before.partial) or (head and head.partial):
             return False
         if head is None:
-            stop = next(
-                (each for each in self._stops if self._pending.startswith(each)), self._pending[:1]
+            stop = max(
+                (each for each in self._stops if self._pending.startswith(each)),
+                key=len,
+                default=self._pending[:1],
             )
             self._consume(len(stop))
-            if stop not in self._format.marks:
+            if stop not in self._marks:
                 self._content.append(stop)
                 self._at_line = False
             return self._switch_to(self._read_text, inside=False)
@@ -552,18 +562,19 @@ def _call_pattern(call_format: ToolFormat, names: tuple[str, ...]) -> regex.Patt
         names: names of the tools, or () for any name.
     """
     blanks = call_format.accepts_any_whitespace
-    name = "|".join(map(regex.escape, names)) or _NAME
-    options = [
-        rf"{literal_expression(begin, blanks=blanks)}(?P<name>{name})"
-        + (literal_expression(middle, blanks=blanks) if middle.strip() else r"\s{0,100}(?=<)")
-        + (r"(?=\S)" if blanks and middle.endswith(" ") else "")
-        + (
-            rf"(?=\s{{0,100}}(?:{NAME}\s{{0,100}}=|{re.escape(call_format.end)}))"
-            if call_format.by_name
-            else ""
-        )
-        for begin, middle in call_format.heads
-    ]
+    options = []
+    for begin, middle in call_format.heads:
+        name = "|".join(map(regex.escape, names)) or _NAME
+        before = literal_expression(begin, blanks=blanks)
+        if "{name}" in begin:
+            before = before.replace(r"\{name\}", f"(?P<same>{name})")
+            name = "(?P=same)"
+        after = literal_expression(middle, blanks=blanks) if middle.strip() else r"\s{0,100}(?=<)"
+        if blanks and middle.endswith(" "):
+            after += r"(?=\S)"
+        if call_format.by_name:
+            after += rf"(?=\s{{0,100}}(?:{NAME}\s{{0,100}}=|{re.escape(call_format.end)}))"
+        options.append(f"{before}(?P<name>{name}){after}")
     return regex.compile("|".join(options))
 
 

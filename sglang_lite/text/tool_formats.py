@@ -16,7 +16,8 @@ from sglang_lite.protocol import Notation, ParameterError, Tags
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """Format of tool calls. A call consists of `begin`, the name of the tool, `middle`, its
-    arguments, and `end`. A # in these texts stands for a number.
+    arguments, and `end`. A # in these texts stands for a number, and {name} in `begin` for the name
+    of the tool.
 
     Attributes:
         trigger: text that begins calls and occurs nowhere else in an answer.
@@ -266,6 +267,15 @@ FORMATS = {
         ),
         marks=("<|START_TEXT|>", "<|END_TEXT|>"), between="",
     ),
+    # <|eot|> ends the sequence, so no grammar requires it.
+    "muse": ToolFormat(
+        " to=", ' to={name}<|message|><atem:function_calls>\n<atem:invoke name="', '">\n',
+        "</atem:invoke>\n</atem:function_calls>", separator="<|eom|><|start|>assistant",
+        arguments=Tags('<atem:parameter name="{name}">', "</atem:parameter>\n", "</atem:parameter>"),
+        marks=(" to=user<|message|>", "<|start|>assistant", "<|eom|>", "<|eot|>"),
+        text=(" to=user<|message|>", "<|eom|><|start|>assistant"), final=(" to=user<|message|>", ""),
+        excluded=("<|message|>", "<|start|>"), between="<|start|>assistant",
+    ),
     # <|call|> and <|return|> end the sequence, so no grammar requires them.
     "gpt-oss": ToolFormat(
         _HARMONY, _HARMONY, " <|constrain|>json<|message|>", "", separator="<|call|><|start|>assistant",
@@ -324,6 +334,7 @@ MARKS = frozenset({
 NON_TURN_MARKS = MARKS - {"<|open|>", "<|close|>", "<|sep|>", "<|message_sep|>", "<|role_sep|>"}
 
 _HARMONY_TOKENS = frozenset({"<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"})
+_MUSE_TOKENS = frozenset({"<|message|>", "<|start|>", "<|eom|>"})
 
 
 def select_output_marks(tokens: Iterable[str]) -> frozenset[str]:
@@ -331,8 +342,10 @@ def select_output_marks(tokens: Iterable[str]) -> frozenset[str]:
     calls.
     """
     found = frozenset(tokens)
-    # in other formats, <|end|> ends turns
-    return found & (MARKS | _HARMONY_TOKENS if "<|constrain|>" in found else MARKS)
+    # in other formats, <|end|> and <|eom|> end turns
+    if "<|constrain|>" in found:
+        return found & (MARKS | _HARMONY_TOKENS)
+    return found & (MARKS | _MUSE_TOKENS if found >= _MUSE_TOKENS else MARKS)
 
 
 # Strings in a chat template that identify its call format (None for an unsupported format). The
@@ -341,6 +354,7 @@ _TEMPLATE_SIGNS: tuple[tuple[str | None, tuple[str, ...]], ...] = (
     (None, ("[CALL_ID]",)),
     ("kimi_k3", ("<|open|>", "'tools'", "'argument'")),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("muse", ("<atem:function_calls>", "<|eom|>")),
     ("lfm2", ("<|tool_call_start|>[",)),
     ("lfm2", ("<|tool_list_start|>",)),
     ("gemma4", ("<|tool_call>call:",)),

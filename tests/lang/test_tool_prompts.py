@@ -51,7 +51,7 @@ SIGNS = {
     "iquest_q1": "<iquest_tool_call><arg_key>", "step3": "<steptml:invoke name=", "dots": "<dots_function_call>",
     "minicpm5": '<function name="<param name="', "interns1": "<|action_start|><|plugin|>",
     "apertus2509": "<|tools_prefix|>", "gigachat3": "function call<|role_sep|>", "gigachat35": "<｜GCML｜tool_calls>",
-    "pythonic": "[func_name1(params_name1=params_value1", "lfm2": "<|tool_call_start|>[", "gemma4": "<|tool_call>call:",
+    "pythonic": "[func_name1(params_name1=params_value1", "muse": "<atem:function_calls><|eom|>", "lfm2": "<|tool_call_start|>[", "gemma4": "<|tool_call>call:",
 }  # fmt: skip
 
 

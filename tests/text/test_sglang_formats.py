@@ -19,7 +19,6 @@ SGLANG_0_5_23 = (
 UNKNOWN = {
     "beam": "no description or chat template of the format was found",
     "inkling": "the tool's name stands before the first mark of a call",
-    "muse": "a call names the tool in the header of a turn, too",
     "response_template": "not a format: each model's own files define one",
 }
 
@@ -108,6 +107,11 @@ TOOLS = {"weather": json_schema(WEATHER), "now": json_schema({"type": "object", 
         ("gemma4", 'a<|tool_call>call:weather{city:<|"|>Oslo, "N"<|"|>,rain:false,where:{city:<|"|>x<|"|>}}<tool_call|>'
          "<|tool_call>call:now{}<tool_call|>b", "ab",
          [("weather", {"city": 'Oslo, "N"', "rain": False, "where": {"city": "x"}}), ("now", {})]),
+        ("muse", ' to=weather<|message|><atem:function_calls>\n<atem:invoke name="weather">\n<atem:parameter name="city">a\n'
+         '</atem:parameter>\n<atem:parameter name="list">[1]</atem:parameter>\n</atem:invoke>\n</atem:function_calls>'
+         '<|eom|><|start|>assistant to=now<|message|><atem:function_calls>\n<atem:invoke name="now">\n</atem:invoke>\n'
+         "</atem:function_calls><|eot|>", "", [("weather", {"city": "a\n", "list": [1]}), ("now", {})]),
+        ("muse", " to=user<|message|>I write to=f and to=user.<|eot|>", "I write to=f and to=user.", []),
         ("trinity", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>', "", [("now", {})]),
     ],
 )  # fmt: skip

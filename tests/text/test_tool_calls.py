@@ -134,7 +134,9 @@ def written(family, text, *calls):
     found = FORMATS[family]
     said = []
     for number, (name, arguments) in enumerate(calls):
-        begin, middle = (part.replace("#", str(number)) for part in found.heads[0])
+        begin, middle = (
+            part.replace("#", str(number)).replace("{name}", name) for part in found.heads[0]
+        )
         said.append(f"{begin}{name}{middle}{arguments_text(found.arguments, arguments)}{found.end}")
     first, last = found.text
     before = f"{first}{text}{last}" if text or not first else ""
@@ -248,7 +250,8 @@ def test_a_call_that_does_not_end_as_it_should_keeps_its_number():
 @pytest.mark.parametrize("family", FORMATS)
 def test_what_can_be_no_call_any_more_is_text_at_once(family):
     """Else each piece that comes would be looked at with all that is held."""
-    named = FORMATS[family].opening + FORMATS[family].begin.replace("#", "0") + "f"
+    begin = FORMATS[family].begin.replace("#", "0").replace("{name}", "f")
+    named = FORMATS[family].opening + begin + "f"
     for more in ("f" * 300, " " * 300, "! ".ljust(300, "f")):
         assert len(ToolParser(family).push(named + more).content) > 300
 
@@ -359,6 +362,7 @@ def xgrammars(family, choice, schemas):
     [
         ("gpt-oss", "gpt-oss"),
         ("kimi_k3", "kimi_k3"),
+        ("muse", "muse"),
         ("cohere", "cohere_command4"),
         ("cohere_command4", "cohere_command4"),
         ("minimax-m3", "minimax-m3"),
@@ -506,6 +510,7 @@ def test_a_random_model_that_is_held_to_a_format_calls_the_tools(tiny, family):
         ),
         ('<|START_ACTION|>[{"tool_call_id": ', "cohere_command4"),
         ("<cofl:tool_call id=...><cofl:value name=...>", "cohere"),
+        ("'<atem:function_calls>\\n<atem:invoke name=\"' '<|eom|>'", "muse"),
         ('"<|tool_call_start|>[" + (calls | join(", "))', "lfm2"),
         ("List of tools: <|tool_list_start|>", "lfm2"),
         ("'<|tool_call>call:' + function['name'] + '{'", "gemma4"),

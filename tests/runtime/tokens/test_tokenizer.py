@@ -298,6 +298,8 @@ def test_marks_of_calls_are_text_though_a_tokenizer_calls_them_special(tmp_path)
 def test_marks_of_harmony_are_text_where_they_are_its():
     harmony = {"<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"}
     assert select_output_marks({*harmony, "<|return|>", "<tool_call>"}) == {*harmony, "<tool_call>"}
+    muse = {"<|message|>", "<|start|>", "<|eom|>"}
+    assert select_output_marks({*muse, "<|eot|>"}) == muse
     # Phi's turns end so
     assert select_output_marks({"<|end|>", "<|user|>", "<tool_call>"}) == {"<tool_call>"}
 
