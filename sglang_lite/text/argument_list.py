@@ -242,7 +242,7 @@ def _string_end(quote: str, *, escapes: bool) -> regex.Pattern[str]:
 def _skip_blanks(text: str, at: int) -> int:
     found = _BLANKS.match(text, at)
     assert found is not None  # it matches the empty text
-    return found.end()
+    return int(found.end())
 
 
 def _read_escape(text: str, at: int) -> tuple[int, str] | None:

@@ -17,8 +17,11 @@ from sglang_lite.text.tool_formats import FORMATS
 from tests.counts import some
 from tests.text.test_tool_calls import NOTED, SEND, SENDING, samples, tool, written
 
-PYTHON = FORMATS["pythonic"].arguments
-GEMMA = FORMATS["gemma4"].arguments
+PYTHON, GEMMA = (
+    found
+    for family in ("pythonic", "gemma4")
+    if isinstance(found := FORMATS[family].arguments, Notation)
+)
 SCHEMA = json_schema(
     {
         "type": "object",
@@ -166,10 +169,9 @@ def test_types_are_enforced_in_the_notations_spelling(family):
             "size": {"unit": "m", "of": {"unit": "n"}, "n": 1.5}, "either": None}  # fmt: skip
     text = written(family, "", ("send", good))
     assert sgl.grammar.matches(constraint, text)
-    wrong = ("true", "1") if family != "gemma4" else ("True", "1")
-    right = FORMATS[family].arguments.words[2]
-    for each in wrong:
-        assert not sgl.grammar.matches(constraint, text.replace(f"{right}", each, 1))
+    right, other = ("true", "True") if family == "gemma4" else ("True", "true")
+    for each in (other, "1"):
+        assert not sgl.grammar.matches(constraint, text.replace(right, each, 1))
     for wrong in (
         {"kind": "c"}, {"name": "bad"}, {"count": 100}, {"count": 1.5}, {"flag": 1}, {"tags": ["a"] * 4},
         {"size": {}}, {"more": 1}, {"ratio": "x"}, {"text": 5},
@@ -237,5 +239,5 @@ def test_values_of_any_type_are_written():
 
 def test_a_constraint_needs_a_schema_and_a_notation():
     with pytest.raises(sgl.ConstraintError, match="`notation` a Notation"):
-        sgl.grammar.ArgumentList(json_schema({}), "=")
+        sgl.grammar.ArgumentList(json_schema({}), "=")  # type: ignore[arg-type]
     assert Notation("=").words == ("null", "false", "true")
