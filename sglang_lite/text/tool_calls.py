@@ -378,7 +378,8 @@ class ToolParser:
             return bare.whole and self._read_bare_start(bare)
         self._named = False
         self._add_content(end)
-        return bool(hits) and self._switch_to(self._read_call_start, inside=False)
+        start = self._read_possible_start if self._format.by_name else self._read_call_start
+        return bool(hits) and self._switch_to(start, inside=False)
 
     def _find_bare(self, text: str, *, at_line: bool) -> FoundCall | None:
         allowed = self._bare is not None and (self._parallel or not self.ended)
@@ -401,6 +402,14 @@ class ToolParser:
             return self._switch_to(self._read_call_end, inside=False)
         self._scan = JsonArguments()
         return self._switch_to(self._read_arguments, inside=False)
+
+    def _read_possible_start(self) -> bool:
+        """Reads the start of a call in a format in which other text may begin likewise. A call has
+        begun once its name is complete.
+        """
+        if self._format.middle in self._pending:
+            return self._switch_to(self._read_call_start, inside=False)
+        return self._read_call_start()
 
     def _read_call_start(self) -> bool:
         """Reads the start of a call. For the first call, also reads the text that opens all calls.

@@ -211,7 +211,8 @@ def test_members_that_the_schema_says_nothing_of_are_not_generated_but_read(fami
 def test_lists_in_text_are_no_calls():
     text = "See [now](x), [now (1)], [a(b=1)], [send(it)], [1, 2] and [send"
     answer = parse_answer("pythonic", text, tools={**SENDING, "now": json_schema({})})
-    assert (answer.content, answer.calls) == (text, ())
+    assert (answer.content, answer.calls, answer.complete) == (text, (), True)
+    assert not parse_answer("pythonic", f"{text}(", tools=SENDING).complete
     constraint = calls_constraint("pythonic", SENDING)
     text = text.replace("[send(it)], ", "")
     assert sgl.grammar.matches(constraint, text)
