@@ -43,6 +43,7 @@ from sglang_lite.text.tool_arguments import (
 from sglang_lite.text.tool_formats import ToolFormat, tool_format
 
 _NAME = r"[\w.:-]{1,256}"  # name of a tool
+_MAX_NAMED = 24  # tools in a format without marks, before whose calls there may be text
 
 
 def calls_constraint(
@@ -106,31 +107,19 @@ def calls_constraint(
         answer = _constrain_channels(
             call_format, calls if choice == "auto" and tools else None, excluded
         )
-    else:
-        tags = forms
-        triggers = call_format.triggers
-        if call_format.by_name:
-            tags = tuple(
-                Tag(
-                    call_format.opening + each.begin,
-                    InOrder((each.content, Choices((each.end,)), more)),
-                    call_format.closing,
-                )
-                for each in forms
-            )
-            triggers = tuple(each.begin for each in tags)
-        elif call_format.opening and tools:
-            tags = (Tag(call_format.opening, calls, call_format.closing),)
-        if choice == "none":
-            tags = ()
-        once = bool(tags) and (not parallel or bool(call_format.closing))
-        answer = (
-            StructuralTag(tags, triggers, stop_after_first=once, excludes=excluded)
-            if triggers
-            else StructuralTag((), excluded)
-            if excluded
-            else Regex("(?s).*")
+    elif call_format.by_name:
+        closed = InOrder((more, Choices((call_format.closing,))))
+        answer = _constrain_named_calls(
+            call_format, forms, closed if choice == "auto" else None, excluded
         )
+    else:
+        tags: tuple[Tag, ...] = ()
+        if choice == "auto" and call_format.opening and tools:
+            tags = (Tag(call_format.opening, calls, call_format.closing),)
+        elif choice == "auto":
+            tags = forms
+        once = bool(tags) and (not parallel or bool(call_format.closing))
+        answer = StructuralTag(tags, call_format.triggers, stop_after_first=once, excludes=excluded)
     return (
         answer
         if reasoning is None
@@ -169,6 +158,40 @@ def _constrain_channels(
         )
     )
     return OneOf((alone, InOrder((Repeated(note, 0, 1), calls))))
+
+
+def _constrain_named_calls(
+    call_format: ToolFormat,
+    forms: tuple[Tag, ...],
+    after: Constraint | None,
+    excluded: tuple[str, ...],
+) -> Constraint:
+    """Returns a constraint on text and calls, for a format whose calls are recognised by the name
+    of a tool. With many tools, no text may precede calls, as the grammar would be too large.
+
+    Args:
+        call_format: the format.
+        forms: a call of each tool.
+        after: what follows the first call, or None if calls are not allowed.
+        excluded: strings that text can't contain.
+    """
+    tags = tuple(Tag(call_format.opening + each.begin, each.content, each.end) for each in forms)
+    triggers = tuple(each.begin for each in tags)
+    if not triggers and not excluded:
+        return Regex("(?s).*")
+    text = StructuralTag((), (*triggers, *excluded))
+    if after is None or not tags:
+        return text
+    if len(tags) <= _MAX_NAMED:
+        first: Constraint = StructuralTag(tags, triggers, True, True, excluded)
+    else:
+        first = OneOf(
+            tuple(
+                InOrder((Choices((each.begin,)), each.content, Choices((each.end,))))
+                for each in tags
+            )
+        )
+    return OneOf((text, InOrder((first, after))))
 
 
 def _call_tags(call_format: ToolFormat, tools: Mapping[str, JsonSchema]) -> Iterator[Tag]:

@@ -187,7 +187,7 @@ def test_types_are_enforced_in_the_notations_spelling(family):
     [
         *((family, {"properties": {"a b": {"type": "null"}}}, "'a b' can't be written", "/properties/a b")
           for family in NOTED),
-        ("gemma4", {"properties": {"a": {"const": 'x<|"|>'}}, "required": ["a"]}, "contradicts", "/properties/a"),
+        ("gemma4", {"properties": {"a": {"const": 'x<|"|>'}}, "required": ["a"]}, "no string is possible", "/properties/a"),
         ("gemma4", {"properties": {"a": {"type": "object", "properties": {"b c": {"type": "null"}}}}}, "'b c' can't be written",
          "/properties/a/properties/b c"),
     ],
@@ -242,3 +242,20 @@ def test_a_constraint_needs_a_schema_and_a_notation():
     with pytest.raises(sgl.ConstraintError, match="`notation` a Notation"):
         sgl.grammar.ArgumentList(json_schema({}), "=")  # type: ignore[arg-type]
     assert Notation("=").words == ("null", "false", "true")
+
+
+@pytest.mark.parametrize("family", NOTED)
+def test_as_many_tools_as_agents_send_are_one_constraint(family):
+    """Text may precede a call without marks only if there are few tools."""
+    properties = {
+        name: {"type": kind}
+        for name, kind in (("query", "string"), ("count", "integer"), ("deep", "boolean"))
+    }
+    schema = json_schema({"type": "object", "properties": properties})
+    for count, before in ((20, True), (60, family != "pythonic")):
+        constraint = calls_constraint(family, {f"search_{i}": schema for i in range(count)})
+        call = written(family, "", ("search_11", {"query": "x", "count": 3}))
+        assert sgl.grammar.matches(constraint, call)
+        assert sgl.grammar.matches(constraint, f"Let me look. {call}") == before
+        assert sgl.grammar.matches(constraint, "Let me [see](x).")
+        assert not sgl.grammar.matches(constraint, call.replace("3", "x"))

@@ -1,8 +1,8 @@
 """Writes objects in the notation of a call's arguments (`Notation`): `a=1, b="x"`.
 
-The values are written like JSON, in a style with the notation's words and quotes. Each value is a
-rule of its own, whose lexemes may be read greedily: no lexeme of a value can be continued by a
-comma or a closing bracket.
+The values are written like JSON, in a style with the notation's words and quotes. Arrays and
+objects are rules of their own, whose lexemes may be read greedily. Other values are part of a
+lexeme with their names, so that the calls of many tools have few lexemes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from sglang_lite.constraints.json_schema.values import (
     intersection_of_strings,
 )
 from sglang_lite.constraints.json_schema.write_objects import write_object
+from sglang_lite.constraints.json_schema.write_scalars import scalar_texts
 from sglang_lite.constraints.json_schema.write_strings import bare_names, write_bare_names
-from sglang_lite.protocol import Notation
+from sglang_lite.protocol import ConstraintError, Notation
 
 
 class ArgumentListWriter:
@@ -59,6 +60,7 @@ class ArgumentListWriter:
         style = replace(style, any_order=False, words=notation.words, quote=notation.quote)
         if notation.nested:
             style = replace(style, comma=self.comma, colon=self._equals, bare_names=True)
+        self._style = style
         self._values = GrammarWriter(reader, style)
         self._sealed: set[str] = set()
 
@@ -103,9 +105,26 @@ class ArgumentListWriter:
     def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
         with locate_errors_at_formula(formula):
             name = write_bare_names(names, EMPTY if first else self.comma, self._equals)
-        value = self._values.value(formula)
-        self._sealed.add(value.name)
-        return concat(name, value)
+        return self.rule((name, formula), lambda: concat(name, self._write_value(formula)))
+
+    def _write_value(self, formula: Formula) -> Node:
+        with locate_errors_at_formula(formula):
+            values = self.reader.values(formula)
+            style = self._style
+            scalars = scalar_texts(
+                values, decimals=style.decimals, words=style.words, quote=style.quote
+            )
+            if not values.arrays and not values.objects:
+                if scalars == NOTHING and values.strings != NOTHING:
+                    raise ConstraintError(
+                        f"json_schema: no string is possible without {style.quote!r} in it."
+                    )
+                return scalars
+            containers = self._values.rule(
+                ("containers", formula), lambda: alternation(self._values.containers(values))
+            )
+            self._sealed.add(containers.name)
+            return alternation([scalars, containers])
 
     def text_after_members(self, *, empty: bool) -> Node:
         return EMPTY
