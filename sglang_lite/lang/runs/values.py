@@ -25,10 +25,18 @@ from sglang_lite.protocol import ProgramError
 from sglang_lite.protocol.anything import UserValue
 
 _SPELLED = (
-    decimal.Decimal, uuid.UUID, fractions.Fraction, complex, pathlib.PurePath, ipaddress.IPv4Address,
-    ipaddress.IPv6Address, ipaddress.IPv4Network, ipaddress.IPv6Network, ipaddress.IPv4Interface,
+    decimal.Decimal,
+    uuid.UUID,
+    fractions.Fraction,
+    complex,
+    pathlib.PurePath,
+    ipaddress.IPv4Address,
+    ipaddress.IPv6Address,
+    ipaddress.IPv4Network,
+    ipaddress.IPv6Network,
+    ipaddress.IPv4Interface,
     ipaddress.IPv6Interface,
-)  # their constructors read what str writes  # fmt: skip
+)  # their constructors read what str writes
 # Classes whose values a file may contain without listing the class anywhere.
 PLAIN_TYPES: tuple[Any, ...] = (
     int, tuple, set, frozenset, dict, bytes, datetime.date, datetime.datetime, datetime.time, datetime.timedelta,

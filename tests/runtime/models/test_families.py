@@ -103,8 +103,15 @@ LATENT = dict(
 )
 DEEPSEEK = LATENT | dict(n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, moe_intermediate_size=24,
                          first_k_dense_replace=1, routed_scaling_factor=1.7)  # fmt: skip
-SIGMOID = dict(n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, moe_intermediate_size=24,
-               routed_scaling_factor=1.7, norm_topk_prob=True)  # fmt: skip
+SIGMOID = dict(
+    n_routed_experts=8,
+    num_experts_per_tok=3,
+    n_group=4,
+    topk_group=2,
+    moe_intermediate_size=24,
+    routed_scaling_factor=1.7,
+    norm_topk_prob=True,
+)
 MSCALE = YARN | dict(mscale=0.8, mscale_all_dim=0.6)
 MINICPM3 = LATENT | dict(scale_emb=3, scale_depth=1.4, dim_model_base=16, rope_parameters=dict(
     rope_type="longrope", rope_theta=1e4, short_factor=[1.0, 1.5, 2.0, 2.0], long_factor=[1.0, 3.0, 9.0, 9.0],
@@ -418,9 +425,18 @@ def test_layers_that_do_not_fit_are_told(changes, problem):
         spec_from_config(config, "config.json")
 
 
-PHIMOE = dict(num_local_experts=8, rope_parameters=dict(
-    rope_type="longrope", rope_theta=1e4, short_factor=[1.0, 1.5, 2.0, 2.0], long_factor=[1.0, 3.0, 9.0, 9.0],
-    short_mscale=1.1, long_mscale=1.3, original_max_position_embeddings=32))  # fmt: skip
+PHIMOE = dict(
+    num_local_experts=8,
+    rope_parameters=dict(
+        rope_type="longrope",
+        rope_theta=1e4,
+        short_factor=[1.0, 1.5, 2.0, 2.0],
+        long_factor=[1.0, 3.0, 9.0, 9.0],
+        short_mscale=1.1,
+        long_mscale=1.3,
+        original_max_position_embeddings=32,
+    ),
+)
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,18 @@ class _Header:
     """Parser of a file's header. Every read is checked against the end of the file."""
 
     _SCALARS: ClassVar = {
-        0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
-    }  # fmt: skip
+        0: "<B",
+        1: "<b",
+        2: "<H",
+        3: "<h",
+        4: "<I",
+        5: "<i",
+        6: "<f",
+        7: "<?",
+        10: "<Q",
+        11: "<q",
+        12: "<d",
+    }
     _STRING = 8
     _ARRAY = 9
 
