@@ -123,6 +123,17 @@ class Models:
         )  # fmt: skip
         return str(save(randomise(LlamaForCausalLM(config)), self._new()))
 
+    def gpt2(self, **changes):
+        """GPT-2 of one layer and 64 positions."""
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        from tests.runtime.models.tiny import VOCAB, randomise, save
+
+        config = GPT2Config(
+            vocab_size=VOCAB, n_embd=64, n_layer=1, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=1, **changes
+        )  # fmt: skip
+        return str(save(randomise(GPT2LMHeadModel(config)), self._new()))
+
     def bert(self):
         """A model that reads at most 40 tokens, and writes none."""
         from transformers import BertModel

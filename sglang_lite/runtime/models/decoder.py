@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from sglang_lite.constraints.memo import trim
-from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.arena import DeviceArena
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
@@ -124,11 +123,6 @@ class Decoder:
             placement=placement,
         )
         self.spec = reader.of_rank
-        if 0 < spec.learned_positions < max_positions:
-            raise ModelError(
-                f"the model has vectors for {spec.learned_positions:,} positions, and {max_positions:,} are wanted.",
-                hint=f"Use context_length={spec.learned_positions}, or less.",
-            )
         mixers = (layer.attention for layer in self.spec.layers)
         windows = [mixer.window for mixer in mixers if isinstance(mixer, ConvSpec)]
         self._conv_reads = max(windows, default=1) - 1  # earlier tokens that a token reads
