@@ -4,7 +4,7 @@ A page of the pool stands for a run of tokens in all layers. In the layers with 
 and values are on a page of a second, smaller pool, as long as a running request can see them. A
 request's own pages are freed once they are behind its window. Those of prefixes in the tree stay
 while there is room. A prefix can be used up to any length that is preceded by the pages of a whole
-window.
+window. A short convolution has a window, too: the tokens that its kernel covers.
 """
 
 from __future__ import annotations
