@@ -77,6 +77,24 @@ def test_logits_equal_those_of_peft(family, tmp_path):
             assert farthest(reference, ids, name, generation) <= 1e-4, name
 
 
+def test_layers_with_a_convolution_take_adapters_of_their_feed_forward(tmp_path):
+    modules = ["q_proj", "k_proj", "v_proj", "self_attn.out_proj", "w1", "w2", "w3"]
+    base, reference = adapted("lfm2", tmp_path, {"one": {"r": 4, "target_modules": modules}})
+    (ids,) = prompts(20)
+    with engine(base, lora_paths=[f"one={reference.folders['one']}"]) as running:
+        for name in ("one", None):
+            generation = ask(running, ids, name).result(timeout=30)
+            assert farthest(reference, ids, name, generation) <= 1e-4, name
+
+
+def test_an_adapter_of_a_convolution_is_refused(tmp_path):
+    base, reference = adapted("lfm2", tmp_path, {"one": {"r": 4}})
+    with pytest.raises(
+        sgl.ModelError, match=r"changes model.layers.0.conv.in_proj; only projections"
+    ):
+        engine(base, lora_paths=[f"one={reference.folders['one']}"])
+
+
 LATE = {"r": 8, "alora_invocation_tokens": [7, 11], "task_type": "CAUSAL_LM"}
 
 
