@@ -240,7 +240,7 @@ def test_values_of_any_type_are_written():
 
 def test_a_constraint_needs_a_schema_and_a_notation():
     with pytest.raises(sgl.ConstraintError, match="`notation` a Notation"):
-        sgl.grammar.ArgumentList(json_schema({}), "=")  # type: ignore[arg-type]
+        sgl.grammar.ArgumentList(json_schema({}), "=")  # type: ignore[arg-type] # on purpose
     assert Notation("=").words == ("null", "false", "true")
 
 

@@ -22,7 +22,7 @@ from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.memory_check import check_free_memory
-from sglang_lite.runtime.models.parameters import layer_parameters
+from sglang_lite.runtime.models.parameters import layer_parameters, output_projection_role
 from sglang_lite.runtime.models.spec import DenseSpec, ModelSpec
 from sglang_lite.runtime.models.weight_reader import Layer, input_projection_roles
 
@@ -201,7 +201,9 @@ def _wrap_watched_linears(layer: Layer, spec: ModelSpec, index: int) -> list[_Wa
         return _Watched(linear, list(dict.fromkeys(names[role] for role in roles)))
 
     layer.qkv = qkv = wrap_watched(layer.qkv, input_projection_roles(layer_spec.attention))
-    layer.output = output = wrap_watched(layer.output, ("o",))
+    layer.output = output = wrap_watched(
+        layer.output, (output_projection_role(layer_spec.attention),)
+    )
     found = [qkv, output]
     if isinstance(fed := layer.feed_forward, FeedForward) and isinstance(fed.spec, DenseSpec):
         gate_up = wrap_watched(fed.gate_up, ("gate", "up") if fed.spec.gated else ("up",))

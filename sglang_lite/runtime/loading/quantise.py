@@ -104,7 +104,7 @@ def _matrices_to_quantise(spec: ModelSpec, group: int) -> frozenset[str]:
             or parameter.role in _PLAIN
         ):
             continue
-        if piece.transposed:
+        if piece.is_transposed:
             raise ModelError(
                 f"{piece.name} has inputs before outputs, and such matrices are not quantised into a folder.",
                 hint='Use quantization="int8" or "int4", which rounds them while loading.',

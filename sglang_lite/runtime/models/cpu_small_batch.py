@@ -133,6 +133,7 @@ class SmallBatchStep:
             return self._threaded.run(
                 self._in_one_call, x, ropes, store_at, (every, windowed), cache, adapters
             )
+        tokens = int(every.lengths.sum())
         for i, layer in enumerate(self._layers):
             mlp = layer.feed_forward
             assert isinstance(mlp, FeedForward)
@@ -150,7 +151,8 @@ class SmallBatchStep:
                 attended = gated_conv(layer.kernel, qkv, seen, cache, i)
             else:
                 reads = every if seen is plan else windowed
-                attended = self._attend(i, layer, qkv, ropes[layer.rope], seen, reads, cache)
+                rope = ropes[layer.rope]
+                attended = self._attend(i, layer, qkv, rope, seen, reads, tokens, cache)
             added = (
                 layer.output(attended)
                 if lora is None
@@ -178,6 +180,7 @@ class SmallBatchStep:
         rope: tuple[torch.Tensor, torch.Tensor],
         plan: AttentionPlan,
         reads: ReadSlots,
+        tokens: int,
         cache: KVCache,
     ) -> torch.Tensor:
         """Stores keys and values, and returns attention outputs [T, heads * head_dim].
@@ -189,6 +192,7 @@ class SmallBatchStep:
             rope: cos and sin of the tokens' positions.
             plan: plan for the layer.
             reads: what the plan reads.
+            tokens: number of tokens of all rows, without regard to a window.
             cache: KV cache.
         """
         ops = self._ops
@@ -198,9 +202,7 @@ class SmallBatchStep:
         values = cache.v[index]
         norms = layer.q_norm, layer.k_norm
         q = ops.rope_store(qkv, norms, self._eps, rope, keys, values, plan.store_at)
-        read = int(reads.lengths.sum())
-        if spec.window is not None:
-            read = min(read, len(qkv) * spec.window)
+        read = tokens if spec.window is None else min(tokens, len(qkv) * spec.window)
         if 2 * read * q[0].numel() * torch.get_num_threads() <= MAX_SINGLE_THREAD_READS:
             attended = ops.attend(q, keys, values, reads, spec.window, spec.scale)
         elif self._threaded:

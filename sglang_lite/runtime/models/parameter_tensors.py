@@ -31,7 +31,7 @@ def slice_parameter(whole: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor
     if piece.groups > 1:
         return whole.view(piece.groups, -1, *whole.shape[1:])[:, *piece.part].flatten(0, 1)
     part = whole[piece.part]
-    return part.t() if piece.transposed else part
+    return part.t() if piece.is_transposed else part
 
 
 class ParameterTensors:
@@ -142,7 +142,7 @@ class ParameterTensors:
             return whole.matrix(expert, outputs)
         part = slice_parameter(whole, piece)
         # kernels take no strides; experts' matrices are copied into a stack anyway
-        return part.contiguous() if piece.transposed and len(piece.shape) == 2 else part
+        return part.contiguous() if piece.is_transposed and len(piece.shape) == 2 else part
 
     def take_vector(self, parameter: ParameterSpec) -> torch.Tensor:
         vector = self.take_parameter(parameter)
@@ -167,7 +167,7 @@ class ParameterTensors:
             len({piece.name for piece in slices}) == 1
             and len(slices[0].shape) == 2
             and slices[0].groups == 1
-            and not slices[0].transposed
+            and not slices[0].is_transposed
         ):
             return [self._source.take_tensor(slices[0].name, slices[0].shape)]
         return [self.take_parameter(p) for p in parameters]

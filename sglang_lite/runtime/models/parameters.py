@@ -43,14 +43,14 @@ class CheckpointSlice:
     groups: int = 1
 
     @property
-    def transposed(self) -> bool:
+    def is_transposed(self) -> bool:
         """True if the tensor has a matrix's inputs before its outputs."""
         return self.inputs is not None and self.outputs > self.inputs
 
     @property
     def outputs_first(self) -> CheckpointSlice:
         """Same slice of the same matrix, if its tensor had outputs before inputs."""
-        if not self.transposed or len(self.shape) != 2:
+        if not self.is_transposed or len(self.shape) != 2:
             return self
         return replace(self, shape=self.shape[::-1], part=self.part[::-1], outputs=0, inputs=1)
 

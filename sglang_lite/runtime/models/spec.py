@@ -440,7 +440,7 @@ class ModelSpec:
 
     @property
     def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:
-        """Attention of each layer that has attention."""
+        """Specifications of attention, of the layers that have it, in order."""
         mixers = (layer.attention for layer in self.layers)
         return tuple(mixer for mixer in mixers if not isinstance(mixer, ConvSpec))
 

@@ -288,7 +288,7 @@ def _view_parameter_slice(whole: torch.Tensor, piece: CheckpointSlice) -> torch.
     if piece.groups > 1:
         return whole.view(piece.groups, -1, *whole.shape[1:])[:, *piece.part]
     part = whole[piece.part]
-    return part.t() if piece.transposed else part
+    return part.t() if piece.is_transposed else part
 
 
 def _held_model_tensor(model: Decoder, parameter: ParameterSpec) -> torch.Tensor | None:

@@ -11,6 +11,8 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     Qwen2Config,
@@ -38,8 +40,19 @@ MODELS = {
     "biases, and heads that share values": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
     "norms of 1 + weight": lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=16)),
     "products in one tensor": lambda: Phi3ForCausalLM(Phi3Config(**SIZES)),
+    "a convolution": lambda: Lfm2ForCausalLM(
+        Lfm2Config(**SIZES, layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False)
+    ),
 }
 TEXTS = ["".join(chr(33 + (i * i * k + i) % 90) for i in range(60)) for k in range(1, 5)]
+
+
+NORMS = (
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+    "operator_norm.weight",
+    "ffn_norm.weight",
+)
 
 
 def uneven(model):
@@ -47,10 +60,7 @@ def uneven(model):
     randomise(model)
     with torch.no_grad():
         for name, tensor in model.named_parameters():
-            if (
-                name.endswith(("input_layernorm.weight", "post_attention_layernorm.weight"))
-                and tensor.ndim == 1
-            ):
+            if name.endswith(NORMS) and tensor.ndim == 1:
                 tensor[::13] += 12
     return model
 
