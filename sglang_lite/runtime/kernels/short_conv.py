@@ -3,7 +3,8 @@
     plane[slot] = b * x                                                 of each token
     out = c * (bias + sum over k of kernel[k] * (b * x)[t - W + 1 + k])
 
-Inputs of earlier tokens are computed again where they are in the step, and else read from the cache.
+The inputs of earlier tokens are computed again if those are in the step, and read from the cache if
+not.
 """
 
 from __future__ import annotations

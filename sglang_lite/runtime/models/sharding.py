@@ -1,8 +1,8 @@
 """Sharding of a model over ranks: one rule for each role of a parameter. Needs no torch.
 
 Heads are sharded together with the keys and values that they read, convolutions by channel,
-feed-forwards (and each expert's) by their inner size, embedding and head by vocabulary. Everything else is whole
-on every rank. With `ep`, experts are sharded by number, and each of them by inner size
+feed-forwards (and each expert's) by their inner size, embedding and head by vocabulary. Everything
+else is whole on every rank. With `ep`, experts are sharded by number, and each of them by inner size
 over the ranks that share it. A layer therefore needs two sums: of attention outputs and of
 feed-forward outputs. With `pp`, layers are divided into stages, and only a stage's ranks
 share a layer. With `dp`, each rank has its own rows, and only feed-forwards are sharded.

@@ -152,7 +152,8 @@ def canonical_name(name: str) -> str:
 
     Vision-language models prefix the decoder's names with `language_model.`,
     `model.language_model.` or `model.text_model.`, and a decoder saved without its head lacks the
-    prefix `model.` or `transformer.`. transformers 5.17 saves the decoder of Qwen2-Audio with one `model.` too many.
+    prefix `model.` or `transformer.`. transformers 5.17 saves the decoder of Qwen2-Audio with one
+    `model.` too many.
     """
     name = name.replace("language_model.model.model.", "language_model.model.", 1)
     name = name.replace("language_model.", "", 1).replace("model.text_model.", "model.", 1)
