@@ -2,6 +2,7 @@
 
 import ast
 import json
+import keyword
 import random
 
 import pytest
@@ -134,7 +135,9 @@ JSON = st.recursive(
     ),
     max_leaves=8,
 )  # fmt: skip
-NAMES = st.from_regex("[A-Za-z_][A-Za-z0-9_]{0,5}", fullmatch=True)
+NAMES = st.from_regex("[A-Za-z_][A-Za-z0-9_]{0,5}", fullmatch=True).filter(
+    lambda name: not keyword.iskeyword(name)  # which Python's parser refuses as a name
+)
 
 
 @settings(max_examples=some(40, 300), deadline=None)
