@@ -73,6 +73,6 @@ def test_the_peak_is_at_most_a_tenth_above_what_stays(model_file, dtype):
             check=True,
         )
         peak, stays = map(float, ran.stdout.split())
-        assert stays > 150
+        assert stays > 120  # a model was loaded at all: 149 to 151 were measured
         shares.append(peak / stays)
     assert min(shares) <= 1.1
