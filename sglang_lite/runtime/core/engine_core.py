@@ -489,7 +489,9 @@ class EngineCore:
                 **self.weights.sleep.stats(),
                 "appended_tokens": scheduler.appended_tokens,
                 **store.source.stats(),
-                **({} if store.windows is None else store.windows.stats()),
+                **{
+                    name: count for each in store.companions for name, count in each.stats().items()
+                },
                 **{name: count for part in self.parts for name, count in part.stats().items()},
                 **(self.runner.stats() if isinstance(self.runner, LeadRunner) else {}),
                 **self.open_requests.counts(),

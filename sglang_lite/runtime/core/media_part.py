@@ -4,7 +4,6 @@ for any of the three.
 
 from __future__ import annotations
 
-import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -52,7 +51,7 @@ class MediaPart(EnginePart):
             ParameterError: layers with a window have too few pages for an image that one step must
                 compute as a whole.
         """
-        room = math.inf if store.windows is None else store.windows.chunk_tokens
+        room = store.limit_chunk(self._media.block)
         if room < self._media.block:
             problem = (
                 f"a step has room for {room} tokens, and an image has {self._media.block} at once."

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from sglang_lite.runtime.kv_cache.cache_miss import Miss, find_miss
+from sglang_lite.runtime.kv_cache.companions import Companion
 from sglang_lite.runtime.kv_cache.page_copies import NO_COPIES, PageCopy, token_slots_to_copy
 from sglang_lite.runtime.kv_cache.page_source import PageSource
 from sglang_lite.runtime.kv_cache.pages import Ints, PagePool
@@ -58,6 +59,7 @@ class PrefixCache:
 
     Attributes:
         windows: the argument of this name.
+        companions: what belongs to pages beside the keys and values of all layers.
         pending_copies: copies to make before the next step.
         source: source of pages that the device lacks.
     """
@@ -84,7 +86,14 @@ class PrefixCache:
         self.pending_copies: list[PageCopy] = []
         self.source = PageSource()
         self.windows = windows
+        self.companions: tuple[Companion, ...] = () if windows is None else (windows,)
         self.step = 0  # number of the last step that was launched
+
+    @property
+    def _pools(self) -> list[PagePool]:
+        """Pools that a new page takes from."""
+        others = (each.pool for each in self.companions)
+        return [self.pool, *(pool for pool in others if pool is not None)]
 
     @property
     def available(self) -> int:
@@ -96,12 +105,11 @@ class PrefixCache:
         computed, because its logits are needed.
         """
         end = len(tokens) - 1 if self.reuses else 0
-        while True:  # shortening for one of the two may end where the other can't use it
+        while True:  # shortening for one of them may end where another one can't use it
             match = self.tree.match_prefix(*space.tree_key(tokens[:end]))
             cached = match.count_cached(self.page_size)
-            end = space.count_trusted_tokens(
-                cached if self.windows is None else self.windows.usable_tokens(match)
-            )
+            usable = [each.count_usable_tokens(match) for each in self.companions]
+            end = space.count_trusted_tokens(min(usable, default=cached))
             if end == cached:
                 return match
 
@@ -121,8 +129,8 @@ class PrefixCache:
         table.length[slot] = table.known[slot] = len(tokens)
         table.computed[slot] = count * self.page_size
         handle = SlotHandle(slot, lock, count, space)
-        if self.windows is not None:
-            self.windows.begin_reading(slot, match.pages)
+        for each in self.companions:
+            each.begin_reading(slot, match)
         if match.tail is not None:
             self._schedule_copy(handle, match.tail)
         return handle
@@ -158,10 +166,8 @@ class PrefixCache:
         ids = handle.space.tree_ids(prompt[:usable])
         if (where := self.source.find_next_page(match, ids)) is not None:
             return replace(found, reason=where)
-        in_tree = (
-            0 if self.windows is None else self.tree.cached_length(ids, handle.space.namespace)
-        )
-        if in_tree > len(match.pages) * self.page_size:  # but without the pages of a window
+        in_tree = self.tree.cached_length(ids, handle.space.namespace) if self.companions else 0
+        if in_tree > len(match.pages) * self.page_size:  # but without what a companion has
             return replace(found, reason="paused" if paused else "evicted")
         return found
 
@@ -185,8 +191,8 @@ class PrefixCache:
         handle.lock = lock
         handle.owned_from = count
         table.pages[slot, :count] = match.pages
-        if self.windows is not None:
-            self.windows.begin_reading(slot, match.pages)
+        for each in self.companions:
+            each.begin_reading(slot, match)
         table.page_count[slot] = count
         table.computed[slot] = count * self.page_size
         if match.tail is not None:
@@ -199,13 +205,13 @@ class PrefixCache:
         slot = handle.slot
         table = self.table
         source = self.tree.lock_node(tail.node)
-        if self.windows is not None:
-            self.windows.add_reader(np.array([tail.page]))
+        for each in self.companions:
+            each.begin_copying(tail.page)
         page = self.allocate(1)
         if page is None:
             source.unlock_prefix()
-            if self.windows is not None:
-                self.windows.remove_reader(np.array([tail.page]), self.step)
+            for each in self.companions:
+                each.end_copying(tail.page, self.step)
             return
         table.pages[slot, table.page_count[slot]] = page[0]
         table.page_count[slot] += 1
@@ -225,8 +231,8 @@ class PrefixCache:
         ]
         for copy in taken:
             copy.source.unlock_prefix()
-            if self.windows is not None:
-                self.windows.remove_reader(np.array([copy.from_page]), self.step)
+            for each in self.companions:
+                each.end_copying(copy.from_page, self.step)
             if slot is not None:
                 self.table.computed[slot] -= copy.count
         return taken
@@ -254,9 +260,7 @@ class PrefixCache:
         size = self.page_size
         if end <= page_count * size:  # mostly so
             return end
-        free = (
-            self.pool.free if self.windows is None else min(self.pool.free, self.windows.pool.free)
-        )
+        free = min(pool.free for pool in self._pools)
         count = min(-(-end // size) - page_count, free)
         if count > 0 and (pages := self.allocate(count)) is not None:
             self.table.pages[slot, page_count : page_count + count] = pages
@@ -279,9 +283,8 @@ class PrefixCache:
         have completed and their pages become free.
         """
         needed = -(-end // self.page_size) - int(self.table.page_count[slot])
-        pools = [self.pool] if self.windows is None else [self.pool, self.windows.pool]
-        soon = all(needed <= pool.free + pool.quarantined for pool in pools)
-        return soon and any(pool.quarantined for pool in pools)
+        soon = all(needed <= pool.free + pool.quarantined for pool in self._pools)
+        return soon and any(pool.quarantined for pool in self._pools)
 
     def allocate(self, count: int) -> Ints | None:
         """Allocates `count` pages, evicting from the tree if needed. Returns None if not enough
@@ -296,13 +299,11 @@ class PrefixCache:
                 spare = min(self.pool.total // 64, self.tree.evictable)
                 self.evict_pages(max(short, spare))
             self.pool.settle_quarantine()
-        if count > self.pool.free or not (
-            self.windows is None or self.windows.free_idle_until(count)
-        ):
+        if count > self.pool.free or not all(each.make_room(count) for each in self.companions):
             return None
         pages = self.pool.allocate(count)
-        if self.windows is not None:
-            self.windows.allocate_window_pages(pages)
+        for each in self.companions:
+            each.attach(pages)
         return pages
 
     def complete_steps(self, step: int) -> None:
@@ -310,14 +311,14 @@ class PrefixCache:
         reused.
         """
         self.pool.settle_quarantine(step)
-        if self.windows is not None:
-            self.windows.pool.settle_quarantine(step)
-
-    # ------------------------------------------------------------------------------------- windows
+        for each in self.companions:
+            each.settle_steps(step)
 
     def limit_chunk(self, tokens: int) -> int:
-        """Returns how many of these tokens a step can compute with the window pages that it has."""
-        return tokens if self.windows is None else min(tokens, self.windows.chunk_tokens)
+        """Returns how many of these prompt tokens a step can compute."""
+        return min((each.limit_chunk(tokens) for each in self.companions), default=tokens)
+
+    # ------------------------------------------------------------------------------------- windows
 
     def count_window_pages(self, pages: int) -> int:
         """Returns how many window pages a request with so many pages needs."""
@@ -412,8 +413,8 @@ class PrefixCache:
             space.tree_ids(tokens[own:], own), pages[handle.owned_from :]
         ):
             done = self.tree.insert_sequence(space.tree_ids(tokens), pages, space.namespace)
-            if self.windows is not None:
-                self.windows.replace_own_pages(slot, pages, done.pages)
+            for each in self.companions:
+                each.replace_own_pages(slot, pages, done.pages)
             pages[:] = done.pages
             self._quarantine_pages(done.duplicates, self.step)
             lock = self.tree.lock_node(done.node)
@@ -432,23 +433,20 @@ class PrefixCache:
         self.table.release_slot(handle.slot)
 
     def _release_pages(self, handle: SlotHandle) -> None:
-        """Frees the pages that a request owns. The request no longer counts as a reader of the
-        tree's pages in layers with a window.
-        """
+        """Frees the pages that a request owns, and ends its reading of the tree's pages."""
         slot = handle.slot
         owned_from = handle.owned_from
         pages = self.table.pages[slot, : self.table.page_count[slot]]
-        if self.windows is not None:
-            self.windows.remove_reader(pages[self.windows.first[slot] : owned_from], self.step)
-            self.windows.first[slot] = 0
+        for each in self.companions:
+            each.end_reading(slot, pages[:owned_from], self.step)
         self._quarantine_pages(pages[owned_from:], self.step)
 
     def _quarantine_pages(self, pages: Ints, step: int, copy: int = 0) -> None:
         """Puts pages in quarantine. They become free once steps up to `step` and copies up to
         `copy`, which may still use them, have completed.
         """
-        if self.windows is not None:
-            self.windows.release_window_pages(pages, step)
+        for each in self.companions:
+            each.detach(pages, step)
         self.pool.quarantine_pages(pages, step, copy)
 
     def flush_prefixes(self, *, keep: bool = False) -> int:

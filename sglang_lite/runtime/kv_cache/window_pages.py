@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_lite.runtime.kv_cache.companions import Companion
 from sglang_lite.runtime.kv_cache.pages import Ints, PagePool
 from sglang_lite.runtime.kv_cache.radix import Match
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
@@ -27,7 +28,7 @@ def count_kept_pages(window: int, page_size: int) -> int:
     return -(-(window + SLACK) // page_size) + 1
 
 
-class WindowPages:
+class WindowPages(Companion):
     """Second, smaller pool of pages, for the layers with a window. Each of its pages is free or is
     assigned to a page of the first pool.
 
@@ -53,7 +54,7 @@ class WindowPages:
     def __init__(
         self, pages: int, count: int, page_size: int, window: int, slots: int, step_tokens: int
     ) -> None:
-        self.pool = PagePool(count)
+        self.pool: PagePool = PagePool(count)
         self._window = window
         self._size = page_size
         self.of: Ints = np.full(pages, count, dtype=np.int32)
@@ -76,10 +77,9 @@ class WindowPages:
             "window_total_tokens": self.pool.total * self._size,
         }
 
-    @property
-    def chunk_tokens(self) -> int:
-        """Maximum number of prompt tokens that a step can compute."""
-        return max((self.chunk - 1) * self._size, 1)
+    def limit_chunk(self, tokens: int) -> int:
+        """Returns how many of these prompt tokens a step can compute."""
+        return min(tokens, max((self.chunk - 1) * self._size, 1))
 
     def first_pages_read(self, lengths: Ints) -> Ints:
         """Returns the index of the first page that each sequence's next token reads, given the
@@ -100,7 +100,7 @@ class WindowPages:
         ends = np.flatnonzero(missing < self.first_pages_read((index + 1) * np.int32(self._size)))
         return int(ends[-1]) + 1 if len(ends) else 0
 
-    def usable_tokens(self, match: Match) -> int:
+    def count_usable_tokens(self, match: Match) -> int:
         """Returns how many tokens of a match a request can reuse."""
         count = self.usable_pages(match.pages)
         if (
@@ -125,7 +125,7 @@ class WindowPages:
 
     # ----------------------------------------------------------------------------------- allocation
 
-    def free_idle_until(self, count: int) -> bool:
+    def make_room(self, count: int) -> bool:
         """Frees idle window pages until `count` are free. Returns False if fewer are free now, for
         example because a running step may still read some of the pages. Those become free after the
         step.
@@ -150,14 +150,14 @@ class WindowPages:
             )
         return count <= self.pool.free
 
-    def allocate_window_pages(self, pages: Ints) -> None:
+    def attach(self, pages: Ints) -> None:
         """Assigns free window pages to pages that were newly allocated to a slot. The caller must
         ensure that there are enough.
         """
         self.of[pages] = self.pool.allocate(len(pages))
         self.readers[pages] = 1
 
-    def release_window_pages(self, pages: Ints, step: int) -> None:
+    def detach(self, pages: Ints, step: int) -> None:
         """Releases the window pages that are assigned to `pages`. They become free after `step`,
         the last step that may read them.
         """
@@ -177,12 +177,24 @@ class WindowPages:
 
     # -------------------------------------------------------------------------------------- reading
 
-    def begin_reading(self, slot: int, pages: Ints) -> None:
-        """Registers a slot as a reader of its cached prefix, `pages`. Counts only the pages in the
-        window at the end of the prefix.
+    def begin_reading(self, slot: int, match: Match) -> None:
+        """Registers a slot as a reader of its cached prefix. Counts only the pages in the window at
+        the end of the prefix.
         """
+        pages = match.pages
         first = self.first[slot] = self._first_page_read(len(pages) * self._size)
         self.add_reader(pages[first:])
+
+    def end_reading(self, slot: int, pages: Ints, step: int) -> None:
+        """Removes a slot as a reader of its cached prefix, `pages`."""
+        self.remove_reader(pages[self.first[slot] :], step)
+        self.first[slot] = 0
+
+    def begin_copying(self, page: int) -> None:
+        self.add_reader(np.array([page]))
+
+    def end_copying(self, page: int, step: int) -> None:
+        self.remove_reader(np.array([page]), step)
 
     def add_reader(self, pages: Ints) -> None:
         """Adds a reader to these pages of the tree, which have window pages."""
@@ -235,7 +247,7 @@ class WindowPages:
         before = int(self.first[slot])
         first = self._first_page_read(int(table.computed[slot]) - SLACK)
         self.remove_reader(pages[before : min(first, owned_from)], step, ended=False)
-        self.release_window_pages(pages[max(before, owned_from) : first], step)
+        self.detach(pages[max(before, owned_from) : first], step)
         self.first[slot] = first
 
     def replace_own_pages(self, slot: int, before: Ints, after: Ints) -> None:

@@ -148,9 +148,9 @@ def test_every_schedule_sees_what_is_in_the_window(seed):
 def test_a_prefix_can_be_used_up_to_the_end_of_a_whole_window():
     windows = WindowPages(10, 10, page_size=4, window=6, slots=1, step_tokens=8)
     pages = np.arange(8, dtype=np.int32)
-    windows.allocate_window_pages(pages)
+    windows.attach(pages)
     assert [windows.usable_pages(pages[:n]) for n in range(9)] == [*range(9)]
-    windows.release_window_pages(pages[2:3], 0)
+    windows.detach(pages[2:3], 0)
     # A token at 8 or 12 sees positions from 3 and 7 on: pages 0 and 1; at 16 from 11 on, page 2,
     # and at 20 from 15 on.
     assert [windows.usable_pages(pages[:n]) for n in range(9)] == [0, 1, 2, 2, 2, 5, 6, 7, 8]
@@ -170,7 +170,7 @@ def test_a_prefix_that_a_window_cuts_does_not_end_in_a_late_adapter_s_first_toke
     store.publish_pages(handle)
     pages = store.match_usable(tokens, space).pages
     assert len(pages) == 19
-    windows.release_window_pages(pages[12:], 0)
+    windows.detach(pages[12:], 0)
     assert windows.usable_pages(pages) == 12
     assert store.match_usable(tokens, space).count_cached(1) == space.start == 10
 
@@ -253,7 +253,7 @@ def test_a_pool_is_split_so_that_a_long_request_runs(window, pages):
         return
     windows = WindowPages(pages, own, 16, window, 256, 8192)
     assert windows.kept + windows.chunk <= own < pages
-    assert windows.chunk_tokens >= 1
+    assert windows.limit_chunk(8192) >= 1
     assert windows.kept * 16 >= window
 
 
