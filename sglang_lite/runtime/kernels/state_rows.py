@@ -1,0 +1,34 @@
+"""Rows of a step through layers with a recurrent state, which a pool keeps for each sequence.
+
+Such a layer reads a row's state once, and writes the state after the row's last token once. A
+convolution's state is its last inputs, a linear attention's is a matrix for each head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class StateRows:
+    """Rows of a step, and the places of their states in a pool.
+
+    A row may write to the place it reads. No row writes to a place that another row reads, or
+    writes. Several rows may read the same place, as forks do.
+
+    Attributes:
+        offsets: int32 [R + 1], first token of each row within the step, and then the number of
+            tokens T.
+        read: int32 [R], place whose state a row begins with; -1: it begins with zeros.
+        write: int32 [R], place for the state after a row's last token; -1: it is not written, as
+            for the padding rows of a CUDA graph.
+        longest: number of tokens of the longest row, known to the host. If it is 1, every row has
+            one token.
+    """
+
+    offsets: torch.Tensor
+    read: torch.Tensor
+    write: torch.Tensor
+    longest: int
