@@ -15,8 +15,8 @@ import torch
 class StateRows:
     """Rows of a step, and the places of their states in a pool.
 
-    A row may write to the place it reads. No row writes to a place that another row reads, or
-    writes. Several rows may read the same place, as forks do.
+    A row has at least one token. It may write to the place it reads. No row writes to a place that
+    another row reads, or writes. Several rows may read the same place, as forks do.
 
     Attributes:
         offsets: int32 [R + 1], first token of each row within the step, and then the number of

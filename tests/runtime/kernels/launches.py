@@ -29,6 +29,7 @@ from sglang_lite.runtime.kernels.attention_metadata import (
 )
 from sglang_lite.runtime.kernels.blocks import BlockCopy
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
+from sglang_lite.runtime.kernels.delta_scan import delta_scan
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
 from sglang_lite.runtime.kernels.eight_bits import quantise_rows
@@ -61,6 +62,8 @@ from sglang_lite.runtime.kernels.lora import lora_add, lora_add_and_gate, lora_r
 from sglang_lite.runtime.kernels.lora_few import expand, expand_and_gate, join_ranks, shrink
 from sglang_lite.runtime.kernels.lora_own import own_expand, own_ranks, own_shrink
 from sglang_lite.runtime.kernels.lora_weights import LoraStep, LoraWeights
+from sglang_lite.runtime.kernels.mamba1_scan import mamba1_scan
+from sglang_lite.runtime.kernels.mamba2_scan import mamba2_scan
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, norm_eight
 from sglang_lite.runtime.kernels.packed_products import (
     add_parts,
@@ -86,6 +89,8 @@ from sglang_lite.runtime.kernels.sampling import (
     token_scores,
 )
 from sglang_lite.runtime.kernels.short_conv import short_conv
+from sglang_lite.runtime.kernels.state_conv import state_conv
+from sglang_lite.runtime.kernels.state_rows import StateRows
 from sglang_lite.runtime.kernels.tiled import MAX_ROWS, can_tile, linear_by_tiles, linear_split_k
 from sglang_lite.runtime.kernels.two_shot import PartPeers, sum_parts
 
@@ -552,6 +557,41 @@ def convolutions(dtype: torch.dtype) -> None:
     short_conv(product, empty(4, 2048), plan, KVCache((plane,), (plane,)), 0)
 
 
+# Rows of one token, and longer ones.
+STATE_ROWS = StateRows(ints(9), ints(8), ints(8), 1), StateRows(ints(9), ints(8), ints(8), 64)
+
+
+def delta_rules(dtype: torch.dtype) -> None:
+    """Of the sizes of Qwen3.5-35B-A3B and OLMo Hybrid, and with a decay for each channel of Kimi
+    Linear's.
+    """
+    for key_heads, heads, dk, dv, decays in (
+        (16, 32, 128, 128, ()),
+        (30, 30, 96, 192, ()),
+        (32, 32, 128, 128, (128,)),
+    ):
+        for rows in STATE_ROWS:
+            channels = 2 * key_heads * dk + heads * dv
+            inputs = empty(64, channels, dtype=dtype)
+            x = state_conv(inputs, empty(5, channels), empty(8, 3, channels, dtype=dtype), rows)
+            q, k = (part.unflatten(1, (key_heads, dk)) for part in x.split(key_heads * dk, 1)[:2])
+            v = x[:, 2 * key_heads * dk :].unflatten(1, (heads, dv))
+            states = empty(8, heads, dk, dv)
+            delta_scan(q, k, v, empty(64, heads, *decays), empty(64, heads), states, rows)
+
+
+def state_spaces(dtype: torch.dtype) -> None:
+    """Of the sizes of Nemotron-H-8B and Falcon-H1-7B (Mamba 2), and of Jamba (Mamba)."""
+    for rows in STATE_ROWS:
+        for heads, p, groups, n in ((128, 64, 8, 128), (24, 128, 1, 256)):
+            x, b = empty(64, heads, p, dtype=dtype), empty(64, groups, n, dtype=dtype)
+            of_heads = empty(heads), empty(heads)
+            mamba2_scan(x, b, b, empty(64, heads), *of_heads, empty(8, heads, p, n), rows)
+        x, b = empty(64, 8192, dtype=dtype), empty(64, 16, dtype=dtype)
+        a, d = empty(8192, 16), empty(8192)
+        mamba1_scan(x, b, b, empty(64, 8192), a, d, empty(8, 8192, 16), rows)
+
+
 def adapters(dtype: torch.dtype) -> None:
     """Products of adapters of Llama-8B's size, of a few tokens and of many."""
     step = LoraStep(ints(9), ints(8, 4), ints(8), ())
@@ -604,6 +644,8 @@ OTHERS: dict[str, Callable[[torch.dtype], None]] = {
     "around": around,
     "adapters": adapters,
     "convolutions": convolutions,
+    "delta rules": delta_rules,
+    "state spaces": state_spaces,
     "latents": latents,
     "latents fp8": lambda dtype: latents(dtype, FLOAT8),
 }

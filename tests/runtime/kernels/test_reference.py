@@ -29,6 +29,7 @@ from tests.runtime.kernels import (
     needs_kernels,
     packed_matrices,
     ranks,
+    recurrences,
     whole_rows,
 )
 from tests.runtime.kernels.block_copies import blocks_copied
@@ -624,7 +625,7 @@ def summed(run):
     return run(normal(2, 3, 70)), run(normal(3, 2, 70, dtype=torch.float16))
 
 
-CASES = packed_matrices.CASES | whole_rows.CASES | in_any_batch.CASES | adapters.CASES | EMBEDDINGS | ranks.CASES | {
+CASES = packed_matrices.CASES | whole_rows.CASES | in_any_batch.CASES | adapters.CASES | EMBEDDINGS | ranks.CASES | recurrences.CASES | {
     "linear_single_row": one_row, "SmallBatchLinear": few_rows,
     "linear_by_tiles": tiled, "linear_split_k": tiled_in_parts, "update_pages": page_table, "KVCopy": copied, "BlockCopy": blocks_copied, "rope_store": stored,
     "rotate": rotated, "kv_store": kv_stored,

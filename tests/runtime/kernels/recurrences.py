@@ -1,0 +1,230 @@
+"""Layers with a recurrent state: random inputs, loops over tokens in float64 that share no code with
+the package, and cases of kernels.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch.nn import functional
+
+from sglang_lite.runtime.kernels.state_rows import StateRows
+from tests.runtime.kernels.test_kernels import DEVICE
+
+PLACES = 9
+
+
+def ints(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def rows_of(*rows):
+    """Rows of (tokens, place to read, place to write)."""
+    lengths, read, write = zip(*rows)
+    return StateRows(
+        ints(0, *torch.tensor(lengths).cumsum(0)), ints(*read), ints(*write), max(lengths)
+    )
+
+
+def moved(rows, device):
+    return replace(
+        rows,
+        offsets=rows.offsets.to(device),
+        read=rows.read.to(device),
+        write=rows.write.to(device),
+    )
+
+
+# Loops over tokens, of one row. A state is float64 and is updated.
+
+
+def delta_loop(inputs, state):
+    q, k, v, decay, beta = (each.double() for each in inputs)
+    heads, channels = v.shape[1], k.shape[2]
+    out = torch.empty_like(v)
+    for t in range(len(v)):
+        for h in range(heads):
+            key, query = (each[t, h // (heads // k.shape[1])] for each in (k, q))
+            key = key / (key.square().sum() + 1e-6).sqrt()
+            query = query / (query.square().sum() + 1e-6).sqrt() / channels**0.5
+            state[h] *= decay[t, h].exp().expand(channels).unsqueeze(1)
+            u = beta[t, h] * (v[t, h] - state[h].T @ key)
+            state[h] += torch.outer(key, u)
+            out[t, h] = state[h].T @ query
+    return out
+
+
+def mamba2_loop(inputs, state):
+    x, b, c, dt, a, d = (each.double() for each in inputs)
+    heads = x.shape[1]
+    out = torch.empty_like(x)
+    for t in range(len(x)):
+        for h in range(heads):
+            group = h // (heads // b.shape[1])
+            state[h] *= (dt[t, h] * a[h]).exp()
+            state[h] += dt[t, h] * torch.outer(x[t, h], b[t, group])
+            out[t, h] = state[h] @ c[t, group] + d[h] * x[t, h]
+    return out
+
+
+def mamba1_loop(inputs, state):
+    x, b, c, dt, a, d = (each.double() for each in inputs)
+    out = torch.empty_like(x)
+    for t in range(len(x)):
+        state *= (dt[t].unsqueeze(1) * a).exp()
+        state += torch.outer(dt[t] * x[t], b[t])
+        out[t] = state @ c[t] + d * x[t]
+    return out
+
+
+def conv_loop(inputs, tail, activation=True):
+    x, kernel = (each.double() for each in inputs)
+    window = len(kernel) - 1
+    seen = [*tail, *x]
+    out = torch.empty_like(x)
+    for t in range(len(x)):
+        total = kernel[window].clone()
+        for i in range(window):
+            total += kernel[i] * seen[t + i]
+        out[t] = functional.silu(total) if activation else total
+    tail.copy_(torch.stack(seen[len(seen) - len(tail) :]) if len(tail) else tail)
+    return out
+
+
+# Random inputs by name of the function: those of each token, those of the layer, and its states.
+
+
+def gates(*shape, decay):
+    """Logarithms of decays: "none", "strong", or between."""
+    if decay == "none":
+        return torch.zeros(shape)
+    if decay == "strong":  # with weak ones between
+        return torch.where(torch.rand(shape) < 0.5, -50.0, -0.01 * torch.rand(shape))
+    return -torch.rand(shape) * 0.3
+
+
+def delta(tokens, dtype=torch.float32, decay="", by_channel=False, heads=(2, 4), dims=(24, 40)):
+    (hk, hv), (dk, dv) = heads, dims
+    of_tokens = (
+        torch.randn(tokens, hk, dk).to(dtype),
+        torch.randn(tokens, hk, dk).to(dtype),
+        torch.randn(tokens, hv, dv).to(dtype),
+        gates(tokens, hv, *[dk] * by_channel, decay=decay),
+        2 * torch.rand(tokens, hv),  # up to 2 in OLMo Hybrid
+    )
+    return of_tokens, (), torch.randn(PLACES, hv, dk, dv)
+
+
+def kimi(tokens, dtype=torch.float32, decay=""):
+    return delta(tokens, dtype, decay, by_channel=True, heads=(3, 3))
+
+
+def mamba2(tokens, dtype=torch.float32, decay="", heads=(6, 2), dims=(20, 12)):
+    (h, g), (p, n) = heads, dims
+    a = {"none": torch.full((h,), -1e-30), "strong": torch.full((h,), -1e3)}.get(
+        decay, -torch.rand(h)
+    )
+    of_tokens = (
+        torch.randn(tokens, h, p).to(dtype),
+        torch.randn(tokens, g, n).to(dtype),
+        torch.randn(tokens, g, n).to(dtype),
+        torch.rand(tokens, h) ** 8 if decay == "strong" else torch.rand(tokens, h),
+    )
+    return of_tokens, (a, torch.randn(h)), torch.randn(PLACES, h, p, n)
+
+
+def mamba1(tokens, dtype=torch.float32, decay="", channels=40, n=8):
+    a = {"none": torch.full((channels, n), -1e-30), "strong": torch.full((channels, n), -1e3)}.get(
+        decay, -torch.rand(channels, n)
+    )
+    of_tokens = (
+        torch.randn(tokens, channels).to(dtype),
+        torch.randn(tokens, n).to(dtype),
+        torch.randn(tokens, n).to(dtype),
+        torch.rand(tokens, channels) ** 8 if decay == "strong" else torch.rand(tokens, channels),
+    )
+    return of_tokens, (a, torch.randn(channels)), torch.randn(PLACES, channels, n)
+
+
+def conv(tokens, dtype=torch.float32, decay="", channels=40, window=4):
+    kernel = torch.randn(window + 1, channels)
+    return (
+        (torch.randn(tokens, channels).to(dtype),),
+        (kernel,),
+        torch.randn(PLACES, window - 1, channels).to(dtype),
+    )
+
+
+KINDS = {
+    "delta": ("delta_scan", delta, delta_loop),
+    "kimi": ("delta_scan", kimi, delta_loop),
+    "mamba2": ("mamba2_scan", mamba2, mamba2_loop),
+    "mamba1": ("mamba1_scan", mamba1, mamba1_loop),
+    "conv": ("state_conv", conv, conv_loop),
+}
+
+
+def expected(loop, of_tokens, of_layer, states, rows):
+    """Outputs, and the pool after the step, in float64."""
+    before, after = states.double(), states.double().clone()
+    outs = []
+    for row, (read, write) in enumerate(zip(rows.read.tolist(), rows.write.tolist())):
+        part = slice(rows.offsets[row], rows.offsets[row + 1])
+        state = torch.zeros_like(before[0]) if read < 0 else before[read].clone()
+        outs.append(loop((*(each[part] for each in of_tokens), *of_layer), state))
+        if write >= 0:
+            after[write] = state
+    return torch.cat(outs), after
+
+
+ROWS = {
+    "one": rows_of((1, 3, 4)),
+    "decoding": rows_of((1, 3, 4), (1, -1, 5), (1, 6, 6), (1, 2, -1), (1, -1, -1)),
+    "forks": rows_of((1, 3, 4), (1, 3, 5), (1, 3, 6)),
+    "chunks": rows_of((63, 1, 1), (64, -1, 2), (65, 3, 4)),
+    "mixed": rows_of((1, 1, 1), (130, 2, 3), (1, -1, 4), (17, 2, -1), (1, 7, 7), (2, 6, 8)),
+    "forks of prompts": rows_of((20, 3, 4), (70, 3, 5)),
+}
+
+
+# Cases of test_reference.py: on tensors that are parts of others, as projections leave them.
+
+
+def _case(draw, run, *rows, dtypes=(torch.float32, torch.bfloat16), **options):
+    results = []
+    for name in rows:
+        for dtype in dtypes:
+            of_tokens, of_layer, states = draw(int(ROWS[name].offsets[-1]), dtype, **options)
+            inputs = [each.to(DEVICE) for each in of_tokens]
+            strided = [*map(_in_wider_rows, inputs[:3]), *inputs[3:]]
+            pool = states.to(DEVICE)
+            layer = (each.to(DEVICE) for each in of_layer)
+            results.append((run(*strided, *layer, pool, moved(ROWS[name], DEVICE)), pool))
+    return results
+
+
+def _in_wider_rows(x):
+    """The same numbers, with others between tokens."""
+    flat = x.flatten(1)
+    return torch.cat((flat, flat), 1)[:, : flat.shape[1]].unflatten(1, x.shape[1:])
+
+
+def _step(draw, run, **options):
+    """Rows of one token alone, and between longer ones, of which nothing is written."""
+
+    def stepped(*arguments):
+        out = torch.full_like(arguments[out_like], torch.nan).contiguous()
+        run(*arguments, out)
+        return out
+
+    out_like = 2 if draw is not mamba2 else 0
+    return _case(draw, stepped, "decoding", "mixed", **options)
+
+
+CASES = {
+    "state_conv": lambda run: _case(conv, run, "decoding", "mixed", channels=600),
+    "delta_step": lambda run: [_step(delta, run), _step(kimi, run)],
+    "delta_scan": lambda run: [_case(draw, run, "decoding", "mixed") for draw in (delta, kimi)],
+    "mamba2_step": lambda run: _step(mamba2, run),
+    "mamba2_scan": lambda run: _case(mamba2, run, "decoding", "mixed"),
+    "mamba1_scan": lambda run: _case(mamba1, run, "decoding", "mixed"),
+}
