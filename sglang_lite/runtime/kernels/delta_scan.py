@@ -38,31 +38,63 @@ from sglang_lite.runtime.kernels.state_chunks import (
 from sglang_lite.runtime.kernels.state_rows import StateRows
 from sglang_lite.runtime.kernels.state_step import delta_step
 
-_BLOCK_V = 32  # columns of the state in a program
+_BLOCK_V = 32  # columns of the state in a program; in float32 half as many, which fill registers
+_BLOCK_K = 64  # channels that are multiplied at the same time
+_PART = 16  # tokens in whose pairs channels decay by factors of their own
 _MIN_TILE = 16  # rows and columns that matrix units take
 
 
 @triton.jit
-def _load_tokens(x, stride, token, end, head, DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns a head's vectors of some tokens in float32; zeros from `end` on."""
-    i = tl.arange(0, BLOCK)
+def _load_part(x, stride, token, end, head, at, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """Returns channels `at` to `at` + BLOCK of a head's vectors of some tokens in float32; zeros
+    from token `end` and channel DIM on.
+    """
+    i = at + tl.arange(0, BLOCK)
     place = x + token.to(tl.int64)[:, None] * stride + head * DIM + i[None, :]
     inside = (token < end)[:, None] & (i < DIM)[None, :]
     return tl.load(place, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _store_chunk(
-    inverse, scores, slot, head, strength, a, b, HEADS: tl.constexpr, CHUNK: tl.constexpr
-):
-    """Stores (I + diag(beta) A)^-1 diag(beta), and B, of a chunk."""
+def _load_tokens(x, stride, token, end, head, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """Returns a head's vectors of some tokens in float32; zeros from token `end` on."""
+    return _load_part(x, stride, token, end, head, 0, DIM, BLOCK)
+
+
+@triton.jit
+def _products(
+    x, x_stride, y, y_stride, token, end, head,
+    DK: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Returns x @ y^T of a head's vectors of some tokens, and the squared norms of those of x."""
+    products = tl.zeros((CHUNK, CHUNK), tl.float32)
+    norms = tl.zeros((CHUNK,), tl.float32)
+    for at in range(0, DK, BLOCK_K):
+        left = _load_part(x, x_stride, token, end, head, at, DK, BLOCK_K)
+        right = _load_part(y, y_stride, token, end, head, at, DK, BLOCK_K)
+        products += multiply(left, tl.trans(right), PRECISION)
+        norms += tl.sum(left * left, 1)
+    return products, norms
+
+
+@triton.jit
+def _store_inverse(
+    inverse, slot, head, strength, a, HEADS: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """Stores (I + diag(beta) A)^-1 diag(beta) of a chunk."""
     i = tl.arange(0, CHUNK)
     a = tl.where(i[:, None] > i[None, :], a * strength[:, None], 0.0)
     solved = invert_unit_triangle(a) * strength[None, :]
+    _store_chunk(inverse, slot, head, solved, HEADS, CHUNK)
+
+
+@triton.jit
+def _store_chunk(matrices, slot, head, matrix, HEADS: tl.constexpr, CHUNK: tl.constexpr):
+    """Stores a matrix of a chunk and a head."""
+    i = tl.arange(0, CHUNK)
     place = (slot.to(tl.int64) * HEADS + head) * CHUNK * CHUNK
     place += i[:, None] * CHUNK + i[None, :]
-    tl.store(inverse + place, solved.to(inverse.dtype.element_ty))
-    tl.store(scores + place, b.to(scores.dtype.element_ty))
+    tl.store(matrices + place, matrix.to(matrices.dtype.element_ty))
 
 
 @cached_launch
@@ -97,12 +129,19 @@ def _prepare(
     of_head = token.to(tl.int64) * HEADS + head
     total = tl.cumsum(tl.load(decay + of_head, mask=token < end, other=0.0).to(tl.float64), 0)
     strength = tl.load(beta + of_head, mask=token < end, other=0.0)
-    keys = normalise(_load_tokens(k, k_stride, token, end, head // REPEATS, DK, BLOCK_K))
-    queries = normalise(_load_tokens(q, q_stride, token, end, head // REPEATS, DK, BLOCK_K))
     kept = decay_between(total)
-    a = multiply(keys, tl.trans(keys), PRECISION) * kept
-    b = multiply(queries, tl.trans(keys), PRECISION) * kept * DK**-0.5
-    _store_chunk(inverse, scores, slot, head, strength, a, b, HEADS, CHUNK)
+    key_head = head // REPEATS
+    products, norms = _products(
+        k, k_stride, k, k_stride, token, end, key_head, DK, BLOCK_K, PRECISION, CHUNK
+    )
+    scale = tl.rsqrt(norms + 1e-6)
+    a = products * scale[:, None] * scale[None, :] * kept
+    _store_inverse(inverse, slot, head, strength, a, HEADS, CHUNK)
+    products, norms = _products(
+        q, q_stride, k, k_stride, token, end, key_head, DK, BLOCK_K, PRECISION, CHUNK
+    )
+    b = products * (tl.rsqrt(norms + 1e-6) * DK**-0.5)[:, None] * scale[None, :] * kept
+    _store_chunk(scores, slot, head, b, HEADS, CHUNK)
 
 
 @cached_launch
@@ -137,40 +176,50 @@ def _prepare_channels(
         return
     i = tl.arange(0, CHUNK)
     token = first + i
-    channel = tl.arange(0, BLOCK_K)
-    has_channel = channel < DK
+    key_head = head // REPEATS
     strength = tl.load(beta + token.to(tl.int64) * HEADS + head, mask=token < end, other=0.0)
-    total = tl.cumsum(_load_tokens(decay, HEADS * DK, token, end, head, DK, BLOCK_K), 0)
-    place = totals + token.to(tl.int64)[:, None] * HEADS * DK + head * DK + channel[None, :]
-    tl.store(place, total, mask=(token < end)[:, None] & has_channel[None, :])
-    tl.debug_barrier()  # other threads read what one stores
-    keys = normalise(_load_tokens(k, k_stride, token, end, head // REPEATS, DK, BLOCK_K))
-    queries = normalise(_load_tokens(q, q_stride, token, end, head // REPEATS, DK, BLOCK_K))
     a = tl.zeros((CHUNK, CHUNK), tl.float32)
     b = tl.zeros((CHUNK, CHUNK), tl.float32)
-    # Between two parts of the chunk, the decay is the product of those to and from the first token
-    # of the later part. Neither is above 1.
-    for part in tl.static_range(1, CHUNK // PART):
-        at = first + part * PART
-        place = totals + at.to(tl.int64) * HEADS * DK + head * DK + channel
-        middle = tl.load(place, mask=has_channel & (at < end), other=0.0)
-        later = ((i // PART) == part)[:, None]
-        since = tl.exp(tl.where(later, total - middle[None, :], -float("inf")))
-        sooner = ((i < part * PART) & (at < end))[:, None]
-        until = tl.exp(tl.where(sooner, middle[None, :] - total, -float("inf")))
-        earlier = tl.trans(keys * until)
-        a += multiply(keys * since, earlier, PRECISION)
-        b += multiply(queries * since, earlier, PRECISION)
-    # Inside a part, the decay of each pair of tokens is computed by itself.
-    for j in range(PART):
-        other = (i // PART) * PART + j
-        old = normalise(_load_tokens(k, k_stride, first + other, end, head // REPEATS, DK, BLOCK_K))
-        before = _load_tokens(totals, HEADS * DK, first + other, end, head, DK, BLOCK_K)
-        old *= tl.exp(tl.minimum(total - before, 0.0))
-        here = (other[:, None] == i[None, :]) & (other <= i)[:, None]
-        a += tl.where(here, tl.sum(keys * old, 1)[:, None], 0.0)
-        b += tl.where(here, tl.sum(queries * old, 1)[:, None], 0.0)
-    _store_chunk(inverse, scores, slot, head, strength, a, b * DK**-0.5, HEADS, CHUNK)
+    key_norms = tl.zeros((CHUNK,), tl.float32)
+    query_norms = tl.zeros((CHUNK,), tl.float32)
+    for channel in range(0, DK, BLOCK_K):
+        total = tl.cumsum(_load_part(decay, HEADS * DK, token, end, head, channel, DK, BLOCK_K), 0)
+        of_head = totals + head * DK + channel + tl.arange(0, BLOCK_K)
+        has_channel = channel + tl.arange(0, BLOCK_K) < DK
+        place = of_head[None, :] + token.to(tl.int64)[:, None] * HEADS * DK
+        tl.store(place, total, mask=(token < end)[:, None] & has_channel[None, :])
+        tl.debug_barrier()  # other threads read what one stores
+        keys = _load_part(k, k_stride, token, end, key_head, channel, DK, BLOCK_K)
+        queries = _load_part(q, q_stride, token, end, key_head, channel, DK, BLOCK_K)
+        key_norms += tl.sum(keys * keys, 1)
+        query_norms += tl.sum(queries * queries, 1)
+        # Between two parts of the chunk, the decay is the product of those to and from the first
+        # token of the later part. Neither is above 1.
+        for part in range(1, CHUNK // PART):
+            at = first + part * PART
+            of_middle = of_head + at.to(tl.int64) * HEADS * DK
+            middle = tl.load(of_middle, mask=has_channel & (at < end), other=0.0)
+            later = ((i // PART) == part)[:, None]
+            since = tl.exp(tl.where(later, total - middle[None, :], -float("inf")))
+            sooner = ((i < part * PART) & (at < end))[:, None]
+            until = tl.exp(tl.where(sooner, middle[None, :] - total, -float("inf")))
+            earlier = tl.trans(keys * until)
+            a += multiply(keys * since, earlier, PRECISION)
+            b += multiply(queries * since, earlier, PRECISION)
+        # Inside a part, the decay of each pair of tokens is computed by itself.
+        for j in range(PART):
+            other = (i // PART) * PART + j
+            old = _load_part(k, k_stride, first + other, end, key_head, channel, DK, BLOCK_K)
+            before = _load_part(totals, HEADS * DK, first + other, end, head, channel, DK, BLOCK_K)
+            old *= tl.exp(tl.minimum(total - before, 0.0))
+            here = (other[:, None] == i[None, :]) & (other <= i)[:, None]
+            a += tl.where(here, tl.sum(keys * old, 1)[:, None], 0.0)
+            b += tl.where(here, tl.sum(queries * old, 1)[:, None], 0.0)
+    scale = tl.rsqrt(key_norms + 1e-6)
+    b *= (tl.rsqrt(query_norms + 1e-6) * DK**-0.5)[:, None] * scale[None, :]
+    _store_chunk(scores, slot, head, b, HEADS, CHUNK)
+    a *= scale[:, None] * scale[None, :]
+    _store_inverse(inverse, slot, head, strength, a, HEADS, CHUNK)
 
 
 @cached_launch
@@ -301,7 +350,8 @@ def delta_scan(
     count = len(rows.read)
     precision = dot_precision(v.dtype, v.device)
     block_k = max(round_up_to_power_of_2(dk), _MIN_TILE)
-    block_v = min(max(round_up_to_power_of_2(dv), _MIN_TILE), _BLOCK_V)
+    widest = _BLOCK_V // 2 if v.dtype == torch.float32 else _BLOCK_V
+    block_v = min(max(round_up_to_power_of_2(dv), _MIN_TILE), widest)
     by_channel = decay.dim() == 3
     kept = torch.bfloat16 if precision == "bf16" else torch.float32
     slots = count_slots(tokens, count)
@@ -310,23 +360,23 @@ def delta_scan(
         "HEADS": heads,
         "REPEATS": heads // k.shape[1],
         "DK": dk,
-        "BLOCK_K": block_k,
         "PRECISION": precision,
         "CHUNK": CHUNK,
-        "num_warps": 8 if by_channel or block_k > 64 else 4,
         **pdl_options(v.device),
     }
     strides = q.stride(0), k.stride(0)
     if by_channel:
         totals = torch.empty_like(decay)
         _prepare_channels[(slots, heads)](
-            q, k, decay, beta, rows.offsets, inverse, scores, totals, count, *strides, PART=16, **shape
+            q, k, decay, beta, rows.offsets, inverse, scores, totals, count, *strides,
+            BLOCK_K=min(block_k, 32), PART=_PART, num_warps=4, **shape,
         )  # fmt: skip
         decay = totals
     else:
         _prepare[(slots, heads)](
-            q, k, decay, beta, rows.offsets, inverse, scores, count, *strides, **shape
-        )
+            q, k, decay, beta, rows.offsets, inverse, scores, count, *strides,
+            BLOCK_K=min(block_k, _BLOCK_K), num_warps=4, **shape,
+        )  # fmt: skip
     _scan[(count, heads, cdiv(dv, block_v))](
         q,
         k,
@@ -344,7 +394,9 @@ def delta_scan(
         states.stride(0),
         DV=dv,
         BY_CHANNEL=by_channel,
+        BLOCK_K=block_k,
         BLOCK_V=block_v,
+        num_warps=8 if block_k > 64 else 4,
         num_stages=1,
         **shape,
     )

@@ -152,6 +152,8 @@ def mamba2_scan(
         return out
     block_n = max(round_up_to_power_of_2(n), _MIN_TILE)
     block_p = min(max(round_up_to_power_of_2(p), _MIN_TILE), _BLOCK_P)
+    # float32 in three products of TF32, or in whole chunks, overflows the registers
+    whole = x.dtype == torch.float32
     _scan[(len(rows.read), heads, cdiv(p, block_p))](
         x,
         b,
@@ -174,8 +176,8 @@ def mamba2_scan(
         N=n,
         BLOCK_P=block_p,
         BLOCK_N=block_n,
-        PRECISION=dot_precision(x.dtype, x.device),
-        CHUNK=CHUNK,
+        PRECISION="ieee" if whole else dot_precision(x.dtype, x.device),
+        CHUNK=CHUNK // 2 if whole else CHUNK,
         num_warps=8 if block_n > 64 else 4,
         num_stages=1,
         **pdl_options(x.device),

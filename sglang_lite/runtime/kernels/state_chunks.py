@@ -24,11 +24,12 @@ def count_slots(tokens: int, rows: int, chunk: int = CHUNK) -> int:
 
 def dot_precision(dtype: torch.dtype, device: torch.device) -> str:
     """Returns how products of matrices are computed, for `multiply`: in bfloat16 if the inputs are,
-    in float32 if they are, and in TF32, which has the mantissa of float16, if they are float16.
+    in TF32, which has the mantissa of float16, if they are float16, and else in three products of
+    TF32, which lose two bits of float32.
     """
-    if dtype == torch.float32 or properties_of(device) == INTERPRETER:
+    if properties_of(device) == INTERPRETER:  # it multiplies float32 alone
         return "ieee"
-    return "bf16" if dtype == torch.bfloat16 else "tf32"
+    return {torch.bfloat16: "bf16", torch.float16: "tf32"}.get(dtype, "tf32x3")
 
 
 @triton.jit
@@ -74,34 +75,27 @@ def decay_between(total):
 def invert_unit_triangle(a):
     """Returns the inverse of I + a, for a [64, 64] that is 0 on and above the diagonal.
 
-    The blocks of 16 on the diagonal are inverted by forward substitution, all at the same time.
-    From the inverses X of neighbouring blocks follows that of the block of twice their size:
-    X - X a' X, where a' is the part of a below them. Powers of a would be fewer products, but
-    they overflow where keys are alike.
+    Blocks on the diagonal are inverted, of 2 rows, then of 4, and so on. From the inverses X of two
+    neighbouring blocks follows that of the block of twice their size: X - X b X, where b is the
+    part of a between them. The sum of the powers of -a takes as many products, but loses all digits
+    where keys are alike.
     """
-    n: tl.constexpr = 64
-    small: tl.constexpr = 16
-    blocks: tl.constexpr = n // small
-    i = tl.arange(0, n)
-    of = tl.arange(0, blocks)
-    inner = tl.arange(0, small)
-    diagonal = of[:, None, None, None] == of[None, None, :, None]
-    a4 = tl.reshape(a, (blocks, small, blocks, small))
-    lower = tl.sum(tl.where(diagonal, a4, 0.0), 2)  # [block, row, column]
-    eye = (inner[:, None] == inner[None, :]).to(tl.float32)
-    x = tl.broadcast_to(eye[None, :, :], (blocks, small, small))
-    for row in range(1, small):
-        here = (inner == row)[None, :, None]
-        coefficients = tl.sum(tl.where(here, lower, 0.0), 1)  # [block, column]
-        known = tl.sum(coefficients[:, :, None] * x, 1)
-        x = tl.where(here, x - known[:, None, :], x)
-    wide = tl.broadcast_to(tl.expand_dims(x, 2), (blocks, small, blocks, small))
-    inverse = tl.reshape(tl.where(diagonal, wide, 0.0), (n, n))
-    for level in tl.static_range(1, 3):
-        size: tl.constexpr = small << level
-        same = (i[:, None] // size) == (i[None, :] // size)
-        apart = (i[:, None] // (size // 2)) != (i[None, :] // (size // 2))
-        below = tl.where(same & apart, a, 0.0)
-        change = tl.dot(below, inverse, input_precision="ieee")
-        inverse -= tl.dot(inverse, change, input_precision="ieee")
+    i = tl.arange(0, 64)
+    pair = (i[:, None] // 2) == (i[None, :] // 2)
+    inverse = (i[:, None] == i[None, :]).to(tl.float32) - tl.where(pair, a, 0.0)
+    for level in tl.static_range(2, 7):
+        inverse = join_blocks(inverse, a, 1 << level)
     return inverse
+
+
+@triton.jit
+def join_blocks(inverse, a, SIZE: tl.constexpr):
+    """Returns the inverses of the blocks of SIZE on the diagonal of I + a, from those of the blocks
+    of half that size.
+    """
+    i = tl.arange(0, 64)
+    block = i // SIZE
+    half = i // (SIZE // 2)
+    between = (block[:, None] == block[None, :]) & (half[:, None] != half[None, :])
+    change = tl.dot(tl.where(between, a, 0.0), inverse, input_precision="tf32x3")
+    return inverse - tl.dot(inverse, change, input_precision="tf32x3")

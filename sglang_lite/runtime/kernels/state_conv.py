@@ -84,14 +84,14 @@ def _state_conv(
     # is the one that can overwrite the tail.
     if (WINDOW > 1) & (first == begin) & (target >= 0):
         entry = tl.arange(0, TAIL)
-        inside = (entry < WINDOW - 1)[:, None] & has_channel[None, :]
+        is_entry = (entry < WINDOW - 1)[:, None] & has_channel[None, :]
         new = _load_inputs(
             inputs, tails, input_stride, tail_stride, begin, end - (WINDOW - 1) + entry, source,
-            channel, inside, CHANNELS, WINDOW,
+            channel, is_entry, CHANNELS, WINDOW,
         )  # fmt: skip
         tl.debug_barrier()  # all threads have read the tail before one overwrites it
-        place = tails + target.to(tl.int64) * tail_stride + entry[:, None] * CHANNELS
-        tl.store(place + channel[None, :], new.to(tails.dtype.element_ty), mask=inside)
+        own = tails + target.to(tl.int64) * tail_stride + entry[:, None] * CHANNELS
+        tl.store(own + channel[None, :], new.to(tails.dtype.element_ty), mask=is_entry)
 
 
 def state_conv(
