@@ -27,6 +27,7 @@ class Capacity:
         longest: longest sequence that also fits the KV cache, in tokens.
         window_pages: number of pages in the KV cache of the layers with a window; 0 if these use
             `pages` as well.
+        states: number of places for states of sequences; 0 if the model has none.
     """
 
     sizes: Sizes
@@ -34,6 +35,7 @@ class Capacity:
     pages: int
     longest: int
     window_pages: int = 0
+    states: int = 0
 
     @property
     def tokens(self) -> int:

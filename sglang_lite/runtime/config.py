@@ -219,6 +219,17 @@ class EngineConfig:
             `encoder_urls`.
         encoder_urls: addresses of servers with `encoder_only` and the same model, e.g.
             ("http://10.0.0.2:30000",). One that does not answer is replaced by the next.
+        max_mamba_cache_size: number of states that are kept for later requests, by models whose
+            layers sum up the past; at least `max_running`. None for as many as
+            `mamba_full_memory_ratio` allows.
+        mamba_full_memory_ratio: memory of all states, in multiples of that of keys and values.
+            Ignored if `max_mamba_cache_size` is given, and by other models.
+        mamba_ssm_dtype: data type of what layers sum up: "float32" or "bfloat16", which takes half
+            of the memory and is less exact. Ignored by other models.
+        mamba_track_interval: number of tokens between states that are kept within long prompts; 0
+            keeps states only where a text is expected to be continued: at the end of prompts and
+            answers, where programs fork, and where waiting prompts stop being alike. Ignored by
+            other models.
         prefix_cache: whether to keep and reuse computed prefixes.
         explain_cache_misses: whether results explain uncached tokens with the text that the cache
             has instead, and with a match in another namespace; this reveals parts of other prompts.
@@ -418,6 +429,10 @@ class EngineConfig:
     max_queued: int = 4096
     step_tokens: int | None = None
     page_size: int | None = None
+    max_mamba_cache_size: int | None = None
+    mamba_full_memory_ratio: float = 0.9
+    mamba_ssm_dtype: Literal["float32", "bfloat16"] = "float32"
+    mamba_track_interval: int = 0
     image_cache_mb: int = 512
     enable_multimodal: bool | None = None
     limit_mm_data_per_request: Mapping[str, int] | str | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from itertools import pairwise
 from unittest import mock
 
@@ -25,7 +26,7 @@ from sglang_lite.runtime.core.engine_parts import make_parts
 from sglang_lite.runtime.drafting.drafting import TAIL, StepCost
 from sglang_lite.runtime.drafting.guess import Guess
 from sglang_lite.runtime.drafting.registry import DRAFTERS
-from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.kv_cache import KVCache, LayerStates
 from sglang_lite.runtime.kernels.race import draw_exponentials
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.kv_cache.check import check_cache
@@ -67,8 +68,9 @@ class ScriptedModel:
     spec, format, batch_sensitive, token_bytes = None, "float32", False, 0
     window: int | None = None
     window_bytes = 0
+    state_bytes = 0
 
-    def allocate_cache(self, slots, window_slots=0):
+    def allocate_cache(self, slots, window_slots=0, states=0):
         tokens = torch.full((1, slots, 1), -1, dtype=torch.int64)
         return KVCache((tokens,), (tokens,))
 
@@ -103,7 +105,7 @@ class WindowedModel(ScriptedModel):
     def __init__(self, window):
         self.window: int = window
 
-    def allocate_cache(self, slots, window_slots=0):
+    def allocate_cache(self, slots, window_slots=0, states=0):
         layers = tuple(
             torch.full((1, count, 1), -1, dtype=torch.int64)
             for count in (slots, window_slots or slots)
@@ -119,6 +121,40 @@ class WindowedModel(ScriptedModel):
                 seen = slice(max(length - self.window, 0), length)
                 assert torch.equal(every[whole[0][seen]], last[windowed[0][seen]])
         return states
+
+
+class StatefulModel(ScriptedModel):
+    """Has a second layer that sums up the past, and must come to what the first one sees."""
+
+    state_bytes = 16
+
+    def allocate_cache(self, slots, window_slots=0, states=0):
+        cache = super().allocate_cache(slots)
+        sums = torch.full((states, 2), -1, dtype=torch.int64)  # number of tokens, and their hash
+        return replace(cache, states=(LayerStates(sums[:, :0], sums),))
+
+    def forward(self, ids, positions, plan, cache):
+        numbers = super().forward(ids, positions, plan, cache)
+        sums = cache.states[0].sums
+        found = torch.empty_like(numbers[:, 0])
+        for wave in plan.states:
+            rows = wave.rows
+            tokens = torch.arange(len(ids)) if wave.tokens is None else wave.tokens
+            before = [(0, 0) if place < 0 else sums[place].tolist() for place in rows.read.tolist()]
+            for i, (start, end) in enumerate(pairwise(rows.offsets.tolist())):
+                at = tokens[start:end]
+                count, number = before[i]
+                assert count == int(positions[at[0]]), "the state of another position"
+                with np.errstate(over="ignore"):
+                    added = (ids[at].numpy().astype(np.uint64) + np.uint64(1)) * _POWERS[
+                        count : count + len(at)
+                    ]
+                    sum_of = np.uint64(number % 2**64) + np.cumsum(added, dtype=np.uint64)
+                found[at] = torch.from_numpy(sum_of.view(np.int64))
+                if (place := int(rows.write[i])) >= 0:
+                    sums[place] = torch.tensor([count + len(at), int(found[at[-1]])])
+        assert torch.equal(found, numbers[:, 0]), "the state of other tokens"
+        return numbers
 
 
 def _reads(plan):
@@ -167,8 +203,10 @@ def tokenizer():
     return Tokenizer(backend, [letter.encode() for letter in LETTERS], [EOS], eos_ids=[EOS])
 
 
-def loaded(context_length=512, window=None, stages=1):
+def loaded(context_length=512, window=None, stages=1, *, states=False):
     model = ScriptedModel() if window is None else WindowedModel(window)
+    if states:
+        model = StatefulModel()
     return LoadedModel(
         "scripted", model, tokenizer(), VOCAB, frozenset({EOS}), context_length, stages=stages
     )

@@ -7,16 +7,19 @@ from dataclasses import replace
 
 import torch
 
+from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.sampling import named
-from sglang_lite.runtime.capacity import Capacity
+from sglang_lite.runtime.capacity import Capacity, Sizes
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor import kv_pool_size
 from sglang_lite.runtime.host import openmp
+from sglang_lite.runtime.kv_cache.state_pages import OWN
 from sglang_lite.runtime.loading.load_model import LoadedModel, longest_context
 from sglang_lite.runtime.models.memory_check import check_free_memory
 from sglang_lite.runtime.models.model import is_fused
 
 logger = logging.getLogger("sglang_lite")
+_MOST_STATES = 4096  # that are kept by default
 _ENCODER_BYTES = 1 << 30  # used by an image encoder while it runs
 
 
@@ -53,6 +56,10 @@ def compute_capacity(config: EngineConfig, loaded: LoadedModel) -> Capacity:
             taken=0 if loaded.ranks is None else loaded.ranks.wait_until_loaded(),
             processes=_processes_per_gpu(config),
             layout=config.sharing,
+            states=None
+            if config.max_mamba_cache_size is None
+            else OWN * sizes.max_running + config.max_mamba_cache_size,
+            state_share=config.mamba_full_memory_ratio,
             images=0 if loaded.tower is None else (config.image_cache_mb << 20) + _ENCODER_BYTES,
         )
     pages = min(-(-pool // sizes.page_size), kv_pool_size.MAX_SLOTS // sizes.page_size - 1)
@@ -60,7 +67,11 @@ def compute_capacity(config: EngineConfig, loaded: LoadedModel) -> Capacity:
     tokens = pages * sizes.page_size
     window_pages = kv_pool_size.count_window_pages(window, pages, sizes, longest)
     size = kv_pool_size.pool_bytes(loaded.model, pages, window_pages, sizes.page_size)
+    sizes = _limit_running_by_states(config, loaded.model.state_bytes, sizes, size)
+    states = count_states(config, loaded.model.state_bytes, sizes, size)
     parts = {f"{tokens:,} tokens of keys and values": size}
+    if states:
+        parts[f"{states:,} states"] = states * loaded.model.state_bytes
     if device.type == "cpu":
         parts[f"{sizes.max_running:,} requests"] = sizes.max_running * (
             8 * longest + 2 * loaded.vocab_size
@@ -68,7 +79,54 @@ def compute_capacity(config: EngineConfig, loaded: LoadedModel) -> Capacity:
     check_free_memory(
         parts, device, loaded.name, "Lower max_total_tokens, context_length or max_running."
     )
-    return Capacity(sizes, context_length, pages, longest, window_pages)
+    return Capacity(sizes, context_length, pages, longest, window_pages, states)
+
+
+def _limit_running_by_states(
+    config: EngineConfig, state_bytes: int, sizes: Sizes, kv_bytes: int
+) -> Sizes:
+    """Returns the sizes with fewer running requests, if the config leaves their number open and
+    the memory for states has no room for so many.
+    """
+    open_sizes = config.max_running is None and config.max_mamba_cache_size is None
+    if not state_bytes or not open_sizes:
+        return sizes
+    room = int(config.mamba_full_memory_ratio * kv_bytes) // state_bytes
+    return replace(sizes, max_running=max(min(sizes.max_running, room // (OWN + 1)), 1))
+
+
+def count_states(config: EngineConfig, state_bytes: int, sizes: Sizes, kv_bytes: int) -> int:
+    """Returns the number of places for states: those of running requests and those that are kept.
+    Returns 0 for a model without states.
+
+    Args:
+        config: the engine's settings.
+        state_bytes: size of a state.
+        sizes: maximum number of running requests.
+        kv_bytes: size of all keys and values.
+
+    Raises:
+        ParameterError: `max_mamba_cache_size` is given for a model without states, or is too small.
+    """
+    kept = config.max_mamba_cache_size
+    if not state_bytes:
+        if kept is not None:
+            raise ParameterError(
+                "max_mamba_cache_size",
+                "the model has no layers that sum up the past.",
+                hint="Leave it out.",
+            )
+        return 0
+    if kept is not None and kept < sizes.max_running:
+        raise ParameterError(
+            "max_mamba_cache_size",
+            f"{kept} states are fewer than the {sizes.max_running} requests of max_running, each of which keeps one.",
+            hint=f"Take at least {sizes.max_running}, or lower max_running.",
+        )
+    if kept is None:
+        room = int(config.mamba_full_memory_ratio * kv_bytes) // state_bytes
+        kept = min(max(room - OWN * sizes.max_running, sizes.max_running), _MOST_STATES)
+    return OWN * sizes.max_running + kept
 
 
 def _processes_per_gpu(config: EngineConfig) -> int:

@@ -85,6 +85,7 @@ from sglang_lite.runtime.executor.step_record import StepWriter, append_step
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.prefix_hash import digest_interval
+from sglang_lite.runtime.kv_cache.state_pages import OWN, StatePages
 from sglang_lite.runtime.kv_cache.tiers import Tiers
 from sglang_lite.runtime.kv_cache.tree_changes import TreeChanges
 from sglang_lite.runtime.kv_cache.window_pages import WindowPages
@@ -591,6 +592,7 @@ def _make_prefix_cache(
         priority=EVICTION[config.eviction],
         reveal_others=config.explain_cache_misses is not False,
         windows=_make_window_pages(capacity, loaded),
+        states=_make_state_pages(config, capacity),
         changes=TreeChanges(digest_interval(capacity.sizes.page_size))
         if config.dp_size > 1
         else None,
@@ -611,6 +613,20 @@ def _make_window_pages(capacity: Capacity, loaded: LoadedModel) -> WindowPages |
         window,
         sizes.max_running,
         sizes.step_tokens,
+    )
+
+
+def _make_state_pages(config: EngineConfig, capacity: Capacity) -> StatePages | None:
+    """Creates the places of states, if the model has any."""
+    if not capacity.states:
+        return None
+    sizes = capacity.sizes
+    return StatePages(
+        capacity.pages,
+        capacity.states - OWN * sizes.max_running,
+        sizes.page_size,
+        sizes.max_running,
+        config.mamba_track_interval,
     )
 
 

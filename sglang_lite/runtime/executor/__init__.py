@@ -74,6 +74,7 @@ def make_runner(
             slot_pages,
             capacity.tokens,
             own_pages * sizes.page_size,
+            capacity.states,
             one_by_one=config.deterministic,
             original_logprobs=config.original_logprobs,
             cores_contended=cores_contended if has_all and not config.deterministic else None,
@@ -103,6 +104,7 @@ def make_runner(
         draft_tokens=config.max_draft,
         original_logprobs=config.original_logprobs,
         window_pages=own_pages,
+        states=capacity.states,
         adapters=adapters,
     )
     if model.device.type == "cuda":

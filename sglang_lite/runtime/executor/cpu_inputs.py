@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.executor.prefix_groups import MIN_SAVED_TOKENS, find_groups
+from sglang_lite.runtime.executor.state_waves import build_state_waves
 from sglang_lite.runtime.executor.step_record import SlotPages, StepRecord
 from sglang_lite.runtime.kernels.attention_metadata import (
     AttentionPlan,
@@ -68,6 +69,8 @@ def build_cpu_inputs(
         plan = replace(
             plan, windowed=_plan_attention(record, table, table.windows, one_by_one=one_by_one)
         )
+    if len(record.state_reads):
+        plan = replace(plan, states=build_state_waves(record, torch.device("cpu")))
     if adapters is not None and record.changes_of(COLUMN).distinct:
         plan = replace(plan, lora=adapters.cpu_lora_step(record.token_slots))
     return CpuInputs(

@@ -54,6 +54,7 @@ class CpuRunner:
         cache_slots: size of the KV cache in tokens.
         window_slots: size of the cache for layers with a window if these have separate pages,
             excluding one extra page that stands for those outside the window; else 0.
+        states: number of places for states of sequences, if the model has any.
         one_by_one: whether to compute each token's attention separately, so that it doesn't depend
             on the batch.
         original_logprobs: whether log-probabilities are computed before the logits are adjusted, as
@@ -70,6 +71,7 @@ class CpuRunner:
         pages: SlotPages,
         cache_slots: int,
         window_slots: int = 0,
+        states: int = 0,
         *,
         one_by_one: bool = False,
         original_logprobs: bool = False,
@@ -84,7 +86,7 @@ class CpuRunner:
         self._pages = pages
         self._sampling = SamplingTable(slots)
         self._cache = model.allocate_cache(
-            cache_slots, window_slots and window_slots + pages.page_size
+            cache_slots, window_slots and window_slots + pages.page_size, states
         )
         self._one_by_one = one_by_one
         self._original_logprobs = original_logprobs

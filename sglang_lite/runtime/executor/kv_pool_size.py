@@ -88,6 +88,8 @@ def pool_tokens(
     taken: int = 0,
     processes: int = 1,
     layout: Parallel = ALONE,
+    states: int | None = None,
+    state_share: float = 0.0,
 ) -> int:
     """Returns the size of the KV pool in tokens. The pool consists of the whole pages that fit into
     memory beside the weights and the largest step.
@@ -107,6 +109,8 @@ def pool_tokens(
         layout: layout of the processes that hold parts of the model. Replicas compute feed-forwards
             of one another's rows, and a stage keeps the rows of a step for each of the other
             stages.
+        states: number of places for states of sequences; None for `state_share`.
+        state_share: memory of states, in multiples of that of the pool.
 
     Raises:
         ModelError: the pool would be smaller than this minimum; the message contains the numbers.
@@ -138,6 +142,10 @@ def pool_tokens(
         2 * sizes.max_running * (chunks + 3) * heads * (size + 2) * 4 for heads, size in kinds
     )
     available = fraction * total - taken - step - logits - partials - images - _SPARE
+    if states is None and model.state_bytes:
+        available /= 1 + state_share
+    else:
+        available -= (states or 0) * model.state_bytes
     token = model.token_bytes
     tokens = (
         min(int(available // token), MAX_SLOTS - sizes.page_size)

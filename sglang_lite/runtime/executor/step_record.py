@@ -20,6 +20,7 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.capacity import Capacity
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
+from sglang_lite.runtime.kv_cache.state_pages import RowStates
 from sglang_lite.runtime.kv_cache.window_pages import WindowPages
 from sglang_lite.runtime.requests.request import Request, WatchedTokens
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
@@ -49,6 +50,7 @@ _NO_SAMPLING: NDArray[np.void] = np.zeros(0, dtype=SAMPLING)
 _NOTHING: Ints = np.zeros(0, dtype=np.int32)
 _NO_ROTARY: Ints = np.zeros((3, 0), dtype=np.int32)
 _NO_COPIES: Ints = np.zeros((2, 0), dtype=np.int32)
+_NO_MARKS: Ints = np.zeros((3, 0), dtype=np.int32)
 
 
 def sampling_row(params: ResolvedParams, seed: int) -> tuple[int, float, int, float, float, bool]:
@@ -159,6 +161,11 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
             its position.
         limits: int32 [T], number of tokens that each token attends to; [0] if each attends to those
             up to itself.
+        state_reads: int32 [R], place of the state that each row begins with, -1 for an empty one;
+            [0] if the model has no states.
+        state_writes: int32 [R], place of the state behind each row's last token; or [0].
+        state_marks: int32 [3, M], row, end and place of each state that is written inside a row,
+            behind its token at end - 1; in order within each row.
     """
 
     step: int
@@ -184,6 +191,9 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     columns: dict[str, ColumnChanges] = {}
     rotary: Ints = _NO_ROTARY
     limits: Ints = _NOTHING
+    state_reads: Ints = _NOTHING
+    state_writes: Ints = _NOTHING
+    state_marks: Ints = _NO_MARKS
 
     @property
     def token_slots(self) -> Ints:
@@ -351,6 +361,7 @@ class StepWriter:
             },
             rotary=rotary,
             limits=limits,
+            **_state_fields(batch.states),
         )
         if self._file is not None:
             append_step(self._file, record)
@@ -405,6 +416,18 @@ def _find_column_changes(column: RecordColumn, written: Ints, batch: Batch) -> C
     if not changed.any():
         return ColumnChanges(_NOTHING, _NOTHING, distinct)
     return ColumnChanges(batch.slots[changed], values[changed], distinct)
+
+
+def _state_fields(states: RowStates | None) -> dict[str, Ints]:
+    """Returns the fields of a record that hold the states of its rows."""
+    if states is None:
+        return {}
+    marks = [(mark.row, mark.end, mark.place) for mark in states.marks]
+    return {
+        "state_reads": states.read,
+        "state_writes": states.write,
+        "state_marks": np.array(marks, dtype=np.int32).T if marks else _NO_MARKS,
+    }
 
 
 def _build_sampling_rows(requests: Sequence[Request]) -> NDArray[np.void]:

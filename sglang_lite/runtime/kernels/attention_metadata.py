@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.kv_cache import gather_slots
 from sglang_lite.runtime.kernels.lora_weights import LoraStep
+from sglang_lite.runtime.kernels.state_rows import StateWave
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.models.lora.cpu_step import CpuLoraStep
@@ -166,6 +167,7 @@ class DevicePlan:
         features: whether a token may stand for features.
         rows: [T, hidden_size] output of the layers before this rank's, which other ranks computed;
             overwritten. None to begin with embeddings.
+        states: the step's rows through layers that sum up the past; empty if there are none.
     """
 
     ids: torch.Tensor
@@ -186,6 +188,7 @@ class DevicePlan:
     limits: torch.Tensor | None = None
     features: bool = True
     rows: torch.Tensor | None = None
+    states: tuple[StateWave, ...] = ()
 
     @property
     def token_slots(self) -> torch.Tensor:
@@ -353,6 +356,7 @@ class AttentionPlan:
         both_ways: whether some tokens see later tokens.
         previous: int64 [T, N], token slots of the N tokens before each one in its sequence, the
             nearest first; -1 before the sequence's beginning. None if no layer needs them.
+        states: the step's rows through layers that sum up the past; empty if there are none.
     """
 
     store_at: torch.Tensor
@@ -363,6 +367,7 @@ class AttentionPlan:
     lora: CpuLoraStep | None = None
     both_ways: bool = False
     previous: torch.Tensor | None = None
+    states: tuple[StateWave, ...] = ()
 
     def in_layer(self, window: int | None) -> AttentionPlan:
         """Returns the plan for layers with this window."""

@@ -35,6 +35,19 @@ class KVScales:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerStates:
+    """States of sequences in one layer, by place.
+
+    Attributes:
+        tails: [places, tokens, channels], earlier inputs of the convolution, oldest first.
+        sums: [places, *shape], float32 or bfloat16.
+    """
+
+    tails: torch.Tensor
+    sums: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class KVCache:
     """Keys and values of every layer by token slot.
 
@@ -50,6 +63,7 @@ class KVCache:
             0 in layers without any; None if they are not recorded.
         hidden: [1, slots, hidden_size], hidden state of each token after the last norm; None if it
             is not recorded.
+        states: states of each layer that sums up the past, None for others; empty if there is none.
     """
 
     k: tuple[torch.Tensor, ...]
@@ -59,14 +73,15 @@ class KVCache:
     memory: Arena | None = None
     experts: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
+    states: tuple[LayerStates | None, ...] = ()
 
     def of_kind(self, *, windowed: bool) -> KVCache:
         """Returns a cache with only one kind of layers: those with a window if `windowed`, else
-        those without one. Layers of one kind share token slots. The cache has no scales, and has
-        recorded tensors only if not `windowed`.
+        those without one. Layers of one kind share token slots. Those that keep nothing by token
+        are left out. The cache has no scales, and has recorded tensors only if not `windowed`.
         """
         kinds = self.windowed or (False,) * len(self.k)
-        layers = [i for i, kind in enumerate(kinds) if kind is windowed]
+        layers = [i for i, kind in enumerate(kinds) if kind is windowed and self.k[i].shape[2] > 0]
         k, v = (tuple(side[i] for i in layers) for side in (self.k, self.v))
         return (
             KVCache(k, v) if windowed else KVCache(k, v, experts=self.experts, hidden=self.hidden)
@@ -74,9 +89,10 @@ class KVCache:
 
     @property
     def planes(self) -> tuple[torch.Tensor, ...]:
-        """All tensors of the cache, each of them once."""
+        """All tensors of the cache that hold something by token, each of them once."""
         recorded = (each for each in (self.experts, self.hidden) if each is not None)
-        return (*self.k, *(v for k, v in zip(self.k, self.v) if v is not k), *recorded)
+        all_planes = (*self.k, *(v for k, v in zip(self.k, self.v) if v is not k), *recorded)
+        return tuple(plane for plane in all_planes if plane.shape[2] > 0)
 
     def record_experts(self, layer: int, at: torch.Tensor, chosen: torch.Tensor) -> None:
         """Records the experts `chosen` [T, top_k] for the tokens in slots `at`, int64 [T]. Does
@@ -139,7 +155,7 @@ class KVCache:
         more = {
             name: zeros(heads, slots, size, kind) for name, (heads, size, kind) in recorded.items()
         }
-        return KVCache(k, v, scales, windowed, arena, **more)
+        return KVCache(k, v, scales, windowed, arena, more.get("experts"), more.get("hidden"))
 
 
 def scale_by_kv_head(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

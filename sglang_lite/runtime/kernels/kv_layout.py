@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +15,25 @@ class Plane:
 
     heads: int
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlanes:
+    """Elements of a sequence's state in a layer, which sums up all of its tokens.
+
+    Attributes:
+        tail: number of earlier inputs that the layer's convolution reads.
+        channels: elements of each of these inputs.
+        sums: shape of the rest of the state.
+    """
+
+    tail: int
+    channels: int
+    sums: tuple[int, ...]
+
+    def count_bytes(self, tail_item: int, sums_item: int) -> int:
+        """Returns the size of a state in bytes, given those of an element of its parts."""
+        return self.tail * self.channels * tail_item + math.prod(self.sums) * sums_item
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,3 +32,18 @@ class StateRows:
     read: torch.Tensor
     write: torch.Tensor
     longest: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateWave:
+    """Rows of a step whose states can be computed at the same time. A row inside which a state is
+    kept is computed in parts, one in each wave: a part begins with the state that the one before
+    has written.
+
+    Attributes:
+        rows: the rows, or parts of rows.
+        tokens: int64 [N], indices of their tokens within the step; None for all tokens.
+    """
+
+    rows: StateRows
+    tokens: torch.Tensor | None = None

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache, SlotHandle
 from sglang_lite.runtime.kv_cache.radix import Node, PrefixLock
+from sglang_lite.runtime.kv_cache.state_pages import StatePages
 from sglang_lite.runtime.kv_cache.window_pages import WindowPages
 
 
@@ -69,6 +70,8 @@ def check_cache(
     store.source.check_invariants()
     if store.windows is not None:
         _check_windows(store, store.windows, handles, nodes)
+    if store.states is not None:
+        _check_states(store, store.states, handles, nodes)
 
     for h in handles:
         page_count = int(table.page_count[h.slot])
@@ -148,6 +151,26 @@ def _check_windows(
     in_tree = np.concatenate([np.empty(0, np.int32), *(node.pages for node in nodes)])
     idle = sum(windows.has_window_page(page) and page not in readers for page in in_tree.tolist())
     assert windows.idle == idle == windows.count_idle(), "miscounted idle pages"
+
+
+def _check_states(
+    store: PrefixCache, states: StatePages, handles: list[SlotHandle], nodes: list[Node]
+) -> None:
+    table = store.table
+    own = [table.pages[h.slot, h.owned_from : table.page_count[h.slot]] for h in handles]
+    empty = np.empty(0, np.int32)
+    states.check_invariants(np.concatenate([empty, *(node.pages for node in nodes), *own]))
+    size = store.page_size
+    for h in handles:
+        pages = table.pages[h.slot, : table.page_count[h.slot]]
+        held = np.flatnonzero(states.of[pages] != states.total)
+        ends = held * size + states.at[pages[held]]
+        # states beyond the computed tokens belong to pages of the tree, or are dropped before the
+        # next step
+        lacks = states.ends[h.slot] != table.computed[h.slot]
+        assert lacks or (ends[held >= h.owned_from] <= table.computed[h.slot]).all(), (
+            "a state of tokens that are not computed"
+        )
 
 
 def _check_node(node: Node, size: int) -> None:

@@ -7,7 +7,7 @@ request reads pages of the tree under its lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from sglang_lite.runtime.kv_cache.pages import Ints, PagePool
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.radix import Match, PrefixLock, Priority, RadixTree, Tail
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
+from sglang_lite.runtime.kv_cache.state_pages import StatePages
 from sglang_lite.runtime.kv_cache.tree_changes import TreeChanges
 from sglang_lite.runtime.kv_cache.window_pages import WindowPages
 
@@ -55,10 +56,11 @@ class PrefixCache:
         priority: key function of the eviction order, lowest first.
         reveal_others: whether reasons for cache misses may reveal other prompts and namespaces.
         windows: pages of the layers with a window; None if they share those of all layers.
+        states: states of the layers that sum up the past; None if the model has none.
         changes: records gains and losses of the tree, or None.
 
     Attributes:
-        windows: the argument of this name.
+        windows, states: the arguments of these names.
         companions: what belongs to pages beside the keys and values of all layers.
         pending_copies: copies to make before the next step.
         source: source of pages that the device lacks.
@@ -75,6 +77,7 @@ class PrefixCache:
         priority: Priority,
         reveal_others: bool = True,
         windows: WindowPages | None = None,
+        states: StatePages | None = None,
         changes: TreeChanges | None = None,
     ) -> None:
         self.page_size = page_size
@@ -86,7 +89,10 @@ class PrefixCache:
         self.pending_copies: list[PageCopy] = []
         self.source = PageSource()
         self.windows = windows
-        self.companions: tuple[Companion, ...] = () if windows is None else (windows,)
+        self.states = states
+        self.companions: tuple[Companion, ...] = tuple(
+            each for each in (windows, states) if each is not None
+        )
         self.step = 0  # number of the last step that was launched
 
     @property
@@ -106,7 +112,10 @@ class PrefixCache:
         """
         end = len(tokens) - 1 if self.reuses else 0
         while True:  # shortening for one of them may end where another one can't use it
-            match = self.tree.match_prefix(*space.tree_key(tokens[:end]))
+            match = self.tree.match_prefix(
+                *space.tree_key(tokens[:end]),
+                None if self.states is None else self.states.count_covered,
+            )
             cached = match.count_cached(self.page_size)
             usable = [each.count_usable_tokens(match) for each in self.companions]
             end = space.count_trusted_tokens(min(usable, default=cached))
@@ -133,6 +142,10 @@ class PrefixCache:
             each.begin_reading(slot, match)
         if match.tail is not None:
             self._schedule_copy(handle, match.tail)
+        if self.states is not None:
+            ids, namespace = space.tree_key(tokens[:-1])
+            in_tree = self.tree.cached_length(ids, namespace)
+            self.states.recomputed += max(in_tree - match.count_cached(self.page_size), 0)
         return handle
 
     def explain_miss(
@@ -371,6 +384,50 @@ class PrefixCache:
             handle = handle_of(row)
             self.windows.release_behind_window(
                 self.table, handle.slot, handle.owned_from, self.step
+            )
+
+    # -------------------------------------------------------------------------------------- states
+
+    def slots_lacking_state(self, slots: Ints) -> list[int]:
+        """Returns the indices of the slots whose states don't end at their computed tokens. This
+        happens when some of these were taken back, or when a copy of cached tokens was given up.
+        """
+        if self.states is None:
+            return []
+        found: list[int] = np.flatnonzero(
+            self.states.ends[slots] != self.table.computed[slots]
+        ).tolist()
+        return found
+
+    def return_to_state(self, handle: SlotHandle) -> bool:
+        """Makes a request compute again what follows its last state. Returns False if it has no
+        state on the pages that it owns.
+        """
+        assert self.states is not None
+        return self.states.rewind(self.table, handle.slot, handle.owned_from * self.page_size)
+
+    def want_states(self, handle: SlotHandle, shared: Iterable[int], *, prompt: int) -> None:
+        """Chooses the tokens of a request behind which states are kept, if the model has any: those
+        behind which other texts are expected to go on.
+
+        Args:
+            handle: resources of the request.
+            shared: lengths of the prefixes that it shares with requests that wait.
+            prompt: length of its prompt.
+        """
+        if self.states is None or not self.reuses:
+            return
+        whole = (prompt - 1) // self.page_size * self.page_size
+        ids, namespace = handle.space.tree_key(self.table.tokens[handle.slot, :prompt])
+        self.states.want_states(
+            handle.slot, {whole, self.tree.cached_length(ids, namespace), *shared}
+        )
+
+    def keep_state(self, handle: SlotHandle) -> None:
+        """Keeps the state behind a request's computed tokens, as far as they are in the tree."""
+        if self.states is not None and self.reuses:
+            self.states.keep_current(
+                handle.slot, self.table.pages[handle.slot, : handle.owned_from]
             )
 
     # ------------------------------------------------------------- between pool, tree and requests

@@ -258,13 +258,24 @@ class RadixTree:
             node, rest[: self.page_size]
         )
 
-    def match_prefix(self, tokens: Ints, namespace: str = "") -> Match:
+    def match_prefix(
+        self, tokens: Ints, namespace: str = "", covered: Callable[[int], int] | None = None
+    ) -> Match:
         """Finds the longest cached prefix of `tokens`. Splits a node if the prefix's whole pages
         end inside it.
+
+        Args:
+            tokens: int32 token ids.
+            namespace: namespace of the sequence.
+            covered: returns the number of a page's tokens behind which it can be continued, 0 for
+                none; a tail ends there. None if pages can be continued behind any token.
         """
         node, path, at = self._follow_and_split(tokens, namespace)
         pages = np.concatenate([n.pages for n in path]) if path else _NO_PAGES
-        return Match(node, pages, self._find_tail(node, tokens[at : at + self.page_size]))
+        rest = tokens[at : at + self.page_size]
+        if covered is None:
+            return Match(node, pages, self._find_tail(node, rest))
+        return Match(node, pages, self._find_covered_tail(node, rest, covered))
 
     def cached_length(self, tokens: Ints, namespace: str = "") -> int:
         """Returns how many of `tokens` are cached, in whole pages. Unlike `match_prefix`, doesn't
@@ -401,6 +412,25 @@ class RadixTree:
             differ = np.flatnonzero(child.tokens[: len(tokens)] != tokens)
             count = int(differ[0]) if len(differ) else len(tokens)
             if count > (best.count if best is not None else 0):
+                best = Tail(child, int(child.pages[0]), count)
+        return best
+
+    def _find_covered_tail(
+        self, node: Node, tokens: Ints, covered: Callable[[int], int]
+    ) -> Tail | None:
+        """Finds the page below `node` that can be continued behind the most leading tokens of
+        `tokens`. Returns None if there is none.
+        """
+        best: Tail | None = None
+        first = tokens[:1].tobytes()
+        for key in node.keys[bisect_left(node.keys, first) :] if first else ():
+            if not key.startswith(first):
+                break
+            child = node.children[key]
+            count = covered(int(child.pages[0]))
+            if count > (0 if best is None else best.count) and np.array_equal(
+                child.tokens[:count], tokens[:count]
+            ):
                 best = Tail(child, int(child.pages[0]), count)
         return best
 

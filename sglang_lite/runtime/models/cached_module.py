@@ -27,6 +27,7 @@ class CachedModule(ABC):
     spec = parts = None
     window = None  # layers with a window share the other layers' pages
     window_bytes = 0
+    state_bytes = 0
     logit_softcap = None  # the module's own head applies any soft cap
     steps = UNSHARED
     rope_axes: torch.Tensor | None = None
@@ -44,7 +45,7 @@ class CachedModule(ABC):
     def token_bytes(self) -> int:
         return self.kv_layout.numbers * self.dtype.itemsize
 
-    def allocate_cache(self, slots: int, window_slots: int = 0) -> KVCache:
+    def allocate_cache(self, slots: int, window_slots: int = 0, states: int = 0) -> KVCache:
         return KVCache.allocate(self.kv_layout, slots, self.dtype, self.device)
 
     def copy_slots(self, cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:

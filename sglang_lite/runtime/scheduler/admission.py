@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
 
 import numpy as np
 
@@ -28,6 +30,11 @@ from sglang_lite.runtime.scheduler.retraction import request_slots
 _SHARED = 32
 # plans after a refusal until requests are reconsidered, if nothing was freed and none has come
 _PLANS = 16
+# Of prompts that begin alike: waiting requests that one which starts is compared with, tokens that
+# a kept state has to save, and states that are kept for others.
+_COMPARED = 64
+_WORTH_A_STATE = 16
+_SHARED_STATES = 4
 
 
 class Admission:
@@ -308,11 +315,35 @@ class Admission:
         table.scored[slot] = request.scored
         for resource in self._resources:
             resource.record_start(request)
+        if self._store.states is not None:
+            assert request.handle is not None
+            shared = self._lengths_shared_with_waiting(request)
+            self._store.want_states(request.handle, shared, prompt=int(table.length[slot]))
         self._queues.queue_prefilling(request)
         self._started.append(request)
         if request.branch is not None:
             self._pauses.end_pause(request.branch)
             request.branch.evicted = False
+
+    def _lengths_shared_with_waiting(self, request: Request) -> list[int]:
+        """Returns the lengths of the prefixes that a request which starts shares with waiting ones,
+        those first whose states save most.
+        """
+        table = self._store.table
+        own = table.tokens[request.slot, : table.known[request.slot]]
+        start = int(table.computed[request.slot])
+        sharing = Counter[int]()
+        for other in islice(chain(self._queues.returned, self._queues.waiting), _COMPARED):
+            if other is request:
+                continue
+            length = min(len(own), len(other.tokens) - 1)
+            differ = np.flatnonzero(own[:length] != other.tokens[:length])
+            common = int(differ[0]) if len(differ) else length
+            common = request.space.common_length_with(other.space, common)
+            if common >= start + _WORTH_A_STATE:
+                sharing[common] += 1
+        saved = sorted(sharing, key=lambda common: sharing[common] * (common - start), reverse=True)
+        return saved[:_SHARED_STATES]
 
     def pop_started_requests(self) -> list[Request]:
         """Returns the requests that got their slot since the last call."""

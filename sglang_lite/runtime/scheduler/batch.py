@@ -14,6 +14,7 @@ from sglang_lite.runtime.kv_cache.page_copies import NO_COPIES, token_slots_to_c
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache, SlotHandle
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
+from sglang_lite.runtime.kv_cache.state_pages import RowStates
 from sglang_lite.runtime.requests.request import Request
 
 NO_DRAFTS: Mapping[int, Draft] = {}
@@ -43,6 +44,7 @@ class Batch:
         window_copies: the same in the layers with a window, if they have pages of their own.
         streams: number of decoding rows whose requests stream.
         drafts: draft by row; its tokens are computed after the row's own.
+        states: states that the rows read and write; None if the model has none.
     """
 
     step: int
@@ -60,6 +62,7 @@ class Batch:
     window_copies: Ints = field(default_factory=lambda: NO_COPIES)
     streams: int = 0
     drafts: Mapping[int, Draft] = field(default_factory=dict)
+    states: RowStates | None = None
 
     @property
     def drafted(self) -> Ints:
@@ -133,6 +136,9 @@ def make_batch(
         drafts={row: drafts[r.id] for row, r in enumerate(requests) if r.id in drafts}
         if drafts
         else NO_DRAFTS,
+        states=None
+        if store.states is None
+        else store.states.plan_step(slots, starts, ends, table.length[slots]),
     )
 
 

@@ -32,6 +32,9 @@ class Retraction:
         queues: requests; running ones may be retracted.
         pauses: paused branches of programs.
         reserve: admission's estimate of growth, which a retraction corrects.
+
+    Attributes:
+        stateless: number of requests retracted so far because they had no state to go on from.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Retraction:
         self._queues = queues
         self._pauses = pauses
         self._reserve = reserve
+        self.stateless = 0
 
     def retract_request(self, request: Request) -> None:
         """Moves a running request to the queue of requests that wait to continue. Its prefix goes
@@ -60,6 +64,32 @@ class Retraction:
         running = list(self._queues.running())
         for i in self._store.slots_lacking_window(request_slots(running)):
             self.retract_request(running[i])
+
+    def restore_states(self) -> None:
+        """Makes running requests compute again what follows their last state, if tokens were taken
+        back. Retracts those that have no state on pages of their own.
+        """
+        running = list(self._queues.running())
+        for i in self._store.slots_lacking_state(request_slots(running)):
+            self.restore_state(running[i])
+
+    def restore_state(self, request: Request) -> bool:
+        """Does the work of `restore_states` for one request, if it has to be done. Returns False if
+        the request was retracted.
+        """
+        if not self._store.slots_lacking_state(request_slots([request])):
+            return True
+        assert request.handle is not None
+        if not self._store.return_to_state(request.handle):
+            self.stateless += 1
+            self.retract_request(request)
+            return False
+        table = self._store.table
+        left = table.length[request.slot] - table.computed[request.slot]
+        if request.state is State.DECODING and left > 1:
+            self._queues.remove_running(request)
+            self._queues.queue_prefilling(request)
+        return True
 
     def retract_all(self) -> list[Request]:
         """Retracts all running requests, and returns them in the order of their admission."""

@@ -147,6 +147,18 @@ class Scheduler:
 
     def plan_batch(self) -> Batch | None:
         """Returns the batch of the next step, with its pages reserved, or None if nothing can run."""
+        retracted = self.retraction.stateless
+        batch = self._plan_rows()
+        while batch is None and self.retraction.stateless > retracted:
+            # one that was retracted may be the only one that can run
+            retracted = self.retraction.stateless
+            batch = self._plan_rows()
+        return batch
+
+    def _plan_rows(self) -> Batch | None:
+        """Does the work of `plan_batch`, but leaves out requests that it retracts for want of a
+        state.
+        """
         self._apply_changes()
         decoding = self._select_decoding_requests()
         self._reserve.lower_reserved_share()
@@ -172,6 +184,7 @@ class Scheduler:
             # the isolated request, or the one that continues in its slot
             self.retraction.retract_all()
         self.retraction.retract_requests_lacking_window()
+        self.retraction.restore_states()
         self.pauses.begin_requested_pauses()
         self.fetches.fetch_for_pauses()
 
@@ -189,10 +202,16 @@ class Scheduler:
         for request in list(self.queues.prefilling):
             if request.state is not State.PREFILLING:
                 continue  # retracted to make room for a request before it
+            if not self.retraction.restore_state(request):
+                continue  # it was to begin inside a page that could not be copied
             start = int(table.computed[request.slot])
             length = int(table.length[request.slot])
             end = chunk_end(request, start, length, budget, self._cuts, first=not chunks)
-            if end > start and self.retraction.reserve_pages_for(request, end):
+            if (
+                end > start
+                and self.retraction.reserve_pages_for(request, end)
+                and self.retraction.restore_state(request)
+            ):
                 chunks.append((request, start, end))
                 budget -= chunk_cost(request, start, end)
         return chunks, budget
@@ -252,6 +271,10 @@ class Scheduler:
         """
         table = self.store.table
         table.computed[batch.slots] = batch.ends
+        if self.store.states is not None and batch.states is not None:
+            self.store.states.record_step(
+                table, batch.states, batch.slots, batch.starts, batch.ends, batch.drafted
+            )
         complete: list[int] = []
         for row in range(batch.decoding, len(batch.requests)):
             request = batch.requests[row]

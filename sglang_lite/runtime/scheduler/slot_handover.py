@@ -64,6 +64,7 @@ def start_in_slot(
     # otherwise the next step gives its pages to the tree
     if not appended or len(tokens) - common > store.page_size:
         store.publish_pages(handle)  # for branches that fork here
+        store.keep_state(handle)
         # an earlier run of the same program may have left more in the cache
         store.adopt_cached_pages(handle)
     following.handle = handle

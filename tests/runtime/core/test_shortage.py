@@ -169,7 +169,7 @@ def test_programs_forks_and_selects(seed):
 
 def test_an_engine_that_memory_is_too_small_for_says_so():
     class Large(ScriptedModel):
-        def allocate_cache(self, slots, window_slots=0):
+        def allocate_cache(self, slots, window_slots=0, states=0):
             return torch.empty(1 << 50)
 
     with pytest.raises(

@@ -43,6 +43,8 @@ class Scheduling(RuleBasedStateMachine):
         host=st.sampled_from([0.25, 1, 8]),
         window=st.sampled_from([None, 1, 3, 8, 20]),
         stages=st.sampled_from([1, 1, 2, 3]),
+        states=st.sampled_from([None, None, 4, 5, 20]),
+        interval=st.sampled_from([0, 0, 7]),
         seed=st.integers(0, 1000),
     )
     def start(
@@ -59,8 +61,13 @@ class Scheduling(RuleBasedStateMachine):
         host,
         window,
         stages,
+        states,
+        interval,
         seed,
     ):
+        if states is not None:
+            stages = 1
+            window = writes = None
         drafter = drafter if stages == 1 else None  # stages check no drafts
         late = random.Random(seed)
         tiers = {
@@ -71,7 +78,9 @@ class Scheduling(RuleBasedStateMachine):
         self.engine = SteppedEngine(
             overlap=overlap, page_size=page, step_tokens=chunk, prefix_cache=cached, max_running=4,
             context_length=96, max_total_tokens=128, policy=policy, eviction=eviction, fails=self._fails,
-            drafter=drafter, draft_tokens=drafted, model=loaded(window=window, stages=stages),
+            drafter=drafter, draft_tokens=drafted,
+            model=loaded(window=window, stages=stages, states=states is not None),
+            max_mamba_cache_size=states, mamba_track_interval=interval,
             late=lambda: late.random() < 0.3, **(tiers if writes and cached else {}),
         )  # fmt: skip
         self.requests, self.programs, self.aborted = [], [], set()
