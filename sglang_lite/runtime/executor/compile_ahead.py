@@ -46,6 +46,7 @@ from sglang_lite.runtime.kernels.variants import (
     intercept_launches,
     waiting_for_variants,
 )
+from sglang_lite.runtime.kv_cache.state_pages import OWN
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.gpu_ranks import GpuRanks
 from sglang_lite.runtime.models.lora.config import largest_rank
@@ -156,6 +157,7 @@ def collect_variants(
             runner.step_tokens,
             runner.attention,
             draft_tokens=runner.draft_tokens,
+            states=OWN * runner.max_running if model.state_bytes else 0,
             adapters=adapters,
         )
         made.warm_up()

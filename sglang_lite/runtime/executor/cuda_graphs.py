@@ -22,6 +22,7 @@ from sglang_lite.runtime.executor.step_record import StepRecord
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
 from sglang_lite.runtime.kernels.lora_own import is_own_lora_faster
 from sglang_lite.runtime.kernels.lora_weights import LoraStep
+from sglang_lite.runtime.kernels.state_rows import StateRows, StateWave
 from sglang_lite.runtime.kv_cache.pages import Ints
 
 _MEASURED = 3  # replays over which a step's time is measured
@@ -47,6 +48,7 @@ class CudaGraphs:
             last token's.
         received: [tokens, hidden_size] for `DevicePlan.rows` of all sizes; None to begin with
             embeddings.
+        states: whether rows have states, so that graphs are captured only for rows of one token.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class CudaGraphs:
         dtype: torch.dtype,
         drafts: bool = False,
         received: torch.Tensor | None = None,
+        states: bool = False,
     ) -> None:
+        self._states = states
         self.sizes = sizes
         self._drafts = drafts
         self._received = received
@@ -97,7 +101,7 @@ class CudaGraphs:
         sizes += [
             (size, True, size <= self._max_tokens)
             for size in reversed(self._token_sizes)
-            if self.sizes
+            if self.sizes and not self._states
         ]
         for (size, several, can_share), lora in itertools.product(sizes, adapters):
             if lora is not None and lora.own and not is_own_lora_faster(size, size):
@@ -143,9 +147,12 @@ class CudaGraphs:
         graph runs a step that scores prompt tokens, lets tokens see later ones, or has tokens of
         images or sounds.
 
-        Prompt tokens can't be scored because graphs return only the logits of last tokens.
+        Prompt tokens can't be scored because graphs return only the logits of last tokens. If the
+        model has states, rows must have one token each.
         """
         alone = record.scores or record.limits.size or record.has_ready_embeddings
+        if self._states and record.singles < len(record.slots):
+            return False
         return not alone and self.padded_rows(len(record.slots)) in self.sizes
 
     def smallest_graph_size(self, inputs: GpuInputs) -> int:
@@ -228,7 +235,7 @@ class CudaGraphs:
         items = tokens + self._extra_items
         stride = round_up_to_16_bytes(tokens)
         device = slots.page_table.device
-        rows_of_inputs = 4 if slots.axes is None else 7
+        rows_of_inputs = (4 if slots.axes is None else 7) + 2 * self._states
         arrays = rows_of_inputs * stride
         memory = torch.zeros(
             arrays + (3 * stride + 6 * items) * shared, dtype=torch.int32, device=device
@@ -248,12 +255,17 @@ class CudaGraphs:
             static[0, :tokens],
             static[1, :tokens],
             static[2, :tokens],
-            static[4:, :tokens],
+            static[4:7, :tokens],
             decoding=tokens,
             blocks=no_blocks,
             block_size=16,
             shared=prefixes,
         )
+        if self._states:
+            static[-2:] = -1
+            each = torch.arange(tokens + 1, dtype=torch.int32, device=device)
+            rows_of_states = StateRows(each, static[-2, :tokens], static[-1, :tokens], 1)
+            plan = replace(plan, states=(StateWave(rows_of_states),))
         received = None if self._received is None else self._received[:tokens]
         plan = replace(
             plan, separate=not multi_token_rows, lora=lora, features=False, rows=received
@@ -318,8 +330,9 @@ class CapturedGraph:
         graph: captured CUDA graph.
         plan: plan of the step; its slots and positions are those of the last run.
         memory: int32, `static` followed by the data of shared prefixes, if rows share any.
-        static: int32 [4 or 7, tokens], padded: ids, slots and positions of the tokens, indices of
-            rows' last tokens, and the positions of `DevicePlan.rotary`, if the model has any.
+        static: int32 [4 to 9, tokens], padded: ids, slots and positions of the tokens, indices of
+            rows' last tokens, the positions of `DevicePlan.rotary`, if the model has any, and the
+            places of the states that rows read and write, if it has any.
         logits: logits of the last run of any graph.
         staging: copies to the device.
         dummy: index of the dummy slot.
@@ -360,7 +373,10 @@ class CapturedGraph:
         host[2, :real] = inputs.positions
         host[3, :count] = inputs.last
         if self.plan.rotary is not None:
-            host[4:, :real] = inputs.mrope_positions
+            host[4:7, :real] = inputs.mrope_positions
+        if self.plan.states:
+            host[-2:] = -1  # padding neither reads nor writes a state
+            host[-2:, : inputs.states.shape[1]] = inputs.states
         if shared is not None and changed:
             parts = shared.lengths, shared.chunks, shared.order, shared.items.reshape(-1)
             for i, array in enumerate(parts, arrays):

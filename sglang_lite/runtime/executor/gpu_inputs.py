@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,6 +25,8 @@ class GpuInputs:
         decoding: number of tokens at the start of the step that are decoded: each attends to its
             slot's stored tokens up to itself.
         longest_uncached: as in DevicePlan.
+        states: int32 [2, rows], places of the states that rows of one token read and write; [2, 0]
+            if the model has none.
     """
 
     ids: Ints
@@ -37,6 +39,7 @@ class GpuInputs:
     last: Ints
     decoding: int
     longest_uncached: int = 0
+    states: Ints = field(default_factory=lambda: _NO_STATES)
 
     @property
     def mrope_positions(self) -> Ints:
@@ -82,7 +85,8 @@ def build_gpu_inputs(
     last = record.last
     tokens = record.ids, record.token_slots, record.positions, record.rotary, record.limits
     if record.singles == len(counts):
-        return GpuInputs(*tokens, _NO_BLOCKS, BLOCK_SIZES[0], last, len(counts))
+        states = np.stack((record.state_reads, record.state_writes))
+        return GpuInputs(*tokens, _NO_BLOCKS, BLOCK_SIZES[0], last, len(counts), states=states)
     longest = int(counts.max())
     few = longest <= MAX_DECODED_ROW_TOKENS
     max_tokens = (
@@ -145,6 +149,7 @@ _MAX_LONG_ROW_TOKENS = 256
 MAX_TOKEN_READS = 1 << 20
 _NO_BLOCKS: Ints = np.zeros((0, 4), dtype=np.int32)
 _NOTHING: Ints = np.zeros(0, dtype=np.int32)
+_NO_STATES: Ints = np.zeros((2, 0), dtype=np.int32)
 NO_TOKENS = GpuInputs(
     ids=_NOTHING,
     slots=_NOTHING,

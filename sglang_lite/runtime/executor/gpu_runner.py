@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
 import numpy as np
 import torch
 
@@ -48,6 +49,7 @@ from sglang_lite.runtime.executor.prompt_logprobs import (
 )
 from sglang_lite.runtime.executor.sampler import Draws, Masks, Sampled
 from sglang_lite.runtime.executor.staging import Staging
+from sglang_lite.runtime.executor.state_waves import build_state_waves, make_state_rows
 from sglang_lite.runtime.executor.step_record import SAMPLING, SlotPages, StepRecord
 from sglang_lite.runtime.executor.token_records import read_records
 from sglang_lite.runtime.kernels.arena import Arena
@@ -62,6 +64,7 @@ from sglang_lite.runtime.kernels.lora_own import is_own_lora_faster
 from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefix_attention import hopper_prefix_module, queries_per_program
+from sglang_lite.runtime.kernels.state_rows import StateWave
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.lora.pool import COLUMN
 from sglang_lite.runtime.models.model import DeviceModel
@@ -125,6 +128,7 @@ class GpuRunner:
             in `executor.sampler.sample`.
         window_pages: number of pages in the layers with a window, excluding a dummy page; 0 if they
             have `pages`.
+        states: number of places for states of sequences, if the model has any.
         adapters: adapters that requests may have; None if none may.
 
     Raises:
@@ -143,6 +147,7 @@ class GpuRunner:
         draft_tokens: int = 0,
         original_logprobs: bool = False,
         window_pages: int = 0,
+        states: int = 0,
         adapters: GpuAdapters | None = None,
     ) -> None:
         self._model = model
@@ -153,8 +158,11 @@ class GpuRunner:
         page_size = slot_pages.page_size
         heads = model.attentions[0]
         self._cache = model.allocate_cache(
-            (pages + 1) * page_size, window_pages and (window_pages + 1) * page_size
+            (pages + 1) * page_size,
+            window_pages and (window_pages + 1) * page_size,
+            states,
         )
+        self._has_states = states > 0
         self._copy, self._window_copy = (
             KVCopy(self._cache.of_kind(windowed=kind)) for kind in (False, True)
         )
@@ -197,6 +205,7 @@ class GpuRunner:
             dtype=model.precision.compute,
             drafts=draft_tokens > 0 or self._staged,
             received=received,
+            states=self._has_states,
         )
         self._draws = GpuDraws(
             self._slots,
@@ -208,6 +217,7 @@ class GpuRunner:
             parts=model.parts,
         )
         alone = not self._staged and model.steps is UNSHARED
+        alone &= not self._has_states
         max_captured = max_captured_tokens(model, step_tokens) if self.graphs.sizes and alone else 0
         self.prompts = PrefillGraphs(
             max_captured, self._slots, self._staging, page_size, self.graphs.capture_function
@@ -343,6 +353,7 @@ class GpuRunner:
                         self._send_and_plan_step(inputs, shared),
                         lora=lora,
                         features=record.has_ready_embeddings,
+                        states=build_state_waves(record, self._device),
                     )
                 ),
                 inputs.last,
@@ -499,19 +510,19 @@ class GpuRunner:
         masks = Masks(self._draws.allocate_masks(1, -(-self._model.vocab_size // 32)), slots)
         masks.words.fill(-1)  # masks that allow every token
         for start in (0, count - 1):
-            forward = self.forward(_one_row_record(slots, start, count))
+            forward = self.forward(self._one_row_record(slots, start, count))
             self.sample(forward, Draws(row)).wait_for_tokens()
             self.sample(
                 forward, Draws(row, adjustments, masks, np.ones(1, dtype=bool))
             ).wait_for_tokens()
-        prompt = _one_row_record(slots, 0, count)
+        prompt = self._one_row_record(slots, 0, count)
         inputs = build_gpu_inputs(
             prompt, self._max_decoded_tokens, max_token_reads=0, queries_per_read=1
         )
         with self._model.steps.enter_step(count):
-            rows = [
-                TokensToScore(1, tokens, self._run_model(self._send_and_plan_step(inputs, None)))
-            ]
+            plan = self._send_and_plan_step(inputs, None)
+            plan = replace(plan, states=build_state_waves(prompt, self._device))
+            rows = [TokensToScore(1, tokens, self._run_model(plan))]
         score_rows(self._model, rows, 2, (0,), self._staging.fetch)[0].wait_for_logprobs()
 
     @torch.inference_mode()
@@ -552,6 +563,11 @@ class GpuRunner:
             block_size=block_size,
             shared=shared,
         )
+        if self._has_states:
+            counts = np.full(1 if blocks else count, count if blocks else 1, dtype=np.int32)
+            nowhere = np.full_like(counts, -1)
+            rows_of_states = make_state_rows(counts, nowhere, nowhere, self._device)
+            plan = replace(plan, states=(StateWave(rows_of_states),))
         with self._model.steps.enter_step(count):
             if decoding and not shares:
                 # as in graphs whose rows have one token each
@@ -568,6 +584,14 @@ class GpuRunner:
         for rows in _powers_of_two_up_to(min(count, self._slots.dummy)):
             logits = self._model.raw_logits(hidden[:rows])
         self._draws.warm_up(logits[:1], slots[:1], plan.positions[:1], self._model.logit_softcap)
+
+    def _one_row_record(self, slots: Ints, start: int, end: int) -> StepRecord:
+        """Returns a step of one row: tokens `start` to `end` of one slot, with id 0."""
+        record = _one_row_record(slots, start, end)
+        if not self._has_states:
+            return record
+        place = np.zeros(1, dtype=np.int32)
+        return msgspec.structs.replace(record, state_reads=place - 1, state_writes=place)
 
     def _send_and_plan_step(
         self, inputs: GpuInputs, shared: SharedPrefixArrays | None

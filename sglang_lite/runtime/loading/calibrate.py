@@ -22,9 +22,13 @@ from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.memory_check import check_free_memory
-from sglang_lite.runtime.models.parameters import layer_parameters, output_projection_role
+from sglang_lite.runtime.models.parameters import (
+    input_projection_roles,
+    layer_parameters,
+    output_projection_role,
+)
 from sglang_lite.runtime.models.spec import DenseSpec, ModelSpec
-from sglang_lite.runtime.models.weight_reader import Layer, input_projection_roles
+from sglang_lite.runtime.models.weight_reader import Layer
 
 _TOKENS = 512  # most tokens of a text
 _TEXTS = 128

@@ -246,6 +246,7 @@ def load_model(
         return _load_transformers(config, files, spec)
     check_kv_dtype(config, spec)
     check_deterministic(config, spec, device)
+    check_states(config, spec)
     source = _source(files, config, device)
     given = (
         {}
@@ -261,6 +262,7 @@ def load_model(
         torch.cuda.set_device(device)
     stored = Q4_K if files.gguf is not None else read_quantisation(path).matrices
     formats = _choose_number_formats(config, stored, device, packed=source.has_packed_matrices)
+    formats = replace(formats, states=getattr(torch, config.mamba_ssm_dtype))
     experts = read_initial_placement(config, spec, ranks.parallel)
     part = rank_spec(spec, ranks.parallel, even=kind.fused, placement=experts)
     ranks = _connect_devices(ranks, config, device, spec.hidden_size * formats.compute.itemsize)
@@ -780,6 +782,25 @@ def check_kv_dtype(config: EngineConfig, spec: ModelSpec) -> None:
             "the model has short convolutions, whose inputs are not kept in 8 bits.",
             hint="Leave it out.",
         )
+
+
+def check_states(config: EngineConfig, spec: ModelSpec) -> None:
+    """Raises ParameterError if a setting does not go with layers that sum up the past."""
+    if not any(spec.states):
+        return
+    what = "the model has layers that sum up the past (linear attention)"
+    for name, wrong, why in (
+        ("deterministic", config.deterministic, "whose sums depend on how a prompt is cut"),
+        ("pp_size", config.pp_size > 1, "whose states are not divided among stages"),
+        (
+            "enable_hierarchical_cache",
+            config.enable_hierarchical_cache,
+            "whose states are not copied to the host, so pages there would be of no use",
+        ),
+        ("kv_dtype", config.kv_dtype == "fp8", "with which 8-bit keys were not tried"),
+    ):
+        if wrong:
+            raise ParameterError(name, f"{what}, {why}.", hint="Leave it out.")
 
 
 def check_deterministic(config: EngineConfig, spec: ModelSpec, device: torch.device) -> None:

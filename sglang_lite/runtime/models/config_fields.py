@@ -131,7 +131,11 @@ CONFIG: Mapping[str, Field] = {
     **dict.fromkeys((
         "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon",
     ), Field("number", 0.0, 1.0)),
-    "conv_L_cache": _integer_field(1, 64),
+    **dict.fromkeys(("conv_L_cache", "linear_conv_kernel_dim"), _integer_field(1, 64)),
+    "full_attention_interval": _integer_field(1, 10_000),
+    **dict.fromkeys((
+        "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+    ), _integer_field(1, 1 << 16)),
     **dict.fromkeys(("block_ff_dim", "block_multiple_of"), _integer_field(1, 1 << 24)),
     "full_attn_idxs": Field("wholes", 0, 10_000),
     **dict.fromkeys((
@@ -154,7 +158,7 @@ CONFIG: Mapping[str, Field] = {
         "attention_bias", "qkv_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qk_norm",
         "qk_layernorm", "use_qkv_bias", "use_parallel_residual", "norm_topk_prob", "rope_interleave",
         "enable_bias", "layer_norm_elementwise_affine", "new_decoder_architecture", "multi_query", "parallel_attn",
-        "mup_enabled", "lm_head_bias",
+        "mup_enabled", "lm_head_bias", "linear_allow_neg_eigval",
         "tie_embedding", "conv_bias", "block_auto_adjust_ff_dim", "use_expert_bias",
     ), _FLAG),
     "no_rope_layers": Field("wholes", 0, 1),

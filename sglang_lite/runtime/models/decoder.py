@@ -7,21 +7,23 @@ or sampling.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
 from sglang_lite.constraints.memo import trim
-from sglang_lite.runtime.kernels.arena import DeviceArena
+from sglang_lite.runtime.kernels.arena import Arena, DeviceArena
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan
-from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
+from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales, LayerStates
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.models.cpu_small_batch import small_batch_step
 from sglang_lite.runtime.models.layer_watch import LayerWatch
 from sglang_lite.runtime.models.layers.conv import gated_conv
+from sglang_lite.runtime.models.layers.delta import gated_delta
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.latent import latent_attention
 from sglang_lite.runtime.models.layers.norm import apply_norm
@@ -31,7 +33,7 @@ from sglang_lite.runtime.models.offload import Offload
 from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.sharding import rank_spec, vocabulary_part
-from sglang_lite.runtime.models.spec import ConvSpec, LatentSpec, ModelSpec
+from sglang_lite.runtime.models.spec import ConvSpec, DeltaSpec, LatentSpec, ModelSpec
 from sglang_lite.runtime.models.weight_reader import Layer, WeightReader
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives, run_stages_in_turn
@@ -244,13 +246,22 @@ class Decoder:
     def window(self) -> int | None:
         return self.kv_layout.window
 
-    def allocate_cache(self, slots: int, window_slots: int = 0) -> KVCache:
+    @property
+    def state_bytes(self) -> int:
+        sizes = (
+            planes.count_bytes(self.precision.compute.itemsize, self.precision.states.itemsize)
+            for planes in self.spec.states
+            if planes is not None
+        )
+        return sum(sizes)
+
+    def allocate_cache(self, slots: int, window_slots: int = 0, states: int = 0) -> KVCache:
         arena = (
             DeviceArena(self.device)
             if self.weight_memory is not None and self.device.type == "cuda"
             else None
         )
-        return KVCache.allocate(
+        cache = KVCache.allocate(
             self.kv_layout,
             slots,
             self.precision.cache,
@@ -259,6 +270,27 @@ class Decoder:
             window_slots,
             arena,
             self.recorded,
+        )
+        if not self.state_bytes:
+            return cache
+        return replace(cache, states=self._allocate_states(states, cache.memory))
+
+    def _allocate_states(self, places: int, arena: Arena | None) -> tuple[LayerStates | None, ...]:
+        """Allocates the states of the layers that sum up the past, None for the others."""
+
+        def zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+            if arena is None:
+                return torch.zeros(shape, dtype=dtype, device=self.device)
+            return arena.zeros(tuple(shape), dtype)
+
+        return tuple(
+            None
+            if planes is None
+            else LayerStates(
+                zeros((places, planes.tail, planes.channels), self.precision.compute),
+                zeros((places, *planes.sums), self.precision.states),
+            )
+            for planes in self.spec.states
         )
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -463,6 +495,12 @@ class Decoder:
         if isinstance(spec, ConvSpec):
             assert layer.kernel is not None
             return layer.output(gated_conv(layer.kernel, layer.qkv(x), plan, cache, index))
+        if isinstance(spec, DeltaSpec):
+            assert layer.delta is not None
+            states = cache.states[index]
+            assert states is not None
+            out = gated_delta(spec, layer.delta, layer.qkv(x), plan.states, states)
+            return layer.output(out)
         cos, sin, query_scale = rotation
         if isinstance(spec, LatentSpec):
             assert layer.latent is not None
@@ -470,7 +508,9 @@ class Decoder:
             return layer.output(out.view(len(x), -1).to(x.dtype))
         rotated = spec.heads + spec.kv_heads
         qkv = layer.qkv(x) if lora is None else lora.add_adapter_deltas("qkv", x, layer.qkv(x))
-        qk, v = qkv.split_with_sizes((rotated * spec.key_size, spec.kv_heads * spec.value_size), -1)
+        columns = [rotated * spec.key_size, spec.kv_heads * spec.value_size]
+        columns.append(qkv.shape[1] - sum(columns))
+        qk, v, gate = qkv.split_with_sizes(columns, -1)
         if spec.qk_norm == "whole":
             qk = self._qk_norm(layer, qk, spec.heads * spec.key_size)
         if spec.clip is not None:
@@ -490,8 +530,8 @@ class Decoder:
         q = store_kv(cache, index, plan.store_at, q, k, v)
         out = attention(q, cache, index, plan, layer.rules)
         out = out.reshape(len(x), -1).to(x.dtype)
-        if layer.output_gating is not None:
-            out = out * layer.output_gating(x).sigmoid()
+        if spec.output_gate:
+            out = out * gate.sigmoid()
         return (
             layer.output(out)
             if lora is None

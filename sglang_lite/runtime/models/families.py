@@ -56,6 +56,9 @@ class Family:
             ""; transformers' code runs such a model.
         experts_fields: function of config and layer index that gives fields of ExpertsSpec, or None
             for a dense layer.
+        delta_fields: function of config and layer index that gives fields of DeltaSpec, or None for
+            a layer with attention.
+        delta_norms: position of the norms in layers with the delta rule; None for that of `norms`.
         conv_fields: function of config and layer index that gives fields of ConvSpec, or None for
             a layer with attention.
         experts_interleaved: whether stacked expert matrices have inputs before outputs, with gate
@@ -88,6 +91,8 @@ class Family:
     layer_fields: Changes = lambda config: {}
     model_fields: Changes = lambda config: {}
     experts_fields: Callable[[Config, int], dict[str, Any] | None] = lambda config, layer: None
+    delta_fields: Callable[[Config, int], dict[str, Any] | None] = lambda config, layer: None
+    delta_norms: Literal["before", "after", "both"] | None = None
     conv_fields: Callable[[Config, int], dict[str, Any] | None] = lambda config, layer: None
     experts_interleaved: bool = False
     left_out: Callable[[Config], str] = lambda config: ""
@@ -530,6 +535,59 @@ def _lfm2_conv_fields(config: Config, layer: int) -> dict[str, Any] | None:
     }
 
 
+def _is_linear_attention(config: Config, layer: int) -> bool:
+    count = config["num_hidden_layers"]
+    interval = int(config["full_attention_interval"])
+    kinds = config.get("layer_types") or [
+        "linear_attention" if (i + 1) % interval else "full_attention" for i in range(count)
+    ]
+    if len(kinds) != count or set(kinds) - {"full_attention", "linear_attention"}:
+        raise ValueError(
+            f"layer_types {kinds} don't fit {count} layers of full_attention or linear_attention"
+        )
+    if "full_attention" not in kinds:
+        raise ValueError("no layer has full_attention")
+    return bool(kinds[layer] == "linear_attention")
+
+
+def _qwen_delta_fields(config: Config, layer: int) -> dict[str, Any] | None:
+    if not _is_linear_attention(config, layer):
+        return None
+    keys = config["linear_num_key_heads"]
+    values = config["linear_num_value_heads"]
+    if values % keys:
+        raise ValueError(f"{keys} linear_num_key_heads can't serve {values} value heads")
+    if config["hidden_act"] not in ("silu", "swish"):
+        raise ValueError("hidden_act other than silu is not supported with linear attention")
+    return {
+        "key_heads": keys,
+        "value_heads": values,
+        "key_size": config["linear_key_head_dim"],
+        "value_size": config["linear_value_head_dim"],
+        "taps": config["linear_conv_kernel_dim"],
+        "norm_eps": config["rms_norm_eps"],
+    }
+
+
+def _olmo_delta_fields(config: Config, layer: int) -> dict[str, Any] | None:
+    heads = config["num_attention_heads"]
+    keys = config.get("linear_num_key_heads") or heads
+    values = config.get("linear_num_value_heads") or heads
+    size = config.get("linear_key_head_dim") or int(0.75 * config["hidden_size"] / keys)
+    filled = {
+        **config,
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": size,
+        "linear_value_head_dim": config.get("linear_value_head_dim") or 2 * size,
+    }
+    fields = _qwen_delta_fields(filled, layer)
+    if fields is None:
+        return None
+    scale = 2.0 if config["linear_allow_neg_eigval"] else 1.0
+    return {**fields, "norm_eps": 1e-5, "beta_scale": scale}
+
+
 def _lfm2_experts(config: Config, layer: int) -> dict[str, Any] | None:
     if layer < config["num_dense_layers"]:
         return None
@@ -553,6 +611,16 @@ _GEMMA = {
     "hidden_activation": "gelu_pytorch_tanh",
 }
 _QWEN = {"sliding_window": 4096, "max_window_layers": 28, "use_sliding_window": False}
+_QWEN_DELTA = {
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
 _QWEN_MOE = {
     "sliding_window": 4096,
     "use_sliding_window": False,
@@ -1012,6 +1080,40 @@ FAMILIES: Mapping[str, Family] = {
         {"kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": None,
          "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
         biases=_ALL, latent=True, layer_fields=_minicpm3_layer_settings, model_fields=_minicpm3_model_settings,
+    ),
+    "qwen3_next": Family(
+        ("Qwen3NextForCausalLM",),
+        {**_QWEN_DELTA, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
+         "shared_expert_intermediate_size": 512, "decoder_sparse_step": 1, "norm_topk_prob": True},
+        biases=_ATTENTION, qk_norm="head", attention_fields=lambda c: {"output_gate": True},
+        model_fields=lambda c: {"norm_offset": 1.0}, delta_fields=_qwen_delta_fields, experts_fields=_qwen2_experts,
+        names={**dict.fromkeys(("delta_q", "delta_k", "delta_v", "delta_z"), "linear_attn.in_proj_qkvz"),
+               **dict.fromkeys(("delta_b", "delta_a"), "linear_attn.in_proj_ba"), "output_gating": "self_attn.q_proj"},
+    ),
+    "qwen3_5": Family(
+        ("Qwen3_5ForCausalLM",), _QWEN_DELTA, biases=_ATTENTION, qk_norm="head",
+        attention_fields=lambda c: {"output_gate": True}, model_fields=lambda c: {"norm_offset": 1.0},
+        delta_fields=_qwen_delta_fields, names={"output_gating": "self_attn.q_proj"},
+    ),
+    "qwen3_5_moe": Family(
+        ("Qwen3_5MoeForCausalLM",),
+        {**_QWEN_DELTA, "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+         "shared_expert_intermediate_size": 512, "decoder_sparse_step": 1, "norm_topk_prob": True},
+        biases=_ATTENTION, qk_norm="head", attention_fields=lambda c: {"output_gate": True},
+        model_fields=lambda c: {"norm_offset": 1.0}, delta_fields=_qwen_delta_fields, experts_fields=_qwen2_experts,
+        names={"output_gating": "self_attn.q_proj"},
+    ),
+    "olmo_hybrid": Family(
+        ("OlmoHybridForCausalLM",),
+        {"full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_allow_neg_eigval": True},
+        biases=_ATTENTION, qk_norm="whole", norms="after", delta_norms="before", delta_fields=_olmo_delta_fields,
+        has_rope=lambda c, i, window: (c.get("rope_parameters") or {}).get("rope_theta") is not None,
+        names={"delta_q": "linear_attn.q_proj", "delta_k": "linear_attn.k_proj", "delta_v": "linear_attn.v_proj",
+               "delta_z": "linear_attn.g_proj", "delta_b": "linear_attn.b_proj", "delta_a": "linear_attn.a_proj",
+               "delta_norm": "linear_attn.o_norm", "delta_out": "linear_attn.o_proj",
+               "delta_kernel_q": "linear_attn.q_conv1d", "delta_kernel_k": "linear_attn.k_conv1d",
+               "delta_kernel_v": "linear_attn.v_conv1d", "input_norm": "input_layernorm|attention_layer_norm",
+               **dict.fromkeys(("mlp_norm", "attention_out_norm"), "post_attention_layernorm|feedforward_layer_norm")},
     ),
     "lfm2": Family(
         ("Lfm2ForCausalLM",),

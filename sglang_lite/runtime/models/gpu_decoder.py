@@ -12,6 +12,8 @@ from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.attention.base import StepAttention
 from sglang_lite.runtime.kernels.all_reduce import Peers
 from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DevicePlan
+from sglang_lite.runtime.kernels.delta_gates import delta_rates, gate_heads
+from sglang_lite.runtime.kernels.delta_scan import delta_scan
 from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
 from sglang_lite.runtime.kernels.embed import add_features, embed
 from sglang_lite.runtime.kernels.kv_cache import KVCache
@@ -23,9 +25,11 @@ from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, nor
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.sampling import BLOCK
 from sglang_lite.runtime.kernels.short_conv import short_conv
+from sglang_lite.runtime.kernels.state_conv import state_conv
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.gpu_ranks import GpuRanks, LogitParts, broadcast_last_stage
 from sglang_lite.runtime.models.layers.adapted_linear import Rows, adapted_rows, with_adapters
+from sglang_lite.runtime.models.layers.delta import DeltaSteps, gated_delta
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts
 from sglang_lite.runtime.models.layers.gpu_linear import as_gpu_product
@@ -37,6 +41,7 @@ from sglang_lite.runtime.models.spec import (
     NO_ROPE,
     AttentionSpec,
     ConvSpec,
+    DeltaSpec,
     DenseSpec,
     FeedForwardSpec,
     LatentSpec,
@@ -104,7 +109,9 @@ class GpuDecoder(Decoder):
     def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:
         first = self.spec.attentions[0]
         mixers = (layer.attention for layer in self.spec.layers)
-        return tuple(first if isinstance(mixer, ConvSpec) else mixer for mixer in mixers)
+        return tuple(
+            first if isinstance(mixer, ConvSpec | DeltaSpec) else mixer for mixer in mixers
+        )
 
     @property
     def activation_elements(self) -> int:
@@ -219,9 +226,6 @@ class GpuDecoder(Decoder):
             seen = self._attend(
                 i, layer, *self._multiply_qkv(layer, normed, plan), plan, cache, attention
             )
-            if layer.output_gating is not None:
-                assert isinstance(normed, torch.Tensor), "not in 8 bits"
-                seen = seen.mul_(layer.output_gating(normed).sigmoid_())
             if layer.spec.parallel:
                 if layer.mlp_norm is not None:
                     normed = self._normalise_input(
@@ -276,7 +280,7 @@ class GpuDecoder(Decoder):
         first = (
             as_gpu_product(layer.qkv).eight_bit_input_type(rows)
             if _attention_kernel_prepares(layer.spec.attention, self.spec.norm)
-            and layer.output_gating is None
+            and not layer.spec.attention.output_gate
             else None
         )
         if isinstance(fed, GpuExperts):
@@ -365,14 +369,14 @@ class GpuDecoder(Decoder):
         """
         product = as_gpu_product(layer.qkv)
         spec = layer.spec.attention
-        if _attention_kernel_prepares(spec, self.spec.norm):
+        if _attention_kernel_prepares(spec, self.spec.norm) and not spec.output_gate:
             return product.multiply_unscaled(rows)
         assert isinstance(rows, torch.Tensor), "not in 8 bits"
         qkv = product(rows)
-        if not isinstance(spec, AttentionSpec):
+        if not isinstance(spec, AttentionSpec) or _attention_kernel_prepares(spec, self.spec.norm):
             return qkv, None
-        sizes = [n * spec.key_size for n in (spec.heads, spec.kv_heads, spec.kv_heads)]
-        q, k, _ = qkv.split_with_sizes(sizes, 1)
+        sizes = [n * spec.key_size for n in (spec.heads, spec.kv_heads)]
+        q, k = qkv[:, : sum(sizes)].split_with_sizes(sizes, 1)
         table = self.ropes[layer.rope]
         if spec.norms_rotated:
             at = table.cos_sin_at(plan.positions.long())
@@ -492,8 +496,18 @@ class GpuDecoder(Decoder):
         if isinstance(spec, ConvSpec):
             assert layer.kernel is not None
             return short_conv(qkv, layer.kernel, plan.in_layer(spec.window), cache, index)
+        if isinstance(spec, DeltaSpec):
+            states = cache.states[index]
+            assert layer.delta is not None
+            assert states is not None
+            return gated_delta(spec, layer.delta, qkv, plan.states, states, _DELTA)
         if isinstance(spec, LatentSpec):
             return self._attend_latents(index, layer, spec, qkv, plan, cache, attention)
+        gate = None
+        if spec.output_gate:
+            width = (spec.heads + spec.kv_heads) * spec.key_size + spec.kv_heads * spec.value_size
+            gate = qkv[:, width:].sigmoid()
+            qkv = qkv[:, :width].contiguous()
         norms = (
             (layer.q_norm, layer.k_norm)
             if _attention_kernel_prepares(spec, self.spec.norm)
@@ -510,7 +524,8 @@ class GpuDecoder(Decoder):
         else:
             q = rope_store(qkv, *turn, plan.in_layer(spec.window), cache, index, scales)
             attention.attend(q, cache, index, out, layer.rules)
-        return out.view(len(qkv), -1)
+        seen = out.view(len(qkv), -1)
+        return seen if gate is None else seen.mul_(gate)
 
     def _attend_latents(
         self,
@@ -549,6 +564,9 @@ class GpuDecoder(Decoder):
                 q, weights.keys.weight, weights.values.weight, cache, index, out, scale=spec.scale
             )
         return out.view(len(q), -1)
+
+
+_DELTA = DeltaSteps(state_conv, delta_rates, delta_scan, gate_heads)
 
 
 def _apply_scales(x: torch.Tensor, scales: Scales) -> torch.Tensor:

@@ -13,6 +13,7 @@ from sglang_lite.runtime.models.families import FAMILIES, Family
 from sglang_lite.runtime.models.spec import (
     AttentionSpec,
     ConvSpec,
+    DeltaSpec,
     DenseSpec,
     ExpertsSpec,
     LatentSpec,
@@ -103,6 +104,19 @@ _NAMES: Mapping[str, str] = {
     "conv_x": "conv.in_proj",
     "conv_kernel": "conv.conv",
     "conv_out": "conv.out_proj",
+    "delta_q": "linear_attn.in_proj_qkv",
+    "delta_k": "linear_attn.in_proj_qkv",
+    "delta_v": "linear_attn.in_proj_qkv",
+    "delta_z": "linear_attn.in_proj_z",
+    "delta_b": "linear_attn.in_proj_b",
+    "delta_a": "linear_attn.in_proj_a",
+    "delta_kernel_q": "linear_attn.conv1d",
+    "delta_kernel_k": "linear_attn.conv1d",
+    "delta_kernel_v": "linear_attn.conv1d",
+    "delta_a_log": "linear_attn.A_log",
+    "delta_dt": "linear_attn.dt_bias",
+    "delta_norm": "linear_attn.norm",
+    "delta_out": "linear_attn.out_proj",
     "attention_out_norm": "post_attention_layernorm",
     "mlp_norm": "post_attention_layernorm",
     "gate": "mlp.gate_proj",
@@ -127,6 +141,7 @@ _NAMES: Mapping[str, str] = {
 }
 
 
+DELTA_KERNELS = ("delta_kernel_q", "delta_kernel_k", "delta_kernel_v")
 XIELU_ROLES = ("xielu_alpha_p", "xielu_alpha_n", "xielu_beta", "xielu_eps")
 
 
@@ -193,6 +208,9 @@ def _attention_parameters(names: _Names, layer: LayerSpec, hidden: int) -> Itera
     if isinstance(a, ConvSpec):
         yield from _conv_parameters(names, a, hidden)
         return
+    if isinstance(a, DeltaSpec):
+        yield from _delta_parameters(names, a, hidden)
+        return
     yield from (
         _latent_parameters(names, a, hidden)
         if isinstance(a, LatentSpec)
@@ -207,12 +225,20 @@ def _head_parameters(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[P
         "k": a.kv_heads * a.key_size,
         "v": a.kv_heads * a.value_size,
     }
-    yield from names.heads(sizes, hidden, a, bias=a.qkv_bias)
+    gate = {"output_gating": a.heads * a.value_size} if a.output_gate else {}
+    if gate and names.shares_tensor("q", "output_gating"):
+        # each head's query, and then its gate
+        queries = {"q": sizes["q"], **gate}
+        yield from names.grouped_matrices(queries, hidden, a.heads, bias=a.qkv_bias)
+        others = {role: sizes[role] for role in ("k", "v")}
+        yield from names.matrices(others, hidden, bias=a.qkv_bias)
+        gate = {}
+    else:
+        yield from names.heads(sizes, hidden, a, bias=a.qkv_bias)
     for role, heads in (("q", a.heads), ("k", a.kv_heads)) if a.qk_norm else ():
         shapes = {"head": (a.key_size,), "heads": (heads, a.key_size), "whole": (sizes[role],)}
         yield from names.norm(f"{role}_norm", shapes[a.qk_norm], bias=a.qk_norm_bias)
-    if a.output_gate:
-        yield from names.matrices({"output_gating": a.heads * a.value_size}, hidden, bias=False)
+    yield from names.matrices(gate, hidden, bias=False)
     if a.sinks:
         yield names.vector("sinks", a.heads, suffix="")
 
@@ -237,8 +263,43 @@ def _conv_parameters(names: _Names, conv: ConvSpec, hidden: int) -> Iterator[Par
     yield from names.matrices({"conv_out": hidden}, conv.size, bias=conv.bias)
 
 
+def _delta_parameters(names: _Names, delta: DeltaSpec, hidden: int) -> Iterator[ParameterSpec]:
+    keys = delta.key_heads * delta.key_size
+    values = delta.value_heads * delta.value_size
+    channels = {"q": keys, "k": keys, "v": values}
+    inputs = {f"delta_{name}": size for name, size in channels.items()}
+    rates = dict.fromkeys(("delta_b", "delta_a"), delta.value_heads)
+    if names.shares_tensor("delta_q", "delta_z"):
+        # all of each key head side by side
+        yield from names.grouped_matrices(
+            {**inputs, "delta_z": values}, hidden, delta.key_heads, bias=False
+        )
+        yield from names.grouped_matrices(rates, hidden, delta.key_heads, bias=False)
+    else:
+        yield from names.matrices({**inputs, "delta_z": values, **rates}, hidden, bias=False)
+    kernels = dict(zip(DELTA_KERNELS, channels.values()))
+    yield from names.channel_kernels(kernels, delta.taps)
+    for role in ("delta_a_log", "delta_dt"):
+        yield names.vector(role, delta.value_heads, suffix="")
+    yield names.vector("delta_norm", delta.value_size)
+    yield from names.matrices({"delta_out": hidden}, values, bias=False)
+
+
+def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
+    """Returns the roles of the matrices stacked in attention's first linear layer, in order."""
+    if isinstance(spec, AttentionSpec):
+        return ("q", "k", "v", "output_gating") if spec.output_gate else ("q", "k", "v")
+    if isinstance(spec, ConvSpec):
+        return "conv_b", "conv_c", "conv_x"
+    if isinstance(spec, DeltaSpec):
+        return "delta_q", "delta_k", "delta_v", "delta_z", "delta_b", "delta_a"
+    return "q" if spec.query_rank is None else "q_a", "kv_a"
+
+
 def output_projection_role(spec: MixerSpec) -> str:
-    """Returns the role of the matrix that attention, or the convolution in its place, ends with."""
+    """Returns the role of the matrix that attention, or what is in its place, ends with."""
+    if isinstance(spec, DeltaSpec):
+        return "delta_out"
     return "conv_out" if isinstance(spec, ConvSpec) else "o"
 
 
@@ -306,6 +367,23 @@ class _Names:
             bias = CheckpointSlice(f"{path}.bias", shape[:1])
             yield ParameterSpec("conv_kernel_bias", shape[:1], (bias,), self._layer)
 
+    def channel_kernels(self, channels: Mapping[str, int], taps: int) -> Iterator[ParameterSpec]:
+        """Yields the kernels of a convolution, by the roles of its channels, which are stored
+        [channels, 1, taps]. If all have the same tensor name, they are consecutive channels of that
+        tensor.
+        """
+        whole = len({self._path(role) for role in channels}) == 1
+        end = 0
+        for role, size in channels.items():
+            start, end = (end, end + size) if whole else (0, size)
+            stored = (sum(channels.values()) if whole else size, 1, taps)
+            piece = CheckpointSlice(f"{self._path(role)}.weight", stored, (slice(start, end), 0))
+            yield ParameterSpec(role, (size, taps), (piece,), self._layer)
+
+    def shares_tensor(self, role: str, other: str) -> bool:
+        """Returns whether two matrices are parts of one tensor."""
+        return self._path(role) == self._path(other)
+
     def plain_mlp(
         self, prefix: str, size: int, hidden: int, *, bias: bool
     ) -> Iterator[ParameterSpec]:
@@ -327,7 +405,14 @@ class _Names:
         if not self._family.qkv_by_head:
             yield from self.matrices(outputs, inputs, bias=bias)
             return
-        groups = spec.kv_heads
+        yield from self.grouped_matrices(outputs, inputs, spec.kv_heads, bias=bias)
+
+    def grouped_matrices(
+        self, outputs: Mapping[str, int], inputs: int, groups: int, *, bias: bool
+    ) -> Iterator[ParameterSpec]:
+        """Yields matrices that are parts of one tensor, whose rows are divided into equal groups.
+        Each group has a share of every matrix, in order.
+        """
         whole = sum(outputs.values())
         end = 0
         for role, size in outputs.items():

@@ -8,6 +8,7 @@ from itertools import groupby, pairwise
 from sglang_lite.runtime.models.spec import (
     AttentionSpec,
     ConvSpec,
+    DeltaSpec,
     DenseSpec,
     ExpertsSpec,
     LatentSpec,
@@ -92,6 +93,8 @@ def _layer_lines(spec: ModelSpec, layer: LayerSpec) -> Iterator[tuple[str, str]]
         yield from _latent_lines(layer.attention)
     elif isinstance(layer.attention, ConvSpec):
         yield from _conv_lines(layer.attention)
+    elif isinstance(layer.attention, DeltaSpec):
+        yield from _delta_lines(layer.attention)
     else:
         yield from _attention_lines(layer.attention, norm)
     scale = "" if layer.residual_scale == 1 else f" * {layer.residual_scale:.4g}"
@@ -181,6 +184,19 @@ def _latent_lines(attention: LatentSpec) -> Iterator[tuple[str, str]]:
     yield "keys, values = latents @ Wk_up, latents @ Wv_up", f"values of {attention.value_size}"
     yield f"a = softmax((q[nope] @ keys.T + qr @ rotated.T) * {attention.scale:.4g}) @ values", ""
     yield "a = a @ Wo", "with bias" if attention.output_bias else ""
+
+
+def _delta_lines(delta: DeltaSpec) -> Iterator[tuple[str, str]]:
+    yield (
+        "q, k, v, z, b, a = h @ Wq, h @ Wk, h @ Wv, h @ Wz, h @ Wb, h @ Wa",
+        f"{delta.key_heads} key heads of {delta.key_size}, {delta.value_heads} value heads of {delta.value_size}",
+    )
+    yield "q, k, v = silu(convolve(q)), …", f"over {delta.taps} tokens"
+    yield "q, k = q / |q| / sqrt(size), k / |k|", ""
+    yield "S = exp(-exp(a_log) softplus(a + dt)) S", "of each value head, from the token before"
+    scale = "" if delta.beta_scale == 1 else f"{delta.beta_scale:g} "
+    yield f"S = S + k ({scale}sigmoid(b) (v - S^T k))^T", "the gated delta rule"
+    yield "a = (rms_norm(S^T q) * silu(z)) @ Wo", ""
 
 
 def _conv_lines(conv: ConvSpec) -> Iterator[tuple[str, str]]:

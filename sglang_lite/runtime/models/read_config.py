@@ -23,6 +23,7 @@ from sglang_lite.runtime.models.spec import (
     NO_ROPE,
     AttentionSpec,
     ConvSpec,
+    DeltaSpec,
     DenseSpec,
     ExpertsSpec,
     LatentSpec,
@@ -241,6 +242,7 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
             NO_ROPE if not family.has_rope(config, i, window) else rope if window is None else local
         )
         conv = family.conv_fields(config, i)
+        delta = family.delta_fields(config, i)
         attention: MixerSpec = latent or AttentionSpec(
             heads,
             kv_heads,
@@ -254,14 +256,17 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
         )
         if conv is not None:
             attention = ConvSpec(**conv)
+        if delta is not None:
+            attention = DeltaSpec(**delta)
         fields = family.experts_fields(config, i)
         feed_forward = (
             dense
             if fields is None
             else _experts(config, {"activation": dense.activation, **fields})
         )
+        norms = family.norms if delta is None else family.delta_norms or family.norms
         layers.append(
-            LayerSpec(attention, feed_forward, norms=family.norms, **family.layer_fields(config))
+            LayerSpec(attention, feed_forward, norms=norms, **family.layer_fields(config))
         )
     return tuple(layers)
 

@@ -6,7 +6,13 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.models.spec import AttentionSpec, ConvSpec, LatentSpec, MixerSpec
+from sglang_lite.runtime.models.spec import (
+    AttentionSpec,
+    ConvSpec,
+    DeltaSpec,
+    LatentSpec,
+    MixerSpec,
+)
 
 
 def deinterleave_order(spec: MixerSpec) -> torch.Tensor | None:
@@ -14,7 +20,7 @@ def deinterleave_order(spec: MixerSpec) -> torch.Tensor | None:
     permutation. It moves the two elements of each rotary pair from adjacent positions to separate
     halves. Returns None if the checkpoint already stores them that way.
     """
-    if isinstance(spec, ConvSpec) or not spec.rope.interleaved:
+    if isinstance(spec, ConvSpec | DeltaSpec) or not spec.rope.interleaved:
         return None
     if isinstance(spec, LatentSpec):
         made = (
@@ -33,9 +39,10 @@ def deinterleave_order(spec: MixerSpec) -> torch.Tensor | None:
     head = head_deinterleave_order(spec)
     assert head is not None
     queries_keys = _repeat_order_per_head(spec.heads + spec.kv_heads, spec.key_size, head)
-    return torch.cat(
-        (queries_keys, torch.arange(spec.kv_heads * spec.value_size) + len(queries_keys))
-    )
+    others = spec.kv_heads * spec.value_size
+    if spec.output_gate:
+        others += spec.heads * spec.value_size
+    return torch.cat((queries_keys, torch.arange(others) + len(queries_keys)))
 
 
 def head_deinterleave_order(spec: AttentionSpec) -> torch.Tensor | None:

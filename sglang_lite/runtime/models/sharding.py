@@ -18,6 +18,7 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.models.parameters import ParameterSpec, output_projection_role
 from sglang_lite.runtime.models.spec import (
     ConvSpec,
+    DeltaSpec,
     DenseSpec,
     ExpertsSpec,
     LatentSpec,
@@ -201,6 +202,8 @@ def _layer_spec_of_rank(
     attention: MixerSpec
     if isinstance(a, ConvSpec):
         attention = replace(a, size=len(heads))
+    elif isinstance(a, DeltaSpec):
+        attention = replace(a, value_heads=len(heads), key_heads=len(kv_heads))
     elif isinstance(a, LatentSpec):
         attention = replace(a, heads=len(heads))
     else:
@@ -347,6 +350,8 @@ def _attention_part(a: MixerSpec, matrix: str, parallel: Parallel) -> RankPart |
     heads, kv_heads = head_shares(a, parallel)
     if isinstance(a, ConvSpec):
         return _scale_range("outputs", heads) if matrix.startswith("conv_") else None
+    if isinstance(a, DeltaSpec):
+        return _delta_part(a, matrix, heads, kv_heads)
     if isinstance(a, LatentSpec):
         size = {"q": a.query_size, "q_b": a.query_size, "kv_b": a.nope_size + a.value_size}.get(
             matrix
@@ -368,6 +373,15 @@ def _attention_part(a: MixerSpec, matrix: str, parallel: Parallel) -> RankPart |
         "k_norm": norm,
     }.get(name)
     return None if size is None else _scale_range("outputs", of_rank, size)
+
+
+def _delta_part(a: DeltaSpec, matrix: str, heads: range, key_heads: range) -> RankPart | None:
+    """Returns the part of a parameter for a rank's value heads and key heads."""
+    name = matrix.removeprefix("delta_").removeprefix("kernel_")
+    if name in ("q", "k"):
+        return _scale_range("outputs", key_heads, a.key_size)
+    size = {"v": a.value_size, "z": a.value_size, "b": 1, "a": 1, "a_log": 1, "dt": 1}.get(name)
+    return None if size is None else _scale_range("outputs", heads, size)
 
 
 def _scale_range(axis: Literal["outputs", "inputs"], units: range, size: int = 1) -> RankPart:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
-from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
+from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane, StatePlanes
 from sglang_lite.runtime.models.config_fields import Json
 
 
@@ -249,7 +249,77 @@ class ConvSpec:
         return 4 * hidden * self.size
 
 
-MixerSpec: TypeAlias = AttentionSpec | LatentSpec | ConvSpec
+@dataclass(frozen=True, slots=True)
+class DeltaSpec:
+    """Linear attention by the gated delta rule, which some layers have in the place of attention
+    (Gated DeltaNet, arXiv:2412.06464).
+
+    Queries, keys and values are projections of a token's hidden state, convolved over the last
+    `taps` tokens of each channel. Each value head has a state, which maps keys to values. A token
+    changes it and reads it, with q and k normalised, by
+
+        S <- exp(-exp(a_log) * softplus(a + dt)) S
+        S <- S + k (beta (v - S^T k))^T,  beta = beta_scale * sigmoid(b)
+        out = rms_norm(S^T q) * silu(z)
+
+    with further projections a, b and z. A sequence has one state, of a constant size, for all of
+    its tokens.
+
+    Attributes:
+        key_heads, value_heads: number of heads of queries and keys, and of values. Each key head
+            serves consecutive value heads.
+        key_size, value_size: elements of a head's key, and of its value.
+        taps: number of tokens that the convolution covers, the current one included.
+        norm_eps: epsilon of the norm of each value head's outputs.
+        beta_scale: factor of beta; 2 for states that may also turn what a key maps to around.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    taps: int
+    norm_eps: float
+    beta_scale: float = 1.0
+    window: ClassVar[None] = None
+    rope: ClassVar[RopeSpec] = NO_ROPE
+    planes: ClassVar[tuple[Plane, ...]] = (Plane(1, 0),)  # nothing by token
+    output_gate: ClassVar[bool] = False
+    sinks: ClassVar[bool] = False
+    causal: ClassVar[bool] = True
+
+    @property
+    def heads(self) -> int:
+        return self.value_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of parts that ranks can share: key heads, each with its value heads."""
+        return self.key_heads
+
+    @property
+    def channels(self) -> int:
+        """Number of channels that are convolved: queries, keys and values."""
+        return 2 * self.key_heads * self.key_size + self.value_heads * self.value_size
+
+    @property
+    def state(self) -> StatePlanes:
+        return StatePlanes(
+            self.taps - 1, self.channels, (self.value_heads, self.key_size, self.value_size)
+        )
+
+    @property
+    def activation_elements(self) -> int:
+        """Activation elements that the layer needs per token at its peak. Some are in float32."""
+        return 6 * self.channels + 3 * self.value_heads * self.value_size
+
+    def weight_elements(self, hidden: int) -> int:
+        """Counts the elements of the weight matrices."""
+        values = self.value_heads * self.value_size
+        return hidden * (self.channels + 2 * values + 2 * self.value_heads)
+
+
+MixerSpec: TypeAlias = AttentionSpec | LatentSpec | ConvSpec | DeltaSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +423,7 @@ class LayerSpec:
     """Transformer layer: attention, then a feed-forward, each added to the residual.
 
     Attributes:
-        attention: specification of the attention, or of the convolution in its place.
+        attention: specification of the attention, or of what is in its place.
         feed_forward: specification of the feed-forward.
         norms: "before" to normalise a block's input, "after" its output, or "both".
         residual_scale: factor of a block's output before it is added to the residual.
@@ -442,7 +512,13 @@ class ModelSpec:
     def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:
         """Specifications of attention, of the layers that have it, in order."""
         mixers = (layer.attention for layer in self.layers)
-        return tuple(mixer for mixer in mixers if not isinstance(mixer, ConvSpec))
+        return tuple(mixer for mixer in mixers if not isinstance(mixer, ConvSpec | DeltaSpec))
+
+    @property
+    def states(self) -> tuple[StatePlanes | None, ...]:
+        """What each layer keeps of a sequence besides its tokens' keys and values; None for most."""
+        mixers = (layer.attention for layer in self.layers)
+        return tuple(mixer.state if isinstance(mixer, DeltaSpec) else None for mixer in mixers)
 
     @property
     def kv_layout(self) -> KVLayout:

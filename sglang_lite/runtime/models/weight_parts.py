@@ -26,10 +26,12 @@ from sglang_lite.runtime.models.layers.linear import (
     RowByRow,
 )
 from sglang_lite.runtime.models.parameters import (
+    DELTA_KERNELS,
     XIELU_ROLES,
     CheckpointSlice,
     ParameterSpec,
     head_name,
+    input_projection_roles,
     parameters,
 )
 from sglang_lite.runtime.models.rotary_pairs import (
@@ -43,7 +45,6 @@ from sglang_lite.runtime.models.weight_reader import (
     LAYER_PARTS,
     Layer,
     WeightReader,
-    input_projection_roles,
 )
 
 # layer, and the attribute there; None for an attribute of the decoder
@@ -51,17 +52,17 @@ PartKey: TypeAlias = tuple[int | None, str]
 
 ROPES: PartKey = (None, "ropes")  # rotary tables; only some GGUF files have a tensor for them
 
+_DELTA = frozenset((*DELTA_KERNELS, "delta_a_log", "delta_dt", "delta_norm"))
 _LATENT = frozenset(("q_a_norm", "q_b", "kv_a_norm", "kv_b"))
 _OTHERS = {
     "o": "output",
     "conv_out": "output",
+    "delta_out": "output",
     "conv_kernel": "kernel",
     "attention_out_norm": "post_attention_norm",
     "mlp_out_norm": "post_mlp_norm",
 }
-_OWN = frozenset(
-    ("input_norm", "q_norm", "k_norm", "sinks", "output_gating", "mlp_norm")
-)  # each is its own part
+_OWN = frozenset(("input_norm", "q_norm", "k_norm", "sinks", "mlp_norm"))  # each is its own part
 
 
 def part_key(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
@@ -73,6 +74,8 @@ def part_key(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
         return parameter.layer, "qkv"
     if role in _OWN:
         return parameter.layer, role
+    if role in _DELTA:
+        return parameter.layer, "delta"
     return parameter.layer, "latent" if role in _LATENT else _OTHERS.get(role, "feed_forward")
 
 
@@ -351,9 +354,7 @@ def _product(layer: Layer, role: str, expert: int | None) -> _Product:
         assert isinstance(attention, LatentSpec)
         assert layer.latent is not None
         return layer.latent.queries, ("q_b",), latent_query_deinterleave_order(attention)
-    if role == "output_gating":
-        return layer.output_gating, (role,), None
-    if role in ("o", "conv_out"):
+    if role in ("o", "conv_out", "delta_out"):
         return layer.output, (role,), None
     if role in ("router", "shared_expert_gate"):
         assert not isinstance(fed, FeedForward)

@@ -12,6 +12,7 @@ import torch
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.attention_metadata import AttentionRules
+from sglang_lite.runtime.models.layers.delta import DeltaWeights
 from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
 from sglang_lite.runtime.models.layers.latent import HeadProduct, LatentMatrices
 from sglang_lite.runtime.models.layers.linear import (
@@ -22,10 +23,12 @@ from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.layers.rope import RotaryTable
 from sglang_lite.runtime.models.parameter_tensors import ParameterTensors, Table
 from sglang_lite.runtime.models.parameters import (
+    DELTA_KERNELS,
     XIELU_ROLES,
     CheckpointSlice,
     ParameterSpec,
     head_name,
+    input_projection_roles,
     layer_parameters,
     output_projection_role,
     parameters,
@@ -47,6 +50,7 @@ from sglang_lite.runtime.models.sharding import (
 from sglang_lite.runtime.models.spec import (
     AttentionSpec,
     ConvSpec,
+    DeltaSpec,
     DenseSpec,
     ExpertsSpec,
     LatentSpec,
@@ -81,13 +85,15 @@ class Layer:
             hidden_size] of a layer norm, weights then biases.
         q_norm, k_norm: weights in the same form with the size of a head or of the whole projection,
             or [heads, key_size] or [2, heads, key_size] if each head has its own.
-        qkv: first linear layer of attention: queries, keys, values. Latent attention: queries, or
+        qkv: first linear layer of attention: queries, keys, values, and, with `output_gate`, the
+            projection whose sigmoid multiplies the outputs. Latent attention: queries, or
             the low-rank vector that they are projected from, then the latent and the rotated part
-            of the key. Of a convolution: the projections b, c and x.
+            of the key. Of a convolution: the projections b, c and x. Of the delta rule: q, k, v, z,
+            b and a.
         sinks: float32 [heads], scores of the attention sinks.
-        output_gating: projection whose sigmoid multiplies the outputs of attention.
         latent: further matrices of latent attention.
         kernel: float32 [window + 1, channels], kernel of a convolution, and then its bias.
+        delta: further weights of linear attention by the delta rule.
         output: output projection of attention.
         feed_forward: dense feed-forward or experts.
         shared: runs this rank's `feed_forward` together with those of the other ranks, if each has
@@ -101,9 +107,9 @@ class Layer:
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     sinks: torch.Tensor | None
-    output_gating: Linear | None
     latent: LatentMatrices | None
     kernel: torch.Tensor | None
+    delta: DeltaWeights | None
     output: Linear
     post_attention_norm: torch.Tensor | None
     mlp_norm: torch.Tensor | None
@@ -275,7 +281,7 @@ class WeightReader:
         spec = self.of_rank.layers[index - self.layers.start]
         parts = {name: make() for name, make in self.layer_parts(index).items()}
         mixer = spec.attention
-        rope = 0 if isinstance(mixer, ConvSpec) else self._ropes.index(mixer.rope)
+        rope = 0 if isinstance(mixer, ConvSpec | DeltaSpec) else self._ropes.index(mixer.rope)
         return Layer(spec=spec, rope=rope, **parts)
 
     def layer_parts(self, index: int) -> dict[str, Callable[[], Any]]:  # any attribute of `Layer`
@@ -303,9 +309,6 @@ class WeightReader:
             "sinks": lambda: (
                 None if sinks is None else self._tensors.take_vector(sinks).float().to(self.device)
             ),
-            "output_gating": lambda: (
-                self._linear(table, ("output_gating",)) if attention.output_gate else None
-            ),
             "latent": lambda: (
                 self._build_latent_matrices(table, attention)
                 if isinstance(attention, LatentSpec)
@@ -315,6 +318,9 @@ class WeightReader:
                 self._build_conv_kernel(table, attention)
                 if isinstance(attention, ConvSpec)
                 else None
+            ),
+            "delta": lambda: (
+                self._build_delta_weights(table) if isinstance(attention, DeltaSpec) else None
             ),
             "output": lambda: self._linear(table, (output_projection_role(attention),)),
             "post_attention_norm": lambda: norm("attention_out_norm"),
@@ -359,6 +365,18 @@ class WeightReader:
         if spec.bias:
             bias = self._tensors.take_vector(table["conv_kernel_bias", None]).float()
         return torch.cat((kernel.T, bias.unsqueeze(0))).to(self.device)
+
+    def _build_delta_weights(self, table: Table) -> DeltaWeights:
+        def read(role: str) -> torch.Tensor:
+            return self._tensors.take_vector(table[role, None]).float()
+
+        kernel = torch.cat([read(role) for role in DELTA_KERNELS])
+        return DeltaWeights(
+            kernel=torch.cat((kernel.T, kernel.new_zeros((1, len(kernel))))).to(self.device),
+            rate=-read("delta_a_log").exp().to(self.device),
+            dt=read("delta_dt").to(self.device),
+            norm=read("delta_norm").to(self.device, self.precision.compute),
+        )
 
     # -------------------------------------------------------------------------------------- tensors
 
@@ -534,12 +552,3 @@ def _local_expert_ids(
     numbers = torch.full((1, spec.count), len(spec.own), dtype=torch.int32)
     numbers[0, list(spec.own)] = torch.arange(len(spec.own), dtype=torch.int32)
     return numbers.to(device)
-
-
-def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
-    """Returns the roles of the matrices stacked in attention's first linear layer, in order."""
-    if isinstance(spec, AttentionSpec):
-        return "q", "k", "v"
-    if isinstance(spec, ConvSpec):
-        return "conv_b", "conv_c", "conv_x"
-    return "q" if spec.query_rank is None else "q_a", "kv_a"

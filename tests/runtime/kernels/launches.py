@@ -29,6 +29,7 @@ from sglang_lite.runtime.kernels.attention_metadata import (
 )
 from sglang_lite.runtime.kernels.blocks import BlockCopy
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
+from sglang_lite.runtime.kernels.delta_gates import delta_rates, gate_heads
 from sglang_lite.runtime.kernels.delta_scan import delta_scan
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
@@ -578,6 +579,10 @@ def delta_rules(dtype: torch.dtype) -> None:
             v = x[:, 2 * key_heads * dk :].unflatten(1, (heads, dv))
             states = empty(8, heads, dk, dv)
             delta_scan(q, k, v, empty(64, heads, *decays), empty(64, heads), states, rows)
+        columns = empty(64, 2 * heads, dtype=dtype)
+        delta_rates(columns[:, :heads], columns[:, heads:], empty(heads), empty(heads), 1.0)
+        z = empty(64, heads * dv + 8, dtype=dtype)[:, : heads * dv]
+        gate_heads(empty(64, heads, dv, dtype=dtype), z, empty(dv, dtype=dtype), 1e-6)
 
 
 def state_spaces(dtype: torch.dtype) -> None:

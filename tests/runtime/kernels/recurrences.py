@@ -220,10 +220,35 @@ def _step(draw, run, **options):
     return _case(draw, stepped, "decoding", "mixed", **options)
 
 
+def _normal(*shape, dtype=torch.float32):
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def rated(run):
+    """Columns of one product; the largest and smallest values that a step may meet."""
+    results = []
+    for dtype in (torch.float32, torch.bfloat16):
+        columns = _normal(5, 14, dtype=dtype) * 30
+        results += run(columns[:, :6], columns[:, 8:], -_normal(6).exp(), _normal(6), 2.0)
+    return results
+
+
+def gated_by_head(run):
+    results = []
+    for dtype in (torch.float32, torch.bfloat16):
+        for heads, size in ((3, 20), (9, 128)):
+            z = _normal(4, heads * size + 8, dtype=dtype)[:, 8:]
+            x = _normal(4, heads, size, dtype=dtype)
+            results.append(run(x, z, _normal(size, dtype=dtype), 1e-6))
+    return results
+
+
 CASES = {
     "state_conv": lambda run: _case(conv, run, "decoding", "mixed", channels=600),
     "delta_step": lambda run: [_step(delta, run), _step(kimi, run)],
     "delta_scan": lambda run: [_case(draw, run, "decoding", "mixed") for draw in (delta, kimi)],
+    "delta_rates": rated,
+    "gate_heads": gated_by_head,
     "mamba2_step": lambda run: _step(mamba2, run),
     "mamba2_scan": lambda run: _case(mamba2, run, "decoding", "mixed"),
     "mamba1_scan": lambda run: _case(mamba1, run, "decoding", "mixed"),

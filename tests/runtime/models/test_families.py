@@ -88,6 +88,13 @@ GEMMA3 = GEMMA | dict(
                          sliding_attention=dict(rope_type="default", rope_theta=100.0)))  # fmt: skip
 
 WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
+# With a smaller epsilon, outputs near 0 are normalised, and rounding with them: transformers' two
+# ways, whole and token by token, are then up to 3e-3 apart.
+DELTA = dict(
+    rms_norm_eps=0.03, layer_types=["linear_attention", "full_attention", "linear_attention"], linear_num_key_heads=2,
+    linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12,
+)  # fmt: skip
+QUARTER = dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.25)
 CONVOLUTIONS = ["conv", "full_attention", "conv"]
 GRANITE = dict(
     embedding_multiplier=3.0, residual_multiplier=0.6, attention_multiplier=0.3, logits_scaling=2.0
@@ -229,6 +236,15 @@ FAMILIES: dict[str, Any] = {
     "lfm2-biases": (Lfm2ForCausalLM, dict(
         layer_types=["full_attention", "conv", "conv"], conv_bias=True, conv_L_cache=5, block_auto_adjust_ff_dim=False,
         tie_word_embeddings=False)),
+    "qwen3-next": ("Qwen3NextForCausalLM", DELTA | EXPERTS | dict(
+        head_dim=16, shared_expert_intermediate_size=40, rope_parameters=QUARTER)),
+    "qwen3.5": ("Qwen3_5ForCausalLM", DELTA | dict(head_dim=16, rope_parameters=QUARTER)),
+    "qwen3.5-moe": ("Qwen3_5MoeForCausalLM", DELTA | EXPERTS | dict(
+        head_dim=16, shared_expert_intermediate_size=40, rope_parameters=QUARTER)),
+    # queries, keys and values alike: transformers 5.23 saves kernels of others wrongly
+    "olmo-hybrid": ("OlmoHybridForCausalLM", DELTA | dict(linear_num_key_heads=4, linear_key_head_dim=12)),
+    "olmo-hybrid-rope": ("OlmoHybridForCausalLM", DELTA | dict(
+        linear_num_key_heads=4, linear_key_head_dim=12, linear_allow_neg_eigval=False, rope_parameters=dict(rope_type="default", rope_theta=1e4))),
     "lfm2-moe": (Lfm2MoeForCausalLM, EXPERTS | dict(layer_types=CONVOLUTIONS, num_dense_layers=1)),
 }  # fmt: skip
 
@@ -237,7 +253,8 @@ FAMILIES: dict[str, Any] = {
 OTHER_KERNELS = (
     "olmo3", "granite", "qwen2-moe", "deepseek-v2-lite", "deepseek-v3", "youtu", "phi-norms", "cohere-norms", "nemotron",
     "gpt-neox", "olmo", "minimax-m2", "ernie4.5-moe", "ministral3", "hunyuan", "gpt2", "opt",
-    "apertus", "afmoe", "cohere2-moe", "phimoe", "lfm2", "lfm2-biases", "lfm2-moe",
+    "apertus", "afmoe", "cohere2-moe", "phimoe", "lfm2", "lfm2-biases", "lfm2-moe", "qwen3-next", "qwen3.5",
+    "olmo-hybrid",
 )  # fmt: skip
 
 
@@ -289,6 +306,12 @@ def differences(reference: PreTrainedModel, ids: list[int], generation: Generati
     return (ours - theirs[-len(entries) :]).abs()
 
 
+def limit(reference: PreTrainedModel) -> float:
+    """Largest distance that rounding explains."""
+    # the last bit of an embedding moves those of linear attention by up to 1.3e-4
+    return 3e-4 if "linear_attention" in str(reference.config) else 1e-4
+
+
 def prompts(*lengths: int) -> list[list[int]]:
     rng = random.Random(0)
     return [[rng.randrange(VOCAB) for _ in range(length)] for length in lengths]
@@ -301,11 +324,12 @@ def test_logits_equal_those_of_transformers(family, step_tokens):
     batch = prompts(50, 33, 41, 38)
     with engine(folder, step_tokens=step_tokens) as running:
         for future, ids in [(ask(running, ids), ids) for ids in batch]:
-            assert differences(reference, ids, future.result(timeout=30)).max() <= 1e-4
+            assert differences(reference, ids, future.result(timeout=30)).max() <= limit(reference)
         again = [*batch[0], 3, 1, 4]
         generation = ask(running, again, prompt=False).result(timeout=30)
-        assert generation.usage.cached_tokens >= 50
-        assert differences(reference, again, generation).max() <= 1e-4
+        # states are kept before a prompt's last token
+        assert generation.usage.cached_tokens >= 50 - ("linear_attention" in str(reference.config))
+        assert differences(reference, again, generation).max() <= limit(reference)
 
 
 def test_the_table_of_parameters_has_each_number_of_a_checkpoint_once(family):
@@ -352,11 +376,11 @@ def test_fused_kernels_give_the_same(family, attention, monkeypatch):
         attention_backend=attention,
     ) as running:
         for future, ids in [(ask(running, ids, most=2), ids) for ids in batch]:
-            assert differences(reference, ids, future.result(timeout=300)).max() <= 1e-4
+            assert differences(reference, ids, future.result(timeout=300)).max() <= limit(reference)
         again = [*batch[0], 3, 1, 4]
         generation = ask(running, again, prompt=False, most=1).result(timeout=300)
         assert generation.usage.cached_tokens >= len(batch[0]) - 3
-        assert differences(reference, again, generation).max() <= 1e-4
+        assert differences(reference, again, generation).max() <= limit(reference)
 
 
 @pytest.mark.sampled(16)
@@ -450,7 +474,9 @@ def test_longrope_is_short_where_the_context_is(kind, changes, tmp_path):
     reference = randomise(model(model.config_class(**SHAPE | changes)))
     (ids,) = prompts(20)
     with engine(save(reference, tmp_path), context_length=32) as running:
-        assert differences(reference, ids, ask(running, ids).result(timeout=30)).max() <= 1e-4
+        assert differences(reference, ids, ask(running, ids).result(timeout=30)).max() <= limit(
+            reference
+        )
 
 
 @pytest.mark.parametrize(("name", "prefix"), [("gpt2", "transformer."), ("opt", "model.")])
@@ -464,7 +490,9 @@ def test_names_without_their_prefix_as_the_hub_has_them(name, prefix, tmp_path):
     save_file(tensors, file, {"format": "pt"})
     (ids,) = prompts(20)
     with engine(tmp_path) as running:
-        assert differences(reference, ids, ask(running, ids).result(timeout=30)).max() <= 1e-4
+        assert differences(reference, ids, ask(running, ids).result(timeout=30)).max() <= limit(
+            reference
+        )
 
 
 def test_the_text_part_of_a_vision_language_model(tmp_path, caplog):
@@ -478,5 +506,7 @@ def test_the_text_part_of_a_vision_language_model(tmp_path, caplog):
     (ids,) = prompts(40)
     caplog.set_level("INFO", "sglang_lite")
     with engine(save(reference, tmp_path)) as running:
-        assert differences(reference, ids, ask(running, ids).result(timeout=30)).max() <= 1e-4
+        assert differences(reference, ids, ask(running, ids).result(timeout=30)).max() <= limit(
+            reference
+        )
     assert "tensors of an encoder of images or sounds are not loaded" in caplog.text

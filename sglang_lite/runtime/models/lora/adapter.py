@@ -32,6 +32,7 @@ from sglang_lite.runtime.models.parameter_tensors import slice_parameter
 from sglang_lite.runtime.models.parameters import (
     CheckpointSlice,
     head_name,
+    input_projection_roles,
     layer_parameters,
     parameters,
 )
@@ -140,7 +141,7 @@ def _roles_by_product(layer: LayerSpec) -> dict[str, tuple[str, ...]]:
     """
     products: dict[str, tuple[str, ...]] = {}
     if isinstance(layer.attention, AttentionSpec):
-        products = {"qkv": ("q", "k", "v"), "output": ("o",)}
+        products = {"qkv": input_projection_roles(layer.attention), "output": ("o",)}
     if isinstance(layer.feed_forward, DenseSpec):
         products["gate_up"] = ("gate", "up") if layer.feed_forward.gated else ("up",)
         products["down"] = ("down",)
