@@ -138,6 +138,19 @@ def keep_no_states_but_the_grid(engine: Engine) -> None:
     states.keep_current = lambda slot, pages: None  # type: ignore[method-assign]  # likewise
 
 
+def compare_steps(engines: dict[str, Engine], rows: int, prompt: int, repeat: int) -> None:
+    took: dict[str, list[float]] = {name: [] for name in engines}
+    for _ in range(repeat + 1):
+        for name, engine in engines.items():
+            took[name].append(step_ms(engine, rows, prompt, 32))
+    first, second = (median(times[1:]) for times in took.values())
+    print(
+        f"decode {rows:3} rows at {prompt:6,}: {first:7.3f} ms, attention alone {second:7.3f}: "
+        f"{first / second:.2f}x the time",
+        flush=True,
+    )
+
+
 def compare_times(parts: list[str], layers: int, repeat: int) -> None:
     spec = shape(layers)
     engines = {
@@ -148,16 +161,8 @@ def compare_times(parts: list[str], layers: int, repeat: int) -> None:
         )
     }
     if "decode" in parts:
-        for rows, prompt in ((1, 1000), (64, 1000), (64, 16_000), (64, 32_000)):
-            took: dict[str, list[float]] = {name: [] for name in engines}
-            for _ in range(repeat + 1):
-                for name, engine in engines.items():
-                    took[name].append(step_ms(engine, rows, prompt, 32))
-            first, second = (median(times[1:]) for times in took.values())
-            print(
-                f"decode {rows:3} rows at {prompt:6,}: {first:7.3f} ms, attention alone {second:7.3f}: "
-                f"{first / second:.2f}x the time"
-            )
+        for rows, prompt in ((1, 1000), (64, 1000)):
+            compare_steps(engines, rows, prompt, repeat)
     if "prefill" in parts:
         for name, engine in engines.items():
             times = []
@@ -165,7 +170,10 @@ def compare_times(parts: list[str], layers: int, repeat: int) -> None:
                 begun = time.perf_counter()
                 complete(engine, [draw_tokens(32_768, 70 + i)], 1)
                 times.append(time.perf_counter() - begun)
-            print(f"prefill of 32,768: {median(times[1:]) * 1000:8.1f} ms, {name}")
+            print(f"prefill of 32,768: {median(times[1:]) * 1000:8.1f} ms, {name}", flush=True)
+    if "decode" in parts:
+        for rows, prompt in ((64, 16_000), (64, 32_000)):
+            compare_steps(engines, rows, prompt, repeat)
     for engine in engines.values():
         engine.close()
 
