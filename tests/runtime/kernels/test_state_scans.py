@@ -3,6 +3,7 @@ CPU, in torch twins and in kernels.
 """
 
 import importlib
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -32,19 +33,19 @@ from tests.runtime.kernels.recurrences import (
 )
 from tests.runtime.kernels.test_kernels import DEVICE
 
-LAYERS = {
+LAYERS: dict[str, Callable[..., torch.Tensor]] = {
     "state_conv": state_conv.state_conv,
     "delta_scan": delta_scan.delta_scan,
     "mamba2_scan": mamba_scan.mamba2_scan,
     "mamba1_scan": mamba_scan.mamba1_scan,
 }
-TWINS = {
+TWINS: dict[str, Callable[..., torch.Tensor]] = {
     "state_conv": conv_twin.state_conv,
     "delta_scan": delta_twin.delta_scan,
     "mamba2_scan": mamba2_twin.mamba2_scan,
     "mamba1_scan": mamba1_twin.mamba1_scan,
 }
-KERNELS = {
+KERNELS: dict[str, Callable[..., torch.Tensor]] = {
     "state_conv": conv_kernels.state_conv,
     "delta_scan": delta_kernels.delta_scan,
     "mamba2_scan": mamba2_kernels.mamba2_scan,
