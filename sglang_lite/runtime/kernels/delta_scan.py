@@ -63,9 +63,18 @@ def _load_tokens(x, stride, token, end, head, DIM: tl.constexpr, BLOCK: tl.const
 
 @triton.jit
 def _products(
-    x, x_stride, y, y_stride, token, end, head,
-    DK: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+    x,
+    x_stride,
+    y,
+    y_stride,
+    token,
+    end,
+    head,
+    DK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
     """Returns x @ y^T of a head's vectors of some tokens, and the squared norms of those of x."""
     products = tl.zeros((CHUNK, CHUNK), tl.float32)
     norms = tl.zeros((CHUNK,), tl.float32)
@@ -78,9 +87,7 @@ def _products(
 
 
 @triton.jit
-def _store_inverse(
-    inverse, slot, head, strength, a, HEADS: tl.constexpr, CHUNK: tl.constexpr
-):  # fmt: skip
+def _store_inverse(inverse, slot, head, strength, a, HEADS: tl.constexpr, CHUNK: tl.constexpr):
     """Stores (I + diag(beta) A)^-1 diag(beta) of a chunk."""
     i = tl.arange(0, CHUNK)
     a = tl.where(i[:, None] > i[None, :], a * strength[:, None], 0.0)
@@ -98,7 +105,7 @@ def _store_chunk(matrices, slot, head, matrix, HEADS: tl.constexpr, CHUNK: tl.co
 
 
 @cached_launch
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _prepare(
     q,
     k,
@@ -145,7 +152,7 @@ def _prepare(
 
 
 @cached_launch
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _prepare_channels(
     q,
     k,
@@ -368,15 +375,37 @@ def delta_scan(
     if by_channel:
         totals = torch.empty_like(decay)
         _prepare_channels[(slots, heads)](
-            q, k, decay, beta, rows.offsets, inverse, scores, totals, count, *strides,
-            BLOCK_K=min(block_k, 32), PART=_PART, num_warps=4, **shape,
-        )  # fmt: skip
+            q,
+            k,
+            decay,
+            beta,
+            rows.offsets,
+            inverse,
+            scores,
+            totals,
+            count,
+            *strides,
+            BLOCK_K=min(block_k, 32),
+            PART=_PART,
+            num_warps=4,
+            **shape,
+        )
         decay = totals
     else:
         _prepare[(slots, heads)](
-            q, k, decay, beta, rows.offsets, inverse, scores, count, *strides,
-            BLOCK_K=min(block_k, _BLOCK_K), num_warps=4, **shape,
-        )  # fmt: skip
+            q,
+            k,
+            decay,
+            beta,
+            rows.offsets,
+            inverse,
+            scores,
+            count,
+            *strides,
+            BLOCK_K=min(block_k, _BLOCK_K),
+            num_warps=4,
+            **shape,
+        )
     _scan[(count, heads, cdiv(dv, block_v))](
         q,
         k,

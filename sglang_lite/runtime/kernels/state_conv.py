@@ -22,9 +22,18 @@ _TOKENS = 16  # of a program, unless rows have one
 
 @triton.jit
 def _load_inputs(
-    inputs, tails, input_stride, tail_stride, begin, at, read, channel, inside,
-    CHANNELS: tl.constexpr, WINDOW: tl.constexpr,
-):  # fmt: skip
+    inputs,
+    tails,
+    input_stride,
+    tail_stride,
+    begin,
+    at,
+    read,
+    channel,
+    inside,
+    CHANNELS: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
     """Returns inputs of a row at tokens `at`, from its tail where they are before its first."""
     place = tl.maximum(read, 0).to(tl.int64)
     of_tail = (at < begin) & (read >= 0)
@@ -36,7 +45,7 @@ def _load_inputs(
 
 
 @cached_launch
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _state_conv(
     inputs,
     kernel,
@@ -73,9 +82,18 @@ def _state_conv(
         weight = tl.load(kernel + k * CHANNELS + channel, mask=has_channel, other=0.0)
         at = token - (WINDOW - 1 - k)
         total += weight[None, :] * _load_inputs(
-            inputs, tails, input_stride, tail_stride, begin, at, source, channel, inside,
-            CHANNELS, WINDOW,
-        )  # fmt: skip
+            inputs,
+            tails,
+            input_stride,
+            tail_stride,
+            begin,
+            at,
+            source,
+            channel,
+            inside,
+            CHANNELS,
+            WINDOW,
+        )
     if ACTIVATION:
         total *= tl.sigmoid(total)
     place = out + token.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
@@ -86,9 +104,18 @@ def _state_conv(
         entry = tl.arange(0, TAIL)
         is_entry = (entry < WINDOW - 1)[:, None] & has_channel[None, :]
         new = _load_inputs(
-            inputs, tails, input_stride, tail_stride, begin, end - (WINDOW - 1) + entry, source,
-            channel, is_entry, CHANNELS, WINDOW,
-        )  # fmt: skip
+            inputs,
+            tails,
+            input_stride,
+            tail_stride,
+            begin,
+            end - (WINDOW - 1) + entry,
+            source,
+            channel,
+            is_entry,
+            CHANNELS,
+            WINDOW,
+        )
         tl.debug_barrier()  # all threads have read the tail before one overwrites it
         own = tails + target.to(tl.int64) * tail_stride + entry[:, None] * CHANNELS
         tl.store(own + channel[None, :], new.to(tails.dtype.element_ty), mask=is_entry)
