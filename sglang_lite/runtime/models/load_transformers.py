@@ -19,7 +19,7 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.models.config_fields import abbreviate, read_json
 from sglang_lite.runtime.models.memory_check import check_free_memory
-from sglang_lite.runtime.models.transformers_config import explain_not_causal
+from sglang_lite.runtime.models.transformers_config import RENAMED_TYPES, explain_not_causal
 from sglang_lite.runtime.models.transformers_model import NAME, TransformersModel, register
 from sglang_lite.runtime.models.weights.folder import weight_files
 
@@ -161,7 +161,8 @@ def load_transformers(
     _trial_kv_layout(skeleton, path, device)  # rejects unsupported models before weights are read
     # From the file, as transformers may have used only part of the config.
     names = read_json(path / "config.json").get("architectures")
-    if class_name not in (names if isinstance(names, list) else [names]):
+    named = class_name in (names if isinstance(names, list) else [names])
+    if not named and config.model_type not in RENAMED_TYPES:
         raise ModelError(
             f"{path}: config.json names {abbreviate(names)}, its model_type is {class_name}'s.",
             hint="Use a model of the families in docs/models.md.",

@@ -42,6 +42,9 @@ _DIFFUSION = frozenset(
     )
 )
 _OF_DIFFUSION = ("ForBlockDiffusion", "ForDiffusionLM")
+# Types that transformers runs with another type's class, after renaming their tensors: the class
+# that a config names does not tell the names of its tensors.
+RENAMED_TYPES = frozenset(("exaone", "sarvam_moe"))
 _FIELDS = {
     "vocab_size": Field("whole", 1, MAX_TOKENS, required=True),
     "eos_token_id": config_fields.CONFIG["eos_token_id"],
@@ -81,6 +84,8 @@ def is_natively_supported(config: Config) -> bool:
     `architectures` is missing or malformed.
     """
     names = config.get("architectures")
+    if config.get("model_type") in RENAMED_TYPES:
+        return False
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         return True
     if any(name in WITH_ENCODER for name in names):

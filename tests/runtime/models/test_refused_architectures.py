@@ -78,8 +78,8 @@ BASE = {
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("exaone", "ExaoneForCausalLM"),
-        ("sarvam_moe", "SarvamMoEForCausalLM"),
+        ("orion", "OrionForCausalLM"),
+        ("telechat", "TelechatForCausalLM"),
         (None, "NewForCausalLM"),
     ],
 )
@@ -103,7 +103,7 @@ def test_tensors_of_another_architecture_are_named(name, tmp_path):
         match=rf"'model.embed_tokens.weight' is missing. The files have {name}, which no model of the config's",
     ):
         load_folder(
-            tmp_path, {**BASE, "model_type": "exaone", "architectures": ["LlamaForCausalLM"]}
+            tmp_path, {**BASE, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
         )
 
 

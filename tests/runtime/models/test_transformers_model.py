@@ -364,7 +364,7 @@ def test_a_model_of_no_length_is_refused_for_the_state_that_it_keeps(tmp_path, k
             "hears nothing without a tokenizer and preprocessor_config",
         ),
         ("bloom", "BloomForCausalLM", "its code has no decoder that runs by itself"),
-        ("codegen", "CodeGenForCausalLM", "its attention can't be replaced"),
+        ("gpt_neo", "GPTNeoForCausalLM", "its attention can't be replaced"),
     ],
 )
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])

@@ -28,7 +28,7 @@ _SMALL = dict.fromkeys(
     ("moe_intermediate_size", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank", "qk_head_dim"), 16
 ) | dict.fromkeys(
     ("max_position_embeddings", "n_positions", "n_ctx"), 64
-) | dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 96) | {
+) | dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "unpadded_vocab_size"), 96) | {
     "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_kv_shared_layers": 0,
     "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1, "is_decoder": True,
 }  # fmt: skip
