@@ -35,6 +35,8 @@ class FlashAttention:
                 if requirements.sinks
                 else "latent attention is not supported"
             )
+        if requirements.chunked:
+            return "attention within chunks is not supported"
         if (
             importlib.util.find_spec("flash_attn") is None
             or importlib.util.find_spec("flash_attn.cute") is None

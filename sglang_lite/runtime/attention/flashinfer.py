@@ -39,6 +39,8 @@ class FlashInferAttention:
                 if requirements.sinks
                 else "latent attention is not supported"
             )
+        if requirements.chunked:
+            return "attention within chunks is not supported"
         if importlib.util.find_spec("flashinfer") is None:
             return "the package flashinfer-python is not installed"
         if requirements.device.type != "cuda" or torch.cuda.get_device_capability(

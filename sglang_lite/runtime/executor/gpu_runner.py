@@ -658,6 +658,7 @@ def _make_attention(
             max_shared_rows=max_decoded,
             max_chunks=MAX_CHUNKS if model.shares_prefixes else 0,
             sinks=spec.sinks,
+            chunked=spec.chunked,
             latent=spec.rank if isinstance(spec, LatentSpec) else 0,
             expanded=(spec.nope_size, spec.rope_size, spec.value_size)
             if isinstance(spec, LatentSpec)

@@ -31,6 +31,8 @@ class AttentionRules:
         causal: whether each token sees only itself and the tokens before it. Otherwise sequences
             must be complete in the batch, and each token sees all of its sequence, within `window`
             in both directions.
+        chunked: whether each token sees the tokens of its own chunk instead: those from the last
+            multiple of `window` on.
     """
 
     scale: float
@@ -38,6 +40,19 @@ class AttentionRules:
     softcap: float | None = None
     sinks: torch.Tensor | None = None
     causal: bool = True
+    chunked: bool = False
+
+    @property
+    def window_kind(self) -> int:
+        """WINDOW of the kernels: 0 for no window, 1 for a sliding one, 2 for chunks."""
+        return (self.window is not None) + self.chunked
+
+    def first_visible(self, positions: torch.Tensor) -> torch.Tensor:
+        """Returns the first position that tokens at these positions see; it may be negative."""
+        assert self.window is not None
+        if self.chunked:
+            return positions // self.window * self.window
+        return positions - (self.window - 1)
 
     @property
     def plain(self) -> bool:

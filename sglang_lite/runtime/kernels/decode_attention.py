@@ -31,6 +31,7 @@ from sglang_lite.runtime.kernels.launch_config import (
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
+from sglang_lite.runtime.kernels.softmax import first_visible
 
 _ITEMS = 16  # items that one program of _split writes
 # Tokens of an item; more are worth another program even if it has to wait, as that balances ragged
@@ -391,7 +392,7 @@ def _decode(
     start = tl.load(work + item * 4 + 1)
     end = tl.load(work + item * 4 + 2)
     if WINDOW:
-        start = tl.maximum(start, tl.load(positions + row) + 1 - window)
+        start = tl.maximum(start, first_visible(tl.load(positions + row), window, WINDOW))
     slot = tl.load(work + item * 4 + 3).to(tl.int64)
     pages = page_table + slot * pages_per_slot
     k += kv_head.to(tl.int64) * head_stride
@@ -543,7 +544,7 @@ def decode_attention(
         KV_HEADS=kv_heads,
         SCALED=cache.scales is not None,
         SOFTCAP=rules.softcap is not None,
-        WINDOW=rules.window is not None,
+        WINDOW=rules.window_kind,
         PREFIX=shared is not None,
         BLOCK_G=launch.queries,
         BLOCK_D=padded_head_size(dim),

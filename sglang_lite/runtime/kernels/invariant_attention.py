@@ -33,6 +33,7 @@ from sglang_lite.runtime.kernels.launch_config import padded_head_size
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
+from sglang_lite.runtime.kernels.softmax import first_visible
 
 _TOKENS = 64  # tokens of a step of the running softmax, on which the bits depend
 _PIECE: tl.constexpr = tl.constexpr(512)  # tokens of each of the first 16 pieces
@@ -154,7 +155,7 @@ def _attend_piece(
                 of_token, seen_to = token[:, None], at_position[None, :]
             visible = of_token <= seen_to
             if WINDOW:
-                visible = visible & (of_token > seen_to - window)
+                visible = visible & (of_token >= first_visible(seen_to, window, WINDOW))
             scores = tl.where(visible, scores, float("-inf"))
         highest = tl.maximum(m, tl.max(scores, 0 if FEW else 1) * factor)
         shift = highest
@@ -311,7 +312,8 @@ def _attention(
     lowest = 0
     lowest_piece = 0
     if WINDOW:
-        lowest = tl.maximum(tl.min(tl.where(real, at_position, 1 << 30), 0) - window + 1, 0)
+        lowest = tl.min(tl.where(real, at_position, 1 << 30), 0)
+        lowest = tl.maximum(first_visible(lowest, window, WINDOW), 0)
         lowest_piece = _pieces_of(lowest + 1) - 1
         begin_piece = tl.maximum(begin_piece, lowest_piece)
     for piece in range(begin_piece, end_piece):
@@ -554,7 +556,7 @@ def invariant_attention(
             KV_HEADS=kv_heads,
             SCALED=scales is not None,
             SOFTCAP=rules.softcap is not None,
-            WINDOW=rules.window is not None,
+            WINDOW=rules.window_kind,
             KIND=kind,
             PER_BLOCK=per_block,
             BLOCK_Q=queries,

@@ -17,7 +17,7 @@ from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch_config import choose_attention_launch, padded_head_size
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.softmax import attend_block, page_of
+from sglang_lite.runtime.kernels.softmax import attend_block, first_visible, page_of
 
 
 @cached_launch
@@ -78,7 +78,7 @@ def _prefill(
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     start = 0
     if WINDOW:
-        start = tl.maximum(position - window + 1, 0) // BLOCK_N * BLOCK_N
+        start = tl.maximum(first_visible(position, window, WINDOW), 0) // BLOCK_N * BLOCK_N
     # Tokens that every query of the block sees need no mask.
     clear = start
     if not WINDOW:
@@ -116,7 +116,9 @@ def _prefill(
         token = at + n
         visible = token[None, :] < limit[:, None]
         if WINDOW:
-            visible = visible & (token[None, :] > at_position[:, None] - window)
+            visible = visible & (
+                token[None, :] >= first_visible(at_position, window, WINDOW)[:, None]
+            )
         m, total, acc = attend_block(
             queries,
             k,
@@ -204,7 +206,7 @@ def prefill_attention(
         HEADS=heads,
         SCALED=cache.scales is not None,
         SOFTCAP=rules.softcap is not None,
-        WINDOW=rules.window is not None,
+        WINDOW=rules.window_kind,
         LIMITS=limits is not None,
         PARTS=parts,
         BLOCK_M=launch.queries,

@@ -29,6 +29,7 @@ from sglang_lite.runtime.kernels.launch_config import choose_attention_launch, p
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.rope_store import rope_places, rotate_heads
+from sglang_lite.runtime.kernels.softmax import first_visible
 
 
 @triton.jit
@@ -227,7 +228,7 @@ def _rope_attention(
     first = tl.load(row_work + row * 2)
     count = tl.load(row_work + row * 2 + 1)
     if WINDOW:
-        start = tl.maximum(start, position + 1 - window)
+        start = tl.maximum(start, first_visible(position, window, WINDOW))
     old = tl.minimum(end, position)
     pages = page_table + slot * pages_per_slot
     k += kv_head.to(tl.int64) * head_stride
@@ -423,7 +424,7 @@ def rope_attention(
         KV_SCALED=of_cache is not None,
         AXES=rotary is not None,
         SOFTCAP=rules.softcap is not None,
-        WINDOW=rules.window is not None,
+        WINDOW=rules.window_kind,
         BLOCK_G=launch.queries,
         BLOCK_D=padded_head_size(dim),
         **launch.options,

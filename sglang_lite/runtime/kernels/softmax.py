@@ -17,6 +17,15 @@ def page_of(pages, token, end, PAGE: tl.constexpr):
 
 
 @triton.jit
+def first_visible(position, window, WINDOW: tl.constexpr):
+    """First token that a query sees: within a window if WINDOW is 1, in its own chunk if it is 2."""
+    first = position + 1 - window
+    if WINDOW == 2:
+        first = position // window * window
+    return first
+
+
+@triton.jit
 def attend_block(
     queries,
     k,

@@ -136,13 +136,18 @@ CONFIG: Mapping[str, Field] = {
     **dict.fromkeys((
         "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
     ), _integer_field(1, 1 << 16)),
+    **dict.fromkeys((
+        "attention_chunk_size", "interleave_moe_layer_step", "floor_scale",
+    ), _integer_field(1, MAX_POSITIONS)),
+    "intermediate_size_mlp": _integer_field(1, 1 << 24),
+    "moe_layers": Field("wholes", 0, 10_000),
     **dict.fromkeys(("block_ff_dim", "block_multiple_of"), _integer_field(1, 1 << 24)),
     "full_attn_idxs": Field("wholes", 0, 10_000),
     **dict.fromkeys((
         "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "rotary_emb_base",
         "rope_theta", "rope_local_base_freq", "logit_scale", "clip_qkv", "embedding_multiplier",
         "residual_multiplier", "attention_multiplier", "logits_scaling", "routed_scaling_factor", "scale_emb",
-        "scale_depth", "swiglu_alpha", "swiglu_limit", "block_ffn_dim_multiplier",
+        "scale_depth", "swiglu_alpha", "swiglu_limit", "block_ffn_dim_multiplier", "attn_scale",
     ), _positive_number_field()),
     "router_jitter_noise": Field("number", 0.0, 1e30),
     "rotary_pct": _positive_number_field(1.0),
@@ -159,7 +164,7 @@ CONFIG: Mapping[str, Field] = {
         "qk_layernorm", "use_qkv_bias", "use_parallel_residual", "norm_topk_prob", "rope_interleave",
         "enable_bias", "layer_norm_elementwise_affine", "new_decoder_architecture", "multi_query", "parallel_attn",
         "mup_enabled", "lm_head_bias", "linear_allow_neg_eigval",
-        "tie_embedding", "conv_bias", "block_auto_adjust_ff_dim", "use_expert_bias",
+        "tie_embedding", "conv_bias", "block_auto_adjust_ff_dim", "use_expert_bias", "attn_temperature_tuning",
     ), _FLAG),
     "no_rope_layers": Field("wholes", 0, 1),
     **dict.fromkeys((

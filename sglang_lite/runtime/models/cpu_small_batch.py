@@ -298,6 +298,7 @@ def _supports_mixer(mixer: MixerSpec) -> bool:
         isinstance(mixer, AttentionSpec)
         and mixer.causal
         and not mixer.sinks
+        and not mixer.chunked
         and not mixer.output_gate
         and mixer.softcap is None
         and mixer.clip is None

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from sglang_lite.runtime.models.config_fields import Json
+from sglang_lite.runtime.models.spec import NO_ROPE
 
 Config: TypeAlias = Mapping[str, Json]
 Changes: TypeAlias = Callable[[Config], dict[str, Any]]
@@ -34,6 +35,7 @@ class Family:
         norms: position of the norms, as in LayerSpec.
         has_window: function of config and layer index, True if the layer has a sliding window; used
             if the config has no `layer_types`; None if no layer has a window.
+        chunked: whether windows are chunks, which configs call "chunked_attention".
         has_rope: function of config, layer index and window, True if positions rotate the layer's
             queries and keys.
         interleaved: whether the two elements of a rotary pair are adjacent: a constant, or the name
@@ -52,6 +54,8 @@ class Family:
         activations: activation name in a config -> the activation that the family means by it.
         attention_fields, layer_fields, model_fields: functions of the config that give further
             fields of AttentionSpec, LayerSpec and ModelSpec.
+        nope_fields: function of the config that gives fields of AttentionSpec for layers without
+            rotation.
         left_out: function of the config that names what it asks for and the row has not, or returns
             ""; transformers' code runs such a model.
         experts_fields: function of config and layer index that gives fields of ExpertsSpec, or None
@@ -61,8 +65,8 @@ class Family:
         delta_norms: position of the norms in layers with the delta rule; None for that of `norms`.
         conv_fields: function of config and layer index that gives fields of ConvSpec, or None for
             a layer with attention.
-        experts_interleaved: whether stacked expert matrices have inputs before outputs, with gate
-            and up columns alternating.
+        experts_transposed: whether stacked expert matrices have inputs before outputs.
+        experts_interleaved: whether they do, with gate and up columns alternating.
         names: role in `parameters.py` -> the family's tensor name, if it differs from Llama's; ""
             if no tensor has it. A vector's name that ends in "[0]" is a matrix with a single row. A
             norm may have several names, separated by "|", of which a file has one.
@@ -75,6 +79,7 @@ class Family:
     qk_norm: Literal["", "head", "whole"] = ""
     norms: Literal["before", "after", "both"] = "before"
     has_window: Callable[[Config, int], bool] | None = None
+    chunked: bool = False
     has_rope: Callable[[Config, int, int | None], bool] = lambda config, layer, window: True
     interleaved: bool | str = False
     latent: bool = False
@@ -88,12 +93,14 @@ class Family:
     rope_aliases: Mapping[str, str] = field(default_factory=dict)
     activations: Mapping[str, str] = field(default_factory=dict)
     attention_fields: Changes = lambda config: {}
+    nope_fields: Changes = lambda config: {}
     layer_fields: Changes = lambda config: {}
     model_fields: Changes = lambda config: {}
     experts_fields: Callable[[Config, int], dict[str, Any] | None] = lambda config, layer: None
     delta_fields: Callable[[Config, int], dict[str, Any] | None] = lambda config, layer: None
     delta_norms: Literal["before", "after", "both"] | None = None
     conv_fields: Callable[[Config, int], dict[str, Any] | None] = lambda config, layer: None
+    experts_transposed: bool = False
     experts_interleaved: bool = False
     left_out: Callable[[Config], str] = lambda config: ""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -501,6 +508,33 @@ def _minicpm3_model_settings(config: Config) -> dict[str, Any]:
     base = config["dim_model_base"]
     hidden = config["hidden_size"]
     return {"embedding_scale": float(config["scale_emb"]), "logit_scale": (base or hidden) / hidden}
+
+
+def _llama4_nope_fields(config: Config) -> dict[str, Any]:
+    """Returns the changes of layers without rotation, whose queries grow with their position."""
+    plain = {"qk_norm": "", "norms_rotated": False}
+    if not config["attn_temperature_tuning"]:
+        return plain
+    growth = float(config["attn_scale"])
+    rope = replace(
+        NO_ROPE, query_growth=growth, query_span=int(config["floor_scale"]), query_shift=1
+    )
+    return {**plain, "rope": rope}
+
+
+def _llama4_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    chosen = config.get("moe_layers")
+    step = int(config["interleave_moe_layer_step"])
+    if (layer + 1) % step if chosen is None else layer not in chosen:
+        return None
+    size = config["intermediate_size"]
+    return {
+        "count": _expert_count(config, "num_local_experts"),
+        "size": size,
+        "scoring": "sigmoid",
+        "weigh_input": True,
+        "shared_size": size,
+    }
 
 
 def _lfm2_fields(config: Config) -> dict[str, Any]:
@@ -1114,6 +1148,26 @@ FAMILIES: Mapping[str, Family] = {
                "delta_kernel_q": "linear_attn.q_conv1d", "delta_kernel_k": "linear_attn.k_conv1d",
                "delta_kernel_v": "linear_attn.v_conv1d", "input_norm": "input_layernorm|attention_layer_norm",
                **dict.fromkeys(("mlp_norm", "attention_out_norm"), "post_attention_layernorm|feedforward_layer_norm")},
+    ),
+    "llama4": Family(
+        ("Llama4ForCausalLM",),
+        {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0,
+         "intermediate_size_mlp": 16384, "num_local_experts": 16, "num_experts_per_tok": 1,
+         "interleave_moe_layer_step": 1, "use_qk_norm": True, "no_rope_layer_interval": 4,
+         "attention_chunk_size": 8192, "attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1},
+        biases=_ATTENTION, interleaved=True, chunked=True, has_window=lambda c, i: _has_rope_smollm3(c, i, None),
+        has_rope=_has_rope_smollm3,
+        dense_size="intermediate_size_mlp", nope_fields=_llama4_nope_fields, experts_fields=_llama4_experts,
+        attention_fields=lambda c: {"qk_norm": "head" if c["use_qk_norm"] else "", "qk_norm_weight": False,
+                                    "norms_rotated": c["use_qk_norm"]},
+        experts_transposed=True,
+        names={**_NOT_SPLIT, "gate": "feed_forward.gate_proj", "up": "feed_forward.up_proj",
+               "down": "feed_forward.down_proj", "router": "feed_forward.router",
+               "stacked_gate_up": "feed_forward.experts.gate_up_proj",
+               "stacked_down": "feed_forward.experts.down_proj",
+               "shared_gate": "feed_forward.shared_expert.gate_proj",
+               "shared_up": "feed_forward.shared_expert.up_proj",
+               "shared_down": "feed_forward.shared_expert.down_proj"},
     ),
     "lfm2": Family(
         ("Lfm2ForCausalLM",),

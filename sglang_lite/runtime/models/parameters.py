@@ -235,7 +235,9 @@ def _head_parameters(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[P
         gate = {}
     else:
         yield from names.heads(sizes, hidden, a, bias=a.qkv_bias)
-    for role, heads in (("q", a.heads), ("k", a.kv_heads)) if a.qk_norm else ():
+    for role, heads in (
+        (("q", a.heads), ("k", a.kv_heads)) if a.qk_norm and a.qk_norm_weight else ()
+    ):
         shapes = {"head": (a.key_size,), "heads": (heads, a.key_size), "whole": (sizes[role],)}
         yield from names.norm(f"{role}_norm", shapes[a.qk_norm], bias=a.qk_norm_bias)
     yield from names.matrices(gate, hidden, bias=False)
@@ -459,6 +461,7 @@ class _Names:
         """
         size = experts.size
         interleaved = self._family.experts_interleaved
+        transposed = interleaved or self._family.experts_transposed
         for role, outputs, inputs in (
             ("gate", size, hidden),
             ("up", size, hidden),
@@ -474,7 +477,7 @@ class _Names:
                 rows = slice(int(role == "up"), None, 2)
             else:
                 rows = slice(0, size) if role == "gate" else slice(size, None)
-            if interleaved:
+            if transposed:
                 shape = (experts.count, inputs, stacked_rows)
                 slices = [
                     CheckpointSlice(path, shape, (expert, slice(None), rows), outputs=2, inputs=1)

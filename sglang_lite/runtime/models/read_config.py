@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from sglang_lite.errors import short_repr
@@ -250,10 +250,13 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
             head_dim,
             rope=layer_rope,
             window=window,
+            chunked=family.chunked and window is not None,
             qkv_bias=qkv_bias,
             output_bias=output_bias,
             **changes,
         )
+        if layer_rope is NO_ROPE and (more := family.nope_fields(config)):
+            attention = replace(attention, **more)
         if conv is not None:
             attention = ConvSpec(**conv)
         if delta is not None:
@@ -547,20 +550,20 @@ def _rope_axes_by_pair(
 
 def _read_layer_windows(family: Family, config: Config) -> tuple[int | None, ...]:
     layers: int = config["num_hidden_layers"]
-    window = config.get("sliding_window")
+    window = config.get("attention_chunk_size" if family.chunked else "sliding_window")
+    local = "chunked_attention" if family.chunked else "sliding_attention"
     optional = "use_sliding_window" in family.defaults
     if not window or family.has_window is None or (optional and not config["use_sliding_window"]):
         return (None,) * layers
     kinds = config.get("layer_types") or [
-        "sliding_attention" if family.has_window(config, i) else "full_attention"
-        for i in range(layers)
+        local if family.has_window(config, i) else "full_attention" for i in range(layers)
     ]
-    if len(kinds) != layers or set(kinds) - {"sliding_attention", "full_attention"}:
+    if len(kinds) != layers or set(kinds) - {local, "full_attention"}:
         raise ValueError(
-            f"layer_types {kinds} don't fit {layers} layers of full or sliding attention"
+            f"layer_types {kinds} don't fit {layers} layers of full_attention or {local}"
         )
     if config.get("use_bidirectional_attention"):
         window = window // 2 + 1  # positions in each direction, as transformers counts
     elif config.get("is_causal") is False:
         window = window + 1
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return tuple(window if kind == local else None for kind in kinds)

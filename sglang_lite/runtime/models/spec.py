@@ -30,8 +30,9 @@ class RopeSpec:
         axes: of each rotary pair, which of a token's three positions rotates it: 0 for time, 1 for
             the row, 2 for the column of an image (M-RoPE, arXiv:2409.12191). Empty if tokens have
             one position.
-        query_growth, query_span: queries at position p are multiplied by 1 + query_growth * log(1 +
-            floor(p / query_span)), so that attention stays sharp in long texts (Llama 4).
+        query_growth, query_span, query_shift: queries at position p are multiplied by 1 +
+            query_growth * log(1 + floor((p + query_shift) / query_span)), so that attention stays
+            sharp in long texts (Llama 4).
     """
 
     theta: float = 10_000.0
@@ -42,6 +43,7 @@ class RopeSpec:
     axes: tuple[int, ...] = ()
     query_growth: float = 0.0
     query_span: int = 1
+    query_shift: int = 0
 
 
 NO_ROPE = RopeSpec(kind="none", rotary_dim=2)
@@ -58,11 +60,13 @@ class AttentionSpec:
         rope: rotary embedding of queries and keys.
         window: largest number of positions that a token attends to in each permitted direction,
             itself included; None for no limit.
+        chunked: whether each token attends only to its own chunk instead, which begins at the last
+            multiple of `window`.
         softcap: cap c of the scores, which become c * tanh(scores / c), or None.
         qk_norm: norm of queries and keys, of the kind `ModelSpec.norm`: "head" for each head, with
             shared weights, "heads" for each head, with its own weights, "whole" for the whole
             projection, "" for none.
-        qk_norm_bias: whether these norms have biases.
+        qk_norm_weight, qk_norm_bias: whether these norms have weights, and biases.
         norms_rotated: whether these norms, if of each head, apply to rotated queries and keys.
         clip: bound of the absolute values of queries, keys and values, or None.
         qkv_bias, output_bias: whether the input projections and the output projection have biases.
@@ -79,8 +83,10 @@ class AttentionSpec:
     scale: float
     rope: RopeSpec
     window: int | None = None
+    chunked: bool = False
     softcap: float | None = None
     qk_norm: Literal["", "head", "heads", "whole"] = ""
+    qk_norm_weight: bool = True
     qk_norm_bias: bool = False
     norms_rotated: bool = False
     clip: float | None = None
@@ -149,6 +155,7 @@ class LatentSpec:
     norm_eps: float = 1e-6
     kv_heads: ClassVar[int] = 1  # as attention kernels see the cache
     window: ClassVar[None] = None
+    chunked: ClassVar[bool] = False
     output_gate: ClassVar[bool] = False
     sinks: ClassVar[bool] = False
     causal: ClassVar[bool] = True
@@ -366,6 +373,7 @@ class ExpertsSpec:
             for the weight.
         normalise: whether a token's weights are divided by their sum.
         scale: factor of the weights.
+        weigh_input: whether an expert's weight multiplies its input, not its output.
         router_bias, bias: whether the router and the experts' matrices have biases.
         alpha, limit: parameters of the "clamped" activation.
         shared_size: intermediate size of the shared expert that every token passes through; 0 for
@@ -388,6 +396,7 @@ class ExpertsSpec:
     correction: bool = False
     normalise: bool = False
     scale: float = 1.0
+    weigh_input: bool = False
     router_bias: bool = False
     bias: bool = False
     alpha: float = 1.0

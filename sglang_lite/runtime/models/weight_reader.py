@@ -124,7 +124,9 @@ class Layer:
         """
         spec = self.spec.attention
         assert isinstance(spec, AttentionSpec)
-        return AttentionRules(spec.scale, spec.window, spec.softcap, self.sinks, spec.causal)
+        return AttentionRules(
+            spec.scale, spec.window, spec.softcap, self.sinks, spec.causal, spec.chunked
+        )
 
 
 LAYER_PARTS = tuple(
@@ -410,6 +412,8 @@ class WeightReader:
         """
         if not isinstance(spec, AttentionSpec) or not spec.qk_norm:
             return None
+        if not spec.qk_norm_weight:
+            return torch.ones(spec.key_size, dtype=self.precision.compute, device=self.device)
         if (role, None) in table:
             weight = self._tensors.numbers(table[role, None])
         else:

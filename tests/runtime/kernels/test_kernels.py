@@ -157,7 +157,7 @@ def close_by_head(a, b):
     assert ((a - b).norm(dim=(0, 2)) < 2e-3 * b.norm(dim=(0, 2))).all()
 
 
-OPTIONS = [{}, {"softcap": 5.0}, {"window": 7}]
+OPTIONS = [{}, {"softcap": 5.0}, {"window": 7}, {"window": 7, "chunked": True}]
 
 
 @pytest.mark.sampled(4)

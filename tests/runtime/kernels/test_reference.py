@@ -244,6 +244,7 @@ def turned_and_decoded(run):
         ({}, (None, None), None),
         ({"window": 75}, (normal(16), normal(16)), by_rows(3, 8 * 16)),
         ({"softcap": 4.0}, (normal(16), normal(16)), None),
+        ({"window": 75, "chunked": True}, (normal(16), normal(16)), None),
     ):
         rows = Rows([150, 90, 1])
         by = torch.tensor([4.0, 0.5], device=DEVICE)
@@ -271,7 +272,7 @@ def prefilled(run):
         [(2, 16, 0, 30), (18, 4, 0, 46), (0, 2, 1, 7)],
     )
     q, results = normal(22, 4, 16), []
-    for options in ({}, {"window": 7}, {"softcap": 4.0}):
+    for options in ({}, {"window": 7}, {"window": 7, "chunked": True}, {"softcap": 4.0}):
         out = torch.zeros(22, 4, 16, device=DEVICE)
         run(q, cache, 0, plan, out, AttentionRules(0.3, **options))
         results.append(out)

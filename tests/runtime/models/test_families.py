@@ -123,6 +123,8 @@ MSCALE = YARN | dict(mscale=0.8, mscale_all_dim=0.6)
 MINICPM3 = LATENT | dict(scale_emb=3, scale_depth=1.4, dim_model_base=16, rope_parameters=dict(
     rope_type="longrope", rope_theta=1e4, short_factor=[1.0, 1.5, 2.0, 2.0], long_factor=[1.0, 3.0, 9.0, 9.0],
     factor=2.0, original_max_position_embeddings=256))  # fmt: skip  # transformers 5.17 asks for a factor
+LLAMA4 = dict(head_dim=12, intermediate_size_mlp=40, num_local_experts=4, attention_chunk_size=9, floor_scale=8,
+              no_rope_layers=[1, 0, 1])  # fmt: skip
 
 FAMILIES: dict[str, Any] = {
     "llama-2": (LlamaForCausalLM, dict(num_key_value_heads=4)),
@@ -232,6 +234,9 @@ FAMILIES: dict[str, Any] = {
         num_ln_in_parallel_attn=1)),
     "apertus": ("ApertusForCausalLM", dict(attention_bias=True, rope_parameters=LLAMA3)),
     "olmo": (OlmoForCausalLM, dict(clip_qkv=1.5)),
+    "llama4": ("Llama4ForCausalLM", LLAMA4 | dict(attention_bias=True)),
+    "llama4-dense": ("Llama4ForCausalLM", LLAMA4 | dict(
+        num_experts_per_tok=2, interleave_moe_layer_step=2, use_qk_norm=False, attn_temperature_tuning=False, no_rope_layers=[1, 1, 0])),
     "lfm2": (Lfm2ForCausalLM, dict(layer_types=CONVOLUTIONS, block_multiple_of=16)),
     "lfm2-biases": (Lfm2ForCausalLM, dict(
         layer_types=["full_attention", "conv", "conv"], conv_bias=True, conv_L_cache=5, block_auto_adjust_ff_dim=False,
@@ -253,8 +258,8 @@ FAMILIES: dict[str, Any] = {
 OTHER_KERNELS = (
     "olmo3", "granite", "qwen2-moe", "deepseek-v2-lite", "deepseek-v3", "youtu", "phi-norms", "cohere-norms", "nemotron",
     "gpt-neox", "olmo", "minimax-m2", "ernie4.5-moe", "ministral3", "hunyuan", "gpt2", "opt",
-    "apertus", "afmoe", "cohere2-moe", "phimoe", "lfm2", "lfm2-biases", "lfm2-moe", "qwen3-next", "qwen3.5",
-    "olmo-hybrid",
+    "apertus", "afmoe", "cohere2-moe", "phimoe", "llama4", "llama4-dense", "lfm2", "lfm2-biases", "lfm2-moe",
+    "qwen3-next", "qwen3.5", "olmo-hybrid",
 )  # fmt: skip
 
 

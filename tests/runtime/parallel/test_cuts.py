@@ -24,7 +24,7 @@ from tests.runtime.parallel.threads import engine_of_ranks
 UNLIKE_WINDOWS = {"qwen2-window", "smollm3", "cohere2-moe"}  # in the layers of two stages
 EXPERTS = [
     "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe", "gpt-oss", "glm4-moe", "deepseek-v2", "deepseek-v3",
-    "glm4-moe-lite", "ernie4.5-moe", "afmoe", "phimoe", "lfm2-moe",
+    "glm4-moe-lite", "ernie4.5-moe", "afmoe", "phimoe", "lfm2-moe", "llama4",
 ]  # fmt: skip
 
 

@@ -221,7 +221,7 @@ def _decode(
         at = torch.arange(longest, device=q.device)
         masked = at >= rows.lengths.unsqueeze(1)
         if window is not None:
-            masked |= at < rows.lengths.unsqueeze(1) - window
+            masked |= at < rules.first_visible(rows.lengths - 1).unsqueeze(1)
         masked = masked.view(1, count, 1, longest)
     weights = rules.softmax(
         scores.view(kv_heads, count, group, longest), masked, (kv_heads, 1, group, 1)
@@ -238,7 +238,10 @@ def _extend(
     window = rules.window
     explicit = rules.softcap is not None or rules.sinks is not None
     # first position in any window
-    first = 0 if window is None else max(0, row.length - row.behind - new - window + 1)
+    first = 0
+    if window is not None:
+        begin = row.length - row.behind - new
+        first = begin // window * window if rules.chunked else max(0, begin - window + 1)
     keys = row.read_positions(k, first, q.dtype)
     values = keys if v is k else row.read_positions(v, first, q.dtype)
     kv_heads, length, _ = keys.shape
@@ -279,7 +282,7 @@ def _extend(
         if row.limits is not None:
             visible = at + first < row.limits.unsqueeze(1)
         if window is not None:
-            visible &= at > position - window
+            visible &= at >= rules.first_visible(position)
             if not rules.causal:
                 visible &= at < position + window
         if explicit:

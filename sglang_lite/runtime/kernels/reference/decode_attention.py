@@ -66,7 +66,7 @@ def decode_attention(
         parts: list[PartialAttention] = []
         for _, start, end, slot in work.items[first : first + count].tolist():
             if rules.window is not None:
-                start = max(start, int(plan.positions[row]) + 1 - rules.window)
+                start = max(start, int(rules.first_visible(plan.positions[row])))
             if start < end:
                 at = token_slots(plan, slot, torch.arange(start, end, device=q.device))
                 parts.append(attend_tokens(q[row], k, v, at, rules))

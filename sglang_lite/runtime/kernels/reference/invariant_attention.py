@@ -40,7 +40,9 @@ def invariant_attention(
     for row in range(plan.decoding):
         end = int(plan.positions[row]) + 1
         seen = torch.arange(
-            0 if rules.window is None else max(end - rules.window, 0), end, device=q.device
+            0 if rules.window is None else max(int(rules.first_visible(plan.positions[row])), 0),
+            end,
+            device=q.device,
         )
         at = token_slots(plan, int(plan.slots[row]), seen)
         result = merge_parts([attend_tokens(q[row], cache.k[layer], cache.v[layer], at, rules)])

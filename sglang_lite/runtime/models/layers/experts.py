@@ -99,9 +99,11 @@ class Experts:
         for expert, pairs in zip(self.experts, order.split_with_sizes(counts)):
             if len(pairs):
                 rows = pairs // self.spec.top_k
-                out.index_add_(
-                    0, rows, expert(x[rows]).float() * weights.flatten()[pairs].unsqueeze(1)
-                )
+                of_pairs = weights.flatten()[pairs].unsqueeze(1)
+                if self.spec.weigh_input:
+                    out.index_add_(0, rows, expert((x[rows] * of_pairs).to(x.dtype)).float())
+                else:
+                    out.index_add_(0, rows, expert(x[rows]).float() * of_pairs)
         if self.shared is not None:
             shared = self.shared(x).float()
             if self.spec.shared_scale != 1.0:

@@ -76,6 +76,8 @@ class GpuExperts:
                 base = base * self.shared_gate(x).sigmoid()
             if spec.shared_scale != 1.0:
                 base = base * spec.shared_scale
+        if spec.weigh_input:
+            return self._apply_to_weighed(x, chosen, weights, base, parts=parts)
         return apply_experts(
             x,
             chosen,
@@ -88,6 +90,38 @@ class GpuExperts:
             quantised=eight,
             parts=parts,
         )
+
+    def _apply_to_weighed(
+        self,
+        x: torch.Tensor,
+        chosen: torch.Tensor,
+        weights: torch.Tensor,
+        base: torch.Tensor | None,
+        *,
+        parts: bool,
+    ) -> torch.Tensor:
+        """Same as `__call__` after routing, with the weights applied to the experts' inputs: each
+        pair of a row and an expert becomes a row of its own.
+        """
+        spec = self.spec
+        pairs = (x.unsqueeze(1) * weights.unsqueeze(2)).to(x.dtype).flatten(0, 1)
+        single = spec.top_k == 1
+        out = apply_experts(
+            pairs,
+            chosen.view(-1, 1),
+            torch.ones_like(weights).view(-1, 1),
+            self.matrices,
+            spec.activation,
+            alpha=spec.alpha,
+            limit=spec.limit,
+            base=base if single else None,
+            quantised=None,
+            parts=parts and single,
+        )
+        if single:
+            return out
+        out = out.view(len(x), spec.top_k, -1).sum(1)
+        return out if base is None else out + base
 
     def _route(
         self, x: torch.Tensor, local_ids: torch.Tensor | None

@@ -65,7 +65,8 @@ class RotaryTable:
         )
         self.query_scales: torch.Tensor | None = None
         if spec.query_growth:
-            spans = torch.arange(positions, dtype=torch.float32) / spec.query_span
+            counted = torch.arange(positions, dtype=torch.float32) + spec.query_shift
+            spans = counted / spec.query_span
             scales = 1 + spec.query_growth * torch.log(1 + spans.floor())
             self.query_scales = scales.to(device, dtype)
         self._cos = torch.cat((cos, cos), -1).to(device)
