@@ -49,6 +49,7 @@ class AttentionRequirements:
         max_shared_rows: maximum number of tokens decoded in a step whose rows share prefixes.
         sinks: whether each head has an attention sink, a score whose weight goes to no value.
         chunked: whether each token sees only the tokens of its own chunk.
+        alibi: whether scores grow with the token's position (ALiBi).
         latent: elements of a key that are also its value: the first ones of a single plane that all
             heads read. 0 if values are stored separately.
         expanded: sizes of a head's key without its rotary part, of the rotary part, and of its
@@ -69,6 +70,7 @@ class AttentionRequirements:
     max_shared_rows: int = 0
     sinks: bool = False
     chunked: bool = False
+    alibi: bool = False
     latent: int = 0
     expanded: tuple[int, int, int] | None = None
     batch_invariant: bool = False

@@ -37,6 +37,8 @@ class FlashAttention:
             )
         if requirements.chunked:
             return "attention within chunks is not supported"
+        if requirements.alibi:
+            return "ALiBi is not supported"
         if (
             importlib.util.find_spec("flash_attn") is None
             or importlib.util.find_spec("flash_attn.cute") is None

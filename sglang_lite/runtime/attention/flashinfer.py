@@ -41,6 +41,8 @@ class FlashInferAttention:
             )
         if requirements.chunked:
             return "attention within chunks is not supported"
+        if requirements.alibi:
+            return "ALiBi is not supported"
         if importlib.util.find_spec("flashinfer") is None:
             return "the package flashinfer-python is not installed"
         if requirements.device.type != "cuda" or torch.cuda.get_device_capability(

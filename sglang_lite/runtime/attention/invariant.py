@@ -32,6 +32,8 @@ class InvariantAttention:
             requirements.head_dim
         ):
             return "too many query heads share a KV head"
+        if requirements.alibi:
+            return "ALiBi is not supported"
         return TritonAttention.unsupported_reason(requirements)
 
     def __init__(self, requirements: AttentionRequirements) -> None:

@@ -659,6 +659,7 @@ def _make_attention(
             max_chunks=MAX_CHUNKS if model.shares_prefixes else 0,
             sinks=spec.sinks,
             chunked=spec.chunked,
+            alibi=bool(spec.slopes),
             latent=spec.rank if isinstance(spec, LatentSpec) else 0,
             expanded=(spec.nope_size, spec.rope_size, spec.value_size)
             if isinstance(spec, LatentSpec)
@@ -691,7 +692,12 @@ def _make_prefix_groups(
     properties = properties_of(model.device)
     page_size = slot_pages.page_size
     hopper = hopper_prefix_module(
-        properties, heads.key_size, precision.compute, precision.cache, page_size, heads.softcap
+        properties,
+        heads.key_size,
+        precision.compute,
+        precision.cache,
+        page_size,
+        plain=heads.softcap is None and not heads.slopes,
     )
     if hopper is None:
         return PrefixGroups(slot_pages, target_chunks, queries // group)

@@ -33,6 +33,8 @@ class AttentionRules:
             in both directions.
         chunked: whether each token sees the tokens of its own chunk instead: those from the last
             multiple of `window` on.
+        slopes: float32 [heads]; each head's score of a token grows with the token's position by its
+            slope (ALiBi, arXiv:2108.12409). Or None.
     """
 
     scale: float
@@ -41,6 +43,7 @@ class AttentionRules:
     sinks: torch.Tensor | None = None
     causal: bool = True
     chunked: bool = False
+    slopes: torch.Tensor | None = None
 
     @property
     def window_kind(self) -> int:
@@ -57,7 +60,12 @@ class AttentionRules:
     @property
     def plain(self) -> bool:
         """True if each token sees all tokens before it, with unmodified scores."""
-        return self.causal and self.window is None and self.softcap is None and self.sinks is None
+        return self.causal and self.window is None and not self.explicit
+
+    @property
+    def explicit(self) -> bool:
+        """True if scores must be modified before or in the softmax."""
+        return not (self.softcap is None and self.sinks is None and self.slopes is None)
 
     def softmax(
         self, scores: torch.Tensor, masked: torch.Tensor | None, heads: tuple[int, ...]
@@ -69,10 +77,13 @@ class AttentionRules:
             masked: mask, True for positions that a token doesn't see; None if it sees all.
             heads: shape of the scores, with 1 for all dimensions that are not heads.
         """
-        if self.softcap is not None or self.sinks is not None:
+        if self.explicit:
             scores = scores.float()
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
+        if self.slopes is not None:
+            at = torch.arange(scores.shape[-1], dtype=torch.float32, device=scores.device)
+            scores = scores + self.slopes.view(heads) * at
         if masked is not None:
             scores = scores.masked_fill_(masked, float("-inf"))
         if self.sinks is None:

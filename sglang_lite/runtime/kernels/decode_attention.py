@@ -364,6 +364,7 @@ def _decode(
     max_chunks,
     scale,
     softcap,
+    slopes,
     window,
     G: tl.constexpr,
     DIM: tl.constexpr,
@@ -416,6 +417,8 @@ def _decode(
     if k.dtype.element_ty == tl.float8e4nv:
         # e4m3 becomes float16 in half an instruction, bfloat16 in three
         queries = queries.to(tl.float16)
+    if slopes is not None:
+        slopes = tl.load(slopes + kv_head * G + g, mask=g < G, other=0.0)
     m = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_G,), tl.float32)
     acc = tl.zeros((BLOCK_D, BLOCK_G), tl.float32)
@@ -432,6 +435,7 @@ def _decode(
         acc,
         scale,
         softcap,
+        slopes,
         DIM,
         PAGE,
         SOFTCAP,
@@ -537,6 +541,7 @@ def decode_attention(
         0 if shared is None else shared.max_chunks,
         rules.scale,
         rules.softcap or 0.0,
+        rules.slopes,
         rules.window or 0,
         G=group,
         DIM=dim,

@@ -67,14 +67,29 @@ def load_few(
 
 
 @triton.jit
-def add_few(queries, keys, values, visible, m, total, acc, scale, softcap, SOFTCAP: tl.constexpr):
+def add_few(
+    queries,
+    keys,
+    values,
+    token,
+    visible,
+    m,
+    total,
+    acc,
+    scale,
+    softcap,
+    slopes,
+    SOFTCAP: tl.constexpr,
+):
     """Adds a block of N tokens to the running results of Q queries.
 
     Args:
         queries: [BLOCK_D, Q].
         keys, values: [N, BLOCK_D] and [BLOCK_D, N], from `load_few`.
+        token: position of each token [N].
         visible: bool [N], tokens that count.
         m, total, acc: highest score [Q], sum of weights [Q] and weighted values [BLOCK_D, Q].
+        slopes: float32 [Q], which queries' scores grow by with the token's position, or None.
 
     Returns:
         Updated m, total and acc.
@@ -82,6 +97,9 @@ def add_few(queries, keys, values, visible, m, total, acc, scale, softcap, SOFTC
     scores = tl.dot(keys.to(queries.dtype), queries, input_precision="ieee")
     if SOFTCAP:
         scores = softcap * (2.0 * tl.sigmoid(2.0 * scores * scale / softcap) - 1.0)
+        scale = 1.0
+    if slopes is not None:
+        scores = scores * scale + token[:, None] * slopes[None, :]
         scale = 1.0
     scale *= 1.4426950408889634
     scores = tl.where(visible[:, None], scores, float("-inf"))
@@ -110,6 +128,7 @@ def attend_few(
     acc,
     scale,
     softcap,
+    slopes,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -129,7 +148,18 @@ def attend_few(
             k, v, page, tl.minimum(at + n, end - 1), None, DIM, PAGE, False, BLOCK_D
         )
         m, total, acc = add_few(
-            queries, keys, values, at + n < end, m, total, acc, scale, softcap, SOFTCAP
+            queries,
+            keys,
+            values,
+            at + n,
+            at + n < end,
+            m,
+            total,
+            acc,
+            scale,
+            softcap,
+            slopes,
+            SOFTCAP,
         )
         page = next_page
     return m, total, acc

@@ -36,6 +36,7 @@ def _prefill(
     pages_per_slot,
     scale,
     softcap,
+    slopes,
     window,
     G: tl.constexpr,
     DIM: tl.constexpr,
@@ -72,6 +73,8 @@ def _prefill(
     )
     if k.dtype.element_ty == tl.float8e4nv:
         queries = queries.to(tl.float16)  # as in decode_attention
+    if slopes is not None:  # the same for all queries of the head
+        slopes = tl.full((BLOCK_M,), 1.0, tl.float32) * tl.load(slopes + head)
     at_position = position + i
     m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -104,6 +107,7 @@ def _prefill(
             acc,
             scale,
             softcap,
+            slopes,
             DIM,
             PAGE,
             False,
@@ -132,6 +136,7 @@ def _prefill(
             acc,
             scale,
             softcap,
+            slopes,
             DIM,
             PAGE,
             True,
@@ -199,6 +204,7 @@ def prefill_attention(
         plan.page_table.shape[1],
         rules.scale,
         rules.softcap or 0.0,
+        rules.slopes,
         rules.window or 0,
         G=heads // len(keys),
         DIM=dim,

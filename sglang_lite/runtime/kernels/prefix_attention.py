@@ -41,7 +41,8 @@ def hopper_prefix_module(
     compute: torch.dtype,
     cache: torch.dtype,
     page_size: int,
-    softcap: float | None,
+    *,
+    plain: bool,
 ) -> ModuleType | None:
     """Returns the module of the Hopper kernel if it replaces this one, else None. The Hopper kernel
     takes items with more queries.
@@ -51,12 +52,10 @@ def hopper_prefix_module(
         dim: elements of a head.
         compute, cache: data type of queries, and of keys and values.
         page_size: tokens in a page.
-        softcap: softcap of the scores, which the kernel doesn't support, or None.
+        plain: whether scores are unmodified, as the Hopper kernel requires.
     """
     hopper = hopper_kernels(properties, "prefix_attention_hopper")
-    supports = (
-        hopper is not None and softcap is None and hopper.supports(dim, compute, cache, page_size)
-    )
+    supports = hopper is not None and plain and hopper.supports(dim, compute, cache, page_size)
     return hopper if supports else None
 
 
@@ -77,6 +76,7 @@ def _prefix(
     max_chunks,
     scale,
     softcap,
+    slopes,
     G: tl.constexpr,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
@@ -115,8 +115,24 @@ def _prefix(
     )
     if k.dtype.element_ty == tl.float8e4nv:
         queries = queries.to(tl.float16)  # as in decode_attention
+    if slopes is not None:
+        slopes = tl.load(slopes + head, mask=real, other=0.0)
     m, total, acc = attend_tokens(
-        queries, k, v, pages, page, start, end, scale, softcap, DIM, PAGE, SOFTCAP, BLOCK_D, BLOCK_N
+        queries,
+        k,
+        v,
+        pages,
+        page,
+        start,
+        end,
+        scale,
+        softcap,
+        slopes,
+        DIM,
+        PAGE,
+        SOFTCAP,
+        BLOCK_D,
+        BLOCK_N,
     )
     part = ((row * max_chunks + chunk) * KV_HEADS + kv_head) * G + query % G
     tl.store(acc_buffer + part[:, None] * DIM + d[None, :], acc, mask=inside)
@@ -154,7 +170,7 @@ def prefix_attention(
     kv_heads = len(keys)
     item = q.element_size()
     hopper = hopper_prefix_module(
-        properties_of(q.device), dim, q.dtype, keys.dtype, plan.page_size, rules.softcap
+        properties_of(q.device), dim, q.dtype, keys.dtype, plan.page_size, plain=not rules.explicit
     )
     if hopper is not None:
         hopper.prefix_attention_hopper(q, cache, layer, plan, work, rules)
@@ -184,6 +200,7 @@ def prefix_attention(
         shared.max_chunks,
         rules.scale,
         rules.softcap or 0.0,
+        rules.slopes,
         G=heads // kv_heads,
         DIM=dim,
         PAGE=plan.page_size,

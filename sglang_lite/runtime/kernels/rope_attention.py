@@ -154,13 +154,16 @@ def _store(
 
 
 @triton.jit
-def _see_itself(queries, key, value, scale, softcap, SOFTCAP: tl.constexpr):
+def _see_itself(queries, key, value, position, scale, softcap, slopes, SOFTCAP: tl.constexpr):
     """Results m, total and acc of queries [BLOCK_G, BLOCK_D] that have seen only one key and value
-    [1, BLOCK_D].
+    [1, BLOCK_D], at `position`.
     """
     score = tl.sum(queries.to(tl.float32) * key.to(queries.dtype).to(tl.float32), 1)
     if SOFTCAP:
         score = softcap * (2.0 * tl.sigmoid(2.0 * score * scale / softcap) - 1.0)
+        scale = 1.0
+    if slopes is not None:
+        score = score * scale + slopes * position
         scale = 1.0
     acc = tl.broadcast_to(value.to(queries.dtype).to(tl.float32), queries.shape)
     return score * (scale * 1.4426950408889634), tl.full(score.shape, 1.0, tl.float32), acc
@@ -196,6 +199,7 @@ def _rope_attention(
     counters,
     scale,
     softcap,
+    slopes,
     window,
     G: tl.constexpr,
     DIM: tl.constexpr,
@@ -285,14 +289,30 @@ def _rope_attention(
     if k.dtype.element_ty == tl.float8e4nv:
         # converting e4m3 to float16 takes half an instruction, to bfloat16 three
         queries = queries.to(tl.float16)
+    if slopes is not None:
+        g = tl.arange(0, BLOCK_G)
+        slopes = tl.load(slopes + kv_head * G + g, mask=g < G, other=0.0)
     m = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_G,), tl.float32)
     acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
     if end > position:
         _store(k, v, key, value, last_page, position, DIM, PAGE, BLOCK_D)
-        m, total, acc = _see_itself(queries, key, value, scale, softcap, SOFTCAP)
+        m, total, acc = _see_itself(queries, key, value, position, scale, softcap, slopes, SOFTCAP)
     queries, acc = tl.trans(queries), tl.trans(acc)
-    m, total, acc = add_few(queries, keys, values, valid, m, total, acc, scale, softcap, SOFTCAP)
+    m, total, acc = add_few(
+        queries,
+        keys,
+        values,
+        token,
+        valid,
+        m,
+        total,
+        acc,
+        scale,
+        softcap,
+        slopes,
+        SOFTCAP,
+    )
     m, total, acc = attend_few(
         queries,
         k,
@@ -306,6 +326,7 @@ def _rope_attention(
         acc,
         scale,
         softcap,
+        slopes,
         DIM,
         PAGE,
         SOFTCAP,
@@ -413,6 +434,7 @@ def rope_attention(
         partials.counters,
         rules.scale,
         rules.softcap or 0.0,
+        rules.slopes,
         rules.window or 0,
         G=group,
         DIM=dim,

@@ -39,6 +39,7 @@ def attend_block(
     acc,
     scale,
     softcap,
+    slopes,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
     MASKED: tl.constexpr,
@@ -54,6 +55,7 @@ def attend_block(
         valid: bool [N], tokens that may be read; used only if MASKED.
         visible: bool [M, N] or [1, N], tokens that each query sees; used only if MASKED.
         m, total, acc: highest score [M], sum of weights [M] and weighted values [M, BLOCK_D].
+        slopes: float32 [M], which queries' scores grow by with the token's position, or None.
 
     Returns:
         Updated m, total and acc.
@@ -74,6 +76,9 @@ def attend_block(
     scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee")
     if SOFTCAP:
         scores = softcap * (2.0 * tl.sigmoid(2.0 * scores * scale / softcap) - 1.0)
+        scale = 1.0
+    if slopes is not None:
+        scores = scores * scale + slopes[:, None] * token[None, :]
         scale = 1.0
     scale *= 1.4426950408889634
     if MASKED:
@@ -102,6 +107,7 @@ def attend_tokens(
     end,
     scale,
     softcap,
+    slopes,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -111,7 +117,7 @@ def attend_tokens(
     """Attention of M queries over the tokens from `start` to `end`, all of which they see.
 
     Args:
-        queries, k, v: as for `attend_block`.
+        queries, k, v, slopes: as for `attend_block`.
         pages: pages of the sequence.
         page: [BLOCK_N], `page_of` the first block.
 
@@ -138,6 +144,7 @@ def attend_tokens(
             acc,
             scale,
             softcap,
+            slopes,
             DIM,
             PAGE,
             False,
@@ -160,6 +167,7 @@ def attend_tokens(
             acc,
             scale,
             softcap,
+            slopes,
             DIM,
             PAGE,
             True,

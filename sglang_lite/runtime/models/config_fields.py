@@ -114,7 +114,7 @@ _OBJECT = Field("object")
 # Fields of config.json and of its text_config.
 CONFIG: Mapping[str, Field] = {
     **dict.fromkeys(("architectures", "layer_types", "mlp_layer_types"), Field("texts")),
-    **dict.fromkeys(("text_config", "quantization_config", "rope_parameters", "rope_scaling"), _OBJECT),
+    **dict.fromkeys(("text_config", "quantization_config", "rope_parameters", "rope_scaling", "attn_config"), _OBJECT),
     "vocab_size": _integer_field(1, MAX_TOKENS, required=True),
     "hidden_size": _integer_field(1, 1 << 20, required=True),
     "intermediate_size": _integer_field(1, 1 << 24, required=True),
@@ -140,6 +140,7 @@ CONFIG: Mapping[str, Field] = {
         "attention_chunk_size", "interleave_moe_layer_step", "floor_scale",
     ), _integer_field(1, MAX_POSITIONS)),
     "intermediate_size_mlp": _integer_field(1, 1 << 24),
+    "expansion_ratio": _positive_number_field(),
     "moe_layers": Field("wholes", 0, 10_000),
     **dict.fromkeys(("block_ff_dim", "block_multiple_of"), _integer_field(1, 1 << 24)),
     "full_attn_idxs": Field("wholes", 0, 10_000),
@@ -148,6 +149,7 @@ CONFIG: Mapping[str, Field] = {
         "rope_theta", "rope_local_base_freq", "logit_scale", "clip_qkv", "embedding_multiplier",
         "residual_multiplier", "attention_multiplier", "logits_scaling", "routed_scaling_factor", "scale_emb",
         "scale_depth", "swiglu_alpha", "swiglu_limit", "block_ffn_dim_multiplier", "attn_scale",
+        "softmax_scale",
     ), _positive_number_field()),
     "router_jitter_noise": Field("number", 0.0, 1e30),
     "rotary_pct": _positive_number_field(1.0),
@@ -164,7 +166,7 @@ CONFIG: Mapping[str, Field] = {
         "qk_layernorm", "use_qkv_bias", "use_parallel_residual", "norm_topk_prob", "rope_interleave",
         "enable_bias", "layer_norm_elementwise_affine", "new_decoder_architecture", "multi_query", "parallel_attn",
         "mup_enabled", "lm_head_bias", "linear_allow_neg_eigval",
-        "tie_embedding", "conv_bias", "block_auto_adjust_ff_dim", "use_expert_bias", "attn_temperature_tuning",
+        "tie_embedding", "conv_bias", "block_auto_adjust_ff_dim", "use_expert_bias", "alibi", "attn_temperature_tuning",
     ), _FLAG),
     "no_rope_layers": Field("wholes", 0, 1),
     **dict.fromkeys((

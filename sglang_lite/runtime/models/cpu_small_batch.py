@@ -299,6 +299,7 @@ def _supports_mixer(mixer: MixerSpec) -> bool:
         and mixer.causal
         and not mixer.sinks
         and not mixer.chunked
+        and not mixer.slopes
         and not mixer.output_gate
         and mixer.softcap is None
         and mixer.clip is None

@@ -142,6 +142,7 @@ class Decoder:
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=precision.compute).item()
         self.layers: list[Layer] = []
         self.position_table = reader.position_table() if spec.learned_positions else None
+        self.embedding_norm = reader.embedding_norm() if spec.embedding_norm else None
         # In reverse if the last layers go to the host: a layer's size is known only once it is
         # built.
         order = reader.layers if offload is None else reader.layers[::-1]
@@ -445,6 +446,7 @@ class Decoder:
             x = x * self.embedding_scale
         if self.position_table is not None:
             x = x + self.position_table[positions + self.spec.position_offset]
+        x = self._norm(x, self.embedding_norm)
         at = (ids < 0).nonzero()[:, 0] if self.features is not None else ids[:0]
         if self.features is None or not len(at):
             return x, []

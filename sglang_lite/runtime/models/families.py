@@ -8,6 +8,7 @@ A row states the differences from Llama. `read_config.py` uses it to read config
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
@@ -400,9 +401,76 @@ def _falcon_layer_settings(config: Config) -> dict[str, Any]:
     return {"parallel": "two norms" if two else "one norm"}
 
 
+def _falcon_attention_settings(config: Config) -> dict[str, Any]:
+    """Returns the slopes, which the code rounds to bfloat16 and scales like the scores."""
+    if not config["alibi"]:
+        return {}
+    heads = config["num_attention_heads"]
+    scale = (config["hidden_size"] // heads) ** -0.5
+    return {"slopes": tuple(_round_to_bfloat16(x) * scale for x in _alibi_slopes(heads))}
+
+
+def _round_to_bfloat16(number: float) -> float:
+    (bits,) = struct.unpack("<I", struct.pack("<f", number))
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF_0000
+    rounded: float = struct.unpack("<f", struct.pack("<I", bits))[0]
+    return rounded
+
+
+def _alibi_slopes(heads: int) -> tuple[float, ...]:
+    """Returns the slopes of ALiBi (arXiv:2108.12409): of as many heads as the largest power of two,
+    and every second one of twice as many for the others.
+    """
+    power = 1 << heads.bit_length() - 1
+    others = range(1, 2 * (heads - power), 2)
+    return (
+        *(2.0 ** (-8 * i / power) for i in range(1, power + 1)),
+        *(2.0 ** (-4 * i / power) for i in others),
+    )
+
+
+def _bloom_left_out(config: Config) -> str:
+    after = "apply_residual_connection_post_layernorm"
+    return after if config.get(after) else ""
+
+
+def _mpt_left_out(config: Config) -> str:
+    given = config.get("attn_config")
+    attention = given if isinstance(given, Mapping) else {}
+    if attention.get("alibi", True) is not True:
+        return "attn_config.alibi false"
+    if attention.get("alibi_bias_max", 8) != 8:
+        return "attn_config.alibi_bias_max other than 8"
+    if attention.get("attn_type", "multihead_attention") != "multihead_attention":
+        return "attn_config.attn_type"
+    if config.get("no_bias", True) is not True:
+        return "no_bias false"
+    names = [name for name in ("qk_ln", "prefix_lm") if attention.get(name)]
+    return f"attn_config.{names[0]}" if names else ""
+
+
+def _mpt_fields(config: Config) -> dict[str, Any]:
+    attention = config.get("attn_config") or {}
+    size = int(config["expansion_ratio"]) * config["hidden_size"]
+    names = ("clip_qkv", "softmax_scale")
+    own = {name: attention.get(name) for name in names}
+    return {"intermediate_size": size, "own_size": size, **own}
+
+
+def _mpt_attention_settings(config: Config) -> dict[str, Any]:
+    """Returns the slopes and the scale. Without a power of two of heads, the slopes are those of the
+    next one, every second one first.
+    """
+    heads = config["num_attention_heads"]
+    power = 1 << (heads - 1).bit_length()
+    slopes = tuple(2.0 ** (-8 * i / power) for i in range(1, power + 1))
+    if power != heads:
+        slopes = (slopes[1::2] + slopes[::2])[:heads]
+    scale = config.get("softmax_scale") or (config["hidden_size"] // heads) ** -0.5
+    return {"slopes": slopes, "scale": scale, **_clip_settings(config)}
+
+
 def _falcon_left_out(config: Config) -> str:
-    if config.get("alibi"):
-        return "alibi"
     serial = config.get("new_decoder_architecture") and config.get("parallel_attn") is False
     return "parallel_attn false with new_decoder_architecture" if serial else ""
 
@@ -902,15 +970,47 @@ FAMILIES: Mapping[str, Family] = {
     "falcon": Family(
         ("FalconForCausalLM",),
         {"layer_norm_epsilon": 1e-5, "hidden_act": "gelu", "max_position_embeddings": 2048, "multi_query": True,
-         "parallel_attn": True, "new_decoder_architecture": False, "use_bias": False, "tie_word_embeddings": True},
+         "parallel_attn": True, "new_decoder_architecture": False, "use_bias": False, "tie_word_embeddings": True,
+         "alibi": False},
         aliases={"hidden_act": "activation", "intermediate_size": "ffn_hidden_size", "use_bias": "bias"},
         computed=_falcon_fields, biases=("use_bias", "use_bias", "use_bias"), gated=False, qkv_by_head=True,
+        has_rope=lambda c, i, window: not c["alibi"], attention_fields=_falcon_attention_settings,
         layer_fields=_falcon_layer_settings, model_fields=_layer_norm_settings("layer_norm_epsilon"),
         left_out=_falcon_left_out,
         names={**dict.fromkeys(("q", "k", "v"), "self_attention.query_key_value"), "o": "self_attention.dense",
                "up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h", "input_norm": "input_layernorm|ln_attn",
                "mlp_norm": "post_attention_layernorm|ln_mlp", "embedding": "transformer.word_embeddings",
                "layers": "transformer.h", "norm": "transformer.ln_f"},
+    ),
+    "bloom": Family(
+        ("BloomForCausalLM",),
+        {"layer_norm_epsilon": 1e-5, "hidden_act": "gelu_new", "max_position_embeddings": 2048,
+         "tie_word_embeddings": True},
+        aliases={"hidden_size": "n_embed", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
+                 "max_position_embeddings": "seq_length"},
+        computed=lambda c: dict.fromkeys(("intermediate_size", "own_size"), 4 * c["hidden_size"]),
+        dense_size="own_size", biases=(True, True, True), gated=False, qkv_by_head=True,
+        has_rope=lambda c, i, window: False,
+        attention_fields=lambda c: {"slopes": _alibi_slopes(c["num_attention_heads"])},
+        model_fields=lambda c: {**_layer_norm_settings("layer_norm_epsilon")(c), "embedding_norm": True},
+        left_out=_bloom_left_out,
+        names={**dict.fromkeys(("q", "k", "v"), "self_attention.query_key_value"), "o": "self_attention.dense",
+               "up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h", "embedding": "transformer.word_embeddings",
+               "embedding_norm": "transformer.word_embeddings_layernorm", "layers": "transformer.h",
+               "norm": "transformer.ln_f"},
+    ),
+    "mpt": Family(
+        ("MptForCausalLM", "MPTForCausalLM"),
+        {"layer_norm_epsilon": 1e-5, "hidden_act": "gelu", "max_position_embeddings": 2048, "expansion_ratio": 4,
+         "tie_word_embeddings": True},
+        aliases={"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers",
+                 "max_position_embeddings": "max_seq_len"},
+        computed=_mpt_fields, dense_size="own_size", gated=False, has_rope=lambda c, i, window: False,
+        attention_fields=_mpt_attention_settings,
+        model_fields=_layer_norm_settings("layer_norm_epsilon", bias=False), left_out=_mpt_left_out,
+        names={**dict.fromkeys(("q", "k", "v"), "attn.Wqkv"), "o": "attn.out_proj", "up": "ffn.up_proj",
+               "down": "ffn.down_proj", "input_norm": "norm_1", "mlp_norm": "norm_2", "embedding": "transformer.wte",
+               "layers": "transformer.blocks", "norm": "transformer.norm_f"},
     ),
     "apertus": Family(
         ("ApertusForCausalLM",),

@@ -169,6 +169,8 @@ class GpuDecoder(Decoder):
             if self.position_table is not None:
                 at = plan.positions.long() + self.spec.position_offset
                 residual.add_(self.position_table[at])
+            if self.embedding_norm is not None:
+                residual = norm(residual, self.embedding_norm, self.spec.rms_eps)
         normed, residual = self._run_stage(residual, rows, plan, cache, attention)
         return self.watch.record_pass(
             plan.ids, plan.positions, normed if self.ranks.parallel.pp == 1 else residual

@@ -77,6 +77,7 @@ class ParameterSpec:
 
 _MODEL_NAMES: Mapping[str, str] = {
     "embedding": "model.embed_tokens",
+    "embedding_norm": "model.embed_norm",
     "position_table": "model.embed_positions",
     "layers": "model.layers",
     "norm": "model.norm",
@@ -149,7 +150,6 @@ def parameters(spec: ModelSpec) -> Iterator[ParameterSpec]:
     """Yields all parameters of a model, layer by layer."""
     table = (spec.vocab_size, spec.hidden_size)
     names = {**_MODEL_NAMES, **FAMILIES[spec.architecture].names}
-    size = (spec.hidden_size,)
     yield ParameterSpec(
         "embedding", table, (CheckpointSlice(f"{names['embedding']}.weight", table, inputs=1),)
     )
@@ -157,12 +157,11 @@ def parameters(spec: ModelSpec) -> Iterator[ParameterSpec]:
         rows = (spec.learned_positions + spec.position_offset, spec.hidden_size)
         piece = CheckpointSlice(f"{names['position_table']}.weight", rows, inputs=1)
         yield ParameterSpec("position_table", rows, (piece,))
+    if spec.embedding_norm:
+        yield from _model_norm("embedding_norm", names, spec)
     for i in range(len(spec.layers)):
         yield from layer_parameters(spec, i)
-    if spec.norm_weight:
-        yield ParameterSpec("norm", size, (CheckpointSlice(f"{names['norm']}.weight", size),))
-    if spec.norm_bias:
-        yield ParameterSpec("norm_bias", size, (CheckpointSlice(f"{names['norm']}.bias", size),))
+    yield from _model_norm("norm", names, spec)
     if not spec.tied_embeddings:
         yield ParameterSpec(
             "head", table, (CheckpointSlice(f"{names['head']}.weight", table, inputs=1),)
@@ -171,6 +170,15 @@ def parameters(spec: ModelSpec) -> Iterator[ParameterSpec]:
         yield ParameterSpec(
             "head_bias", table[:1], (CheckpointSlice(f"{names['head']}.bias", table[:1]),)
         )
+
+
+def _model_norm(role: str, names: Mapping[str, str], spec: ModelSpec) -> Iterator[ParameterSpec]:
+    """Yields the weight and the bias, if any, of a norm outside the layers."""
+    size = (spec.hidden_size,)
+    if spec.norm_weight:
+        yield ParameterSpec(role, size, (CheckpointSlice(f"{names[role]}.weight", size),))
+    if spec.norm_bias:
+        yield ParameterSpec(f"{role}_bias", size, (CheckpointSlice(f"{names[role]}.bias", size),))
 
 
 def tensor_names(spec: ModelSpec) -> set[str]:

@@ -14,6 +14,7 @@ from sglang_lite.runtime.models.spec import (
     LatentSpec,
     LayerSpec,
     ModelSpec,
+    RopeSpec,
 )
 
 _COMMENTS_AT = 64  # column
@@ -31,6 +32,8 @@ def pseudo_code(spec: ModelSpec) -> Iterator[str]:
         yield _format_line(
             0, "x = x + position_table[position]", f"{spec.learned_positions:,} positions"
         )
+    if spec.embedding_norm:
+        yield _format_line(0, f"x = {spec.norm}_norm(x)", _norm_notes(spec))
     for layer, numbers in _group_equal_layers(spec.layers):
         yield _format_line(0, f"for layer in {_ranges(numbers)}:")
         for text, comment in _layer_lines(spec, layer):
@@ -142,14 +145,18 @@ def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str,
         yield from norms
     if growth := attention.rope.query_growth:
         yield (
-            f"q = q * (1 + {growth:g} * log(1 + position // {attention.rope.query_span}))",
+            f"q = q * (1 + {growth:g} * log(1 + {_shifted_position(attention.rope)} // {attention.rope.query_span}))",
             "natural logarithm",
         )
     yield "keys, values = cache(k, v)", ""
     scores = _apply_softcap(f"q @ keys.T * {attention.scale:.4g}", attention.softcap)
+    if attention.slopes:
+        scores += " + slopes * position"
     seen = "earlier tokens and itself" if attention.causal else "all tokens"
     if attention.window is not None:
         seen = f"the last {attention.window:,} tokens"
+        if attention.chunked:
+            seen = f"earlier tokens of its chunk of {attention.window:,}, and itself"
     yield (
         f"a = softmax({scores}) @ values",
         seen + (", and a learnt sink" if attention.sinks else ""),
@@ -157,6 +164,10 @@ def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str,
     if attention.output_gate:
         yield "a = a * sigmoid(h @ Wg)", ""
     yield "a = a @ Wo", "with bias" if attention.output_bias else ""
+
+
+def _shifted_position(rope: RopeSpec) -> str:
+    return f"(position + {rope.query_shift})" if rope.query_shift else "position"
 
 
 def _latent_lines(attention: LatentSpec) -> Iterator[tuple[str, str]]:

@@ -207,7 +207,8 @@ def _layer_spec_of_rank(
     elif isinstance(a, LatentSpec):
         attention = replace(a, heads=len(heads))
     else:
-        attention = replace(a, heads=len(heads), kv_heads=len(kv_heads))
+        slopes = a.slopes[heads.start : heads.stop]
+        attention = replace(a, heads=len(heads), kv_heads=len(kv_heads), slopes=slopes)
     if isinstance(fed, DenseSpec):
         return replace(
             layer,

@@ -74,6 +74,8 @@ class AttentionSpec:
             input.
         sinks: whether each head has an extra learnt score in its softmax, with no value attached.
         causal: whether a token attends only to itself and earlier tokens.
+        slopes: of each head, the number that its scores grow by with each position of the key
+            (ALiBi, arXiv:2108.12409); empty for none.
     """
 
     heads: int
@@ -95,6 +97,7 @@ class AttentionSpec:
     output_gate: bool = False
     sinks: bool = False
     causal: bool = True
+    slopes: tuple[float, ...] = ()
 
     @property
     def planes(self) -> tuple[Plane, ...]:
@@ -156,6 +159,7 @@ class LatentSpec:
     kv_heads: ClassVar[int] = 1  # as attention kernels see the cache
     window: ClassVar[None] = None
     chunked: ClassVar[bool] = False
+    slopes: ClassVar[tuple[float, ...]] = ()
     output_gate: ClassVar[bool] = False
     sinks: ClassVar[bool] = False
     causal: ClassVar[bool] = True
@@ -485,6 +489,7 @@ class ModelSpec:
         norm_weight, norm_bias: whether the norms have weights, and biases.
         norm_offset: number added to stored norm weights; 1.0 if norms multiply by (1 + weight).
         head_bias: whether the head has a bias.
+        embedding_norm: whether embeddings are normalised before the first layer.
         embedding_scale, logit_scale: factors of embeddings and logits.
         logit_softcap: cap c of the logits, which become c * tanh(logits / c), or None.
         eos_ids: tokens that end a sequence.
@@ -508,6 +513,7 @@ class ModelSpec:
     norm_bias: bool = False
     norm_offset: float = 0.0
     head_bias: bool = False
+    embedding_norm: bool = False
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None

@@ -92,6 +92,8 @@ def part_builders(model: Decoder, reader: WeightReader) -> dict[PartKey, Callabl
     }
     if model.spec.learned_positions:
         functions[None, "position_table"] = reader.position_table
+    if model.spec.embedding_norm:
+        functions[None, "embedding_norm"] = reader.embedding_norm
     for i in range(len(model.layers)):
         functions |= {(i, name): make for name, make in reader.layer_parts(i).items()}
     return functions | {(None, "norm"): reader.norm}
@@ -111,7 +113,8 @@ def part_keys(model: Decoder) -> Iterator[PartKey]:
     """Yields the keys of the parts for which every checkpoint has tensors."""
     own = () if model.spec.tied_embeddings else ((None, "head"),)
     table = ((None, "position_table"),) if model.spec.learned_positions else ()
-    yield from ((None, "embedding"), *own, *table, (None, "norm"))
+    norm = ((None, "embedding_norm"),) if model.spec.embedding_norm else ()
+    yield from ((None, "embedding"), *own, *table, *norm, (None, "norm"))
     for i in range(len(model.layers)):
         yield from ((i, name) for name in LAYER_PARTS)
 
@@ -303,6 +306,15 @@ def _held_model_tensor(model: Decoder, parameter: ParameterSpec) -> torch.Tensor
         case "norm" | "norm_bias":
             return _norm_values(
                 model.norm, model.spec, None, None, is_bias=parameter.role == "norm_bias"
+            )
+        case "embedding_norm" | "embedding_norm_bias":
+            assert model.embedding_norm is not None
+            return _norm_values(
+                model.embedding_norm,
+                model.spec,
+                None,
+                None,
+                is_bias=parameter.role.endswith("bias"),
             )
         case "head_bias":
             return _bias(model.head)

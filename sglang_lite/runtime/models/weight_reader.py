@@ -116,6 +116,7 @@ class Layer:
     feed_forward: FeedForward | Experts | GpuExperts
     post_mlp_norm: torch.Tensor | None
     shared: SharedFeedForward | None = None
+    slopes: torch.Tensor | None = None
 
     @property
     def rules(self) -> AttentionRules:
@@ -125,12 +126,18 @@ class Layer:
         spec = self.spec.attention
         assert isinstance(spec, AttentionSpec)
         return AttentionRules(
-            spec.scale, spec.window, spec.softcap, self.sinks, spec.causal, spec.chunked
+            spec.scale,
+            spec.window,
+            spec.softcap,
+            self.sinks,
+            spec.causal,
+            spec.chunked,
+            self.slopes,
         )
 
 
 LAYER_PARTS = tuple(
-    field.name for field in fields(Layer) if field.name not in ("spec", "rope", "shared")
+    field.name for field in fields(Layer) if field.name not in ("spec", "rope", "shared", "slopes")
 )
 
 
@@ -268,6 +275,12 @@ class WeightReader:
             self.source.ignore_tensor(f"{head_name(self.spec)}.{kind}")
         return self.embedding()
 
+    def embedding_norm(self) -> torch.Tensor:
+        """Reads the weight of the norm of embeddings, in the form described in `Layer`."""
+        return self._norm(
+            self._of_model["embedding_norm"], self._of_model.get("embedding_norm_bias")
+        )
+
     def norm(self) -> torch.Tensor:
         """Reads the weight of the norm before the head, in the form described in `Layer`. Returns
         ones if the norm has no weight.
@@ -284,7 +297,9 @@ class WeightReader:
         parts = {name: make() for name, make in self.layer_parts(index).items()}
         mixer = spec.attention
         rope = 0 if isinstance(mixer, ConvSpec | DeltaSpec) else self._ropes.index(mixer.rope)
-        return Layer(spec=spec, rope=rope, **parts)
+        slopes = getattr(mixer, "slopes", None)
+        slopes = torch.tensor(slopes, device=self.device) if slopes else None
+        return Layer(spec=spec, rope=rope, slopes=slopes, **parts)
 
     def layer_parts(self, index: int) -> dict[str, Callable[[], Any]]:  # any attribute of `Layer`
         """Returns a function for each attribute of `Layer` that holds weights. The function builds

@@ -22,6 +22,7 @@ from tests.runtime.kernels.test_kernels import (
     close_by_head,
     in_eight_bits,
     normal,
+    options_of,
 )
 
 # flash-attn-4 calls what its own base is about to drop.
@@ -68,6 +69,9 @@ def backend(request, monkeypatch):
 def test_decoding_rows_beside_blocks(backend, options, scaled):
     if scaled is not None and backend.name == "flash_attn":
         pytest.skip("it refuses those")
+    if backend.name in PACKAGES and {*options} & {"chunked", "slopes"}:
+        pytest.skip("it refuses those")
+    options = options_of(options, 6)
     lengths = [90, 1, 64, 130, 7]
     rows = Rows([*lengths, 45, 3], (6, 2), backend.dim, backend.dtype)
     # Rows 5 and 6 have 20 and 3 new tokens, in blocks of up to 16, of which the longest come first.
@@ -112,7 +116,11 @@ def test_what_lies_beyond_a_row_is_not_read(backend):
         ("flashinfer", {"cache": torch.float8_e4m3fn}, None),
         ("flashinfer", {"head_dim": 80}, "the head size 80 is not one of 64, 128, 256"),
         ("flashinfer", {"compute": torch.float32}, "computing in torch.float32 is not supported"),
+        ("flashinfer", {"chunked": True}, "attention within chunks is not supported"),
+        ("flashinfer", {"alibi": True}, "ALiBi is not supported"),
         ("flash_attn", {}, None),
+        ("flash_attn", {"chunked": True}, "attention within chunks is not supported"),
+        ("flash_attn", {"alibi": True}, "ALiBi is not supported"),
         (
             "flash_attn",
             {"cache": torch.float8_e4m3fn},
@@ -160,6 +168,8 @@ def test_packages_refuse_what_they_cannot(package, settings, reason, monkeypatch
             torch.device("cuda"),
             max_rows=1,
             max_chunks=0,
+            chunked=found.get("chunked", False),
+            alibi=found.get("alibi", False),
         )
     )
     assert said == reason if reason is None else re.fullmatch(reason, said)

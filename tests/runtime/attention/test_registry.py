@@ -46,6 +46,8 @@ def test_only_our_own_kernels_give_the_same_bits_in_every_batch():
         ParameterError, match=r"attention sinks are not supported. Leave deterministic out"
     ):
         make_attention("auto", replace(requirements, sinks=True))
+    with pytest.raises(ParameterError, match=r"ALiBi is not supported. Leave deterministic out"):
+        make_attention("auto", replace(requirements, alibi=True))
 
 
 @needs_kernels

@@ -188,6 +188,8 @@ class Attention:
         shared: bool = False,
         softcap: float | None = None,
         window: int | None = None,
+        chunked: bool = False,
+        sloped: bool = False,
     ) -> None:
         plan, work = self.plan(rows, rows, shared=shared), self.work(rows)
         split_work(plan.positions, plan.slots, plan.shared, work.items, work.rows, min_tokens=64)
@@ -198,8 +200,13 @@ class Attention:
             plan,
             work,
             self.out(rows),
-            AttentionRules(0.1, softcap=softcap, window=window),
+            AttentionRules(
+                0.1, softcap=softcap, window=window, chunked=chunked, slopes=self.slopes(sloped)
+            ),
         )
+
+    def slopes(self, sloped: bool) -> torch.Tensor | None:
+        return empty(self.heads) if sloped else None
 
     def rope_decode(
         self, rows: int, *, softcap: float | None = None, window: int | None = None
@@ -222,7 +229,13 @@ class Attention:
         )
 
     def prefill(
-        self, block: int, *, softcap: float | None = None, window: int | None = None
+        self,
+        block: int,
+        *,
+        softcap: float | None = None,
+        window: int | None = None,
+        chunked: bool = False,
+        sloped: bool = False,
     ) -> None:
         plan = self.plan(3 * block, 0, block=block)
         prefill_attention(
@@ -231,7 +244,9 @@ class Attention:
             0,
             plan,
             self.out(3 * block),
-            AttentionRules(0.1, softcap=softcap, window=window),
+            AttentionRules(
+                0.1, softcap=softcap, window=window, chunked=chunked, slopes=self.slopes(sloped)
+            ),
         )
 
     def invariant(self, rows: int, block: int = 0) -> None:
@@ -289,11 +304,15 @@ ATTENTION: dict[str, Callable[[Attention], None]] = {
     "decode product 512": lambda of: of.rope_decode(512),
     "decode product capped": lambda of: of.rope_decode(8, softcap=50.0, window=64),
     "decode capped": lambda of: of.decode(8, softcap=50.0, window=64),
+    "decode chunked": lambda of: of.decode(8, window=64, chunked=True),
+    "decode sloped": lambda of: of.decode(8, sloped=True),
     "prefix": lambda of: of.prefix(),
     "prefill 16": lambda of: of.prefill(16),
     "prefill 64": lambda of: of.prefill(64),
     "prefill 128": lambda of: of.prefill(128),
     "prefill capped": lambda of: of.prefill(128, softcap=50.0, window=64),
+    "prefill chunked": lambda of: of.prefill(128, window=64, chunked=True),
+    "prefill sloped": lambda of: of.prefill(128, sloped=True),
     "invariant 1": lambda of: of.invariant(1),
     "invariant 256": lambda of: of.invariant(256),
     "invariant prefill": lambda of: of.invariant(0, 128),
@@ -695,7 +714,9 @@ def cases() -> list[Case]:
         for name in formats_of(properties):
             found += [
                 Case(properties, head, name, kernel) for head in HEADS for kernel in ATTENTION
-                if ("capped" not in kernel or head == 256) and (
+                if ("capped" not in kernel or head == 256)
+                and (head == 128 or not kernel.endswith(("chunked", "sloped")))
+                and (
                     "invariant" not in kernel or (properties.capability == (9, 0) and name in ("bfloat16", "float16"))
                 )
             ]  # fmt: skip

@@ -157,7 +157,21 @@ def close_by_head(a, b):
     assert ((a - b).norm(dim=(0, 2)) < 2e-3 * b.norm(dim=(0, 2))).all()
 
 
-OPTIONS = [{}, {"softcap": 5.0}, {"window": 7}, {"window": 7, "chunked": True}]
+OPTIONS = [
+    {},
+    {"softcap": 5.0},
+    {"window": 7},
+    {"window": 7, "chunked": True},
+    {"slopes": 0.3},
+]
+
+
+def options_of(options, heads):
+    """Options of `AttentionRules`, with a slope for each head up to the one given."""
+    if "slopes" not in options:
+        return options
+    slopes = torch.linspace(0.01, options["slopes"], heads, device=DEVICE)
+    return options | {"slopes": slopes}
 
 
 @pytest.mark.sampled(4)
@@ -175,6 +189,7 @@ OPTIONS = [{}, {"softcap": 5.0}, {"window": 7}, {"window": 7, "chunked": True}]
     ids=str,
 )
 def test_decoding_reads_every_row_once(lengths, heads, dim, options):
+    options = options_of(options, heads[0])
     rows = Rows(lengths, heads, dim)
     plan = rows.plan(len(lengths), list(range(len(lengths))), [n - 1 for n in lengths])
     q = normal(len(lengths), heads[0] + 2, dim)[:, : heads[0]]  # as it lies in the QKV product
@@ -256,11 +271,11 @@ def test_a_prefix_is_read_once_for_all_that_share_it(scaled):
     cache, asked = (rows.cache, q) if scaled is None else in_eight_bits(rows, q, scaled=scaled)
     out = torch.full((6, 4, 16), float("nan"), device=DEVICE)
     work = rows.work(plan)
-    for softcap in (None, 4.0):
-        prefix_attention(q, cache, 0, plan, work, AttentionRules(0.3, softcap=softcap))
-        decode_attention(q, cache, 0, plan, work, out, AttentionRules(0.3, softcap=softcap))
+    for options in ({}, {"softcap": 4.0}, options_of({"slopes": 0.3}, 4)):
+        prefix_attention(q, cache, 0, plan, work, AttentionRules(0.3, **options))
+        decode_attention(q, cache, 0, plan, work, out, AttentionRules(0.3, **options))
         expected = rows.twin(
-            asked, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3, softcap=softcap
+            asked, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3, **options
         )
         (close if scaled is None else close_by_head)(out, expected)
 
@@ -279,6 +294,7 @@ def test_a_prefix_is_read_once_for_all_that_share_it(scaled):
     ],
 )
 def test_prefill_attends_to_the_pages_before_it(start, count, heads, options):
+    options = options_of(options, heads[0])
     rows = Rows([start + count, 9], heads, 24)
     size = 16
     blocks = [(2 + at, min(size, count - at), 0, start + at) for at in range(0, count, size)] + [

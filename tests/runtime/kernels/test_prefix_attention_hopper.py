@@ -71,7 +71,7 @@ def test_prefixes_are_read_once_for_all_rows_that_share_them(
     for side in (rows.cache.k[0], rows.cache.v[0]):
         side[:, ~there] = float("nan")  # pages of others, and what is behind the end of a page
     work = rows.work(plan)
-    assert hopper_prefix_module(hopper.properties_of(DEVICE), dim, dtype, dtype, PAGE, None)
+    assert hopper_prefix_module(hopper.properties_of(DEVICE), dim, dtype, dtype, PAGE, plain=True)
     out = torch.full((count, heads[0], dim), float("nan"), device=DEVICE, dtype=dtype)
     prefix_attention(q, rows.cache, 0, plan, work, AttentionRules(0.1))
     decode_attention(q, rows.cache, 0, plan, work, out, AttentionRules(0.1))

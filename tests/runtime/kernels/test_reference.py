@@ -245,6 +245,7 @@ def turned_and_decoded(run):
         ({"window": 75}, (normal(16), normal(16)), by_rows(3, 8 * 16)),
         ({"softcap": 4.0}, (normal(16), normal(16)), None),
         ({"window": 75, "chunked": True}, (normal(16), normal(16)), None),
+        ({"slopes": torch.linspace(0.01, 0.3, 4, device=DEVICE)}, (None, None), None),
     ):
         rows = Rows([150, 90, 1])
         by = torch.tensor([4.0, 0.5], device=DEVICE)

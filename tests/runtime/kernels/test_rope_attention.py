@@ -15,7 +15,7 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.rope_attention import rope_attention
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from tests.runtime.kernels import needs_kernels
-from tests.runtime.kernels.test_kernels import DEVICE, OPTIONS, Rows, close, normal
+from tests.runtime.kernels.test_kernels import DEVICE, OPTIONS, Rows, close, normal, options_of
 
 pytestmark = needs_kernels
 
@@ -37,6 +37,7 @@ def test_rope_store_and_decode_attention_are_one(lengths, heads, dim, rope_dim, 
     torch.manual_seed(len(lengths))
     rows = Rows(lengths, heads, dim)
     count, width = len(lengths), (heads[0] + 2 * heads[1]) * dim
+    options = options_of(options, heads[0])
     keys, values, factors, scales = rows.cache.k[0], rows.cache.v[0], None, None
     if eight:
         keys, values = keys.to(torch.float8_e4m3fn), values.to(torch.float8_e4m3fn)

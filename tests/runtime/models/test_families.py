@@ -15,6 +15,7 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import (
+    BloomForCausalLM,
     Cohere2ForCausalLM,
     CohereForCausalLM,
     DeepseekV2ForCausalLM,
@@ -42,6 +43,7 @@ from transformers import (
     MinistralForCausalLM,
     MistralForCausalLM,
     MixtralForCausalLM,
+    MptForCausalLM,
     NemotronForCausalLM,
     Olmo2ForCausalLM,
     Olmo3ForCausalLM,
@@ -232,6 +234,14 @@ FAMILIES: dict[str, Any] = {
     "falcon2": (FalconForCausalLM, dict(
         num_key_value_heads=2, num_kv_heads=2, ffn_hidden_size=48, new_decoder_architecture=True,
         num_ln_in_parallel_attn=1)),
+    "falcon-alibi": (FalconForCausalLM, dict(
+        num_key_value_heads=4, ffn_hidden_size=48, multi_query=False, alibi=True, bias=True,
+        attn_implementation="sdpa")),  # transformers' other one adds the slopes twice
+    "bloom": (BloomForCausalLM, dict(num_key_value_heads=4)),
+    "bloom-6-heads": (BloomForCausalLM, dict(hidden_size=48, num_attention_heads=6, num_key_value_heads=6)),
+    "mpt": (MptForCausalLM, dict(num_key_value_heads=4, max_seq_len=256, attn_config=dict(
+        clip_qkv=1.5, softmax_scale=0.5))),
+    "mpt-6-heads": (MptForCausalLM, dict(hidden_size=48, num_attention_heads=6, num_key_value_heads=6, max_seq_len=256)),
     "apertus": ("ApertusForCausalLM", dict(attention_bias=True, rope_parameters=LLAMA3)),
     "olmo": (OlmoForCausalLM, dict(clip_qkv=1.5)),
     "llama4": ("Llama4ForCausalLM", LLAMA4 | dict(attention_bias=True)),
@@ -258,7 +268,7 @@ FAMILIES: dict[str, Any] = {
 OTHER_KERNELS = (
     "olmo3", "granite", "qwen2-moe", "deepseek-v2-lite", "deepseek-v3", "youtu", "phi-norms", "cohere-norms", "nemotron",
     "gpt-neox", "olmo", "minimax-m2", "ernie4.5-moe", "ministral3", "hunyuan", "gpt2", "opt",
-    "apertus", "afmoe", "cohere2-moe", "phimoe", "llama4", "llama4-dense", "lfm2", "lfm2-biases", "lfm2-moe",
+    "apertus", "afmoe", "cohere2-moe", "phimoe", "llama4", "llama4-dense", "bloom", "lfm2", "lfm2-biases", "lfm2-moe",
     "qwen3-next", "qwen3.5", "olmo-hybrid",
 )  # fmt: skip
 

@@ -263,7 +263,16 @@ def test_fields_that_a_config_omits_are_computed_from_others():
         ("OPTForCausalLM", {"do_layer_norm_before": False}, "do_layer_norm_before false is not"),
         ("OPTForCausalLM", {"word_embed_proj_dim": 512}, "word_embed_proj_dim 512 is not"),
         ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_lay"),
-        ("FalconForCausalLM", {"alibi": True}, "alibi is not supported by our code"),
+        (
+            "BloomForCausalLM",
+            {"apply_residual_connection_post_layernorm": True},
+            "apply_residual_connection_post_layernorm is not supported by our code",
+        ),
+        (
+            "MptForCausalLM",
+            {"attn_config": {"qk_ln": True}},
+            "attn_config.qk_ln is not supported by our code",
+        ),
     ],
 )
 def test_what_a_row_leaves_out_is_left_to_transformers_code(architecture, change, message):

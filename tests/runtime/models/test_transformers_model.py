@@ -363,7 +363,7 @@ def test_a_model_of_no_length_is_refused_for_the_state_that_it_keeps(tmp_path, k
             "WhisperForConditionalGeneration",
             "hears nothing without a tokenizer and preprocessor_config",
         ),
-        ("bloom", "BloomForCausalLM", "its code has no decoder that runs by itself"),
+        ("roformer", "RoFormerForCausalLM", "its code has no decoder that runs by itself"),
         ("gpt_neo", "GPTNeoForCausalLM", "its attention can't be replaced"),
     ],
 )

@@ -236,7 +236,7 @@ def _extend(
     new, heads, dim = q.shape
     scale = rules.scale
     window = rules.window
-    explicit = rules.softcap is not None or rules.sinks is not None
+    explicit = rules.explicit
     # first position in any window
     first = 0
     if window is not None:

@@ -69,7 +69,7 @@ def decode_attention(
                 start = max(start, int(rules.first_visible(plan.positions[row])))
             if start < end:
                 at = token_slots(plan, slot, torch.arange(start, end, device=q.device))
-                parts.append(attend_tokens(q[row], k, v, at, rules))
+                parts.append(attend_tokens(q[row], k, v, at, rules, start))
         if plan.shared is not None:
             max_chunks = plan.shared.max_chunks
             pieces = range(row * max_chunks, row * max_chunks + int(plan.shared.chunks[row]))

@@ -29,7 +29,7 @@ def prefix_attention(
     for first, count, slot, start, end, chunk in plan.shared.items.tolist():
         at = token_slots(plan, slot, torch.arange(start, end, device=q.device))
         for row in plan.shared.order[first : first + count].tolist():
-            part = attend_tokens(q[row], k, v, at, rules)
+            part = attend_tokens(q[row], k, v, at, rules, start)
             buffer = prefix_partials(
                 work.partials, row * plan.shared.max_chunks + chunk, q.shape[1]
             )

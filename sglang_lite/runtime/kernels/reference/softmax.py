@@ -30,7 +30,12 @@ class PartialAttention(NamedTuple):
 
 
 def attend_tokens(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, at: torch.Tensor, rules: AttentionRules
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    at: torch.Tensor,
+    rules: AttentionRules,
+    start: int = 0,
 ) -> PartialAttention:
     """Computes the attention of one token over the tokens in slots `at`, all of which it sees.
 
@@ -39,6 +44,7 @@ def attend_tokens(
         k, v: keys and values of a layer [kv_heads, slots, head_dim].
         at: int64 [N], token slots of the other tokens.
         rules: rules of the layer; its window and sinks are ignored.
+        start: position of the first of these tokens.
     """
     keys, values = (
         gather_slots(x, at, torch.float32).repeat_interleave(len(q) // len(k), 0) for x in (k, v)
@@ -46,6 +52,9 @@ def attend_tokens(
     scores = torch.einsum("hd, hnd -> hn", q.float(), keys) * rules.scale
     if rules.softcap is not None:
         scores = torch.tanh(scores / rules.softcap) * rules.softcap
+    if rules.slopes is not None:
+        positions = torch.arange(start, start + len(at), device=q.device)
+        scores = scores + rules.slopes.unsqueeze(1) * positions
     scores = scores / math.log(2)
     highest = scores.amax(1)
     weights = torch.exp2(scores - highest.unsqueeze(1))
