@@ -166,7 +166,8 @@ CONFIG: Mapping[str, Field] = {
         "qk_layernorm", "use_qkv_bias", "use_parallel_residual", "norm_topk_prob", "rope_interleave",
         "enable_bias", "layer_norm_elementwise_affine", "new_decoder_architecture", "multi_query", "parallel_attn",
         "mup_enabled", "lm_head_bias", "linear_allow_neg_eigval",
-        "tie_embedding", "conv_bias", "block_auto_adjust_ff_dim", "use_expert_bias", "alibi", "attn_temperature_tuning",
+        "tie_embedding", "conv_bias", "block_auto_adjust_ff_dim", "use_expert_bias",
+        "use_sandwich_norm", "use_attention_gate", "alibi", "attn_temperature_tuning",
     ), _FLAG),
     "no_rope_layers": Field("wholes", 0, 1),
     **dict.fromkeys((

@@ -533,7 +533,8 @@ class Decoder:
         out = attention(q, cache, index, plan, layer.rules)
         out = out.reshape(len(x), -1).to(x.dtype)
         if spec.output_gate:
-            out = out * gate.sigmoid()
+            gate = gate.sigmoid().view(len(x), spec.heads, spec.gate_size)
+            out = (out.view(len(x), spec.heads, -1) * gate).flatten(1)
         return (
             layer.output(out)
             if lora is None

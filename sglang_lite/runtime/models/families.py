@@ -690,6 +690,21 @@ def _olmo_delta_fields(config: Config, layer: int) -> dict[str, Any] | None:
     return {**fields, "norm_eps": 1e-5, "beta_scale": scale}
 
 
+def _lfm3_kinds(config: Config) -> list[str]:
+    """Returns the type of each layer."""
+    return config.get("layer_types") or [
+        "full_attention" if i % 4 == 2 else "sliding_attention" if i % 4 == 0 and i > 0 else "conv"
+        for i in range(config["num_hidden_layers"])
+    ]
+
+
+def _lfm3_conv_fields(config: Config, layer: int) -> dict[str, Any] | None:
+    kinds = [
+        "full_attention" if kind == "sliding_attention" else kind for kind in _lfm3_kinds(config)
+    ]
+    return _lfm2_conv_fields({**config, "layer_types": kinds}, layer)
+
+
 def _lfm2_experts(config: Config, layer: int) -> dict[str, Any] | None:
     if layer < config["num_dense_layers"]:
         return None
@@ -1275,6 +1290,22 @@ FAMILIES: Mapping[str, Family] = {
         aliases={"intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"}, qk_norm="head",
         dense_size="adjusted_ff_dim", computed=_lfm2_fields, conv_fields=_lfm2_conv_fields,
         model_fields=lambda c: {"rms_eps": c["norm_eps"]}, names=_LFM2_NAMES,
+    ),
+    "lfm3": Family(
+        ("Lfm3ForCausalLM",),
+        {**_LFM2, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "conv_L_cache": 7,
+         "sliding_window": 256, "use_sandwich_norm": True, "use_attention_gate": True,
+         "rope_parameters": {
+             "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+             "full_attention": {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5}}},
+        biases=_ATTENTION, qk_norm="head", layer_ropes=True, conv_fields=_lfm3_conv_fields,
+        has_window=lambda c, i: _lfm3_kinds(c)[i] == "sliding_attention",
+        attention_fields=lambda c: {"output_gate": c["use_attention_gate"], "gate_by_head": True},
+        layer_fields=lambda c: {"norms": "both" if c["use_sandwich_norm"] else "before"},
+        model_fields=lambda c: {"rms_eps": c["norm_eps"]},
+        names={"input_norm": "operator_norm", "attention_out_norm": "post_operator_norm", "mlp_norm": "ffn_norm",
+               "mlp_out_norm": "post_ffn_norm", "gate": "feed_forward.w1", "up": "feed_forward.w3",
+               "down": "feed_forward.w2", "norm": "model.embedding_norm"},
     ),
     "lfm2_moe": Family(
         ("Lfm2MoeForCausalLM",),

@@ -526,8 +526,9 @@ class GpuDecoder(Decoder):
         else:
             q = rope_store(qkv, *turn, plan.in_layer(spec.window), cache, index, scales)
             attention.attend(q, cache, index, out, layer.rules)
-        seen = out.view(len(qkv), -1)
-        return seen if gate is None else seen.mul_(gate)
+        if gate is not None:
+            out.mul_(gate.view(len(qkv), spec.heads, spec.gate_size))
+        return out.view(len(qkv), -1)
 
     def _attend_latents(
         self,

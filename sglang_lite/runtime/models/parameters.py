@@ -233,7 +233,7 @@ def _head_parameters(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[P
         "k": a.kv_heads * a.key_size,
         "v": a.kv_heads * a.value_size,
     }
-    gate = {"output_gating": a.heads * a.value_size} if a.output_gate else {}
+    gate = {"output_gating": a.heads * a.gate_size} if a.output_gate else {}
     if gate and names.shares_tensor("q", "output_gating"):
         # each head's query, and then its gate
         queries = {"q": sizes["q"], **gate}

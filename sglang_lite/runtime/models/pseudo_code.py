@@ -162,7 +162,7 @@ def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str,
         seen + (", and a learnt sink" if attention.sinks else ""),
     )
     if attention.output_gate:
-        yield "a = a * sigmoid(h @ Wg)", ""
+        yield "a = a * sigmoid(h @ Wg)", "a number for each head" if attention.gate_by_head else ""
     yield "a = a @ Wo", "with bias" if attention.output_bias else ""
 
 

@@ -54,6 +54,7 @@ _ROPE_KINDS = {
     "yarn": ("factor",),
     "longrope": ("factor", "short_factor", "long_factor"),
     "ntk": ("alpha",),
+    "proportional": (),
 }
 
 
@@ -269,7 +270,7 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
         )
         norms = family.norms if delta is None else family.delta_norms or family.norms
         layers.append(
-            LayerSpec(attention, feed_forward, norms=norms, **family.layer_fields(config))
+            LayerSpec(attention, feed_forward, **{"norms": norms, **family.layer_fields(config)})
         )
     return tuple(layers)
 
@@ -480,7 +481,8 @@ def _read_rope_spec(
 ) -> RopeSpec:
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     # sections, which are no kind of scaling
-    kind = {"mrope": "default", **family.rope_aliases}.get(kind, kind)
+    # and what changes nothing within the model's limit of positions
+    kind = {"mrope": "default", "dynamic": "default", **family.rope_aliases}.get(kind, kind)
     if kind not in _ROPE_KINDS:
         raise ValueError(f"rope type {kind!r} is not supported (only {', '.join(_ROPE_KINDS)})")
     limit = config["max_position_embeddings"]
@@ -496,9 +498,8 @@ def _read_rope_spec(
     params["original_max_position_embeddings"] = original or limit
     if kind in ("yarn", "longrope") and params.get("factor") is None:
         params["factor"] = limit / params["original_max_position_embeddings"]
-    rotary_dim = int(
-        head_dim * parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    )
+    part = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    rotary_dim = head_dim if kind == "proportional" else int(head_dim * part)
     for name in _ROPE_KINDS[kind]:
         count = rotary_dim // 2 if name in ("short_factor", "long_factor") else 1
         numbers = params[name] if isinstance(params[name], list) else [params[name]]
@@ -558,7 +559,8 @@ def _read_layer_windows(family: Family, config: Config) -> tuple[int | None, ...
     kinds = config.get("layer_types") or [
         local if family.has_window(config, i) else "full_attention" for i in range(layers)
     ]
-    if len(kinds) != layers or set(kinds) - {local, "full_attention"}:
+    known = {local, "full_attention", *(("conv",) if config.get("conv_L_cache") else ())}
+    if len(kinds) != layers or set(kinds) - known:
         raise ValueError(
             f"layer_types {kinds} don't fit {layers} layers of full_attention or {local}"
         )

@@ -41,7 +41,7 @@ def deinterleave_order(spec: MixerSpec) -> torch.Tensor | None:
     queries_keys = _repeat_order_per_head(spec.heads + spec.kv_heads, spec.key_size, head)
     others = spec.kv_heads * spec.value_size
     if spec.output_gate:
-        others += spec.heads * spec.value_size
+        others += spec.heads * spec.gate_size
     return torch.cat((queries_keys, torch.arange(others) + len(queries_keys)))
 
 

@@ -368,7 +368,7 @@ def _attention_part(a: MixerSpec, matrix: str, parallel: Parallel) -> RankPart |
         "q": a.key_size,
         "k": a.key_size,
         "v": a.value_size,
-        "output_gating": a.value_size,
+        "output_gating": a.gate_size,
         "sinks": 1,
         "q_norm": norm,
         "k_norm": norm,

@@ -22,7 +22,9 @@ class RopeSpec:
     Attributes:
         theta: base of the frequencies.
         kind: kind of frequency scaling: "default", "linear", "llama3", "yarn", "longrope" or "ntk",
-            which multiplies the base by a power of `alpha`; "none" for no rotation.
+            which multiplies the base by a power of `alpha`; "proportional", which rotates only the
+            first `partial_rotary_factor` of the pairs, with the frequencies of a whole head; "none"
+            for no rotation.
         rotary_dim: number of rotated elements of a head, or None for the whole head.
         params: `factor` and the further parameters of the kind, under transformers' names.
         interleaved: whether the checkpoint stores the two elements of a rotary pair side by side,
@@ -72,6 +74,7 @@ class AttentionSpec:
         qkv_bias, output_bias: whether the input projections and the output projection have biases.
         output_gate: whether outputs are multiplied by the sigmoid of a learnt projection of the layer's
             input.
+        gate_by_head: whether the gate has one number for all elements of a head.
         sinks: whether each head has an extra learnt score in its softmax, with no value attached.
         causal: whether a token attends only to itself and earlier tokens.
         slopes: of each head, the number that its scores grow by with each position of the key
@@ -95,6 +98,7 @@ class AttentionSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     output_gate: bool = False
+    gate_by_head: bool = False
     sinks: bool = False
     causal: bool = True
     slopes: tuple[float, ...] = ()
@@ -102,6 +106,11 @@ class AttentionSpec:
     @property
     def planes(self) -> tuple[Plane, ...]:
         return Plane(self.kv_heads, self.key_size), Plane(self.kv_heads, self.value_size)
+
+    @property
+    def gate_size(self) -> int:
+        """Numbers of a head's output gate."""
+        return self.output_gate * (1 if self.gate_by_head else self.value_size)
 
     @property
     def products_per_pair(self) -> int:
@@ -121,7 +130,7 @@ class AttentionSpec:
     def weight_elements(self, hidden: int) -> int:
         """Counts the elements of the weight matrices."""
         heads = (self.heads + self.kv_heads) * (self.key_size + self.value_size)
-        return hidden * (heads + self.output_gate * self.heads * self.value_size)
+        return hidden * (heads + self.heads * self.gate_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,7 @@ FAMILIES: dict[str, Any] = {
     "llama-2": (LlamaForCausalLM, dict(num_key_value_heads=4)),
     "llama-biases": (LlamaForCausalLM, dict(attention_bias=True, mlp_bias=True, head_dim=12)),
     "llama-linear": (LlamaForCausalLM, dict(rope_parameters=LINEAR)),
+    "llama-dynamic": (LlamaForCausalLM, dict(rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=4.0))),
     "llama-3.1": (LlamaForCausalLM, dict(rope_parameters=LLAMA3)),
     "smollm2": (LlamaForCausalLM, dict(tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e5))),
     "mistral": (MistralForCausalLM, dict(sliding_window=None, head_dim=12)),
@@ -260,6 +261,12 @@ FAMILIES: dict[str, Any] = {
     "olmo-hybrid": ("OlmoHybridForCausalLM", DELTA | dict(linear_num_key_heads=4, linear_key_head_dim=12)),
     "olmo-hybrid-rope": ("OlmoHybridForCausalLM", DELTA | dict(
         linear_num_key_heads=4, linear_key_head_dim=12, linear_allow_neg_eigval=False, rope_parameters=dict(rope_type="default", rope_theta=1e4))),
+    "lfm3": ("Lfm3ForCausalLM", dict(
+        head_dim=12, sliding_window=9, layer_types=["sliding_attention", "full_attention", "conv"],
+        attention_bias=True)),
+    "lfm3-plain": ("Lfm3ForCausalLM", dict(
+        head_dim=8, use_sandwich_norm=False, use_attention_gate=False, conv_bias=True, sliding_window=9,
+        layer_types=["conv", "full_attention", "sliding_attention"])),
     "lfm2-moe": (Lfm2MoeForCausalLM, EXPERTS | dict(layer_types=CONVOLUTIONS, num_dense_layers=1)),
 }  # fmt: skip
 
@@ -268,7 +275,7 @@ FAMILIES: dict[str, Any] = {
 OTHER_KERNELS = (
     "olmo3", "granite", "qwen2-moe", "deepseek-v2-lite", "deepseek-v3", "youtu", "phi-norms", "cohere-norms", "nemotron",
     "gpt-neox", "olmo", "minimax-m2", "ernie4.5-moe", "ministral3", "hunyuan", "gpt2", "opt",
-    "apertus", "afmoe", "cohere2-moe", "phimoe", "llama4", "llama4-dense", "bloom", "lfm2", "lfm2-biases", "lfm2-moe",
+    "apertus", "afmoe", "cohere2-moe", "phimoe", "llama4", "llama4-dense", "bloom", "lfm3", "lfm2", "lfm2-biases", "lfm2-moe",
     "qwen3-next", "qwen3.5", "olmo-hybrid",
 )  # fmt: skip
 

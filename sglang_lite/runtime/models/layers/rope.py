@@ -117,6 +117,10 @@ def _frequencies(spec: RopeSpec, dim: int, positions: int) -> tuple[torch.Tensor
     p = spec.params
     if spec.kind == "none":
         return inverse * 0, 1.0
+    if spec.kind == "proportional":
+        rotated = int(p.get("partial_rotary_factor", 1.0) * dim // 2)
+        inverse[rotated:] = 0.0
+        return inverse / p.get("factor", 1.0), 1.0
     if spec.kind == "linear":
         return inverse / p["factor"], 1.0
     if spec.kind == "ntk":
