@@ -64,6 +64,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"mamba_n_heads": 4},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "lfm3": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8},
     "mimo_v2_flash": {"num_key_value_heads": 2},  # layers with a window have twice as many
     "musicgen": {"num_codebooks": 1},
