@@ -215,9 +215,39 @@ class CompileError(TraceError):
 
 
 class ToolError(ProgramError):
-    """Raised if a tool raises an exception (the `__cause__`), or if the model does not answer
-    within `max_steps`.
+    """Raised if a tool fails (its exception is the `__cause__`), or if `use_tools` ends without an
+    answer. Tools may raise it themselves: the model reads its message as it is, while messages of
+    other exceptions are redacted.
+
+    Args:
+        shown: text for the model to read instead of the message; None for the message.
+
+    Attributes:
+        tool: name of the tool that failed; None if no tool did.
+        limit: limit of `use_tools` that ended it: "max_steps" or "max_failures"; None for others.
+        state: state to which `use_tools` added, with everything that was done before; None if
+            something else raised the error, or if it comes from another process.
     """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        shown: str | None = None,
+        tool: str | None = None,
+        limit: str | None = None,
+        hint: str = "",
+        where: Location | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, where=where)
+        self.shown = shown
+        self.tool = tool
+        self.limit = limit
+        self.state: Any = None  # a ProgramState; the language imports errors
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # a state can't leave its process
+        return restored, (type(self), self.args, {**self.__dict__, "state": None})
 
 
 class ValueValidationError(SglError, ValueError):

@@ -5,21 +5,19 @@ until it answers.
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from sglang_lite.errors import short_repr
 from sglang_lite.lang.api import gen
 from sglang_lite.lang.argument_names import unknown_argument_error
 from sglang_lite.lang.checks import check_whole_number
 from sglang_lite.lang.execution.reading import check_name
 from sglang_lite.lang.state import ProgramState, user_location
-from sglang_lite.lang.tools import SchemaTool, ToolCall, check_tools
-from sglang_lite.protocol import Location, ParameterError, ToolError
+from sglang_lite.lang.tool_loop import ToolLimits, ToolLoop
+from sglang_lite.lang.tool_results import OnToolError
+from sglang_lite.lang.tools import SchemaTool, check_tools
+from sglang_lite.protocol import Location, ParameterError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.text.tool_calls import call_text
-from sglang_lite.text.tool_use import result_text
 
 
 def describe(
@@ -61,6 +59,8 @@ def use_tools(
     name: str = "answer",
     *,
     max_steps: int = 8,
+    on_tool_error: OnToolError = "show",
+    max_failures: int | None = 3,
     **options: UserValue,
 ) -> str:
     """Lets the model use tools until it answers: adds assistant turns with calls, and user turns
@@ -74,6 +74,12 @@ def use_tools(
         name: variable that holds the answer; the calls are in the variables `<name>_call_0`,
             `<name>_call_1` …
         max_steps: maximum number of assistant turns with calls; at least 0.
+        on_tool_error: what happens if a tool raises an exception, or the model calls a tool that
+            does not exist or with invalid arguments. "show" makes it the call's result, so that the
+            model can do something else: the class and the message, without paths, addresses and
+            keys. (The message of a ToolError is shown as it is.) "raise" raises it. A function
+            gets the ToolCall and the exception, and returns the text to show.
+        max_failures: number of failures of one tool in a row that ends the loop; None for no limit.
         **options: parameters of each `gen`, such as max_tokens and temperature. With
             parallel_tool_calls=True a turn may have several calls: all are run in their order, and
             the next turn contains all results.
@@ -82,77 +88,58 @@ def use_tools(
         The answer.
 
     Raises:
-        ParameterError: an option is not a parameter of `gen`, or a tool is async.
-        ToolError: a tool raised, or the model did not answer within `max_steps` turns with calls.
+        ParameterError: an option is not a parameter of `gen`, or a tool is async or a generator.
+        ToolError: the model did not answer within `max_steps` turns with calls, or a tool failed
+            `max_failures` times in a row, or once with on_tool_error="raise". The error's `state`
+            is `s`.
+        BudgetError, RequestAbortedError: a tool raised it; a model never sees these.
     """
     where: Location | None = user_location()
     if not isinstance(s, ProgramState):
         raise ParameterError("s", f"{s!r:.60} is not the state of a program.", where=where)
     check_whole_number("max_steps", max_steps, 0, where)
+    if max_failures is not None:
+        check_whole_number("max_failures", max_failures, 1, where)
+    if on_tool_error not in ("show", "raise") and not callable(on_tool_error):
+        raise ParameterError(
+            "on_tool_error",
+            f"{on_tool_error!r:.60} is not 'show', 'raise' or a function.",
+            hint="A function gets the call and the exception, and returns the text to show.",
+            where=where,
+        )
     check_name(name, where)
     check_tools(tools, where)
     for option in options:
         if option not in _OPTIONS:
-            raise unknown_argument_error("use_tools", option, ["max_steps", *_OPTIONS])
+            raise unknown_argument_error("use_tools", option, [*_OWN_OPTIONS, *_OPTIONS])
     for tool in tools:
-        if inspect.iscoroutinefunction(tool):
-            raise ParameterError(
-                "tools",
-                f"{tool.__name__} is async, and use_tools can't await it.",
-                hint="Write the loop yourself: gen(tools=…), then await call.run().",
-                where=where,
-            )
-    for step in range(max_steps + 1):
-        variable = f"{name}_call_{step}"
-        with s.assistant():
-            s += gen(variable, tools=tools, **options)
-        value = s[variable]
-        if not _list_tool_calls(value):
-            s[name] = value
-            return str(value)
-        if step == max_steps:
-            break
-        results = _run_calls(value, where)
-        with s.user():
-            s += results
-    raise _no_answer_error(options.get("tool_choice"), max_steps, where)
+        _check_is_plain(tool, where)
+    limits = ToolLimits(max_steps, max_failures)
+    return ToolLoop(s, tools, name, options, limits, on_tool_error, where).run()
 
 
 _OPTIONS = [name for name in inspect.signature(gen).parameters if name not in ("name", "tools")]
+_OWN_OPTIONS = [
+    name
+    for name, parameter in inspect.signature(use_tools).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+]
 
 
-def _list_tool_calls(value: object) -> list[ToolCall]:
-    return [value] if isinstance(value, ToolCall) else value if isinstance(value, list) else []
-
-
-def _run_calls(value: object, where: Location | None) -> str:
-    """Runs all calls and returns a text with their results, for the model to read."""
-    try:
-        return "\n".join(
-            [
-                result_text(call.name, _result_as_text(call.run()))
-                for call in _list_tool_calls(value)
-            ]
+def _check_is_plain(tool: Callable[..., UserValue], where: Location | None) -> None:
+    """Raises ParameterError if a tool is a coroutine function or a generator function."""
+    name = getattr(tool, "__name__", "")
+    if inspect.iscoroutinefunction(tool):
+        raise ParameterError(
+            "tools",
+            f"{name} is async, and use_tools can't await it.",
+            hint="Write the loop yourself: gen(tools=…), then await call.run().",
+            where=where,
         )
-    except ToolError as error:
-        error.where = where
-        raise
-
-
-def _no_answer_error(choice: object, max_steps: int, where: Location | None) -> ToolError:
-    problem = f"the model gave no answer within {max_steps} tool calls."
-    hint = "Raise max_steps, or improve the prompt."
-    if choice not in (None, "auto"):
-        problem += f" tool_choice={short_repr(choice)} forces a call in each turn."
-        hint = 'Leave it out, or force only the first call: gen(tools=…, tool_choice="required").'
-    return ToolError(problem, hint=hint, where=where)
-
-
-def _result_as_text(result: Any) -> str:
-    """Converts a tool's result to text: JSON if the result can be written as JSON, otherwise
-    `str(result)`.
-    """
-    try:
-        return json.dumps(result, ensure_ascii=False, default=str)
-    except (TypeError, ValueError, RecursionError):  # keys that aren't strings, or a cycle
-        return str(result)
+    if inspect.isgeneratorfunction(tool) or inspect.isasyncgenfunction(tool):
+        raise ParameterError(
+            "tools",
+            f"{name} is a generator, so a call has no result.",
+            hint="Return a list instead of yielding its items.",
+            where=where,
+        )

@@ -20,7 +20,8 @@ from functools import partial
 from typing import Final, Self, overload
 
 from sglang_lite.lang.checks import check_positive
-from sglang_lite.lang.tools import SchemaTool
+from sglang_lite.lang.failure_text import redact
+from sglang_lite.lang.tools import ReportedFailure, SchemaTool
 from sglang_lite.protocol import ParameterError, ToolError
 from sglang_lite.protocol.anything import Foreign, Json
 
@@ -279,27 +280,36 @@ class _Connection:
         """
         # a forked process does not have the connection's thread
         if self._closed or os.getpid() != self._process:
-            raise ToolError(f"the MCP server {self.server} is disconnected.")
+            raise self._disconnected_error()
         calling = asyncio.wait_for(self._client.call_tool(name, arguments), self._timeout)
         try:
             answering = asyncio.run_coroutine_threadsafe(calling, self._loop)
         except RuntimeError as error:  # its loop has ended
             calling.close()
-            raise ToolError(f"the MCP server {self.server} is disconnected.") from error
+            raise self._disconnected_error() from error
         try:
             answer = answering.result()
         except TimeoutError as error:
             raise ToolError(
-                f"the MCP server {self.server} did not answer {name} within {self._timeout:g} s."
+                f"the MCP server {self.server} did not answer {name} within {self._timeout:g} s.",
+                shown=f"{name} did not answer within {self._timeout:g} s.",
             ) from error
         except BaseException as error:
             answering.cancel()
             if not isinstance(error, Exception):
                 raise
+            summary = _error_summary(error)
             raise ToolError(
-                f"the MCP server {self.server} failed in {name}: {_error_summary(error)}."
+                f"the MCP server {self.server} failed in {name}: {summary}.",
+                shown=f"{name} failed: {redact(summary)}.",
             ) from error
         return _convert_tool_result(name, answer)
+
+    def _disconnected_error(self) -> ToolError:
+        return ToolError(
+            f"the MCP server {self.server} is disconnected.",
+            shown="the server of this tool is disconnected.",
+        )
 
     def close(self) -> None:
         """Disconnects, and waits up to 10 s for the thread to end."""
@@ -366,7 +376,7 @@ def _convert_tool_result(name: str, answer: Foreign) -> Json:
     if length > MAX_RESULT:
         raise ToolError(f"{name} gave {length:,} characters; at most {MAX_RESULT:,} are taken.")
     if answer.is_error:
-        return f"Error: {text or 'no reason was given'}"
+        return ReportedFailure(f"Error: {text or 'no reason was given'}")
     return text if found is None else found
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, Literal, NotRequired
+from typing import Any, Literal, NoReturn, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -46,11 +46,12 @@ class ToolCall:
     Attributes:
         name: name of the function.
         arguments: arguments by name, as values of the annotated types; defaults are filled in.
+        function: the function.
     """
 
     name: str
     arguments: dict[str, Any]
-    _function: Callable[..., Any] = field(repr=False, compare=False)
+    function: Callable[..., Any] = field(repr=False, compare=False)
 
     def run(self) -> UserValue:
         """Calls the function and returns its result. For an async function, the result is a
@@ -60,11 +61,41 @@ class ToolCall:
             ToolError: the function raised an exception.
         """
         try:
-            return self._function(**self.arguments)
+            return self.function(**self.arguments)
         except Exception as error:  # a tool may raise anything
-            raise ToolError(
-                f"the tool {self.name} raised {type(error).__name__}: {error}"
-            ) from error
+            raise tool_failure(self.name, error) from error
+
+
+def tool_failure(name: str, error: Exception) -> ToolError:
+    """Returns the error for a tool that raised an exception."""
+    if isinstance(error, ToolError):
+        return ToolError(f"the tool {name} failed: {error.message}", tool=name)
+    try:
+        problem = f"{type(error).__name__}: {error}"
+    except Exception:  # its `__str__` fails, too
+        problem = type(error).__name__
+    return ToolError(f"the tool {name} raised {problem}", tool=name)
+
+
+class ReportedFailure(str):
+    """Result of a tool that has failed and says why, in words for the model."""
+
+    __slots__ = ()
+
+
+class InvalidCall:
+    """Stands for the function of a call that can't be made: the model named no tool that exists, or
+    gave arguments that are not valid. Calling it raises a ToolError that tells the model so.
+
+    Args:
+        problem: text for the model.
+    """
+
+    def __init__(self, problem: str) -> None:
+        self._problem = problem
+
+    def __call__(self, /, **arguments: Json) -> NoReturn:
+        raise ToolError(self._problem)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +110,8 @@ class Toolbox:
         choice: "auto", "required" if the model has to call a tool, or "named" if it has to call the
             only tool, once.
         parallel: whether the model may call several tools at once; values are then lists of calls.
+        keeps_invalid: whether a call that can't be made is a value, with an `InvalidCall` as its
+            function. Otherwise its text is not a value.
     """
 
     tools: Mapping[str, tuple[Callable[..., Any], Any]]
@@ -87,6 +120,7 @@ class Toolbox:
     shown: tuple[Mapping[str, Json], ...]
     choice: Literal["auto", "required", "named"]
     parallel: bool = False
+    keeps_invalid: bool = False
 
     @staticmethod
     def for_tools(
@@ -189,6 +223,20 @@ class Toolbox:
         found = [self._parse_call(name, arguments, text) for name, arguments in calls]
         return found if self.parallel else found[0]
 
+    def _explain_invalid_call(self, name: str, error: Exception) -> str:
+        """Explains to the model why a call can't be made."""
+        from pydantic import ValidationError
+
+        if name not in self.tools:
+            return f"there is no tool {name[:60]!r}. The tools are: {', '.join(self.tools)}."
+        if not isinstance(error, ValidationError):
+            return f"the arguments of {name} are not valid: {error}"
+        problems = [
+            f"{'.'.join(map(str, each['loc'])) or 'arguments'}: {each['msg']}"
+            for each in error.errors(include_url=False, include_context=False, include_input=False)
+        ]
+        return f"the arguments of {name} are not valid: {'; '.join(problems)}"
+
     def _parse_call(self, name: str, arguments: str, text: str) -> ToolCall:
         from pydantic import ValidationError
 
@@ -196,6 +244,9 @@ class Toolbox:
             tool, reader = self.tools[name]
             values = reader.validate_json(arguments)
         except (KeyError, TypeError, ValueError, ValidationError) as error:
+            if self.keeps_invalid:
+                problem = self._explain_invalid_call(name, error)
+                return ToolCall(name, _arguments_as_written(arguments), InvalidCall(problem))
             raise ValueValidationError(
                 f"the text is neither a tool call nor an answer: {error}", text=text
             ) from error
@@ -257,6 +308,15 @@ def _describe(tools: Sequence[Callable[..., Any]]) -> _Described:
         for tool, schema in zip(tools, schemas.values())
     )
     return _Described({**readers, **own}, schemas, shared, shown)
+
+
+def _arguments_as_written(text: str) -> dict[str, Any]:
+    """Returns the arguments of a call that can't be made, or {} if they are not an object."""
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return arguments if isinstance(arguments, dict) else {}
 
 
 def check_tools(tools: object, where: Location | None = None) -> None:

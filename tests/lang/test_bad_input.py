@@ -347,7 +347,7 @@ def test_a_tool_that_raises(only_error):
 
     def program(s):
         s += sgl.user("7 / 0?")
-        sgl.use_tools(s, [divide])  # here
+        sgl.use_tools(s, [divide], on_tool_error="raise")  # here
 
     backend = sgl.ScriptedBackend({"7 / 0?": '{"tool": "divide", "arguments": {"a": 7, "b": 0}}'})
     error = only_error(program, backend=backend)

@@ -496,12 +496,14 @@ def test_the_number_of_steps_is_checked(steps):
         agent.run([add], max_steps=steps, backend=sgl.ScriptedBackend())
 
 
-def test_a_raising_tool_ends_the_round_at_the_users_line():
+def test_a_raising_tool_may_end_the_round_at_the_users_line():
     def broken(a: int) -> int:
         raise OSError("down")
 
-    with pytest.raises(sgl.ToolError, match="the tool broken raised OSError: down") as caught:
-        agent.run([broken], backend=sgl.ScriptedBackend(lambda _: call("broken", a=1)))
+    script = sgl.ScriptedBackend(lambda _: call("broken", a=1))
+    with pytest.raises(sgl.ToolError, match=r"^the tool broken raised OSError: down") as caught:
+        agent.run([broken], on_tool_error="raise", backend=script)
+    assert len(script.calls) == 1
     assert caught.value.where.line == agent.func.__code__.co_firstlineno + 3
     assert isinstance(caught.value.__cause__, OSError)
 

@@ -127,15 +127,29 @@ def test_several_calls_where_one_was_asked_for_are_an_error():
         backend.shutdown()
 
 
-def test_arguments_that_do_not_fit_fail_the_turn_before_any_call_is_run():
-    with sgl.server_for_tests(
-        Say(calls=(*CALLS, ToolCall("double", {"number": "many"})))
-    ) as server:
+def test_arguments_that_do_not_fit_are_the_result_of_their_call():
+    wrong = ToolCall("double", {"number": "many"})
+    with sgl.server_for_tests([Say(calls=(*CALLS, wrong)), Say("Done.")]) as server:
         backend = BACKENDS["chat"](server)
-        with pytest.raises(sgl.ValueValidationError, match="is not valid"):
-            solve.run(backend=backend).sync()
+        state = solve.run(backend=backend)
         backend.shutdown()
-    assert ran == []
+    assert state["answer"] == "Done."
+    assert len(ran) == len(CALLS)
+    assert (
+        "Result of double: Error: the arguments of double are not valid: number: " in state.text()
+    )
+
+
+def test_arguments_that_do_not_fit_fail_a_turn_outside_the_loop():
+    @sgl.function
+    def one_turn(s):
+        s += sgl.user("Go.") + sgl.assistant(sgl.gen("call", tools=TOOLS))
+
+    with sgl.server_for_tests(Say(calls=(ToolCall("double", {"number": "many"}),))) as server:
+        backend = BACKENDS["chat"](server)
+        with pytest.raises(sgl.ValueValidationError, match="neither a tool call nor an answer"):
+            one_turn.run(backend=backend)["call"]
+        backend.shutdown()
 
 
 def test_models_without_tools_of_their_own_write_one_object():

@@ -166,6 +166,8 @@ def _unwrap_and_validate(constraint: Constraint, strategy: Strategy, text: str) 
         text = unwrap_answer(constraint, strategy.form, text)
         if strategy.form.wrapped or strategy.name != "repair":
             return text  # objects are validated later, like all values
+    if strategy.name == "tools":
+        return text  # as are calls, which a loop of tools may show to the model instead
     validate(constraint, text)
     return text
 

@@ -1,0 +1,104 @@
+"""Results of tool calls as texts for the model to read, including what is shown of a failure."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from sglang_lite.lang.failure_text import describe_failure
+from sglang_lite.lang.tools import ReportedFailure, ToolCall, tool_failure
+from sglang_lite.protocol import BudgetError, ParameterError, RequestAbortedError, ToolError
+from sglang_lite.protocol.anything import UserValue
+
+OnToolError: TypeAlias = Literal["show", "raise"] | Callable[[ToolCall, Exception], str]
+
+# Errors that end the whole program, whatever raised them. A model could do nothing about them.
+_ENDS_PROGRAM = (BudgetError, RequestAbortedError)
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """Result of a call.
+
+    Attributes:
+        text: what the model reads.
+        error: why the call failed; None if it did not.
+    """
+
+    text: str
+    error: ToolError | None = None
+
+
+def finish_call(call: ToolCall, run: Callable[[], UserValue], policy: OnToolError) -> CallResult:
+    """Runs a call and returns its result.
+
+    Args:
+        run: returns what the tool returns, or raises what it raises.
+        policy: whether a failure is shown to the model or raised, or a function that returns the
+            text to show.
+
+    Raises:
+        ToolError: the tool failed, and the policy is "raise".
+        BudgetError, RequestAbortedError: the tool raised it.
+    """
+    try:
+        result = run()
+        if isinstance(result, ReportedFailure):
+            raise ToolError(result.removeprefix("Error: "))
+        return CallResult(_result_as_text(call.name, result))
+    except _ENDS_PROGRAM:
+        raise
+    except Exception as error:  # a tool may raise anything
+        return _show_failure(call, error, policy)
+
+
+def _show_failure(call: ToolCall, error: Exception, policy: OnToolError) -> CallResult:
+    failure = tool_failure(call.name, error)
+    failure.__cause__ = error
+    if policy == "raise":
+        raise failure
+    if policy == "show":
+        return CallResult(f"Error: {_text_for_model(error)}", failure)
+    text = policy(call, error)
+    if not isinstance(text, str):
+        raise ParameterError(
+            "on_tool_error",
+            f"the function returned {type(text).__name__}, not the text for the model.",
+        ) from error
+    return CallResult(text, failure)
+
+
+def _text_for_model(error: Exception) -> str:
+    if isinstance(error, ToolError):  # written for the model
+        return error.message if error.shown is None else error.shown
+    return describe_failure(error)
+
+
+def _result_as_text(name: str, result: Any) -> str:
+    """Converts a tool's result to text: JSON if the result can be written as JSON, otherwise
+    `str(result)`. Raises ToolError if it has neither.
+    """
+    kind = type(result).__name__
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise ToolError(f"{name} returned a {kind}, which has no text. Let it return a list.")
+    try:
+        text = json.dumps(result, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):  # keys that aren't strings, or a cycle
+        text = _str_of_result(name, result)
+    except Exception as error:
+        raise _no_text_error(name, kind) from error
+    return text.encode("utf-8", "replace").decode()  # halves of surrogate pairs are no text
+
+
+def _str_of_result(name: str, result: Any) -> str:
+    try:
+        return str(result)
+    except Exception as error:  # a user's class may fail to be text
+        raise _no_text_error(name, type(result).__name__) from error
+
+
+def _no_text_error(name: str, kind: str) -> ToolError:
+    return ToolError(f"{name} returned a value of type {kind}, which could not be written as text.")
