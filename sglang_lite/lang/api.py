@@ -324,8 +324,8 @@ def gen(
             sgl.grammar.json_schema, which takes options.
         type: a Python type of the variable's value; the text is constrained to spell such a value.
         tools: functions that the model may call; the variable is a ToolCall or the answer's text.
-        tool_choice: "auto" (the default); "required", to call any of the tools; or a tool, or its
-            name, to call it.
+        tool_choice: "auto" (the default); "required", to call any of the tools; "none", to call
+            none, although the prompt shows them; or a tool, or its name, to call it.
         parallel_tool_calls: whether several tools may be called at once (False). If True, the
             variable is a list of ToolCalls, in the model's order, or the answer's text.
         constraint: any constraint, as in sgl.grammar.check: an sgl.Regex or sgl.Choices, a grammar

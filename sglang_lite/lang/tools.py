@@ -107,8 +107,8 @@ class Toolbox:
         schemas: by name, the JSON schema of each function's arguments.
         shared: definitions that the schemas refer to.
         shown: all tools of the generation, in the form that chat templates and chat APIs expect.
-        choice: "auto", "required" if the model has to call a tool, or "named" if it has to call the
-            only tool, once.
+        choice: "auto", "required" if the model has to call a tool, "named" if it has to call the
+            only tool, once, or "none" if it is shown the tools and may not call them.
         parallel: whether the model may call several tools at once; values are then lists of calls.
         keeps_invalid: whether a call that can't be made is a value, with an `InvalidCall` as its
             function. Otherwise its text is not a value.
@@ -118,7 +118,7 @@ class Toolbox:
     schemas: Mapping[str, Any]
     shared: Mapping[str, Any]
     shown: tuple[Mapping[str, Json], ...]
-    choice: Literal["auto", "required", "named"]
+    choice: Literal["auto", "required", "named", "none"]
     parallel: bool = False
     keeps_invalid: bool = False
 
@@ -133,7 +133,8 @@ class Toolbox:
 
         Args:
             tools: functions with annotated parameters.
-            choice: "auto", "required", or a tool (or its name) that has to be called exactly once.
+            choice: "auto", "required", "none", or a tool (or its name) that has to be called
+                exactly once.
             parallel: whether the model may call several tools at once.
 
         Raises:
@@ -158,13 +159,14 @@ class Toolbox:
         if chosen in by_name:
             by_name = {chosen: by_name[chosen]}
             described = _describe_with_cache((by_name[chosen],))
-        elif choice not in ("auto", "required"):
+        elif choice not in ("auto", "required", "none"):
             raise ParameterError(
-                "tool_choice", f"{choice!r} is not 'auto', 'required' or one of the tools."
+                "tool_choice", f"{choice!r} is not 'auto', 'required', 'none' or one of the tools."
             )
-        mode: Literal["auto", "required", "named"] = "auto" if choice == "auto" else "required"
+        mode: Literal["auto", "required", "named", "none"] = "named"
+        if chosen not in by_name:
+            mode = "auto" if choice == "auto" else "none" if choice == "none" else "required"
         pairs = {name: (tool, described.readers[name]) for name, tool in by_name.items()}
-        mode = "named" if chosen in by_name else mode
         return Toolbox(pairs, described.schemas, described.shared, shown.shown, mode, parallel)
 
     def to_prompt_tools(self, family: str | None) -> PromptTools:
@@ -192,7 +194,7 @@ class Toolbox:
         schema = tool_use_schema(
             functions,
             self.shared,
-            required=self.choice != "auto",
+            choice="required" if self.choice == "named" else self.choice,
             parallel=self.parallel,
             once=self.choice == "named",
         )
@@ -202,6 +204,8 @@ class Toolbox:
         self, family: str, schemas: Mapping[str, JsonSchema], text: str
     ) -> ToolCall | list[ToolCall] | str:
         answer = parse_answer(family, text, tools=schemas, parallel=self.parallel)
+        if self.choice == "none":  # an object that only looks like a call is text
+            return text if answer.calls or not answer.complete else answer.content
         if not answer.complete or (self.choice != "auto" and not answer.calls):
             raise ValueValidationError("the text ends in the middle of a tool call.", text=text)
         if not answer.calls:
@@ -212,7 +216,7 @@ class Toolbox:
     def _parse_json_answer(self, text: str) -> ToolCall | list[ToolCall] | str:
         try:
             value = json.loads(text)
-            if "answer" in value:
+            if "answer" in value or self.choice == "none":
                 return str(value["answer"])
             entries = value["calls"] if self.parallel else [value]
             calls = [(call["tool"], json.dumps(call["arguments"])) for call in entries]

@@ -12,16 +12,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Constraint, JsonSchema
 from sglang_lite.protocol.anything import Json
 
 _MARK = "calls of tools"
+_UNCALLED = "tools that are not called"
 _RESULT = "Result of {}: "
 _DEFINITIONS = "#/$defs/"
 _REFERENCE = re.compile(f'"{re.escape(_DEFINITIONS)}([^"/]+)')
+
+
+ToolChoice: TypeAlias = Literal["auto", "required", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +46,12 @@ class ToolUse:
     """Tools of a generation.
 
     Attributes:
-        required: True if a tool must be called; otherwise an answer is allowed instead.
+        choice: "auto"; "required" if a tool must be called; "none" if none may be called.
         parallel: True if several calls may be made in one turn.
     """
 
     functions: tuple[Function, ...]
-    required: bool
+    choice: ToolChoice
     parallel: bool = False
 
 
@@ -55,16 +59,17 @@ def tool_use_schema(
     functions: Sequence[Function],
     shared: Mapping[str, Json],
     *,
-    required: bool,
+    choice: ToolChoice,
     parallel: bool = False,
     once: bool = False,
 ) -> JsonSchema:
-    """Returns the schema of a call or an answer.
+    """Returns the schema of a call or an answer. If calls are not allowed, it also has the
+    functions, among its definitions.
 
     Args:
         functions: functions that may be called.
         shared: definitions that the parameters refer to.
-        required: whether a function must be called.
+        choice: whether a function must or may be called, as in `ToolUse`.
         parallel: whether to allow several calls, as a list.
         once: whether a list has exactly one call.
     """
@@ -82,8 +87,12 @@ def tool_use_schema(
                 calls={"type": "array", "items": {"anyOf": options}, "minItems": 1, **most}
             )
         ]
-    if not required:
-        options.append(_exact_object_schema(answer={"type": "string"}))
+    answer = _exact_object_schema(answer={"type": "string"})
+    if choice == "none":
+        uncalled = {**shared.get("$defs", {}), _UNCALLED: {"anyOf": options}}
+        return json_schema({"$comment": _MARK, "anyOf": [answer], **shared, "$defs": uncalled})
+    if choice == "auto":
+        options.append(answer)
     return json_schema({"$comment": _MARK, "anyOf": options, **shared})
 
 
@@ -98,10 +107,18 @@ def tool_use_from_constraint(constraint: Constraint | None) -> ToolUse | None:
     if not isinstance(schema, dict) or schema.get("$comment") != _MARK:
         return None
     shared = {key: value for key, value in schema.items() if key not in ("$comment", "anyOf")}
-    first = schema["anyOf"][0]["properties"]
+    written = schema["anyOf"]
+    choice: ToolChoice = (
+        "auto" if any("answer" in option["properties"] for option in written) else "required"
+    )
+    if _UNCALLED in shared.get("$defs", {}):
+        choice = "none"
+        definitions = dict(shared["$defs"])
+        written = definitions.pop(_UNCALLED)["anyOf"]
+        shared["$defs"] = definitions
+    first = written[0]["properties"]
     parallel = "calls" in first
-    required = all("answer" not in option["properties"] for option in schema["anyOf"])
-    options = first["calls"]["items"]["anyOf"] if parallel else schema["anyOf"]
+    options = first["calls"]["items"]["anyOf"] if parallel else written
     calls = [option for option in options if "tool" in option["properties"]]
     functions = tuple(
         Function(
@@ -111,7 +128,7 @@ def tool_use_from_constraint(constraint: Constraint | None) -> ToolUse | None:
         )
         for option in calls
     )
-    return ToolUse(functions, required, parallel)
+    return ToolUse(functions, choice, parallel)
 
 
 def arguments_schema(parameters: Mapping[str, Json], shared: Mapping[str, Json]) -> dict[str, Json]:

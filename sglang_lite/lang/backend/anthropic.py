@@ -276,10 +276,13 @@ def _answer_format_fields(request: ApiRequest) -> dict[str, Any]:
                 "name": ANSWER,
                 "disable_parallel_tool_use": True,
             }
-        case Tools(tools, required, parallel):
+        case Tools(tools, "none"):
+            arguments["tools"] = [_tool(tool) for tool in tools]
+            arguments["tool_choice"] = {"type": "none"}
+        case Tools(tools, choice, parallel):
             arguments["tools"] = [_tool(tool) for tool in tools]
             arguments["tool_choice"] = {
-                "type": "any" if required else "auto",
+                "type": "any" if choice == "required" else "auto",
                 "disable_parallel_tool_use": not parallel,
             }
     return arguments | ({"output_config": output} if output else {})

@@ -230,8 +230,8 @@ def _answer_format_fields(request: ApiRequest) -> dict[str, Any]:
             }
         case JsonTool() as shape:
             return _tools([shape.tool], "ANY")
-        case Tools(tools, required):
-            return _tools(tools, "ANY" if required else "AUTO")
+        case Tools(tools, choice):
+            return _tools(tools, {"auto": "AUTO", "required": "ANY", "none": "NONE"}[choice])
     return {}
 
 

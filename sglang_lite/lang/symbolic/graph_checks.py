@@ -78,6 +78,7 @@ def check_graph(graph: GraphRecord, backend: Backend | None) -> tuple[Finding, .
         *_find_blanks_before_generations(graph),
         *_find_unsupported_nodes(graph, backend),
         *_find_hidden_tools(graph),
+        *_find_dropped_tools(graph),
         *_find_hidden_fields(graph, backend),
         *_find_changing_texts(graph),
     )
@@ -284,6 +285,31 @@ def _find_hidden_tools(graph: GraphRecord) -> Iterator[Finding]:
                 "Write turns: s += sgl.user(…), then s += sgl.assistant(sgl.gen(…)); or write "
                 "sglang_lite.lang.agent.describe(tools, s) into the prompt.",
             )
+
+
+def _find_dropped_tools(graph: GraphRecord) -> Iterator[Finding]:
+    """Yields findings for generations in turns whose prompt lacks the tools that an earlier prompt
+    showed, so that it is another text from its beginning.
+    """
+    for way in graph.ways:
+        shown: dict[Path, GraphNode] = {}  # the last generation with tools, by its branch
+        for node in (graph.nodes[i] for i in way.nodes):
+            if not isinstance(node.node, Gen) or node.role != "assistant":
+                continue
+            if node.tools:
+                shown[node.path] = node
+                continue
+            size = len(node.path)
+            ancestors = [node.path[:length] for length in range(size, -1, -1)]
+            earlier = next((shown[path] for path in ancestors if path in shown), None)
+            if earlier is not None:
+                yield Finding(
+                    "dropped-tools",
+                    f"{node.name or 'gen'!r} drops the tools that {earlier.name or 'gen'!r} shows, so its prompt is "
+                    "computed again from the beginning.",
+                    node.where,
+                    'Show them, and allow no call: gen(tools=[…], tool_choice="none").',
+                )
 
 
 def _find_hidden_fields(graph: GraphRecord, backend: Backend | None) -> Iterator[Finding]:

@@ -236,6 +236,14 @@ def test_tools_are_the_apis_own_and_a_result_answers_the_call(api, gemini):
     assert response["functionResponse"]["response"] == {"output": "3"}
 
 
+def test_a_call_may_be_ruled_out(api, gemini):
+    api.answers = [Reply(answer("Three."))]
+    assert ask(gemini(), tools=[add], tool_choice="none") == "Three."
+    (declared,) = api.last["tools"][0]["functionDeclarations"]
+    assert declared["name"] == "add"
+    assert api.last["toolConfig"]["functionCallingConfig"]["mode"] == "NONE"
+
+
 def test_pieces_are_shown_as_they_come(api, gemini):
     pieces = [
         answer(THOUGHT, finish=None, usage=False),

@@ -362,3 +362,60 @@ def test_a_backend_that_sends_the_schema_shows_the_fields():
         enforces = False
 
     assert found(body, backend=Api({})) == []
+
+
+# --------------------------------------------------------------------- tools that a prompt loses
+
+
+def look(city: str) -> str:
+    """Looks."""
+    return city
+
+
+def dropped(body):
+    """Lines of a body, counted from its first, that drop tools."""
+    findings = sgl.function(body).trace().graph().check()
+    assert {each.code for each in findings} <= {"dropped-tools"}
+    return [each.where.line - body.__code__.co_firstlineno for each in findings]
+
+
+def test_a_generation_that_drops_the_tools_of_an_earlier_one():
+    def body(s):
+        s += sgl.user("?")
+        s += sgl.assistant(sgl.gen("call", tools=[look]))
+        s += sgl.user("So?")
+        s += sgl.assistant(sgl.gen("sum"))
+        fork = s.fork(1)[0]
+        fork += sgl.user("And?") + sgl.assistant(sgl.gen("more"))
+        s += fork["more"]
+
+    assert dropped(body) == [4, 6]
+    state = sgl.function(body).trace()
+    (first, _) = state.graph().check()
+    assert "'sum' drops the tools that 'call' shows" in first.message
+
+
+def test_a_loop_of_tools_and_a_summary():
+    def body(s):
+        s += sgl.user("?")
+        sgl.use_tools(s, [look])
+        s += sgl.user("In one line?")
+        s += sgl.assistant(sgl.gen("line", max_tokens=20))
+
+    assert dropped(body) == [4]
+
+
+def test_tools_that_are_shown_again_are_not_dropped():
+    def body(s):
+        s += sgl.user("?")
+        s += sgl.assistant(sgl.gen("first"))
+        s += sgl.user("??") + sgl.assistant(sgl.gen("call", tools=[look]))
+        s += sgl.user("So?") + sgl.assistant(sgl.gen("sum", tools=[look], tool_choice="none"))
+
+    def apart(s):
+        first, second = s.fork(2)
+        first += sgl.user("?") + sgl.assistant(sgl.gen("call", tools=[look]))
+        second += sgl.user("?") + sgl.assistant(sgl.gen("text"))
+        s += first["call"] + second["text"]
+
+    assert dropped(body) == dropped(apart) == []

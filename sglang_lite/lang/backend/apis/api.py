@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 from sglang_lite.protocol import Delta, Message, Prompt, SamplingParams, TokenLogprob, Usage
 from sglang_lite.protocol.anything import Foreign, Json
 from sglang_lite.protocol.sampling import given_as_data
+from sglang_lite.text.tool_use import ToolChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +104,12 @@ class Tools:
     """Tools for the model to call.
 
     Attributes:
-        required: True if the model must call a tool, False if it may answer instead.
+        choice: "auto" if the model may call a tool, "required" if it must, "none" if it may not.
         parallel: True if the model may call several tools at once.
     """
 
     tools: tuple[ApiTool, ...]
-    required: bool
+    choice: ToolChoice
     parallel: bool = False
 
 

@@ -50,11 +50,11 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
             arguments["tools"] = [{"type": "function", "function": function_tool(shape.tool)}]
             arguments["tool_choice"] = {"type": "function", "function": {"name": ANSWER}}
             arguments["parallel_tool_calls"] = False
-        case Tools(tools, required, parallel):
+        case Tools(tools, choice, parallel):
             arguments["tools"] = [
                 {"type": "function", "function": function_tool(tool)} for tool in tools
             ]
-            arguments["tool_choice"] = "required" if required else "auto"
+            arguments["tool_choice"] = choice
             arguments["parallel_tool_calls"] = parallel
         case OwnField(fields):
             arguments["extra_body"] = {**arguments.get("extra_body", {}), **fields}

@@ -96,10 +96,10 @@ def _answer_format_fields(request: ApiRequest) -> dict[str, Any]:
                 [{"type": "function", **function_tool(shape.tool)}],
                 {"type": "function", "name": ANSWER},
             )
-        case Tools(tools, required, parallel):
+        case Tools(tools, choice, parallel):
             functions = [{"type": "function", **function_tool(tool)} for tool in tools]
             return {
-                **_tool_fields(functions, "required" if required else "auto"),
+                **_tool_fields(functions, choice),
                 "parallel_tool_calls": parallel,
             }
         case OwnField(fields):

@@ -348,7 +348,7 @@ def native_strategies(profile: Profile, demands: Demands) -> Iterator[Strategy |
     if (
         use is not None
         and profile.supports("tools")
-        and (not use.required or profile.supports("forced_tools"))
+        and (use.choice != "required" or profile.supports("forced_tools"))
     ):
         yield Strategy("tools", profile.api, shape=_convert_to_tools(use, profile))
     if demands.kind == "select":
@@ -379,7 +379,7 @@ def _convert_to_tools(use: ToolUse, profile: Profile) -> Tools:
             else json.dumps(without_documents(function.parameters))
         )
         tools.append(ApiTool(function.name, function.description, schema, strict))
-    return Tools(tuple(tools), use.required, use.parallel)
+    return Tools(tuple(tools), use.choice, use.parallel)
 
 
 def format_schema_for_prompt(schema: str) -> str:
