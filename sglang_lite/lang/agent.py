@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from sglang_lite.lang.api import gen
 from sglang_lite.lang.argument_names import unknown_argument_error
-from sglang_lite.lang.checks import check_whole_number
+from sglang_lite.lang.checks import check_booleans, check_positive, check_whole_number
 from sglang_lite.lang.execution.reading import check_name
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.tool_loop import ToolLimits, ToolLoop
@@ -61,10 +61,18 @@ def use_tools(
     max_steps: int = 8,
     on_tool_error: OnToolError = "show",
     max_failures: int | None = 3,
+    max_calls: int | None = None,
+    max_calls_per_turn: int | None = None,
+    max_result: int | None = 8192,
+    tool_timeout: float | None = None,
+    parallel: bool = False,
     **options: UserValue,
-) -> str:
+) -> UserValue:
     """Lets the model use tools until it answers: adds assistant turns with calls, and user turns
-    with their results.
+    with their results. In a coroutine, it is awaited: `await use_tools(s, tools)`.
+
+    When 90 % of the run's `timeout`, `max_cost` or `max_total_tokens` are used up, or the rest only
+    suffices for an answer, the model is told to answer, without another call.
 
     Args:
         s: state to add to; its last turn should be the question.
@@ -80,15 +88,25 @@ def use_tools(
             keys. (The message of a ToolError is shown as it is.) "raise" raises it. A function
             gets the ToolCall and the exception, and returns the text to show.
         max_failures: number of failures of one tool in a row that ends the loop; None for no limit.
+        max_calls: number of calls after which the model has to answer; None for no limit.
+        max_calls_per_turn: number of calls in a turn that are made; the model is told about the
+            others. None for no limit.
+        max_result: tokens of a result that the model reads; a longer one loses its middle, and says
+            so there. None for no limit.
+        tool_timeout: seconds that a call may take; None for no limit. A coroutine or a call of a
+            server that takes longer is cancelled. A function then runs in a thread, which is left
+            behind, with a warning in the log.
+        parallel: whether the functions of one turn may run at the same time, each in a thread.
+            Async tools and tools of MCP servers always do.
         **options: parameters of each `gen`, such as max_tokens and temperature. With
-            parallel_tool_calls=True a turn may have several calls: all are run in their order, and
-            the next turn contains all results.
+            parallel_tool_calls=True a turn may have several calls; the next turn contains all
+            results, in the order of the calls.
 
     Returns:
-        The answer.
+        The answer, a string.
 
     Raises:
-        ParameterError: an option is not a parameter of `gen`, or a tool is async or a generator.
+        ParameterError: an option is not a parameter of `gen`, or a tool is a generator.
         ToolError: the model did not answer within `max_steps` turns with calls, or a tool failed
             `max_failures` times in a row, or once with on_tool_error="raise". The error's `state`
             is `s`.
@@ -98,8 +116,18 @@ def use_tools(
     if not isinstance(s, ProgramState):
         raise ParameterError("s", f"{s!r:.60} is not the state of a program.", where=where)
     check_whole_number("max_steps", max_steps, 0, where)
-    if max_failures is not None:
-        check_whole_number("max_failures", max_failures, 1, where)
+    counts = {
+        "max_failures": max_failures,
+        "max_calls": max_calls,
+        "max_calls_per_turn": max_calls_per_turn,
+        "max_result": max_result,
+    }
+    for limit, value in counts.items():
+        if value is not None:
+            check_whole_number(limit, value, 1, where)
+    if tool_timeout is not None:
+        check_positive("tool_timeout", tool_timeout)
+    check_booleans(parallel=parallel)
     if on_tool_error not in ("show", "raise") and not callable(on_tool_error):
         raise ParameterError(
             "on_tool_error",
@@ -113,9 +141,12 @@ def use_tools(
         if option not in _OPTIONS:
             raise unknown_argument_error("use_tools", option, [*_OWN_OPTIONS, *_OPTIONS])
     for tool in tools:
-        _check_is_plain(tool, where)
-    limits = ToolLimits(max_steps, max_failures)
-    return ToolLoop(s, tools, name, options, limits, on_tool_error, where).run()
+        _check_returns(tool, where)
+    limits = ToolLimits(max_steps=max_steps, tool_timeout=tool_timeout, **counts)
+    loop = ToolLoop(s, tools, name, options, limits, on_tool_error, parallel=parallel, where=where)
+    if s.branch.run.is_async:
+        return loop.arun()
+    return loop.run()
 
 
 _OPTIONS = [name for name in inspect.signature(gen).parameters if name not in ("name", "tools")]
@@ -126,20 +157,12 @@ _OWN_OPTIONS = [
 ]
 
 
-def _check_is_plain(tool: Callable[..., UserValue], where: Location | None) -> None:
-    """Raises ParameterError if a tool is a coroutine function or a generator function."""
-    name = getattr(tool, "__name__", "")
-    if inspect.iscoroutinefunction(tool):
-        raise ParameterError(
-            "tools",
-            f"{name} is async, and use_tools can't await it.",
-            hint="Write the loop yourself: gen(tools=…), then await call.run().",
-            where=where,
-        )
+def _check_returns(tool: Callable[..., UserValue], where: Location | None) -> None:
+    """Raises ParameterError if a tool is a generator function."""
     if inspect.isgeneratorfunction(tool) or inspect.isasyncgenfunction(tool):
         raise ParameterError(
             "tools",
-            f"{name} is a generator, so a call has no result.",
+            f"{getattr(tool, '__name__', 'a tool')} is a generator, so a call has no result.",
             hint="Return a list instead of yielding its items.",
             where=where,
         )

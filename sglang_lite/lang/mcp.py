@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Final, Self, overload
@@ -27,6 +27,7 @@ from sglang_lite.protocol.anything import Foreign, Json
 
 MAX_RESULT: Final = 1 << 20  # characters of a result, far more than fits in a prompt
 _MAX_PAGES: Final = 100  # of a server's list of tools
+_LAST_S: Final = 1.0  # seconds in which cancelled calls have to end
 _MAX_TOLD: Final = 300  # characters shown of an error from the SDK
 
 
@@ -96,10 +97,14 @@ class McpTools(Sequence[SchemaTool]):
         left_out = dict(connection.left_out)
         for each in _select_listed_tools(connection, names):
             try:
-                call = partial(lease.call_leased_tool, each.name)
-                self._tools.append(
-                    SchemaTool(each.name, each.description or "", each.input_schema, call)
+                tool = SchemaTool(
+                    each.name,
+                    each.description or "",
+                    each.input_schema,
+                    partial(lease.call_leased_tool, each.name),
+                    partial(lease.start_leased_call, each.name),
                 )
+                self._tools.append(tool)
             except ParameterError as error:
                 if names is not None:
                     raise
@@ -154,10 +159,18 @@ class _Lease:
         self.connection, self.end = connection, weakref.finalize(self, connection.close)
 
     def call_leased_tool(self, name: str, arguments: dict[str, Json]) -> Json:
-        """Calls a tool over the leased connection. Raises the errors of
-        `_Connection.call_server_tool`.
-        """
-        return self.connection.call_server_tool(name, arguments)
+        """Calls a tool over the leased connection. Raises the errors of `_Connection.start_call`."""
+        answering = self.start_leased_call(name, arguments)
+        try:
+            return answering.result()
+        except CancelledError as error:  # the connection has ended
+            raise self.connection.disconnected_error() from error
+        finally:
+            answering.cancel()
+
+    def start_leased_call(self, name: str, arguments: dict[str, Json]) -> Future[Json]:
+        """Starts a call over the leased connection."""
+        return self.connection.start_call(name, arguments)
 
 
 class _Connection:
@@ -189,7 +202,8 @@ class _Connection:
         self.left_out: dict[str, str] = {}
         self.has_more = False
         self._loop = asyncio.new_event_loop()
-        self._closed = False
+        self._lock = threading.Lock()
+        self._closed = False  # changed with the lock held
         self._process = os.getpid()
         connected: Future[list[Foreign]] = Future()
         self._serving = self._loop.create_task(self._list_tools_and_stay_connected(connected))
@@ -220,6 +234,9 @@ class _Connection:
             if not connected.done():
                 connected.set_exception(_first_error_in_groups(error))
         finally:
+            with self._lock:  # no call starts from here on
+                self._closed = True
+            self._loop.run_until_complete(_cancel_other_tasks())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
@@ -271,45 +288,47 @@ class _Connection:
             return not wrong
         return True
 
-    def call_server_tool(self, name: str, arguments: dict[str, Json]) -> Json:
-        """Calls a tool. Returns the result's structured content, or else its text. If the tool
-        failed, returns the reason as text, since the protocol wants the model to read it.
+    def start_call(self, name: str, arguments: dict[str, Json]) -> Future[Json]:
+        """Starts a call of a tool. Its result is the structured content, or else the text. If the
+        tool failed, it is the reason as text, since the protocol wants the model to read it.
+        Cancelling the future tells the server.
 
         Raises:
-            ToolError: the server does not answer in time, is gone, or its result is too long.
+            ToolError: (the future) the server does not answer in time, is gone, or its result is
+                too long.
         """
-        # a forked process does not have the connection's thread
-        if self._closed or os.getpid() != self._process:
-            raise self._disconnected_error()
-        calling = asyncio.wait_for(self._client.call_tool(name, arguments), self._timeout)
+        with self._lock:
+            # a forked process does not have the connection's thread
+            if not self._closed and os.getpid() == self._process:
+                calling = self._call_server_tool(name, arguments)
+                return asyncio.run_coroutine_threadsafe(calling, self._loop)
+        failed = Future[Json]()
+        failed.set_exception(self.disconnected_error())
+        return failed
+
+    def disconnected_error(self) -> ToolError:
+        """Returns the error of a call without a connection."""
+        return ToolError(
+            f"the MCP server {self.server} is disconnected.",
+            shown="its server is disconnected.",
+        )
+
+    async def _call_server_tool(self, name: str, arguments: dict[str, Json]) -> Json:
         try:
-            answering = asyncio.run_coroutine_threadsafe(calling, self._loop)
-        except RuntimeError as error:  # its loop has ended
-            calling.close()
-            raise self._disconnected_error() from error
-        try:
-            answer = answering.result()
+            async with asyncio.timeout(self._timeout):
+                answer = await self._client.call_tool(name, arguments)
         except TimeoutError as error:
             raise ToolError(
                 f"the MCP server {self.server} did not answer {name} within {self._timeout:g} s.",
-                shown=f"{name} did not answer within {self._timeout:g} s.",
+                shown=f"it did not answer within {self._timeout:g} s.",
             ) from error
-        except BaseException as error:
-            answering.cancel()
-            if not isinstance(error, Exception):
-                raise
+        except Exception as error:
             summary = _error_summary(error)
             raise ToolError(
                 f"the MCP server {self.server} failed in {name}: {summary}.",
-                shown=f"{name} failed: {redact(summary)}.",
+                shown=f"its server failed: {redact(summary)}.",
             ) from error
         return _convert_tool_result(name, answer)
-
-    def _disconnected_error(self) -> ToolError:
-        return ToolError(
-            f"the MCP server {self.server} is disconnected.",
-            shown="the server of this tool is disconnected.",
-        )
 
     def close(self) -> None:
         """Disconnects, and waits up to 10 s for the thread to end."""
@@ -318,7 +337,8 @@ class _Connection:
             self._thread.join(10)
 
     def _disconnect(self) -> None:
-        self._closed = True
+        with self._lock:
+            self._closed = True
         with contextlib.suppress(RuntimeError):  # its loop has ended
             self._loop.call_soon_threadsafe(self._serving.cancel)
 
@@ -378,6 +398,15 @@ def _convert_tool_result(name: str, answer: Foreign) -> Json:
     if answer.is_error:
         return ReportedFailure(f"Error: {text or 'no reason was given'}")
     return text if found is None else found
+
+
+async def _cancel_other_tasks() -> None:
+    """Cancels the tasks of this event loop, such as calls that nothing will answer."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=_LAST_S)
 
 
 def _first_error_in_groups(error: BaseException) -> BaseException:

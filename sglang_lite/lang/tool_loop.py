@@ -4,33 +4,53 @@ the model answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from functools import partial
+from typing import Final, TypeAlias
 
 import msgspec
 
 from sglang_lite.errors import short_repr
 from sglang_lite.lang.api import gen
+from sglang_lite.lang.backend.token_counts import count_text_tokens, estimate_tokens
 from sglang_lite.lang.expressions import SglGen
 from sglang_lite.lang.state import ProgramState
-from sglang_lite.lang.tool_results import CallResult, OnToolError, finish_call
-from sglang_lite.lang.tools import ToolCall
-from sglang_lite.protocol import Location, ToolError
+from sglang_lite.lang.tool_results import CallResult, OnToolError, cut_middle, finish_call
+from sglang_lite.lang.tool_runner import ToolRunner
+from sglang_lite.lang.tools import Toolbox, ToolCall
+from sglang_lite.protocol import Location, ToolError, Unset, Usage
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.text.tool_use import result_text
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    text: str
+
+
+# What the loop waits for: a variable, by name, or the results of calls; or its end.
+_Wanted: TypeAlias = str | Sequence[ToolCall] | _Answer
+
+_ANSWER_NOW: Final = "Answer now, with what you know."
+_TURN_MARKS: Final = 32  # tokens of markup around two turns
+_ANSWER_MARGIN: Final = 2  # a written answer may count as more tokens in the prompt after it
+_LONGEST_RESULT: Final = 1 << 16  # tokens of a result, where only a budget limits it
+_NEARLY: Final = 0.9  # share of a run's time or budget after which the model has to answer
+_MIN_RESULT: Final = 64  # tokens of a result, however little room there is
 
 
 @dataclass(frozen=True, slots=True)
 class ToolLimits:
     """Limits of `use_tools`, named like its parameters; None for no limit."""
 
-    max_steps: int = 8
-    max_failures: int | None = 3
-
-
-# What the loop waits for: a variable, by name, or the results of calls.
-_Wanted: TypeAlias = str | Sequence[ToolCall]
+    max_steps: int
+    max_failures: int | None
+    max_calls: int | None
+    max_calls_per_turn: int | None
+    max_result: int | None
+    tool_timeout: float | None
 
 
 class ToolLoop:
@@ -42,6 +62,7 @@ class ToolLoop:
         name: variable that holds the answer.
         options: parameters of each `gen`.
         policy: what happens to failures of tools, as in `use_tools`.
+        parallel: whether plain functions may run together.
         where: line of the call of `use_tools`, for errors.
     """
 
@@ -53,6 +74,8 @@ class ToolLoop:
         options: Mapping[str, UserValue],
         limits: ToolLimits,
         policy: OnToolError,
+        *,
+        parallel: bool,
         where: Location | None,
     ) -> None:
         self._s = s
@@ -61,64 +84,187 @@ class ToolLoop:
         self._options = options
         self._limits = limits
         self._policy = policy
+        self._parallel = parallel
         self._where = where
         self._failures: dict[str, int] = {}  # in a row, by the tool's name
+        self._calls = 0  # made so far
+        self._toolbox: Toolbox | None = None  # of the last generation
 
     def run(self) -> str:
         """Runs the loop and returns the answer. Raises ToolError if there is none."""
         turns = self._play_turns()
-        try:
+        with self._carry_state(), contextlib.closing(turns), self._make_runner() as runner:
             wanted = next(turns)
-            while True:
+            while not isinstance(wanted, _Answer):
                 if isinstance(wanted, str):
                     wanted = turns.send(self._s[wanted])
                 else:
-                    wanted = turns.send([self._run_call(call) for call in wanted])
-        except StopIteration as end:
-            answer: str = end.value
-            return answer
+                    wanted = turns.send(runner.run_turn(wanted, self._seconds_for_calls()))
+            return wanted.text
+
+    async def arun(self) -> str:
+        """Runs the loop in a coroutine, like `run`."""
+        turns = self._play_turns()
+        with self._carry_state(), contextlib.closing(turns), self._make_runner() as runner:
+            wanted = next(turns)
+            while not isinstance(wanted, _Answer):
+                if isinstance(wanted, str):
+                    wanted = turns.send(await self._s.get(wanted))
+                else:
+                    seconds = self._seconds_for_calls()
+                    wanted = turns.send(await runner.arun_turn(wanted, seconds))
+            return wanted.text
+
+    @contextlib.contextmanager
+    def _carry_state(self) -> Iterator[None]:
+        """Adds the place and the state to errors of the loop."""
+        try:
+            yield
         except ToolError as error:
             error.where = error.where or self._where
             error.state = error.state or self._s
             raise
-        finally:
-            turns.close()
 
-    def _play_turns(self) -> Generator[_Wanted, UserValue, str]:
-        """Adds the turns. Yields what it waits for, and is sent its value. Returns the answer."""
+    def _make_runner(self) -> ToolRunner[CallResult]:
+        return ToolRunner(
+            partial(finish_call, policy=self._policy),
+            parallel=self._parallel,
+            limits_functions=self._limits.tool_timeout is not None,
+        )
+
+    def _play_turns(self) -> Generator[_Wanted, UserValue, None]:
+        """Adds the turns. Yields what it waits for, and is sent its value; at last, yields the
+        answer.
+        """
         s = self._s
+        closing = self._why_finish()
         for step in range(self._limits.max_steps + 1):
             variable = f"{self._name}_call_{step}"
             with s.assistant():
-                s += self._make_generation(variable)
+                s += self._make_generation(variable, closing=bool(closing))
             value = yield variable
             calls = _list_tool_calls(value)
             if not calls:
                 s[self._name] = value
-                return str(value)
+                yield _Answer(str(value))
+                return
             if step == self._limits.max_steps:
                 break
-            results: Sequence[CallResult] = yield calls
+            allowed = self._count_allowed(len(calls))
+            self._calls += allowed
+            results: list[CallResult] = yield calls[:allowed]
+            refused = CallResult(f"Error: not called, as {self._explain_refusal(allowed)}.")
+            results += [refused] * (len(calls) - allowed)
+            prompt = self._estimate_prompt()
+            texts = self._cut_results(results, prompt)
+            shown = "\n".join(result_text(call.name, text) for call, text in zip(calls, texts))
+            if prompt:
+                prompt += count_text_tokens(shown, s.branch.backend.tokenizer)
+            closing = self._why_finish(prompt)
             with s.user():
-                s += "\n".join(
-                    result_text(call.name, result.text) for call, result in zip(calls, results)
-                )
+                s += f"{shown}\n{closing}" if closing else shown
             self._count_failures(calls, results)
         raise self._no_answer_error()
 
-    def _make_generation(self, variable: str) -> SglGen:
+    # -------------------------------------------------------------------------------------- limits
+
+    def _count_allowed(self, wanted: int) -> int:
+        """Returns how many of a turn's calls may be made."""
+        limits = self._limits
+        left = wanted if limits.max_calls is None else limits.max_calls - self._calls
+        turn = wanted if limits.max_calls_per_turn is None else limits.max_calls_per_turn
+        return max(0, min(wanted, left, turn))
+
+    def _explain_refusal(self, allowed: int) -> str:
+        if allowed == self._limits.max_calls_per_turn:
+            return f"only {allowed} {'call is' if allowed == 1 else 'calls are'} made in a turn"
+        return f"all {self._limits.max_calls} calls are used up"
+
+    def _seconds_for_calls(self) -> float | None:
+        """Returns the time limit of the calls of a turn, or None."""
+        left = self._s.branch.run.seconds_until(_NEARLY)
+        own = self._limits.tool_timeout
+        if left is None or (own is not None and own < left):
+            return own
+        return max(left, 0.0)
+
+    def _why_finish(self, prompt: int = 0) -> str:
+        """Tells the model why it has to answer now, or returns "" if it may go on.
+
+        Args:
+            prompt: tokens of the next prompt; 0 before the first turn.
+        """
+        run = self._s.branch.run
+        limits = self._limits
+        if limits.max_calls is not None and self._calls >= limits.max_calls:
+            return f"All {limits.max_calls} calls are used up. {_ANSWER_NOW}"
+        if run.is_nearly_spent(_NEARLY):
+            return f"Nearly all time or tokens for this task are used up. {_ANSWER_NOW}"
+        if prompt and run.budgets:
+            most = self._max_answer()
+            longer = prompt + most * _ANSWER_MARGIN + _MIN_RESULT
+            if not run.has_room_for(Usage(prompt + longer, 0, 2 * most)):
+                return f"Nearly all tokens for this task are used up. {_ANSWER_NOW}"
+        return ""
+
+    def _max_answer(self) -> int:
+        """Returns the maximum number of tokens of an answer."""
+        most = self._options.get("max_tokens")
+        if isinstance(most, int):
+            return most
+        run = self._s.branch.run
+        inherited = run.settings.params.max_tokens
+        return (run.backend.unset_max_tokens if isinstance(inherited, Unset) else inherited) or 0
+
+    def _estimate_prompt(self) -> int:
+        """Estimates the tokens of the prompt so far, as budgets do. Returns 0 without budgets."""
+        branch = self._s.branch
+        if not branch.run.budgets:
+            return 0
+        prompt = branch.player.transcript.prompt()
+        if self._toolbox is not None:
+            shown = self._toolbox.to_prompt_tools(branch.backend.tool_family())
+            prompt = msgspec.structs.replace(prompt, tools=shown)
+        return estimate_tokens(prompt, branch.backend.tokenizer) + _TURN_MARKS
+
+    def _cut_results(self, results: Sequence[CallResult], prompt: int) -> list[str]:
+        """Returns the texts of results, cut to `max_result` tokens, and to what the budgets leave
+        besides an answer.
+
+        Args:
+            prompt: tokens of the prompt so far; 0 without budgets.
+        """
+        limit = self._limits.max_result
+        run = self._s.branch.run
+        if prompt:
+            limit = _LONGEST_RESULT if limit is None else limit
+            most = self._max_answer()
+            while limit > _MIN_RESULT and not run.has_room_for(
+                Usage(prompt + limit * len(results), 0, most)
+            ):
+                limit = max(limit // 2, _MIN_RESULT)
+        if limit is None:
+            return [result.text for result in results]
+        tokenizer = run.backend.tokenizer
+        return [cut_middle(result.text, limit, tokenizer) for result in results]
+
+    # ---------------------------------------------------------------------------------------- turns
+
+    def _make_generation(self, variable: str, *, closing: bool) -> SglGen:
         """Returns the generation of a turn. If failures are shown, its value may be a call that
         can't be made, of which the model is told.
+
+        Args:
+            closing: whether it has to be the answer.
         """
-        generation = gen(variable, tools=self._tools, **self._options)
+        options = {**self._options, **({"tool_choice": "none"} if closing else {})}
+        generation = gen(variable, tools=self._tools, **options)
+        self._toolbox = generation.tools if isinstance(generation, SglGen) else None
         if self._policy == "raise" or not isinstance(generation, SglGen):
             return generation
         assert generation.tools is not None
         tools = replace(generation.tools, keeps_invalid=True)
         return msgspec.structs.replace(generation, tools=tools, value_type=tools.value_type(None))
-
-    def _run_call(self, call: ToolCall) -> CallResult:
-        return finish_call(call, lambda: call.function(**call.arguments), self._policy)
 
     def _count_failures(self, calls: Sequence[ToolCall], results: Sequence[CallResult]) -> None:
         """Counts the failures of each tool in a row. Raises ToolError if there are too many."""

@@ -6,8 +6,9 @@ import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
+from sglang_lite.lang.backend.token_counts import TiktokenEncoding, count_text_tokens
 from sglang_lite.lang.failure_text import describe_failure
 from sglang_lite.lang.tools import ReportedFailure, ToolCall, tool_failure
 from sglang_lite.protocol import BudgetError, ParameterError, RequestAbortedError, ToolError
@@ -15,6 +16,8 @@ from sglang_lite.protocol.anything import UserValue
 
 OnToolError: TypeAlias = Literal["show", "raise"] | Callable[[ToolCall, Exception], str]
 
+_MAX_COUNTED: Final = 1 << 20  # characters of a text that are tokenised to see whether it fits
+_TOKEN: Final = 6  # characters; most tokens have less
 # Errors that end the whole program, whatever raised them. A model could do nothing about them.
 _ENDS_PROGRAM = (BudgetError, RequestAbortedError)
 
@@ -30,6 +33,30 @@ class CallResult:
 
     text: str
     error: ToolError | None = None
+
+
+def cut_middle(text: str, limit: int, tokenizer: TiktokenEncoding | None) -> str:
+    """Returns a text of at most `limit` tokens. A longer text loses its middle, and says so there.
+
+    Args:
+        tokenizer: tokenizer of the model; None to estimate the number.
+    """
+    # no token has less than a byte
+    if len(text.encode("utf-8", "replace")) <= limit:
+        return text
+    whole = count_text_tokens(text[:_MAX_COUNTED], tokenizer)
+    if len(text) <= _MAX_COUNTED and whole <= limit:
+        return text
+    kept = min(len(text), limit * _TOKEN)
+    while kept:
+        head = text[: (kept + 1) // 2]
+        tail = text[len(text) - kept // 2 :]
+        left_out = f"\n[… {len(text) - kept:,} characters are left out …]\n"
+        count = count_text_tokens(head + left_out + tail, tokenizer)
+        if count <= limit:
+            return head + left_out + tail
+        kept = min(kept - 1, kept * limit // count)
+    return "[… left out …]"
 
 
 def finish_call(call: ToolCall, run: Callable[[], UserValue], policy: OnToolError) -> CallResult:

@@ -11,6 +11,7 @@ import inspect
 import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -427,6 +428,8 @@ class SchemaTool:
         schema: JSON schema of the arguments, an object. Members that it does not name are rejected,
             unless the schema defines which are allowed.
         call: function that takes the arguments as one dictionary.
+        start: starts such a call and returns its future, which can be cancelled; None if calls
+            only run in the caller's thread.
 
     Raises:
         ParameterError: the schema is not that of an object, or can't be enforced on a model.
@@ -438,6 +441,7 @@ class SchemaTool:
         description: str,
         schema: Mapping[str, Json],
         call: Callable[[dict[str, Json]], UserValue],
+        start: Callable[[dict[str, Json]], Future[Json]] | None = None,
     ) -> None:
         own = forbid_extra_members(
             {key: value for key, value in schema.items() if key != "$schema"}
@@ -448,6 +452,7 @@ class SchemaTool:
         self.__doc__ = description
         self.schema: Mapping[str, Json] = {"$id": f"tool:{name}", **own, "type": "object"}
         self._call = call
+        self._start = start
         try:
             self._constraint = json_schema(self.schema)
         except ConstraintError as error:
@@ -459,6 +464,16 @@ class SchemaTool:
 
     def __call__(self, /, **arguments: Json) -> UserValue:
         return self._call(arguments)
+
+    @property
+    def can_start(self) -> bool:
+        """True if calls can be started without waiting for them."""
+        return self._start is not None
+
+    def start(self, arguments: dict[str, Json]) -> Future[Json]:
+        """Starts a call, where `can_start`, and returns its future."""
+        assert self._start is not None
+        return self._start(arguments)
 
     def validate_json(self, text: str) -> dict[str, Json]:
         """Parses arguments from a JSON text and checks them against the schema.

@@ -95,6 +95,23 @@ class Budget:
                 hint="Set it (backend.price = sgl.Price(…)), or use max_total_tokens.",
             )
 
+    def is_nearly_spent(self, share: float) -> bool:
+        """Returns True if a share (0 to 1) of a limit is used or reserved."""
+        with self._lock:
+            cost, tokens = self._cost, self._tokens
+        return (self.max_cost is not None and cost >= share * self.max_cost) or (
+            self.max_total_tokens is not None and tokens >= share * self.max_total_tokens
+        )
+
+    def has_room_for(self, backend: Backend, usage: Usage) -> bool:
+        """Returns True if a call with this usage would stay within the limits now."""
+        cost = self._price_usage(backend, usage, 0.0)
+        tokens = usage.prompt_tokens + usage.completion_tokens
+        with self._lock:
+            return (self.max_cost is None or self._cost + cost <= self.max_cost) and (
+                self.max_total_tokens is None or self._tokens + tokens <= self.max_total_tokens
+            )
+
     @contextlib.contextmanager
     def reserve(self, account: NodeAccount) -> Iterator[None]:
         """Reserves the usage of a node's call, which is made in the `with` block. Afterwards the

@@ -304,6 +304,25 @@ class Run:
         """
         return self.winds_down_at is not None and time.monotonic() >= self.winds_down_at
 
+    def seconds_until(self, share: float) -> float | None:
+        """Returns the seconds until a share (0 to 1) of the run's time has passed, or None if the
+        run has no timeout. Negative if it has passed.
+        """
+        if self.deadline is None or self.timeout is None:
+            return None
+        return self.deadline - (1 - share) * self.timeout - time.monotonic()
+
+    def is_nearly_spent(self, share: float) -> bool:
+        """Returns True if a share (0 to 1) of the run's time, or of one of its budgets, is used."""
+        left = self.seconds_until(share)
+        return (left is not None and left <= 0) or any(
+            budget.is_nearly_spent(share) for budget in self.budgets
+        )
+
+    def has_room_for(self, usage: Usage) -> bool:
+        """Returns True if a call with this usage would stay within the run's budgets now."""
+        return all(budget.has_room_for(self.backend, usage) for budget in self.budgets)
+
     def planner_for_backend(self, backend: Backend) -> Planner | None:
         """Returns the planner that combines or orders the calls of the main branch to a backend.
         Returns None if every node is called separately.

@@ -1,0 +1,296 @@
+"""Runs the calls of one turn within their time limit, and returns the results in the model's order.
+
+Calls of async tools and of servers run together. Plain functions run one after another, since they
+may not be safe to call from several threads, unless the caller says that they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import wait as wait_for_futures
+from contextvars import copy_context
+from functools import partial
+from types import TracebackType
+from typing import Final, Generic, NoReturn, TypeVar
+
+from sglang_lite.lang.tools import SchemaTool, ToolCall
+from sglang_lite.protocol import ToolError
+from sglang_lite.protocol.anything import UserValue
+
+_R = TypeVar("_R")
+_log = logging.getLogger("sglang_lite")
+_GRACE_S: Final = 1.0  # in which cancelled coroutines have to end
+
+
+class ToolRunner(Generic[_R]):
+    """Runs the calls of a loop of tools. It is a context manager: at its end, coroutines that still
+    run are cancelled.
+
+    Args:
+        finish: makes the result of a call, from the call and a function that returns or raises what
+            the tool did.
+        parallel: whether plain functions run together, each in a thread.
+        limits_functions: whether plain functions have the time limit, too, and so run in threads.
+    """
+
+    def __init__(
+        self,
+        finish: Callable[[ToolCall, Callable[[], UserValue]], _R],
+        *,
+        parallel: bool,
+        limits_functions: bool,
+    ) -> None:
+        self._finish = finish
+        self._parallel = parallel
+        self._limits_functions = limits_functions
+        self._loop: _LoopThread | None = None
+
+    def __enter__(self) -> ToolRunner[_R]:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._loop is not None:
+            self._loop.close()
+
+    # ------------------------------------------------------------------------------------- threads
+
+    def run_turn(self, calls: Sequence[ToolCall], seconds: float | None) -> list[_R]:
+        """Runs the calls of a turn.
+
+        Args:
+            seconds: time limit of each call; None for no limit.
+        """
+        began = time.monotonic()
+        started = list[Future[UserValue] | None]()
+        try:
+            for call in calls:
+                started.append(self._start(call))
+            waits = [
+                partial(self._wait_for_call, call, each, began, seconds)
+                for call, each in zip(calls, started)
+            ]
+            # the functions, in order, while the others run
+            ends = [
+                wait if each is not None else _keep_outcome(wait)
+                for wait, each in zip(waits, started)
+            ]
+            return list(map(self._finish, calls, ends))
+        finally:
+            for future in started:
+                if future is not None:
+                    future.cancel()
+
+    def _start(self, call: ToolCall) -> Future[UserValue] | None:
+        """Starts a call. Returns None if it is the turn of others first."""
+        function = call.function
+        if _is_plain(function):
+            return _start_thread(call) if self._parallel else None
+        if isinstance(function, SchemaTool):
+            return function.start(call.arguments)
+        return self._start_awaitable(function(**call.arguments))
+
+    def _start_awaitable(self, awaitable: Awaitable[UserValue]) -> Future[UserValue]:
+        if self._loop is None:
+            self._loop = _LoopThread()
+        return self._loop.start(awaitable)
+
+    def _wait_for_call(
+        self,
+        call: ToolCall,
+        future: Future[UserValue] | None,
+        began: float,
+        seconds: float | None,
+    ) -> UserValue:
+        """Returns what a tool returns, or raises what it raises.
+
+        Raises:
+            ToolError: its time is up.
+        """
+        if future is None and self._limits_functions:
+            future = _start_thread(call)
+            began = time.monotonic()
+        result: UserValue = call.function(**call.arguments) if future is None else None
+        while future is not None or inspect.isawaitable(result):
+            if future is None:
+                future = self._start_awaitable(result)
+            left = None if seconds is None else max(began + seconds - time.monotonic(), 0.0)
+            wait_for_futures([future], timeout=left)
+            if not future.done():
+                if not future.cancel():
+                    _warn_of_left_thread(call)
+                raise _late_error(seconds)
+            try:
+                result = future.result()
+            except CancelledError as error:  # by the tool itself, or with its connection
+                raise ToolError("it was cancelled.") from error
+            future = None
+        return result
+
+    # ---------------------------------------------------------------------------------- coroutines
+
+    async def arun_turn(self, calls: Sequence[ToolCall], seconds: float | None) -> list[_R]:
+        """Runs the calls of a turn, like `run_turn`, for coroutines. Plain functions run in
+        threads, so that they do not block the event loop.
+        """
+        began = time.monotonic()
+        started = list[asyncio.Future[UserValue] | None]()
+        try:
+            for call in calls:
+                started.append(self._start_task(call))
+            # the functions, in order, while the others run
+            ends = [
+                await self._await_call(call, None, began, seconds) if each is None else None
+                for call, each in zip(calls, started)
+            ]
+            return [
+                self._finish(call, end or await self._await_call(call, each, began, seconds))
+                for call, each, end in zip(calls, started, ends)
+            ]
+        finally:
+            await _cancel_tasks([each for each in started if each is not None])
+
+    def _start_task(self, call: ToolCall) -> asyncio.Future[UserValue] | None:
+        function = call.function
+        if _is_plain(function):
+            return asyncio.wrap_future(_start_thread(call)) if self._parallel else None
+        if isinstance(function, SchemaTool):
+            return asyncio.wrap_future(function.start(call.arguments))
+        task: asyncio.Future[UserValue] = asyncio.ensure_future(function(**call.arguments))
+        return task
+
+    async def _await_call(
+        self,
+        call: ToolCall,
+        task: asyncio.Future[UserValue] | None,
+        began: float,
+        seconds: float | None,
+    ) -> Callable[[], UserValue]:
+        """Waits for a call. Returns a function that returns or raises what the tool did."""
+        in_thread = _is_plain(call.function)
+        if task is None:
+            task = asyncio.wrap_future(_start_thread(call))
+            began = time.monotonic()
+        while True:
+            left = None if seconds is None else max(began + seconds - time.monotonic(), 0.0)
+            try:
+                await asyncio.wait([task], timeout=left)
+            except asyncio.CancelledError:
+                task.cancel()
+                raise
+            if not task.done():
+                if in_thread:
+                    _warn_of_left_thread(call)
+                await _cancel_tasks([task])
+                return partial(_raise_error, _late_error(seconds))
+            if task.cancelled():
+                return partial(_raise_error, ToolError("it was cancelled."))
+            if task.exception() or not inspect.isawaitable(task.result()):
+                return task.result
+            task = asyncio.ensure_future(task.result())
+            in_thread = False
+
+
+def _is_plain(function: Callable[..., UserValue]) -> bool:
+    """Returns True if a call of the function runs in the calling thread, until it returns."""
+    if isinstance(function, SchemaTool):
+        return not function.can_start
+    return not inspect.iscoroutinefunction(function)
+
+
+def _warn_of_left_thread(call: ToolCall) -> None:
+    _log.warning("the tool %s still runs, and is left behind", call.name)
+
+
+def _late_error(seconds: float | None) -> ToolError:
+    return ToolError(f"it did not end within {seconds:g} s.")
+
+
+def _keep_outcome(work: Callable[[], UserValue]) -> Callable[[], UserValue]:
+    """Does the work, and returns a function that returns or raises what it did."""
+    try:
+        result = work()
+    except Exception as error:  # a tool may raise anything
+        return partial(_raise_error, error)
+    return lambda: result
+
+
+def _raise_error(error: Exception) -> NoReturn:
+    raise error
+
+
+def _start_thread(call: ToolCall) -> Future[UserValue]:
+    """Calls a function in a thread of its own, which can be left behind."""
+    future = Future[UserValue]()
+    future.set_running_or_notify_cancel()  # it can't be cancelled
+    context = copy_context()
+
+    def run() -> None:
+        try:
+            result = context.run(call.function, **call.arguments)
+        except BaseException as error:  # raised where the call is waited for
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name=f"sglang_lite-tool-{call.name}", daemon=True).start()
+    return future
+
+
+async def _cancel_tasks(tasks: Iterable[asyncio.Future[UserValue]]) -> None:
+    """Cancels tasks and waits a moment for their end. Logs those that go on."""
+    running = [task for task in tasks if not task.done()]
+    for task in running:
+        task.cancel()
+    if running:
+        _, pending = await asyncio.wait(running, timeout=_GRACE_S)
+        for task in pending:
+            _log.warning("the tool %r still runs after its end, and is left behind", task)
+
+
+class _LoopThread:
+    """Event loop in a thread of its own, for the async tools of a plain function."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="sglang_lite-tools", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        loop = self._loop
+        try:
+            loop.run_forever()
+            loop.run_until_complete(_cancel_tasks(asyncio.all_tasks(loop)))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            with contextlib.suppress(TimeoutError):
+                loop.run_until_complete(
+                    asyncio.wait_for(loop.shutdown_default_executor(), _GRACE_S)
+                )
+        finally:
+            loop.close()
+
+    def start(self, awaitable: Awaitable[UserValue]) -> Future[UserValue]:
+        coroutine = awaitable if isinstance(awaitable, Coroutine) else _as_coroutine(awaitable)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def close(self) -> None:
+        """Cancels what runs, and ends the thread. If a tool blocks it, the thread is left behind."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(3 * _GRACE_S)
+        if self._thread.is_alive():
+            _log.warning("an async tool blocks its event loop, whose thread is left behind")
+
+
+async def _as_coroutine(awaitable: Awaitable[UserValue]) -> UserValue:
+    return await awaitable
