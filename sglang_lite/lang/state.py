@@ -55,6 +55,7 @@ from sglang_lite.lang.runs.values import import_by_name
 from sglang_lite.lang.scopes import Checkpoint, CopyScope, Scope
 from sglang_lite.lang.state_group import ProgramStateGroup as ProgramStateGroup
 from sglang_lite.lang.text_streams import SoFar
+from sglang_lite.lang.tool_events import ToolEvent
 from sglang_lite.lang.tracebacks import trim
 
 # for modules that import states
@@ -653,6 +654,17 @@ class ProgramState(AttributeHints, Generic[R]):
     def partial_async_iter(self, var_name: VariableName) -> AsyncIterator[UserValue]:
         """Yields the same as `partial_iter`, asynchronously."""
         return text_streams.aiter_partial_values(self, var_name)
+
+    def events(self) -> Iterator[ToolEvent]:
+        """Yields what `use_tools` does in this run: turns, calls, results and answers. With
+        stream=True, yields them as they happen, from the start to the end of the body; otherwise,
+        those that have happened.
+        """
+        return text_streams.iter_events(self)
+
+    def async_events(self) -> AsyncIterator[ToolEvent]:
+        """Yields the same as `events`, asynchronously."""
+        return text_streams.aiter_events(self)
 
     # ------------------------------------------------------------------------------------- branches
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.execution.branch import Branch
     from sglang_lite.lang.expressions import VariableName
     from sglang_lite.lang.state import ProgramState
+    from sglang_lite.lang.tool_events import ToolEvent
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,29 @@ def iter_pieces(state: ProgramState, name: VariableName | None) -> Iterator[str]
             yield text
     if name is None and state.streamed_body is not None:
         state.streamed_body.wait_for_end("text_async_iter")
+
+
+def iter_events(state: ProgramState) -> Iterator[ToolEvent]:
+    """Yields the events of a state's run. Implements `events`."""
+    run = state.branch.run
+    if state.streamed_body is None:
+        yield from run.events_so_far()
+        return
+    check_may_block(run, "async_events", user_location())
+    yield from run.follow_events()
+    state.streamed_body.wait_for_end("async_events")
+
+
+async def aiter_events(state: ProgramState) -> AsyncIterator[ToolEvent]:
+    """Yields the same as `iter_events`, asynchronously."""
+    run = state.branch.run
+    if state.streamed_body is None:
+        for event in run.events_so_far():
+            yield event
+        return
+    async for event in run.afollow_events():
+        yield event
+    await state.streamed_body.await_end()
 
 
 def _pieces_of_variable(branch: Branch, variable: Variable) -> Iterator[str]:

@@ -7,8 +7,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -17,6 +16,7 @@ from sglang_lite.lang.api import gen
 from sglang_lite.lang.backend.token_counts import count_text_tokens, estimate_tokens
 from sglang_lite.lang.expressions import SglGen
 from sglang_lite.lang.state import ProgramState
+from sglang_lite.lang.tool_events import ToolEvent
 from sglang_lite.lang.tool_results import CallResult, OnToolError, cut_middle, finish_call
 from sglang_lite.lang.tool_runner import ToolRunner
 from sglang_lite.lang.tools import Toolbox, ToolCall
@@ -88,6 +88,7 @@ class ToolLoop:
         self._where = where
         self._failures: dict[str, int] = {}  # in a row, by the tool's name
         self._calls = 0  # made so far
+        self._turn = ""  # variable of the current turn
         self._toolbox: Toolbox | None = None  # of the last generation
 
     def run(self) -> str:
@@ -127,10 +128,28 @@ class ToolLoop:
 
     def _make_runner(self) -> ToolRunner[CallResult]:
         return ToolRunner(
-            partial(finish_call, policy=self._policy),
+            self._finish_call,
             parallel=self._parallel,
             limits_functions=self._limits.tool_timeout is not None,
         )
+
+    def _finish_call(self, call: ToolCall, run: Callable[[], UserValue]) -> CallResult:
+        result = finish_call(call, run, self._policy)
+        self._record("result", self._turn, call=call, text=result.text, error=result.error)
+        return result
+
+    def _record(
+        self,
+        kind: Literal["turn", "call", "result", "answer"],
+        name: str,
+        *,
+        call: ToolCall | None = None,
+        text: str = "",
+        error: ToolError | None = None,
+        usage: Usage | None = None,
+    ) -> None:
+        event = ToolEvent(kind, name, call, text, error, usage)
+        self._s.branch.run.record_event(event)
 
     def _play_turns(self) -> Generator[_Wanted, UserValue, None]:
         """Adds the turns. Yields what it waits for, and is sent its value; at last, yields the
@@ -139,19 +158,27 @@ class ToolLoop:
         s = self._s
         closing = self._why_finish()
         for step in range(self._limits.max_steps + 1):
-            variable = f"{self._name}_call_{step}"
+            variable = self._turn = f"{self._name}_call_{step}"
             with s.assistant():
                 s += self._make_generation(variable, closing=bool(closing))
             value = yield variable
             calls = _list_tool_calls(value)
+            if not isinstance(value, str | ToolCall | list):  # a symbol, as the body is traced
+                s[self._name] = value
+                yield _Answer(str(value))
+                return
+            self._record("turn", variable, text=str(s.raw(variable)), usage=s.usage(variable))
             if not calls:
                 s[self._name] = value
+                self._record("answer", self._name, text=str(value))
                 yield _Answer(str(value))
                 return
             if step == self._limits.max_steps:
                 break
             allowed = self._count_allowed(len(calls))
             self._calls += allowed
+            for call in calls[:allowed]:
+                self._record("call", variable, call=call)
             results: list[CallResult] = yield calls[:allowed]
             refused = CallResult(f"Error: not called, as {self._explain_refusal(allowed)}.")
             results += [refused] * (len(calls) - allowed)

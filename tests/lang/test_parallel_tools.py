@@ -259,3 +259,92 @@ def test_the_loop_is_an_agent_for_the_batch_too():
     backend = sgl.ScriptedBackend({"?": call("fetch", page="a"), "Result": answer("ok")})
     states = agent.run_batch([{"tools": [fetch]}] * 8, backend=backend)
     assert [state.ret_value for state in states] == ["ok"] * 8
+
+
+# ------------------------------------------------------------------------------------------- events
+
+
+def seen(event):
+    return (
+        event.kind,
+        event.name,
+        None if event.call is None else event.call.name,
+        event.text,
+        event.error is not None,
+    )
+
+
+EVENTS = [
+    ("turn", "answer_call_0", None, call("add", a=1), False),
+    ("call", "answer_call_0", "add", "", False),
+    ("result", "answer_call_0", "add", "2", False),
+    ("turn", "answer_call_1", None, call("fails"), False),
+    ("call", "answer_call_1", "fails", "", False),
+    ("result", "answer_call_1", "fails", "Error: LookupError: none", True),
+    ("turn", "answer_call_2", None, answer("2"), False),
+    ("answer", "answer", None, "2", False),
+]
+
+
+async def fails() -> str:
+    raise LookupError("none")
+
+
+@BOTH
+def test_what_an_agent_does_can_be_read_afterwards(play):
+    state = play([call("add", a=1), call("fails"), answer("2")], [add, fails])
+    events = list(state.events())
+    assert [seen(event) for event in events] == EVENTS
+    usages = [event.usage for event in events if event.kind == "turn"]
+    assert usages == [state.usage(f"answer_call_{i}") for i in range(3)]
+    assert [event.usage for event in events if event.kind != "turn"] == [None] * 5
+
+
+def test_an_agent_can_be_followed():
+    called, free = threading.Event(), threading.Event()
+
+    def waits() -> str:
+        called.set()
+        free.wait(600)
+        return "ok"
+
+    state = run([call("waits"), answer("done")], [waits], stream=True)
+    events = state.events()
+    assert [next(events).kind for _ in range(2)] == ["turn", "call"]
+    assert called.wait(600)
+    free.set()
+    assert [event.kind for event in events] == ["result", "turn", "answer"]
+    assert [seen(event)[0] for event in state.events()] == [
+        "turn",
+        "call",
+        "result",
+        "turn",
+        "answer",
+    ]
+
+
+def test_an_agent_in_a_coroutine_can_be_followed():
+    async def main():
+        texts = iter([call("add", a=1), call("fails"), answer("2")])
+        backend = sgl.ScriptedBackend(lambda _: next(texts))
+        state = await async_agent.arun([add, fails], backend=backend, stream=True)
+        return [seen(event) async for event in state.async_events()]
+
+    assert asyncio.run(main()) == EVENTS
+
+
+def test_the_events_end_where_the_agent_fails():
+    state = run([call("add", a=1), call("fails")], [add, fails], stream=True, on_tool_error="raise")
+    kinds = []
+    with pytest.raises(sgl.ToolError, match="the tool fails raised"):
+        for event in state.events():
+            kinds.append(event.kind)
+        state.sync()
+    assert kinds == ["turn", "call", "result", "turn", "call"]
+
+
+def test_a_program_without_an_agent_has_no_events():
+    program = sgl.function(lambda s: s.__iadd__("x" + sgl.gen("a")))
+    for stream in (False, True):
+        state = program.run(backend=sgl.ScriptedBackend(default="x"), stream=stream)
+        assert list(state.events()) == []

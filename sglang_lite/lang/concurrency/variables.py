@@ -343,6 +343,11 @@ class TextLog:
         end.when_done(close)
         return found
 
+    def pieces_so_far(self) -> list[tuple[str, dict[str, UserValue] | None]]:
+        """Returns the pieces received so far."""
+        with self._lock:
+            return self._pieces[:]
+
     def text_so_far(self) -> str:
         """Returns the text received so far."""
         with self._lock:

@@ -460,6 +460,7 @@ class Branch:
                     player.play_or_queue(ReadOp(Variable(), player.log.close))
         self.notify_listener("end_program")
         if self.run.body_end is not None:
+            self.run.end_events()
             self.run.body_end.set(None)
 
     def abandon(self, error: BaseException) -> None:

@@ -10,7 +10,7 @@ import itertools
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,7 +20,7 @@ import msgspec
 from sglang_lite.lang.backend.base import Backend, name_of
 from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.concurrency.loop import fork_count
-from sglang_lite.lang.concurrency.variables import Variable
+from sglang_lite.lang.concurrency.variables import TextLog, Variable
 from sglang_lite.lang.execution.budget import Budget, NodeAccount
 from sglang_lite.lang.execution.push_down import PushedBranch, PushedProgram
 from sglang_lite.lang.expressions import BaseProgram
@@ -47,6 +47,7 @@ from sglang_lite.text.chat_template import TurnTemplate
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.control_text import SpelledTokens
     from sglang_lite.lang.execution.kept import Kept
+    from sglang_lite.lang.tool_events import ToolEvent
     from sglang_lite.protocol.saved import SavedRun
 
 _NO_CONTEXT = Context()
@@ -185,9 +186,9 @@ class Run:
     """
 
     __slots__ = (
-        "__weakref__", "_inside", "_seeds", "_stopped", "_template", "account", "backend", "body", "body_end",
-        "body_open", "budgets", "called", "context", "deadline", "is_async", "kept", "level", "loop", "made",
-        "new_state", "plain", "push_down", "remembered", "settings", "spelled", "state", "timeout", "unbound",
+        "__weakref__", "_events", "_inside", "_seeds", "_stopped", "_template", "account", "backend", "body",
+        "body_end", "body_open", "budgets", "called", "context", "deadline", "is_async", "kept", "level", "loop",
+        "made", "new_state", "plain", "push_down", "remembered", "settings", "spelled", "state", "timeout", "unbound",
         "winds_down_at",
     )  # fmt: skip
 
@@ -233,6 +234,8 @@ class Run:
         self.made = fork_count()
         self.body: Any = None
         self.body_end = Variable(made=self.made) if settings.stream else None
+        # events of agents, as metadata of empty pieces
+        self._events = TextLog() if settings.stream else None
         self.called: BoundCall | None = None
         self.remembered: tuple[TraceNode, ...] = ()
         self.unbound: SavedRun | None = None
@@ -369,6 +372,36 @@ class Run:
                 raise
             with account.track_call():
                 yield account
+
+    def record_event(self, event: ToolEvent) -> None:
+        """Records an event of an agent."""
+        if self._events is None:  # the body's thread is the only one, as it is not streamed
+            self._events = TextLog()
+        self._events.append("", {"event": event})
+
+    def end_events(self) -> None:
+        """Ends the events of a streamed run, as its body has ended."""
+        if self._events is not None:
+            self._events.close()
+
+    def events_so_far(self) -> list[ToolEvent]:
+        """Returns the events that were recorded so far."""
+        pieces = [] if self._events is None else self._events.pieces_so_far()
+        return [meta["event"] for _, meta in pieces if meta is not None]
+
+    def follow_events(self) -> Iterator[ToolEvent]:
+        """Yields the events of a streamed run, as they come, until the body ends."""
+        assert self._events is not None
+        for _, meta in self._events:
+            if meta is not None:
+                yield meta["event"]
+
+    async def afollow_events(self) -> AsyncIterator[ToolEvent]:
+        """Yields the same as `follow_events`, asynchronously."""
+        assert self._events is not None
+        async for _, meta in self._events:
+            if meta is not None:
+                yield meta["event"]
 
     def seed_for_path(self, path: str) -> int | Unset:
         """Returns the seed of the node at a path of the program's tree."""
