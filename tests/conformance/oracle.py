@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.conformance.oracle_branches import Branch, Race, RaisedError, Value, known
-from tests.conformance.oracle_tools import MOST, TOOLS, ToolCall, offered, result
+from tests.conformance.oracle_tools import MOST, TOOLS, ToolCall, fails, offered, result
 from tests.conformance.steps import (
     Abandoned,
     Attempt,
@@ -401,6 +401,7 @@ class Interpreter:
                 raise AssertionError(step)
 
     def use_tools(self, s: Branch, name: str, most: int, told: list[Any]) -> Any:
+        failures: dict[str, int] = {}  # in a row
         for i in range(most + 1):
             call = f"{name}_call_{i}"
             self.step(
@@ -416,10 +417,12 @@ class Interpreter:
             value = s.names[call].value
             if not isinstance(value, ToolCall):
                 return value
-            shown = result(value)
-            if i == most or shown is None:
+            if i == most:
                 raise RaisedError("ToolError")
-            self.step(s, Turn("user", (Text(shown),), block=True), told)
+            self.step(s, Turn("user", (Text(result(value)),), block=True), told)
+            failures[value.name] = failures.get(value.name, 0) + 1 if fails(value) else 0
+            if failures[value.name] == 3:
+                raise RaisedError("ToolError")
         raise AssertionError
 
     def end_turn(self, s: Branch) -> None:

@@ -19,12 +19,19 @@ class ToolCall:
     arguments: dict[str, Any]
 
 
-def result(call: ToolCall) -> str | None:
-    """Result of a tool as the model is shown it; None: the tool raises."""
+def fails(call: ToolCall) -> bool:
+    """Whether the tool raises."""
+    return call.name == "pick" and call.arguments["x"] == "xy" and call.arguments["sure"]
+
+
+def result(call: ToolCall) -> str:
+    """Result of a tool as the model is shown it."""
+    if fails(call):
+        return "Result of pick: Error: OwnError"
     if call.name == "count":
         return "Result of count: 3"
     x, sure = call.arguments["x"], call.arguments["sure"]
-    return None if x == "xy" and sure else f"Result of pick: {json.dumps([x, sure])}"
+    return f"Result of pick: {json.dumps([x, sure])}"
 
 
 def written(name: str, arguments: dict[str, Any]) -> str:
