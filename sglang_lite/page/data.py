@@ -28,6 +28,10 @@ _WHY: Final = {
         "evicted in a pause",
         "It was in the cache and was dropped while the program paused.",
     ),
+    "no_state": (
+        "no state",
+        "The cache has it, but no state behind it, which a model with linear attention needs.",
+    ),
     "other_namespace": ("another namespace", "Another namespace of the cache has it."),
     "changed": ("changed", "The cache has another text from there on."),
     "page": ("less than a page", "Less than a page is left, and the cache keeps whole pages."),

@@ -30,6 +30,7 @@ MissReason: TypeAlias = Literal[
     "never_seen",
     "evicted",
     "paused",
+    "no_state",
     "other_namespace",
     "changed",
     "page",
@@ -49,7 +50,9 @@ class CacheMiss(Record, frozen=True):
     Attributes:
         reason: "never_seen": no earlier prompt had this beginning. "evicted": the tokens were
             cached, and were dropped to make room or by a flush. "paused": the same, while the
-            program was paused. "other_namespace": they are cached in another namespace.
+            program was paused. "no_state": they are cached, but no state is kept behind them,
+            which layers that sum up the past need. "other_namespace": they are cached in another
+            namespace.
             "changed": the cache has a different text after the place. "page": less than a
             page remains, and the cache stores only whole pages. "continued": the prompt
             continues an earlier generation in its slot, and the rest is new. "disabled": the

@@ -33,6 +33,7 @@ from sglang_lite.runtime.config_checks import (
     check_offload,
     check_parallel,
     check_scales,
+    check_states,
     check_unset,
     normalise_media_settings,
     normalise_seed_ports,
@@ -564,6 +565,7 @@ class EngineConfig:
                 raise ParameterError(
                     name, f"{getattr(self, name)!r} is not one of {', '.join(map(str, allowed))}."
                 )
+        check_states(self)
         check_cache_tiers(self)
         check_scales(self.quantization_param_path, self.kv_dtype)
         check_offload(self.cpu_offload_gb, self.offload_group_size, saver=self.enable_memory_saver)

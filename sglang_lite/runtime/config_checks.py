@@ -304,6 +304,19 @@ def check_nodes(nodes: int, own: int, first: str | None, replicas: int) -> None:
         raise ParameterError("node_rank", f"{own} is none of {nodes} machines, counted from 0.")
 
 
+def check_states(config: EngineConfig) -> None:
+    """Raises ParameterError if settings of kept states are wrong."""
+    if config.max_mamba_cache_size is not None:
+        check_int("max_mamba_cache_size", config.max_mamba_cache_size, 1)
+    check_int("mamba_track_interval", config.mamba_track_interval, 0)
+    check_number(
+        "mamba_full_memory_ratio",
+        config.mamba_full_memory_ratio,
+        lambda x: 0 < x <= 1000,
+        "no number above 0, and at most 1,000.",
+    )
+
+
 def check_cache_tiers(config: EngineConfig) -> None:
     """Raises ParameterError if settings of the cache's tiers are wrong or conflict."""
     ratio = config.hicache_ratio

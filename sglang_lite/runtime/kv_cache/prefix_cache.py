@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from sglang_lite.protocol.trace import MissReason
 from sglang_lite.runtime.kv_cache.cache_miss import Miss, find_miss
 from sglang_lite.runtime.kv_cache.companions import Companion
 from sglang_lite.runtime.kv_cache.page_copies import NO_COPIES, PageCopy, token_slots_to_copy
@@ -181,7 +182,8 @@ class PrefixCache:
             return replace(found, reason=where)
         in_tree = self.tree.cached_length(ids, handle.space.namespace) if self.companions else 0
         if in_tree > len(match.pages) * self.page_size:  # but without what a companion has
-            return replace(found, reason="paused" if paused else "evicted")
+            lost: MissReason = "no_state" if self.windows is None else "evicted"
+            return replace(found, reason="paused" if paused else lost)
         return found
 
     def adopt_cached_pages(self, handle: SlotHandle) -> None:

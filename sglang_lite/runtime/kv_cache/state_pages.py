@@ -294,7 +294,8 @@ class StatePages(Companion):
             self._free.append(mark.place)
             return
         self._bind(mark.place, page, mark.end, table.pages[slot])
-        if mark.end not in self._wanted[slot]:
+        on_grid = self._interval and mark.end % self._interval == 0
+        if mark.end not in self._wanted[slot] and not on_grid:
             self._move_spare(slot, page)
 
     def rewind(self, table: SlotTable, slot: int, own_from: int) -> bool:

@@ -793,6 +793,11 @@ def check_states(config: EngineConfig, spec: ModelSpec) -> None:
         ("deterministic", config.deterministic, "whose sums depend on how a prompt is cut"),
         ("pp_size", config.pp_size > 1, "whose states are not divided among stages"),
         (
+            "enable_dp_attention",
+            config.enable_dp_attention,
+            "whose states replicas were not tried with",
+        ),
+        (
             "enable_hierarchical_cache",
             config.enable_hierarchical_cache,
             "whose states are not copied to the host, so pages there would be of no use",

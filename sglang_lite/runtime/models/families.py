@@ -671,6 +671,10 @@ def _qwen_delta_fields(config: Config, layer: int) -> dict[str, Any] | None:
     }
 
 
+def _qwen_delta_model_settings(config: Config) -> dict[str, Any]:
+    return {"norm_offset": 1.0, "draft_layers": 1}
+
+
 def _olmo_delta_fields(config: Config, layer: int) -> dict[str, Any] | None:
     heads = config["num_attention_heads"]
     keys = config.get("linear_num_key_heads") or heads
@@ -1235,21 +1239,21 @@ FAMILIES: Mapping[str, Family] = {
         {**_QWEN_DELTA, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
          "shared_expert_intermediate_size": 512, "decoder_sparse_step": 1, "norm_topk_prob": True},
         biases=_ATTENTION, qk_norm="head", attention_fields=lambda c: {"output_gate": True},
-        model_fields=lambda c: {"norm_offset": 1.0}, delta_fields=_qwen_delta_fields, experts_fields=_qwen2_experts,
+        model_fields=_qwen_delta_model_settings, delta_fields=_qwen_delta_fields, experts_fields=_qwen2_experts,
         names={**dict.fromkeys(("delta_q", "delta_k", "delta_v", "delta_z"), "linear_attn.in_proj_qkvz"),
                **dict.fromkeys(("delta_b", "delta_a"), "linear_attn.in_proj_ba"), "output_gating": "self_attn.q_proj"},
     ),
     "qwen3_5": Family(
-        ("Qwen3_5ForCausalLM",), _QWEN_DELTA, biases=_ATTENTION, qk_norm="head",
-        attention_fields=lambda c: {"output_gate": True}, model_fields=lambda c: {"norm_offset": 1.0},
+        ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), _QWEN_DELTA, biases=_ATTENTION, qk_norm="head",
+        attention_fields=lambda c: {"output_gate": True}, model_fields=_qwen_delta_model_settings,
         delta_fields=_qwen_delta_fields, names={"output_gating": "self_attn.q_proj"},
     ),
     "qwen3_5_moe": Family(
-        ("Qwen3_5MoeForCausalLM",),
+        ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
         {**_QWEN_DELTA, "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
          "shared_expert_intermediate_size": 512, "decoder_sparse_step": 1, "norm_topk_prob": True},
         biases=_ATTENTION, qk_norm="head", attention_fields=lambda c: {"output_gate": True},
-        model_fields=lambda c: {"norm_offset": 1.0}, delta_fields=_qwen_delta_fields, experts_fields=_qwen2_experts,
+        model_fields=_qwen_delta_model_settings, delta_fields=_qwen_delta_fields, experts_fields=_qwen2_experts,
         names={"output_gating": "self_attn.q_proj"},
     ),
     "olmo_hybrid": Family(

@@ -517,6 +517,59 @@ def test_names_without_their_prefix_as_the_hub_has_them(name, prefix, tmp_path):
         )
 
 
+def test_the_text_part_of_qwen35(tmp_path, caplog):
+    """Without its images, and without the layers that draft."""
+    vision = dict(
+        hidden_size=16, intermediate_size=16, depth=1, num_heads=2, out_hidden_size=32, patch_size=4
+    )
+    _, changes = FAMILIES["qwen3.5"]
+    model = transformers.Qwen3_5ForConditionalGeneration
+    config = model.config_class(
+        text_config=SHAPE | changes,
+        vision_config=vision,
+        attn_implementation="eager",
+        eos_token_id=[1, 7],
+    )
+    reference = randomise(model(config))
+    file = save(reference, tmp_path) / "model.safetensors"
+    save_file({**load_file(file), "mtp.fc.weight": torch.ones(2, 2)}, file, {"format": "pt"})
+    (ids,) = prompts(40)
+    caplog.set_level("INFO", "sglang_lite")
+    with engine(tmp_path) as running:
+        found = differences(reference, ids, ask(running, ids).result(timeout=30))
+        assert found.max() <= limit(reference)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"deterministic": True}, "deterministic: the model has layers that sum up the past"),
+        ({"enable_hierarchical_cache": True}, "enable_hierarchical_cache: the model has layers"),
+        ({"kv_dtype": "fp8"}, "kv_dtype: the model has layers that sum up the past"),
+    ],
+)
+@pytest.mark.parametrize("family", ["qwen3.5"], indirect=True)
+def test_settings_that_do_not_go_with_states_are_told(family, settings, problem):
+    with pytest.raises(ParameterError, match=problem):
+        engine(family[0], **settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"layer_types": ["linear_attention"] * 3}, "no layer has full_attention"),
+        ({"layer_types": ["linear_attention", "mamba", "full_attention"]}, "don't fit 3 layers"),
+        ({"linear_num_value_heads": 3}, "2 linear_num_key_heads can't serve 3 value heads"),
+        ({"linear_conv_kernel_dim": 0}, "`linear_conv_kernel_dim`: 0 is not between 1 and 64"),
+    ],
+)
+def test_linear_attention_that_does_not_fit_is_told(changes, problem):
+    config = transformers.Qwen3_5ForCausalLM.config_class(**SHAPE | FAMILIES["qwen3.5"][1])
+    whole = config.to_dict() | changes | {"architectures": ["Qwen3_5ForCausalLM"]}
+    with pytest.raises(ModelError, match=problem):
+        spec_from_config(whole, "config.json")
+
+
 def test_the_text_part_of_a_vision_language_model(tmp_path, caplog):
     vision = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16,
                   patch_size=8)  # fmt: skip
