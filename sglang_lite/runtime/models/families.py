@@ -1250,8 +1250,9 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "qwen3_5_moe": Family(
         ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
-        {**_QWEN_DELTA, "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
-         "shared_expert_intermediate_size": 512, "decoder_sparse_step": 1, "norm_topk_prob": True},
+        {**_QWEN_DELTA, "intermediate_size": 512, "num_experts": 256, "num_experts_per_tok": 8,
+         "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "decoder_sparse_step": 1,
+         "norm_topk_prob": True},
         biases=_ATTENTION, qk_norm="head", attention_fields=lambda c: {"output_gate": True},
         model_fields=_qwen_delta_model_settings, delta_fields=_qwen_delta_fields, experts_fields=_qwen2_experts,
         names={"output_gating": "self_attn.q_proj"},

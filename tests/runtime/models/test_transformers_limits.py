@@ -3,6 +3,7 @@ right, or refused for its reason.
 """
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from sglang_lite.runtime.kernels.attention_metadata import (
     DecodeRows,
     ExtendRow,
 )
+from sglang_lite.runtime.kernels.state_rows import StateRows, StateWave
 from sglang_lite.runtime.models import transformers_model
 from tests.runtime.models.fallback_refused import BEYOND_LIMITS, NOT_MADE, REFUSED, of_this_version
 from tests.runtime.models.zoo import KINDS, tiny
@@ -58,7 +60,7 @@ def ours(model, rows):
     places = torch.randperm(sum(map(len, rows)), generator=torch.Generator().manual_seed(2)).split(
         [*map(len, rows)]
     )
-    cache = model.allocate_cache(sum(map(len, rows)))
+    cache = model.allocate_cache(sum(map(len, rows)), states=len(rows))
     found = [[] for _ in rows]
     for start in range(0, max(map(len, rows)), 32):
         parts = [
@@ -107,6 +109,12 @@ def slots(places, parts):
 def step(model, cache, rows, places, parts, plan, found):
     ids = torch.cat([rows[i][start:end] for i, start, end in parts])
     positions = torch.cat([torch.arange(start, end) for _, start, end in parts])
+    if model.state_bytes:  # row i has place i
+        ends = torch.tensor([0, *(end - start for _, start, end in parts)]).cumsum(0)
+        read = torch.tensor([i if start else -1 for i, start, _ in parts])
+        write = torch.tensor([i for i, _, _ in parts])
+        made = StateRows(ends.int(), read.int(), write.int(), int(ends.diff().max()))
+        plan = replace(plan, states=(StateWave(made),))
     logits = model.logits(model.forward(ids, positions, plan, cache))
     for (i, _, _), part in zip(parts, logits.split([end - start for _, start, end in parts])):
         found[i].append(part)

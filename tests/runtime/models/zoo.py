@@ -69,6 +69,8 @@ _OWN: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {"num_key_value_heads": 2},  # layers with a window have twice as many
     "musicgen": {"num_codebooks": 1},
     "musicgen_melody": {"num_codebooks": 1},
+    # queries, keys and values alike: transformers saves the kernels of others wrongly
+    "olmo_hybrid": {"linear_key_head_dim": 8, "linear_value_head_dim": 8},
     "prophetnet": {"num_decoder_attention_heads": 4},
     "qwen4_exp": _INDEXER,
     "qwen4_exp_text": _INDEXER,

@@ -71,6 +71,7 @@ def gated_delta(
     Returns:
         Outputs [T, value_heads * value_size], in the data type of `product`.
     """
+    assert waves, "a step has rows, and each has a state"
     values = spec.value_heads * spec.value_size
     sizes = (spec.channels, values, spec.value_heads, spec.value_heads)
     mixed, z, b, a = product.split_with_sizes(sizes, 1)
