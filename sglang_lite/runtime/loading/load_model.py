@@ -246,7 +246,7 @@ def load_model(
         return _load_transformers(config, files, spec)
     check_kv_dtype(config, spec)
     check_deterministic(config, spec, device)
-    check_states(config, spec)
+    check_states(config, spec, device)
     source = _source(files, config, device)
     given = (
         {}
@@ -784,14 +784,18 @@ def check_kv_dtype(config: EngineConfig, spec: ModelSpec) -> None:
         )
 
 
-def check_states(config: EngineConfig, spec: ModelSpec) -> None:
+def check_states(config: EngineConfig, spec: ModelSpec, device: torch.device) -> None:
     """Raises ParameterError if a setting does not go with layers that sum up the past."""
     if not any(spec.states):
         return
     what = "the model has layers that sum up the past (linear attention)"
     for name, wrong, why in (
         ("deterministic", config.deterministic, "whose sums depend on how a prompt is cut"),
-        ("pp_size", config.pp_size > 1, "whose states are not divided among stages"),
+        (
+            "pp_size",
+            config.pp_size > 1 and device.type == "cuda",
+            "whose states concurrent steps of GPUs would overwrite",
+        ),
         (
             "enable_dp_attention",
             config.enable_dp_attention,
