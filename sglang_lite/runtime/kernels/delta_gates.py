@@ -20,8 +20,18 @@ _HEADS = 8  # of a program that normalises
 @cached_launch
 @triton.jit
 def _delta_rates(
-    b, a, rate, dt, decay, beta, stride, scale, HEADS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
-):  # fmt: skip
+    b,
+    a,
+    rate,
+    dt,
+    decay,
+    beta,
+    stride,
+    scale,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     wait(PDL)
     token = tl.program_id(0).to(tl.int64)
@@ -75,9 +85,18 @@ def delta_rates(
 @cached_launch
 @triton.jit
 def _gate_heads(
-    x, z, weight, out, stride, eps, HEADS: tl.constexpr, SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
+    x,
+    z,
+    weight,
+    out,
+    stride,
+    eps,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    COUNT: tl.constexpr,
+    BLOCK: tl.constexpr,
     PDL: tl.constexpr,
-):  # fmt: skip
+):
     start_next(PDL)
     wait(PDL)
     token = tl.program_id(0).to(tl.int64)
