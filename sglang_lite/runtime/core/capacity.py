@@ -19,7 +19,7 @@ from sglang_lite.runtime.models.memory_check import check_free_memory
 from sglang_lite.runtime.models.model import is_fused
 
 logger = logging.getLogger("sglang_lite")
-_MOST_STATES = 4096  # that are kept by default
+_MAX_STATES = 4096  # that are kept by default
 _ENCODER_BYTES = 1 << 30  # used by an image encoder while it runs
 
 
@@ -125,7 +125,7 @@ def count_states(config: EngineConfig, state_bytes: int, sizes: Sizes, kv_bytes:
         )
     if kept is None:
         room = int(config.mamba_full_memory_ratio * kv_bytes) // state_bytes
-        kept = min(max(room - OWN * sizes.max_running, sizes.max_running), _MOST_STATES)
+        kept = min(max(room - OWN * sizes.max_running, sizes.max_running), _MAX_STATES)
     return OWN * sizes.max_running + kept
 
 

@@ -163,12 +163,12 @@ def _check_states(
     size = store.page_size
     for h in handles:
         pages = table.pages[h.slot, : table.page_count[h.slot]]
-        held = np.flatnonzero(states.of[pages] != states.total)
-        ends = held * size + states.at[pages[held]]
+        with_state = np.flatnonzero(states.of[pages] != states.total)
+        ends = with_state * size + states.at[pages[with_state]]
         # states beyond the computed tokens belong to pages of the tree, or are dropped before the
         # next step
         lacks = states.ends[h.slot] != table.computed[h.slot]
-        assert lacks or (ends[held >= h.owned_from] <= table.computed[h.slot]).all(), (
+        assert lacks or (ends[with_state >= h.owned_from] <= table.computed[h.slot]).all(), (
             "a state of tokens that are not computed"
         )
 

@@ -28,7 +28,7 @@ _NO_PAGE = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class StateMark:
     """State that a step writes inside a row.
 
     Attributes:
@@ -54,7 +54,7 @@ class RowStates:
 
     read: Ints
     write: Ints
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[StateMark, ...] = ()
 
 
 class StatePages(Companion):
@@ -130,10 +130,10 @@ class StatePages(Companion):
         tail = match.tail
         if tail is not None and self.count_covered(tail.page) == tail.count:
             return match.count_cached(self._size)
-        held = np.flatnonzero(self.of[match.pages] != self.total)
-        if not len(held):
+        with_state = np.flatnonzero(self.of[match.pages] != self.total)
+        if not len(with_state):
             return 0
-        last = int(held[-1])
+        last = int(with_state[-1])
         return last * self._size + int(self.at[match.pages[last]])
 
     def begin_reading(self, slot: int, match: Match) -> None:
@@ -225,7 +225,7 @@ class StatePages(Companion):
         own = self._own[slots]
         read: Ints = np.where(starts > 0, current, np.int32(-1)).astype(np.int32)
         write: Ints = np.where(own[:, 0] == current, own[:, 1], own[:, 0]).astype(np.int32)
-        marks = list[Mark]()
+        marks = list[StateMark]()
         for row in np.flatnonzero(ends - starts > 1).tolist():
             inner = self._find_inner_ends(
                 int(slots[row]), int(starts[row]), int(ends[row]), whole=ends[row] == lengths[row]
@@ -235,7 +235,7 @@ class StatePages(Companion):
                 if place is None:
                     break
                 self._marked.add(place)
-                marks.append(Mark(row, end, place))
+                marks.append(StateMark(row, end, place))
         return RowStates(read, write, tuple(marks))
 
     def _find_inner_ends(self, slot: int, start: int, end: int, *, whole: bool) -> list[int]:
@@ -287,7 +287,7 @@ class StatePages(Companion):
                 if kept is not None and not wanted:
                     self._move_spare(slot, kept)
 
-    def _record_mark(self, table: SlotTable, mark: Mark, slot: int) -> None:
+    def _record_mark(self, table: SlotTable, mark: StateMark, slot: int) -> None:
         """Gives a state that a step has written inside a row to its page, unless that has one."""
         page = int(table.pages[slot, (mark.end - 1) // self._size])
         if self.of[page] != self.total:
@@ -310,10 +310,12 @@ class StatePages(Companion):
         """
         computed = int(table.computed[slot])
         pages = table.pages[slot, : table.page_count[slot]]
-        held = np.flatnonzero(self.of[pages] != self.total)
-        ends = held * self._size + self.at[pages[held]]
+        with_state = np.flatnonzero(self.of[pages] != self.total)
+        ends = with_state * self._size + self.at[pages[with_state]]
         # their tokens may be others now
-        for page in pages[held[(ends > computed) & (held * self._size >= own_from)]].tolist():
+        for page in pages[
+            with_state[(ends > computed) & (with_state * self._size >= own_from)]
+        ].tolist():
             self._drop_state(page)
         end = int(ends[ends <= computed].max(initial=0))
         place = int(self.of[pages[(end - 1) // self._size]]) if end else self.total
@@ -358,8 +360,12 @@ class StatePages(Companion):
             pages: the sequence's first pages.
         """
         before = pages[: (end - 1) // self._size]
-        held = np.flatnonzero(self.of[before] != self.total)
-        last = int(held[-1]) * self._size + int(self.at[before[held[-1]]]) if len(held) else 0
+        with_state = np.flatnonzero(self.of[before] != self.total)
+        last = (
+            int(with_state[-1]) * self._size + int(self.at[before[with_state[-1]]])
+            if len(with_state)
+            else 0
+        )
         self.of[page] = place
         self.at[page] = (end - 1) % self._size + 1
         self._page_of[place] = page

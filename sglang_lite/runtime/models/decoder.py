@@ -276,7 +276,7 @@ class Decoder:
             return cache
         return replace(cache, states=self._allocate_states(states, cache.memory))
 
-    def _allocate_states(self, places: int, arena: Arena | None) -> tuple[LayerStates | None, ...]:
+    def _allocate_states(self, count: int, arena: Arena | None) -> tuple[LayerStates | None, ...]:
         """Allocates the states of the layers that sum up the past, None for the others."""
 
         def zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -288,8 +288,8 @@ class Decoder:
             None
             if planes is None
             else LayerStates(
-                zeros((places, planes.tail, planes.channels), self.precision.compute),
-                zeros((places, *planes.sums), self.precision.states),
+                zeros((count, planes.tail, planes.channels), self.precision.compute),
+                zeros((count, *planes.sums), self.precision.states),
             )
             for planes in self.spec.states
         )

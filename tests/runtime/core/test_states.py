@@ -109,6 +109,18 @@ def test_as_many_states_are_kept_as_the_setting_says():
     assert 0 < stats["states_kept"] <= 3
 
 
+def test_states_take_a_share_of_the_memory():
+    totals = []
+    for ratio in (0.01, 0.02):
+        model = loaded(states=True)
+        model.model.token_bytes = 64  # so 4,000 tokens take 256,000 bytes
+        running = SteppedEngine(
+            model=model, max_running=2, max_total_tokens=4000, mamba_full_memory_ratio=ratio
+        )
+        totals.append(running.store.states.stats()["states_total"])
+    assert totals == [160, 320]  # of 16 bytes
+
+
 def test_a_state_that_saves_more_and_is_used_more_stays():
     running = engine(max_mamba_cache_size=4)
     long = draw(200, 1)

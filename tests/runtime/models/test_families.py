@@ -540,6 +540,20 @@ def test_the_text_part_of_qwen35(tmp_path, caplog):
         assert found.max() <= limit(reference)
 
 
+@pytest.mark.parametrize("family", ["qwen3.5"], indirect=True)
+def test_states_of_16_bits_take_half_of_the_memory(family):
+    """So twice as many fit, but for the tails of convolutions, and answers stay near."""
+    folder, reference = family
+    (ids,) = prompts(40)
+    totals = []
+    for dtype in ("float32", "bfloat16"):
+        with engine(folder, mamba_ssm_dtype=dtype) as running:
+            found = differences(reference, ids, ask(running, ids).result(timeout=30))
+            totals.append(running.stats()["states_total"])
+    assert found.mean() <= 0.05
+    assert totals[1] > 1.3 * totals[0]
+
+
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [

@@ -33,9 +33,9 @@ def write_states(states: torch.Tensor, write: torch.Tensor, new: torch.Tensor) -
         write: int32 [R], places.
         new: states [R, ...], in any data type.
     """
-    for place, state in zip(write.tolist(), new, strict=True):
-        if place >= 0:
-            states[place] = state  # index_copy_ takes five times as long for a large state
+    for index, state in zip(write.tolist(), new, strict=True):
+        if index >= 0:
+            states[index] = state  # index_copy_ takes five times as long for a large state
 
 
 def scan_rows(
