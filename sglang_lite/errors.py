@@ -226,8 +226,14 @@ class ToolError(ProgramError):
         tool: name of the tool that failed; None if no tool did.
         limit: limit of `use_tools` that ended it: "max_steps" or "max_failures"; None for others.
         state: state to which `use_tools` added, with everything that was done before; None if
-            something else raised the error, or if it comes from another process.
+            something else raised the error, or if it comes from another process, as are the other
+            attributes then.
     """
+
+    shown: str | None = None
+    tool: str | None = None
+    limit: str | None = None
+    state: Any = None  # a ProgramState; the language imports errors
 
     def __init__(
         self,
@@ -240,10 +246,8 @@ class ToolError(ProgramError):
         where: Location | None = None,
     ) -> None:
         super().__init__(message, hint=hint, where=where)
-        self.shown = shown
-        self.tool = tool
-        self.limit = limit
-        self.state: Any = None  # a ProgramState; the language imports errors
+        given = {"shown": shown, "tool": tool, "limit": limit}
+        self.__dict__.update({name: value for name, value in given.items() if value is not None})
 
     def __reduce__(self) -> tuple[object, ...]:
         # a state can't leave its process

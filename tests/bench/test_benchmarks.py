@@ -192,6 +192,7 @@ SMALL = {
     "speech.py": ["--help"],  # tests/runtime/media/test_speech.py runs small models
     "speculation_gpu.py": ["--help"],  # it needs a GPU
     "way.py": ["--in-process"],
+    "recurrent_states.py": ["--help"],
     "states.py": ["--help"],
     "windows.py": ["--help"],  # it needs a GPU
     "speculation.py": [

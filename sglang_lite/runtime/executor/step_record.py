@@ -361,7 +361,7 @@ class StepWriter:
             },
             rotary=rotary,
             limits=limits,
-            **_state_fields(batch.states),
+            **({} if batch.states is None else _state_fields(batch.states)),
         )
         if self._file is not None:
             append_step(self._file, record)
@@ -418,10 +418,8 @@ def _find_column_changes(column: RecordColumn, written: Ints, batch: Batch) -> C
     return ColumnChanges(batch.slots[changed], values[changed], distinct)
 
 
-def _state_fields(states: RowStates | None) -> dict[str, Ints]:
+def _state_fields(states: RowStates) -> dict[str, Ints]:
     """Returns the fields of a record that hold the states of its rows."""
-    if states is None:
-        return {}
     marks = [(mark.row, mark.end, mark.place) for mark in states.marks]
     return {
         "state_reads": states.read,

@@ -151,9 +151,9 @@ def mamba2_scan(
     if rows.longest == 1:
         return out
     block_n = max(round_up_to_power_of_2(n), _MIN_TILE)
-    # float32 in three products of TF32, or in tiles of the same sizes, overflows the registers
+    # products of TF32 in tiles of the same sizes, or of float32, overflow the registers
     whole = x.dtype == torch.float32
-    widest = _BLOCK_P // 2 if whole else _BLOCK_P
+    widest = _BLOCK_P if x.dtype == torch.bfloat16 else _BLOCK_P // 2
     block_p = min(max(round_up_to_power_of_2(p), _MIN_TILE), widest)
     _scan[(len(rows.read), heads, cdiv(p, block_p))](
         x,

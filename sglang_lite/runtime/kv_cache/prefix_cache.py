@@ -118,8 +118,10 @@ class PrefixCache:
                 None if self.states is None else self.states.count_covered,
             )
             cached = match.count_cached(self.page_size)
-            usable = [each.count_usable_tokens(match) for each in self.companions]
-            end = space.count_trusted_tokens(min(usable, default=cached))
+            usable = cached
+            for each in self.companions:
+                usable = min(usable, each.count_usable_tokens(match))
+            end = space.count_trusted_tokens(usable)
             if end == cached:
                 return match
 

@@ -203,7 +203,7 @@ def _forward_with_rotary_kernel(part: nn.Module) -> Callable[..., Any] | None:
     """Returns a forward for an attention module that uses our rotary kernel. Returns None if the
     module's rotation is not of the common kind.
     """
-    forward = type(part).forward
+    forward = inspect.unwrap(type(part).forward)  # 5.24 renames arguments around it
     if not isinstance(forward, types.FunctionType) or _ROTATION not in forward.__code__.co_names:
         return None
     theirs = forward.__globals__.get(_ROTATION)

@@ -184,7 +184,8 @@ class Scheduler:
             # the isolated request, or the one that continues in its slot
             self.retraction.retract_all()
         self.retraction.retract_requests_lacking_window()
-        self.retraction.restore_states()
+        if self.store.states is not None:
+            self.retraction.restore_states()
         self.pauses.begin_requested_pauses()
         self.fetches.fetch_for_pauses()
 
@@ -202,7 +203,7 @@ class Scheduler:
         for request in list(self.queues.prefilling):
             if request.state is not State.PREFILLING:
                 continue  # retracted to make room for a request before it
-            if not self.retraction.restore_state(request):
+            if self.store.states is not None and not self.retraction.restore_state(request):
                 continue  # it was to begin inside a page that could not be copied
             start = int(table.computed[request.slot])
             length = int(table.length[request.slot])
@@ -210,7 +211,7 @@ class Scheduler:
             if (
                 end > start
                 and self.retraction.reserve_pages_for(request, end)
-                and self.retraction.restore_state(request)
+                and (self.store.states is None or self.retraction.restore_state(request))
             ):
                 chunks.append((request, start, end))
                 budget -= chunk_cost(request, start, end)

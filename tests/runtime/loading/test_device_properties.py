@@ -154,7 +154,7 @@ def pool_tokens(
     model = SimpleNamespace(
         device=CUDA, spec=spec, attentions=[layer.attention for layer in spec.layers], shares_prefixes=True, vocab_size=spec.vocab_size, activation_elements=23_552,
         active_parameters=sum(layer.active_weight_elements(spec.hidden_size) for layer in spec.layers),
-        token_bytes=2 * spec.kv_layout.numbers, precision=Precision(half, half, half),
+        token_bytes=2 * spec.kv_layout.numbers, state_bytes=0, precision=Precision(half, half, half),
     )  # fmt: skip
     sizes = EngineConfig().resolve_sizes(gpu=True, longest=spec.max_positions)
     assert sizes == Sizes(256, 8192, 16)

@@ -330,8 +330,9 @@ def differences(reference: PreTrainedModel, ids: list[int], generation: Generati
 
 def limit(reference: PreTrainedModel) -> float:
     """Largest distance that rounding explains."""
-    # the last bit of an embedding moves those of linear attention by up to 1.3e-4
-    return 3e-4 if "linear_attention" in str(reference.config) else 1e-4
+    # The last bit of an embedding moves those of linear attention by up to 7e-4, more with experts.
+    # What is wrong moves them by more than 0.01; kinds.tsv has whole models within 1e-4.
+    return 2e-3 if "linear_attention" in str(reference.config) else 1e-4
 
 
 def prompts(*lengths: int) -> list[list[int]]:

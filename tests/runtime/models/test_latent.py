@@ -293,6 +293,7 @@ def pool_tokens(monkeypatch):
         model = SimpleNamespace(
             device=None, spec=None, attentions=(replace(spec.layers[0].attention, heads=heads),), vocab_size=spec.vocab_size,
             active_parameters=2 * 10**9, activation_elements=20_000, shares_prefixes=heads < 64, token_bytes=2 * layout.numbers,
+            state_bytes=0,
             precision=SimpleNamespace(compute=half, cache=half, batch_invariant=False),
         )  # fmt: skip
         return kv_pool_size.pool_tokens(model, 0.9, Sizes(256, 8192, 16), 16384)
