@@ -15,6 +15,7 @@ import torch
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.packed_weight import PackedWeight
 from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.layers.delta import DeltaWeights
 from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
 from sglang_lite.runtime.models.layers.linear import (
     Bf16Linear,
@@ -254,6 +255,9 @@ class WeightParts:
         if role == "conv_kernel":
             assert layer.kernel is not None
             return layer.kernel[-1] if is_bias else layer.kernel[:-1].T
+        if role in _DELTA:
+            assert layer.delta is not None
+            return _delta_values(layer.delta, role, parameter.shape)
         if role == "correction":
             assert not isinstance(layer.feed_forward, FeedForward)
             return layer.feed_forward.correction
@@ -348,6 +352,18 @@ def _norm_values(
         restored[..., order.to(weight.device)] = weight
         weight = restored
     return weight if is_bias or not spec.norm_offset else weight.float() - spec.norm_offset
+
+
+def _delta_values(weights: DeltaWeights, role: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Returns a parameter of linear attention besides its projections."""
+    if role in DELTA_KERNELS:
+        channels = weights.kernel[:-1].T
+        # queries and keys have as many channels
+        start = len(channels) - shape[0] if role == DELTA_KERNELS[-1] else 0
+        start += shape[0] * (role == DELTA_KERNELS[1])
+        return channels[start : start + shape[0]]
+    named = {"delta_a_log": weights.a_log, "delta_dt": weights.dt, "delta_norm": weights.norm}
+    return named[role]
 
 
 # linear layer, its roles, order of its rows

@@ -388,9 +388,11 @@ class WeightReader:
             return self._tensors.take_vector(table[role, None]).float()
 
         kernel = torch.cat([read(role) for role in DELTA_KERNELS])
+        a_log = read("delta_a_log").to(self.device)
         return DeltaWeights(
             kernel=torch.cat((kernel.T, kernel.new_zeros((1, len(kernel))))).to(self.device),
-            rate=-read("delta_a_log").exp().to(self.device),
+            a_log=a_log,
+            rate=-a_log.exp(),
             dt=read("delta_dt").to(self.device),
             norm=read("delta_norm").to(self.device, self.precision.compute),
         )

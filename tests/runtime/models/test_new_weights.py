@@ -80,7 +80,9 @@ def test_new_weights_equal_those_of_an_engine_that_loads_them(folders, dtype):
         for name, tensor in given:
             read = torch.tensor(running.get_weights_by_name(name, 1000))
             wanted = tensor if dtype == "float32" else tensor.bfloat16().float()
-            assert torch.allclose(read, wanted, atol=1e-6 if dtype == "float32" else 1e-2), name
+            # some stay float32 in an engine of bfloat16
+            atol, rtol = (1e-6, 1e-5) if dtype == "float32" else (1e-2, 5e-3)
+            assert torch.allclose(read, wanted, rtol, atol), name
 
 
 def opener_of(tensors: dict[str, torch.Tensor]) -> Callable[[], WeightSource]:

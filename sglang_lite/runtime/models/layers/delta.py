@@ -25,12 +25,14 @@ class DeltaWeights:
     Attributes:
         kernel: float32 [taps + 1, channels], the convolution's weights, oldest token first, and
             then its bias.
+        a_log: float32 [value_heads], as in a checkpoint.
         rate: float32 [value_heads], -exp(a_log).
         dt: float32 [value_heads].
         norm: [value_size], weight of the norm of each head's outputs.
     """
 
     kernel: torch.Tensor
+    a_log: torch.Tensor
     rate: torch.Tensor
     dt: torch.Tensor
     norm: torch.Tensor
