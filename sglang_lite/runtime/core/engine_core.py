@@ -574,9 +574,11 @@ def _make_step_file(runner: ModelRunner, capacity: Capacity) -> Path | None:
 def _describe_engine(loaded: LoadedModel, capacity: Capacity) -> str:
     own = capacity.window_pages * capacity.sizes.page_size
     windows = f", for {own:,} in layers with a window" if own else ""
+    running = capacity.sizes.max_running  # fewer than by default if states are large
+    states = f", {capacity.states:,} states for {running} requests" if capacity.states else ""
     return (
         f"{loaded.name} on {loaded.model.device}, {loaded.model.format}, "
-        f"room for {capacity.tokens:,} tokens{windows}"
+        f"room for {capacity.tokens:,} tokens{windows}{states}"
     )
 
 

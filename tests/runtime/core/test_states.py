@@ -111,6 +111,7 @@ def test_as_many_states_are_kept_as_the_setting_says():
 
 def test_states_take_a_share_of_the_memory():
     totals = []
+    assert "room for 4,000 tokens, 34 states for 2 requests" in repr(engine())
     for ratio in (0.01, 0.02):
         model = loaded(states=True)
         model.model.token_bytes = 64  # so 4,000 tokens take 256,000 bytes
