@@ -22,6 +22,7 @@ from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 from sglang_lite.runtime.kernels.state_chunks import (
     CHUNK,
+    count_columns,
     decay_between,
     dot_precision,
     multiply,
@@ -29,7 +30,7 @@ from sglang_lite.runtime.kernels.state_chunks import (
 from sglang_lite.runtime.kernels.state_rows import StateRows
 from sglang_lite.runtime.kernels.state_step import mamba2_step
 
-_BLOCK_P = 32  # rows of the state in a program
+_BLOCK_P = 16  # rows of the state in a program, in float32
 _MIN_TILE = 16  # rows and columns that matrix units take
 
 
@@ -141,7 +142,7 @@ def mamba2_scan(
 
     Returns:
         Outputs [T, H, P], in the data type of `x`. States are float32 within a row; operands of
-        products have the precision of the inputs. Longer rows move 2 T H N elements for every 32
+        products have the precision of the inputs. Longer rows move 2 T H N elements for every 64
         rows of the state, mostly from caches, and 2 T H P more.
     """
     tokens, heads, p = x.shape
@@ -151,10 +152,10 @@ def mamba2_scan(
     if rows.longest == 1:
         return out
     block_n = max(round_up_to_power_of_2(n), _MIN_TILE)
-    # products of TF32 in tiles of the same sizes, or of float32, overflow the registers
+    # products of float32 in larger tiles overflow the registers
     whole = x.dtype == torch.float32
-    widest = _BLOCK_P if x.dtype == torch.bfloat16 else _BLOCK_P // 2
-    block_p = min(max(round_up_to_power_of_2(p), _MIN_TILE), widest)
+    precision = "ieee" if whole else dot_precision(x.dtype, x.device)
+    block_p = _BLOCK_P if whole else count_columns(precision)
     _scan[(len(rows.read), heads, cdiv(p, block_p))](
         x,
         b,
@@ -177,7 +178,7 @@ def mamba2_scan(
         N=n,
         BLOCK_P=block_p,
         BLOCK_N=block_n,
-        PRECISION="ieee" if whole else dot_precision(x.dtype, x.device),
+        PRECISION=precision,
         CHUNK=CHUNK // 2 if whole else CHUNK,
         num_warps=8 if block_n > 64 else 4,
         num_stages=1,

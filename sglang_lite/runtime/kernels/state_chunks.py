@@ -32,6 +32,14 @@ def dot_precision(dtype: torch.dtype, device: torch.device) -> str:
     return {torch.bfloat16: "bf16", torch.float16: "tf32"}.get(dtype, "tf32x3")
 
 
+def count_columns(precision: str) -> int:
+    """Returns how many columns of a state a program takes, whose products have a precision of
+    `dot_precision`: 128 bytes of operands. On Hopper, Triton 3.6 computes products with fewer
+    wrongly, or reads beyond shared memory, if their second operand was computed by the program.
+    """
+    return 64 if precision == "bf16" else 32
+
+
 @triton.jit
 def find_chunk(offsets, count, slot, CHUNK: tl.constexpr):
     """Returns the row whose chunk has a slot, the row's first token, the chunk's first token and
@@ -48,18 +56,12 @@ def find_chunk(offsets, count, slot, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def normalise(x):
-    """Returns the rows of x, divided by their L2 norms."""
-    return x * tl.rsqrt(tl.sum(x * x, 1) + 1e-6)[:, None]
-
-
-@triton.jit
 def multiply(x, y, PRECISION: tl.constexpr):
-    """Returns x @ y of float32 blocks."""
+    """Returns x @ y of two blocks in float32."""
     if PRECISION == "bf16":
         product = tl.dot(x.to(tl.bfloat16), y.to(tl.bfloat16))
     else:
-        product = tl.dot(x, y, input_precision=PRECISION)
+        product = tl.dot(x.to(tl.float32), y.to(tl.float32), input_precision=PRECISION)
     return product
 
 
@@ -72,7 +74,7 @@ def decay_between(total):
 
 
 @triton.jit
-def invert_unit_triangle(a):
+def invert_unit_triangle(a, PRECISION: tl.constexpr):
     """Returns the inverse of I + a, for a [64, 64] that is 0 on and above the diagonal.
 
     Blocks on the diagonal are inverted, of 2 rows, then of 4, and so on. From the inverses X of two
@@ -80,22 +82,36 @@ def invert_unit_triangle(a):
     part of a between them. The sum of the powers of -a takes as many products, but loses all digits
     where keys are alike.
     """
-    i = tl.arange(0, 64)
+    i = tl.arange(0, 16)
+    b = tl.arange(0, 4)
+    same = b[:, None, None, None] == b[None, None, :, None]
+    small = tl.sum(tl.where(same, tl.reshape(a, (4, 16, 4, 16)), 0.0), 2)
     pair = (i[:, None] // 2) == (i[None, :] // 2)
-    inverse = (i[:, None] == i[None, :]).to(tl.float32) - tl.where(pair, a, 0.0)
-    for level in tl.static_range(2, 7):
-        inverse = join_blocks(inverse, a, 1 << level)
+    eye = (i[:, None] == i[None, :]).to(tl.float32)
+    inverse = eye[None, :, :] - tl.where(pair[None, :, :], small, 0.0)
+    for level in tl.static_range(2, 5):
+        between = small * _lies_between(16, 1 << level)[None, :, :]
+        inverse -= _product(inverse, _product(between, inverse, PRECISION), PRECISION)
+    inverse = tl.where(same, inverse[:, :, None, :], 0.0).reshape((64, 64))
+    for level in tl.static_range(5, 7):
+        between = a * _lies_between(64, 1 << level)
+        inverse -= _product(inverse, _product(between, inverse, PRECISION), PRECISION)
     return inverse
 
 
 @triton.jit
-def join_blocks(inverse, a, SIZE: tl.constexpr):
-    """Returns the inverses of the blocks of SIZE on the diagonal of I + a, from those of the blocks
-    of half that size.
+def _lies_between(COUNT: tl.constexpr, SIZE: tl.constexpr):
+    """Returns 1 at the places [COUNT, COUNT] that lie in a block of SIZE on the diagonal, but in
+    none of half that size, and else 0.
     """
-    i = tl.arange(0, 64)
+    i = tl.arange(0, COUNT)
     block = i // SIZE
     half = i // (SIZE // 2)
     between = (block[:, None] == block[None, :]) & (half[:, None] != half[None, :])
-    change = tl.dot(tl.where(between, a, 0.0), inverse, input_precision="tf32x3")
-    return inverse - tl.dot(inverse, change, input_precision="tf32x3")
+    return between.to(tl.float32)
+
+
+@triton.jit
+def _product(x, y, PRECISION: tl.constexpr):
+    """Returns x @ y with the precision that an inverse needs for products of PRECISION."""
+    return tl.dot(x, y, input_precision="tf32" if PRECISION == "bf16" else "tf32x3")

@@ -207,6 +207,27 @@ def test_convolutions_of_any_window_with_and_without_activation(of, window, rows
     assert torch.equal(states.double(), after)
 
 
+SIZES = {
+    "Qwen3.5": ("delta", {"heads": (1, 2), "dims": (128, 128)}),
+    "OLMo Hybrid": ("delta", {"heads": (2, 2), "dims": (96, 192)}),
+    "Kimi Linear": ("delta", {"heads": (2, 2), "dims": (128, 128), "by_channel": True}),
+    "Nemotron-H": ("mamba2", {"heads": (4, 2), "dims": (64, 128)}),
+    "Falcon-H1": ("mamba2", {"heads": (2, 1), "dims": (128, 256)}),
+}
+
+
+@needs_kernels
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [(torch.bfloat16, 2e-2), (torch.float16, 5e-3), (torch.float32, 2e-5)]
+)
+def test_kernels_are_right_at_the_sizes_that_models_have(name, dtype, limit):
+    """Tiles of each size are compiled otherwise on a GPU."""
+    kind, options = SIZES[name]
+    check(KERNELS, kind, rows_of((133, 1, 1), (1, 2, 3)), limit, dtype, **options)
+
+
 @needs_kernels
 @pytest.mark.parametrize("dims", [(96, 192), (16, 16), (8, 20)])
 def test_kernels_of_the_delta_rule_have_heads_of_any_size(dims):
