@@ -110,11 +110,12 @@ class StatePages(Companion):
     def stats(self) -> dict[str, int]:
         """Returns counts for `Engine.stats`."""
         kept = int((self._page_of != _NO_PAGE).sum())
+        idle = self._orphans.difference(self._current.tolist())
         return {
             "states_total": self.total,
             "states_running": int((self._current != self.total).sum()),
             "states_kept": kept,
-            "states_free": len(self._free),
+            "states_free": len(self._free) + len(idle),
             "state_hits": self.hits,
             "state_recomputed_tokens": self.recomputed,
         }
