@@ -311,6 +311,9 @@ def _expand(
     PAGE,
     END0,
     END1,
+    END2,
+    END3,
+    END4,
     TILES,
     PAGES: tl.constexpr,
     RANKS: tl.constexpr,
@@ -327,7 +330,7 @@ def _expand(
     rank, page, token, alone = _block(
         tokens, ranks, pages, block, begin < stop, T, PAGES, RANKS, SIZE, TOGETHER
     )
-    part, n, end = outputs_of(begin % TILES, N, END0, END1, PARTS, BLOCK_N)
+    part, n, end = outputs_of(begin % TILES, N, END0, END1, END2, END3, END4, PARTS, BLOCK_N)
     weights = _load_b(b, 0, page, rank, n, end, N, PAGE, RANKS)
     wait(PDL)
     for item in range(begin, stop):
@@ -351,7 +354,7 @@ def _expand(
             rank, page, token, alone = _block(
                 tokens, ranks, pages, block, later < stop, T, PAGES, RANKS, SIZE, TOGETHER
             )
-        part, n, end = outputs_of(later % TILES, N, END0, END1, PARTS, BLOCK_N)
+        part, n, end = outputs_of(later % TILES, N, END0, END1, END2, END3, END4, PARTS, BLOCK_N)
         weights = _load_b(b, 0, page, tl.where(later < stop, rank, 0), n, end, N, PAGE, RANKS)
 
 
@@ -438,7 +441,6 @@ def lora_add(
     """
     hidden, constants = _shrink_rows(x, weights, rows)
     outputs = weights.b.shape[2]
-    ends = (weights.outputs[0], sum(weights.outputs[:2]))
     tiles = sum(cdiv(each, _BLOCK_N) for each in weights.outputs)
     _expand[(_program_count(x, len(rows.ranks) * tiles, _EXPANDING),)](
         hidden,
@@ -451,7 +453,7 @@ def lora_add(
         len(x),
         outputs,
         weights.page_size,
-        *ends,
+        *weights.ends,
         tiles,
         PARTS=len(weights.outputs),
         BLOCK_N=_BLOCK_N,

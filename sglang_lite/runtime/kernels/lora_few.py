@@ -24,13 +24,12 @@ from sglang_lite.runtime.kernels.activation import apply_activation
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.launch_config import tile_stages
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.lora_weights import RANKS, LoraStep, LoraWeights
+from sglang_lite.runtime.kernels.lora_weights import MAX_PARTS, RANKS, LoraStep, LoraWeights
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, round_up_to_power_of_2
 
 BLOCK_R = 32  # ranks that are multiplied together
 STAGES = 5  # tiles of B that a product loads ahead
-_MAX_PARTS = 3
 _BLOCK_K = 64
 _BLOCK_N = 128
 _STAGES = 4
@@ -133,7 +132,7 @@ def join_ranks(step: LoraStep, slots: torch.Tensor) -> JoinedRanks:
     """
     adapters, longest = step.pages.shape
     pages, owners = step.ranks.new_empty((2, min(len(slots), adapters) * longest))
-    counters = step.ranks.new_empty(_MAX_PARTS * cdiv(len(pages) * RANKS, BLOCK_R))
+    counters = step.ranks.new_empty(MAX_PARTS * cdiv(len(pages) * RANKS, BLOCK_R))
     of_token = step.ranks.new_empty(len(slots))
     used = step.ranks.new_empty(1)
     _join[(1,)](
@@ -287,21 +286,42 @@ def shrink(x: torch.Tensor, weights: LoraWeights, ranks: JoinedRanks) -> Shrunk:
 
 
 @triton.jit
-def outputs_of(tile, N, END0, END1, PARTS: tl.constexpr, BLOCK_N: tl.constexpr):
+def outputs_of(tile, N, END0, END1, END2, END3, END4, PARTS: tl.constexpr, BLOCK_N: tl.constexpr):
     """Returns the part of a tile of outputs, its outputs [BLOCK_N], and the end of the part. No
     tile has outputs of two parts.
     """
-    if PARTS == 1:
-        part, first, end = 0, 0, N
-    else:
-        second = tl.cdiv(END0, BLOCK_N)
-        third = second + tl.cdiv(END1 - END0, BLOCK_N)
-        part = (tile >= second).to(tl.int32) + (tile >= third).to(tl.int32)
-        first = tl.where(
-            part == 0, 0, tl.where(part == 1, END0 - second * BLOCK_N, END1 - third * BLOCK_N)
-        )
-        end = tl.where(part == 0, END0, tl.where(part == 1, END1, N))
-    return part, first + tile * BLOCK_N + tl.arange(0, BLOCK_N), end
+    part, begin, before = 0, 0, 0  # of the part, its first output and its first tile
+    end = N if PARTS == 1 else END0
+    later = tl.cdiv(END0, BLOCK_N)  # first tile of the next part
+    if PARTS > 1:
+        part, begin, before, end = _go_on(tile, later, END0, END1, part, begin, before, end)
+        later += tl.cdiv(END1 - END0, BLOCK_N)
+    if PARTS > 2:
+        part, begin, before, end = _go_on(tile, later, END1, END2, part, begin, before, end)
+        later += tl.cdiv(END2 - END1, BLOCK_N)
+    if PARTS > 3:
+        part, begin, before, end = _go_on(tile, later, END2, END3, part, begin, before, end)
+        later += tl.cdiv(END3 - END2, BLOCK_N)
+    if PARTS > 4:
+        part, begin, before, end = _go_on(tile, later, END3, END4, part, begin, before, end)
+        later += tl.cdiv(END4 - END3, BLOCK_N)
+    if PARTS > 5:
+        part, begin, before, end = _go_on(tile, later, END4, N, part, begin, before, end)
+    return part, begin + (tile - before) * BLOCK_N + tl.arange(0, BLOCK_N), end
+
+
+@triton.jit
+def _go_on(tile, later, begin_later, end_later, part, begin, before, end):
+    """Returns the next part, its first output, its first tile and its end if a tile is from tile
+    `later` on, where that part begins, and else what is given.
+    """
+    is_later = tile >= later
+    return (
+        part + is_later.to(tl.int32),
+        tl.where(is_later, begin_later, begin),
+        tl.where(is_later, later, before),
+        tl.where(is_later, end_later, end),
+    )
 
 
 @triton.jit
@@ -427,6 +447,9 @@ def _expand(
     PAGE,
     END0,
     END1,
+    END2,
+    END3,
+    END4,
     PARTS: tl.constexpr,
     GATE: tl.constexpr,
     RANKS: tl.constexpr,
@@ -437,7 +460,7 @@ def _expand(
     PDL: tl.constexpr,
 ):
     start_next(PDL)
-    part, n, end = outputs_of(tl.program_id(0), N, END0, END1, PARTS, BLOCK_N)
+    part, n, end = outputs_of(tl.program_id(0), N, END0, END1, END2, END3, END4, PARTS, BLOCK_N)
     t, count = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T), tl.load(used) * RANKS
     inside = (t < T)[:, None] & (n < end)[None, :]
     type = out.dtype.element_ty
@@ -555,8 +578,7 @@ def _launch(
         out.shape[1],
         width,
         weights.page_size,
-        weights.outputs[0],
-        sum(weights.outputs[:2]),
+        *weights.ends,
         PARTS=parts,
         GATE=gate,
         RANKS=RANKS,

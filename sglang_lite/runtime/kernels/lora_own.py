@@ -242,6 +242,9 @@ def _own_expand(
     PAGE,
     END0,
     END1,
+    END2,
+    END3,
+    END4,
     PAGES: tl.constexpr,
     RANKS: tl.constexpr,
     PARTS: tl.constexpr,
@@ -255,7 +258,7 @@ def _own_expand(
     start_next(PDL)
     token, COLUMNS = tl.program_id(1), N if GATE == "" else 2 * N
     if GATE == "":
-        part, n, end = outputs_of(tl.program_id(0), N, END0, END1, PARTS, BLOCK)
+        part, n, end = outputs_of(tl.program_id(0), N, END0, END1, END2, END3, END4, PARTS, BLOCK)
     else:
         part, n, end = 0, tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), N
     rank = tl.load(ranks + token)
@@ -316,8 +319,7 @@ def own_expand(shrunk: OwnShrunk, product: torch.Tensor, activation: str = "") -
         tokens,
         out.shape[1],
         weights.page_size,
-        weights.outputs[0],
-        sum(weights.outputs[:2]),
+        *weights.ends,
         PAGES=ranks.pages.shape[1],
         RANKS=RANKS,
         PARTS=parts,

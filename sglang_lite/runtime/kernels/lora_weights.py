@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
 RANKS = 8  # ranks in a page
+MAX_PARTS = 6  # of a product
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,16 @@ class LoraWeights:
         size = self.a.stride(0)
         assert size == self.b.stride(0)
         return size
+
+    @property
+    def ends(self) -> list[int]:
+        """Outputs at which each part ends; the last end up to the number of parts that a product
+        may have.
+        """
+        assert len(self.outputs) <= MAX_PARTS
+        missing = MAX_PARTS - 1 - len(self.outputs)
+        ends = [*accumulate(self.outputs)]
+        return [*ends, *[ends[-1]] * missing][: MAX_PARTS - 1]
 
 
 @dataclass(frozen=True, slots=True)

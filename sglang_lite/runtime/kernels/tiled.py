@@ -171,9 +171,9 @@ def can_tile(weight: torch.Tensor) -> bool:
 
 def can_fuse_adapters(weight: torch.Tensor, outputs: Sequence[int]) -> bool:
     """Returns whether `linear_by_tiles` can add adapters to this weight. `outputs` has the number
-    of outputs of each part; no tile may span two parts.
+    of outputs of each part; no tile may span two parts, of which there are at most three.
     """
-    return all(
+    return len(outputs) <= 3 and all(
         end % outputs_per_program(weight.numel()) == 0 for end in itertools.accumulate(outputs[:-1])
     )
 

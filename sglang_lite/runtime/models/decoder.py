@@ -26,6 +26,7 @@ from sglang_lite.runtime.models.layers.conv import gated_conv
 from sglang_lite.runtime.models.layers.delta import gated_delta
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.latent import latent_attention
+from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.norm import apply_norm
 from sglang_lite.runtime.models.layers.rope import Rotation, rotate
 from sglang_lite.runtime.models.lora.cpu_step import LayerAdapters
@@ -496,20 +497,23 @@ class Decoder:
         plan = plan.in_layer(spec.window)
         if isinstance(spec, ConvSpec):
             assert layer.kernel is not None
-            return layer.output(gated_conv(layer.kernel, layer.qkv(x), plan, cache, index))
+            product = _project("qkv", layer.qkv, x, lora)
+            out = gated_conv(layer.kernel, product, plan, cache, index)
+            return _project("output", layer.output, out, lora)
         if isinstance(spec, DeltaSpec):
             assert layer.delta is not None
             states = cache.states[index]
             assert states is not None
-            out = gated_delta(spec, layer.delta, layer.qkv(x), plan.states, states)
-            return layer.output(out)
+            product = _project("qkv", layer.qkv, x, lora)
+            out = gated_delta(spec, layer.delta, product, plan.states, states)
+            return _project("output", layer.output, out, lora)
         cos, sin, query_scale = rotation
         if isinstance(spec, LatentSpec):
             assert layer.latent is not None
             out = latent_attention(spec, layer.latent, layer.qkv(x), cos, sin, plan, cache, index)
             return layer.output(out.view(len(x), -1).to(x.dtype))
         rotated = spec.heads + spec.kv_heads
-        qkv = layer.qkv(x) if lora is None else lora.add_adapter_deltas("qkv", x, layer.qkv(x))
+        qkv = _project("qkv", layer.qkv, x, lora)
         columns = [rotated * spec.key_size, spec.kv_heads * spec.value_size]
         columns.append(qkv.shape[1] - sum(columns))
         qk, v, gate = qkv.split_with_sizes(columns, -1)
@@ -535,11 +539,7 @@ class Decoder:
         if spec.output_gate:
             gate = gate.sigmoid().view(len(x), spec.heads, spec.gate_size)
             out = (out.view(len(x), spec.heads, -1) * gate).flatten(1)
-        return (
-            layer.output(out)
-            if lora is None
-            else lora.add_adapter_deltas("output", out, layer.output(out))
-        )
+        return _project("output", layer.output, out, lora)
 
     def _qk_norm(self, layer: Layer, qk: torch.Tensor, queries: int) -> torch.Tensor:
         """Normalises queries and keys separately; the first `queries` entries of axis 1 are
@@ -565,6 +565,14 @@ class Decoder:
         return torch.cat(
             [(x.float() * scale[:, i : i + 1]).to(x.dtype) * w for i, (x, w) in enumerate(parts)], 1
         )
+
+
+def _project(
+    name: str, linear: Linear, x: torch.Tensor, lora: LayerAdapters | None
+) -> torch.Tensor:
+    """Computes a linear layer's outputs, with those of the step's adapters."""
+    product = linear(x)
+    return product if lora is None else lora.add_adapter_deltas(name, x, product)
 
 
 def _feed_forward(

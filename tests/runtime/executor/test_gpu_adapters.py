@@ -51,6 +51,8 @@ def paths_of(reference):
         "nemotron",
         "gpt-neox",
         "cohere",
+        "lfm2",
+        "qwen3.5",
     ],
 )
 def test_rows_of_all_adapters_and_none_in_one_batch(family, tmp_path, on_gpu):

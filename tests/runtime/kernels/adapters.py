@@ -36,6 +36,10 @@ def lora_weights(step, inputs, outputs, dtype=torch.float32):
     return LoraWeights(whole[:, :split].view(a.shape), whole[:, split:].view(b.shape), outputs)
 
 
+# up to those of linear attention: queries, keys, values, gates, and two numbers a head
+PARTS = ((150,), (40, 40), (150, 20, 20), (70, 20, 20, 70), (130, 40, 70, 70, 4, 4))
+
+
 def _each(run, parts):
     step, results = lora_step((8, 24, 0)), []
     for outputs in parts:
@@ -48,7 +52,7 @@ def _each(run, parts):
 
 
 def added(run):
-    return _each(run, ((150,), (40, 40), (150, 20, 20)))
+    return _each(run, PARTS)
 
 
 def gated(run):
@@ -101,7 +105,7 @@ def _expanding(run, parts):
 
 
 def expanded(run):
-    return _expanding(run, ((150,), (40, 40), (150, 20, 20)))
+    return _expanding(run, PARTS)
 
 
 def expanded_and_gated(run):

@@ -13,6 +13,7 @@ import numpy as np
 import peft
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -26,7 +27,7 @@ from tests.runtime.models.tiny import randomise, save
 DENSE = [
     "llama-2", "llama-biases", "smollm2", "mistral-window", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3", "olmo2",
     "granite", "glm", "glm4", "exaone4", "seed-oss", "helium", "ernie4.5", "starcoder2", "phi", "stablelm-parallel", "cohere",
-    "nemotron", "gpt-neox", "olmo", "gpt2", "gptj", "opt", "falcon-grouped",
+    "nemotron", "gpt-neox", "olmo", "gpt2", "gptj", "opt", "falcon-grouped", "lfm2", "lfm2-biases", "qwen3.5", "olmo-hybrid",
 ]  # fmt: skip
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`"),  # that peft reads
@@ -37,6 +38,8 @@ RANKS = {"one": 4, "two": 8, "three": 12, "four": 64}
 
 def adapted(family, folder, adapters):
     model, changes = FAMILIES[family]
+    if isinstance(model, str):  # one of the newest
+        model = getattr(transformers, model)
     reference = randomise(model(model.config_class(**SHAPE | changes)))
     return save(reference, folder / "base"), Adapted(reference, folder, adapters)
 
@@ -77,22 +80,17 @@ def test_logits_equal_those_of_peft(family, tmp_path):
             assert farthest(reference, ids, name, generation) <= 1e-4, name
 
 
-def test_layers_with_a_convolution_take_adapters_of_their_feed_forward(tmp_path):
-    modules = ["q_proj", "k_proj", "v_proj", "self_attn.out_proj", "w1", "w2", "w3"]
-    base, reference = adapted("lfm2", tmp_path, {"one": {"r": 4, "target_modules": modules}})
+def test_adapters_of_projections_that_are_stored_in_groups(tmp_path):
+    """Queries, keys, values and gates of Qwen3-Next's linear attention, by key head."""
+    modules = ["in_proj_qkvz", "in_proj_ba", "linear_attn.out_proj", "q_proj", "v_proj", "o_proj"]
+    adapters = {name: {"r": rank, "target_modules": modules} for name, rank in RANKS.items()}
+    base, reference = adapted("qwen3-next", tmp_path, adapters)
     (ids,) = prompts(20)
-    with engine(base, lora_paths=[f"one={reference.folders['one']}"]) as running:
-        for name in ("one", None):
+    paths = [f"{name}={folder}" for name, folder in reference.folders.items()]
+    with engine(base, lora_paths=paths, max_loras_per_batch=2) as running:
+        for name in (*RANKS, None, *RANKS):
             generation = ask(running, ids, name).result(timeout=30)
             assert farthest(reference, ids, name, generation) <= 1e-4, name
-
-
-def test_an_adapter_of_a_convolution_is_refused(tmp_path):
-    base, reference = adapted("lfm2", tmp_path, {"one": {"r": 4}})
-    with pytest.raises(
-        sgl.ModelError, match=r"changes model.layers.0.conv.in_proj; only projections"
-    ):
-        engine(base, lora_paths=[f"one={reference.folders['one']}"])
 
 
 LATE = {"r": 8, "alora_invocation_tokens": [7, 11], "task_type": "CAUSAL_LM"}

@@ -34,10 +34,17 @@ from sglang_lite.runtime.models.parameters import (
     head_name,
     input_projection_roles,
     layer_parameters,
+    output_projection_role,
     parameters,
 )
 from sglang_lite.runtime.models.rotary_pairs import deinterleave_order
-from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
+from sglang_lite.runtime.models.spec import (
+    AttentionSpec,
+    DenseSpec,
+    LatentSpec,
+    LayerSpec,
+    ModelSpec,
+)
 from sglang_lite.runtime.models.weights.folder import pickled_tensors
 from sglang_lite.runtime.models.weights.ranges import DTYPES, LocalRanges, read_header
 from sglang_lite.runtime.models.weights.source import canonical_name
@@ -140,8 +147,12 @@ def _roles_by_product(layer: LayerSpec) -> dict[str, tuple[str, ...]]:
     and "v" in `qkv`.
     """
     products: dict[str, tuple[str, ...]] = {}
-    if isinstance(layer.attention, AttentionSpec):
-        products = {"qkv": input_projection_roles(layer.attention), "output": ("o",)}
+    mixer = layer.attention
+    if not isinstance(mixer, LatentSpec):
+        products = {
+            "qkv": input_projection_roles(mixer),
+            "output": (output_projection_role(mixer),),
+        }
     if isinstance(layer.feed_forward, DenseSpec):
         products["gate_up"] = ("gate", "up") if layer.feed_forward.gated else ("up",)
         products["down"] = ("down",)
