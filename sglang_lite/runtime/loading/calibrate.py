@@ -204,12 +204,15 @@ def _wrap_watched_linears(layer: Layer, spec: ModelSpec, index: int) -> list[_Wa
     def wrap_watched(linear: Linear, roles: Sequence[str]) -> _Watched:
         return _Watched(linear, list(dict.fromkeys(names[role] for role in roles)))
 
-    layer.qkv = qkv = wrap_watched(layer.qkv, input_projection_roles(layer_spec.attention))
-    layer.output = output = wrap_watched(
-        layer.output, (output_projection_role(layer_spec.attention),)
-    )
-    found = [qkv, output]
-    if isinstance(fed := layer.feed_forward, FeedForward) and isinstance(fed.spec, DenseSpec):
+    found = []
+    if layer_spec.mixes:
+        layer.qkv = qkv = wrap_watched(layer.qkv, input_projection_roles(layer_spec.attention))
+        layer.output = output = wrap_watched(
+            layer.output, (output_projection_role(layer_spec.attention),)
+        )
+        found += [qkv, output]
+    fed = layer.feed_forward
+    if layer_spec.feeds and isinstance(fed, FeedForward) and isinstance(fed.spec, DenseSpec):
         gate_up = wrap_watched(fed.gate_up, ("gate", "up") if fed.spec.gated else ("up",))
         down = wrap_watched(fed.down, ("down",))
         layer.feed_forward = replace(fed, gate_up=gate_up, down=down)

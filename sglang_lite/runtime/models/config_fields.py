@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 from sglang_lite.protocol import ModelError
 
 Json: TypeAlias = Any  # parsed JSON or metadata, of any shape until it has been checked
+Config: TypeAlias = Mapping[str, Json]
 
 MAX_BYTES = 256 << 20  # largest JSON file
 MAX_TOKENS = 1 << 24  # largest vocabulary
@@ -113,7 +114,7 @@ _OBJECT = Field("object")
 
 # Fields of config.json and of its text_config.
 CONFIG: Mapping[str, Field] = {
-    **dict.fromkeys(("architectures", "layer_types", "mlp_layer_types"), Field("texts")),
+    **dict.fromkeys(("architectures", "layer_types", "mlp_layer_types", "layers_block_type"), Field("texts")),
     **dict.fromkeys(("text_config", "quantization_config", "rope_parameters", "rope_scaling", "attn_config"), _OBJECT),
     "vocab_size": _integer_field(1, MAX_TOKENS, required=True),
     "hidden_size": _integer_field(1, 1 << 20, required=True),
@@ -132,6 +133,15 @@ CONFIG: Mapping[str, Field] = {
         "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon",
     ), Field("number", 0.0, 1.0)),
     **dict.fromkeys(("conv_L_cache", "linear_conv_kernel_dim"), _integer_field(1, 64)),
+    **dict.fromkeys(("mamba_d_conv", "conv_kernel"), _integer_field(1, 17)),
+    **dict.fromkeys((
+        "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_num_heads", "mamba_head_dim", "n_groups",
+        "ssm_state_size", "mamba_expand",
+    ), _integer_field(1, 1 << 16)),
+    "mamba_d_head": Field("pattern"),
+    "mamba_d_ssm": _integer_field(1, 1 << 24),
+    "attn_layer_indices": Field("wholes", 0, 10_000),
+    "moe_shared_expert_intermediate_size": _integer_field(0, 1 << 24),
     "full_attention_interval": _integer_field(1, 10_000),
     **dict.fromkeys((
         "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
@@ -159,7 +169,10 @@ CONFIG: Mapping[str, Field] = {
     "prefix_dense_intermediate_size": _integer_field(1, 1 << 24),
     **dict.fromkeys(("sliding_window", "max_window_layers", "first_k_dense_replace"), _integer_field(0, MAX_POSITIONS)),
     "sliding_window_pattern": Field("pattern"),
-    **dict.fromkeys(("hidden_act", "hidden_activation", "topk_method"), _TEXT),
+    **dict.fromkeys((
+        "hidden_act", "hidden_activation", "topk_method", "mamba_hidden_act", "mlp_hidden_act",
+        "hybrid_override_pattern", "position_embedding_type",
+    ), _TEXT),
     **dict.fromkeys((
         "use_sliding_window", "use_bidirectional_attention", "is_causal", "tie_word_embeddings",
         "attention_bias", "qkv_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qk_norm",
@@ -168,6 +181,7 @@ CONFIG: Mapping[str, Field] = {
         "mup_enabled", "lm_head_bias", "linear_allow_neg_eigval",
         "tie_embedding", "conv_bias", "block_auto_adjust_ff_dim", "use_expert_bias",
         "use_sandwich_norm", "use_attention_gate", "alibi", "attn_temperature_tuning",
+        "mamba_conv_bias", "mamba_proj_bias", "use_conv_bias",
     ), _FLAG),
     "no_rope_layers": Field("wholes", 0, 1),
     **dict.fromkeys((

@@ -282,6 +282,7 @@ def _supports_layer(layer: LayerSpec) -> bool:
     mlp = layer.feed_forward
     return (
         _supports_mixer(layer.attention)
+        and layer.feeds
         and isinstance(mlp, DenseSpec)
         and mlp.gated
         and mlp.activation == "silu"

@@ -23,18 +23,24 @@ from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.models.cpu_small_batch import small_batch_step
 from sglang_lite.runtime.models.layer_watch import LayerWatch
 from sglang_lite.runtime.models.layers.conv import gated_conv
-from sglang_lite.runtime.models.layers.delta import gated_delta
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.latent import latent_attention
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.norm import apply_norm
 from sglang_lite.runtime.models.layers.rope import Rotation, rotate
+from sglang_lite.runtime.models.layers.state_mixer import mix_states
 from sglang_lite.runtime.models.lora.cpu_step import LayerAdapters
 from sglang_lite.runtime.models.offload import Offload
 from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.sharding import rank_spec, vocabulary_part
-from sglang_lite.runtime.models.spec import ConvSpec, DeltaSpec, LatentSpec, ModelSpec
+from sglang_lite.runtime.models.spec import (
+    AttentionSpec,
+    ConvSpec,
+    LatentSpec,
+    ModelSpec,
+    StateSpec,
+)
 from sglang_lite.runtime.models.weight_reader import Layer, WeightReader
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives, run_stages_in_turn
@@ -349,7 +355,8 @@ class Decoder:
         """
         steps.idle = self._join_step_without_rows
         for layer in self.layers:
-            layer.shared = SharedFeedForward(layer.feed_forward, self.ranks, steps)
+            if layer.spec.feeds:
+                layer.shared = SharedFeedForward(layer.feed_forward, self.ranks, steps)
 
     def _join_step_without_rows(self) -> None:
         """Takes part in the other ranks' step without any rows of its own."""
@@ -357,7 +364,8 @@ class Decoder:
             (0, self.spec.hidden_size), dtype=self.precision.compute, device=self.device
         )
         for layer in self.layers:
-            _feed_forward(layer, x, None, None)
+            if layer.spec.feeds:
+                _feed_forward(layer, x, None, None)
 
     def _run_layers(
         self,
@@ -386,20 +394,25 @@ class Decoder:
         plan: AttentionPlan,
         cache: KVCache,
     ) -> torch.Tensor:
-        normed = self._norm(x, layer.input_norm)
         lora = None if plan.lora is None else plan.lora.layer(index)
-        h = self._attention(index, layer, normed, rotations[layer.rope], plan, cache, lora)
         record = partial(cache.record_experts, index, plan.store_at)
         if layer.spec.parallel:
+            normed = self._norm(x, layer.input_norm)
+            h = self._attention(index, layer, normed, rotations[layer.rope], plan, cache, lora)
             mlp_input = normed if layer.mlp_norm is None else self._norm(x, layer.mlp_norm)
             return x + self._scale_output(
                 layer, self.layer_ranks.sum(h + _feed_forward(layer, mlp_input, lora, record))
             )
-        x = x + self._scale_output(
-            layer, self._norm(self.layer_ranks.sum(h), layer.post_attention_norm)
-        )
-        h = self.layer_ranks.sum(_feed_forward(layer, self._norm(x, layer.mlp_norm), lora, record))
-        return x + self._scale_output(layer, self._norm(h, layer.post_mlp_norm))
+        if layer.spec.mixes:
+            normed = self._norm(x, layer.input_norm)
+            h = self._attention(index, layer, normed, rotations[layer.rope], plan, cache, lora)
+            h = self._norm(self.layer_ranks.sum(h), layer.post_attention_norm)
+            x = x + self._scale_output(layer, h)
+        if layer.spec.feeds:
+            h = _feed_forward(layer, self._norm(x, layer.mlp_norm), lora, record)
+            h = self._norm(self.layer_ranks.sum(h), layer.post_mlp_norm)
+            x = x + self._scale_output(layer, h)
+        return x
 
     def embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Returns the embeddings [T, hidden_size] of text tokens as they enter the first layer.
@@ -500,18 +513,17 @@ class Decoder:
             product = _project("qkv", layer.qkv, x, lora)
             out = gated_conv(layer.kernel, product, plan, cache, index)
             return _project("output", layer.output, out, lora)
-        if isinstance(spec, DeltaSpec):
-            assert layer.delta is not None
-            states = cache.states[index]
-            assert states is not None
+        if isinstance(spec, StateSpec):
             product = _project("qkv", layer.qkv, x, lora)
-            out = gated_delta(spec, layer.delta, product, plan.states, states)
+            states = cache.states[index]
+            out = mix_states(spec, layer.state, product, plan.states, states, self.layer_ranks)
             return _project("output", layer.output, out, lora)
         cos, sin, query_scale = rotation
         if isinstance(spec, LatentSpec):
             assert layer.latent is not None
             out = latent_attention(spec, layer.latent, layer.qkv(x), cos, sin, plan, cache, index)
             return layer.output(out.view(len(x), -1).to(x.dtype))
+        assert isinstance(spec, AttentionSpec)
         rotated = spec.heads + spec.kv_heads
         qkv = _project("qkv", layer.qkv, x, lora)
         columns = [rotated * spec.key_size, spec.kv_heads * spec.value_size]

@@ -13,10 +13,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from sglang_lite.runtime.models.config_fields import Json
-from sglang_lite.runtime.models.spec import NO_ROPE
+from sglang_lite.runtime.models.config_fields import Config, Json
+from sglang_lite.runtime.models.mixers import (
+    bamba_mixer,
+    granite_mixer,
+    lfm2_mixer,
+    lfm3_kinds,
+    lfm3_mixer,
+    nemotron_layer_types,
+    nemotron_mixer,
+    olmo_mixer,
+    qwen_mixer,
+)
+from sglang_lite.runtime.models.spec import NO_ROPE, MixerSpec
 
-Config: TypeAlias = Mapping[str, Json]
 Changes: TypeAlias = Callable[[Config], dict[str, Any]]
 
 
@@ -61,11 +71,10 @@ class Family:
             ""; transformers' code runs such a model.
         experts_fields: function of config and layer index that gives fields of ExpertsSpec, or None
             for a dense layer.
-        delta_fields: function of config and layer index that gives fields of DeltaSpec, or None for
-            a layer with attention.
-        delta_norms: position of the norms in layers with the delta rule; None for that of `norms`.
-        conv_fields: function of config and layer index that gives fields of ConvSpec, or None for
-            a layer with attention.
+        mixer: function of config and layer index that gives what the layer has in the place of
+            attention, or None for attention.
+        mixer_norms: position of the norms in layers without attention; None for that of `norms`.
+        has_feed_forward: function of config and layer index, False if the layer has none.
         experts_transposed: whether stacked expert matrices have inputs before outputs.
         experts_interleaved: whether they do, with gate and up columns alternating.
         names: role in `parameters.py` -> the family's tensor name, if it differs from Llama's; ""
@@ -98,9 +107,9 @@ class Family:
     layer_fields: Changes = lambda config: {}
     model_fields: Changes = lambda config: {}
     experts_fields: Callable[[Config, int], dict[str, Any] | None] = lambda config, layer: None
-    delta_fields: Callable[[Config, int], dict[str, Any] | None] = lambda config, layer: None
-    delta_norms: Literal["before", "after", "both"] | None = None
-    conv_fields: Callable[[Config, int], dict[str, Any] | None] = lambda config, layer: None
+    mixer: Callable[[Config, int], MixerSpec | None] = lambda config, layer: None
+    mixer_norms: Literal["before", "after", "both"] | None = None
+    has_feed_forward: Callable[[Config, int], bool] = lambda config, layer: True
     experts_transposed: bool = False
     experts_interleaved: bool = False
     left_out: Callable[[Config], str] = lambda config: ""
@@ -616,97 +625,8 @@ def _lfm2_fields(config: Config) -> dict[str, Any]:
     return {"adjusted_ff_dim": size}
 
 
-def _lfm2_conv_fields(config: Config, layer: int) -> dict[str, Any] | None:
-    count = config["num_hidden_layers"]
-    with_attention = config.get("full_attn_idxs")
-    if with_attention is None:
-        with_attention = range(count)
-    kinds = config.get("layer_types") or [
-        "full_attention" if i in with_attention else "conv" for i in range(count)
-    ]
-    if len(kinds) != count or set(kinds) - {"full_attention", "conv"}:
-        raise ValueError(f"layer_types {kinds} don't fit {count} layers of attention or conv")
-    if "full_attention" not in kinds:
-        raise ValueError("no layer has attention")
-    if kinds[layer] == "full_attention":
-        return None
-    return {
-        "size": config["hidden_size"],
-        "window": config["conv_L_cache"],
-        "bias": config["conv_bias"],
-    }
-
-
-def _is_linear_attention(config: Config, layer: int) -> bool:
-    count = config["num_hidden_layers"]
-    interval = int(config["full_attention_interval"])
-    kinds = config.get("layer_types") or [
-        "linear_attention" if (i + 1) % interval else "full_attention" for i in range(count)
-    ]
-    if len(kinds) != count or set(kinds) - {"full_attention", "linear_attention"}:
-        raise ValueError(
-            f"layer_types {kinds} don't fit {count} layers of full_attention or linear_attention"
-        )
-    if "full_attention" not in kinds:
-        raise ValueError("no layer has full_attention")
-    return bool(kinds[layer] == "linear_attention")
-
-
-def _qwen_delta_fields(config: Config, layer: int) -> dict[str, Any] | None:
-    if not _is_linear_attention(config, layer):
-        return None
-    keys = config["linear_num_key_heads"]
-    values = config["linear_num_value_heads"]
-    if values % keys:
-        raise ValueError(f"{keys} linear_num_key_heads can't serve {values} value heads")
-    if config["hidden_act"] not in ("silu", "swish"):
-        raise ValueError("hidden_act other than silu is not supported with linear attention")
-    return {
-        "key_heads": keys,
-        "value_heads": values,
-        "key_size": config["linear_key_head_dim"],
-        "value_size": config["linear_value_head_dim"],
-        "taps": config["linear_conv_kernel_dim"],
-        "norm_eps": config["rms_norm_eps"],
-    }
-
-
 def _qwen_delta_model_settings(config: Config) -> dict[str, Any]:
     return {"norm_offset": 1.0, "draft_layers": 1}
-
-
-def _olmo_delta_fields(config: Config, layer: int) -> dict[str, Any] | None:
-    heads = config["num_attention_heads"]
-    keys = config.get("linear_num_key_heads") or heads
-    values = config.get("linear_num_value_heads") or heads
-    size = config.get("linear_key_head_dim") or int(0.75 * config["hidden_size"] / keys)
-    filled = {
-        **config,
-        "linear_num_key_heads": keys,
-        "linear_num_value_heads": values,
-        "linear_key_head_dim": size,
-        "linear_value_head_dim": config.get("linear_value_head_dim") or 2 * size,
-    }
-    fields = _qwen_delta_fields(filled, layer)
-    if fields is None:
-        return None
-    scale = 2.0 if config["linear_allow_neg_eigval"] else 1.0
-    return {**fields, "norm_eps": 1e-5, "beta_scale": scale}
-
-
-def _lfm3_kinds(config: Config) -> list[str]:
-    """Returns the type of each layer."""
-    return config.get("layer_types") or [
-        "full_attention" if i % 4 == 2 else "sliding_attention" if i % 4 == 0 and i > 0 else "conv"
-        for i in range(config["num_hidden_layers"])
-    ]
-
-
-def _lfm3_conv_fields(config: Config, layer: int) -> dict[str, Any] | None:
-    kinds = [
-        "full_attention" if kind == "sliding_attention" else kind for kind in _lfm3_kinds(config)
-    ]
-    return _lfm2_conv_fields({**config, "layer_types": kinds}, layer)
 
 
 def _lfm2_experts(config: Config, layer: int) -> dict[str, Any] | None:
@@ -720,6 +640,32 @@ def _lfm2_experts(config: Config, layer: int) -> dict[str, Any] | None:
         "normalise": config["norm_topk_prob"],
         "scale": float(config["routed_scaling_factor"]),
     }
+
+
+def _granite_hybrid_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    experts = _local_experts(config, layer)
+    if experts is None or not experts["count"]:
+        return None
+    return {**experts, "shared_size": config["shared_intermediate_size"]}
+
+
+def _nemotron_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    if config["layer_types"][layer] != "moe":
+        return None
+    return {
+        **_sigmoid_experts({**config, "n_shared_experts": 0}, layer),
+        "gated": False,
+        "shared_size": config["moe_shared_expert_intermediate_size"],
+    }
+
+
+def _nemotron_left_out(config: Config) -> str:
+    if config.get("moe_latent_size"):
+        return "moe_latent_size"
+    experts = "moe" in (config.get("layers_block_type") or config.get("layer_types") or ())
+    if config.get("mlp_bias") and (experts or "E" in config.get("hybrid_override_pattern", "")):
+        return "mlp_bias with experts"
+    return ""
 
 
 _GEMMA = {
@@ -756,6 +702,50 @@ _GLM = {
     "head_dim": 128,
     "rms_norm_eps": 1.5625e-7,
     "partial_rotary_factor": 0.5,
+}
+_MAMBA2: dict[str, Json] = {
+    "hidden_act": "silu",
+    "mamba_n_heads": 128,
+    "mamba_d_head": "auto",
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+}
+_NEMOTRON_NAMES = {
+    role: f"mixer.{name}"
+    for role, name in {
+        **dict.fromkeys(("mamba_z", "mamba_x", "mamba_b", "mamba_c", "mamba_dt"), "in_proj"),
+        **dict.fromkeys(("mamba_kernel_x", "mamba_kernel_b", "mamba_kernel_c"), "conv1d"),
+        "mamba_a_log": "A_log",
+        "mamba_dt_offset": "dt_bias",
+        "mamba_d": "D",
+        "mamba_norm": "norm",
+        "mamba_out": "out_proj",
+        "q": "q_proj",
+        "k": "k_proj",
+        "v": "v_proj",
+        "o": "o_proj",
+        "up": "up_proj",
+        "down": "down_proj",
+        "router": "gate",
+        "correction": "gate.e_score_correction_bias",
+        "expert_up": "experts.{}.up_proj",
+        "expert_down": "experts.{}.down_proj",
+        "stacked_gate_up": "experts.up_proj",
+        "stacked_down": "experts.down_proj",
+        "shared_up": "shared_experts.up_proj",
+        "shared_down": "shared_experts.down_proj",
+    }.items()
+}
+_FED_BY_NAME = {
+    "gate": "feed_forward.gate_proj",
+    "up": "feed_forward.up_proj",
+    "down": "feed_forward.down_proj",
+    "mlp_norm": "pre_ff_layernorm",
+    "norm": "model.final_layernorm",
 }
 _LFM2: dict[str, Json] = {
     "num_attention_heads": 32,
@@ -1239,14 +1229,14 @@ FAMILIES: Mapping[str, Family] = {
         {**_QWEN_DELTA, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
          "shared_expert_intermediate_size": 512, "decoder_sparse_step": 1, "norm_topk_prob": True},
         biases=_ATTENTION, qk_norm="head", attention_fields=lambda c: {"output_gate": True},
-        model_fields=_qwen_delta_model_settings, delta_fields=_qwen_delta_fields, experts_fields=_qwen2_experts,
+        model_fields=_qwen_delta_model_settings, mixer=qwen_mixer, experts_fields=_qwen2_experts,
         names={**dict.fromkeys(("delta_q", "delta_k", "delta_v", "delta_z"), "linear_attn.in_proj_qkvz"),
                **dict.fromkeys(("delta_b", "delta_a"), "linear_attn.in_proj_ba"), "output_gating": "self_attn.q_proj"},
     ),
     "qwen3_5": Family(
         ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), _QWEN_DELTA, biases=_ATTENTION, qk_norm="head",
         attention_fields=lambda c: {"output_gate": True}, model_fields=_qwen_delta_model_settings,
-        delta_fields=_qwen_delta_fields, names={"output_gating": "self_attn.q_proj"},
+        mixer=qwen_mixer, names={"output_gating": "self_attn.q_proj"},
     ),
     "qwen3_5_moe": Family(
         ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
@@ -1254,13 +1244,13 @@ FAMILIES: Mapping[str, Family] = {
          "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "decoder_sparse_step": 1,
          "norm_topk_prob": True},
         biases=_ATTENTION, qk_norm="head", attention_fields=lambda c: {"output_gate": True},
-        model_fields=_qwen_delta_model_settings, delta_fields=_qwen_delta_fields, experts_fields=_qwen2_experts,
+        model_fields=_qwen_delta_model_settings, mixer=qwen_mixer, experts_fields=_qwen2_experts,
         names={"output_gating": "self_attn.q_proj"},
     ),
     "olmo_hybrid": Family(
         ("OlmoHybridForCausalLM",),
         {"full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_allow_neg_eigval": True},
-        biases=_ATTENTION, qk_norm="whole", norms="after", delta_norms="before", delta_fields=_olmo_delta_fields,
+        biases=_ATTENTION, qk_norm="whole", norms="after", mixer_norms="before", mixer=olmo_mixer,
         has_rope=lambda c, i, window: (c.get("rope_parameters") or {}).get("rope_theta") is not None,
         names={"delta_q": "linear_attn.q_proj", "delta_k": "linear_attn.k_proj", "delta_v": "linear_attn.v_proj",
                "delta_z": "linear_attn.g_proj", "delta_b": "linear_attn.b_proj", "delta_a": "linear_attn.a_proj",
@@ -1268,6 +1258,42 @@ FAMILIES: Mapping[str, Family] = {
                "delta_kernel_q": "linear_attn.q_conv1d", "delta_kernel_k": "linear_attn.k_conv1d",
                "delta_kernel_v": "linear_attn.v_conv1d", "input_norm": "input_layernorm|attention_layer_norm",
                **dict.fromkeys(("mlp_norm", "attention_out_norm"), "post_attention_layernorm|feedforward_layer_norm")},
+    ),
+    "bamba": Family(
+        ("BambaForCausalLM",),
+        {**_MAMBA2, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_position_embeddings": 262_144,
+         "partial_rotary_factor": 0.5},
+        biases=_ALL, mixer=bamba_mixer, names=_FED_BY_NAME,
+    ),
+    "granitemoehybrid": Family(
+        ("GraniteMoeHybridForCausalLM",),
+        {**_GRANITE, **_MAMBA2, "max_position_embeddings": 2048, "num_local_experts": 8, "num_experts_per_tok": 2,
+         "shared_intermediate_size": 1024, "position_embedding_type": None},
+        biases=_ATTENTION, dense_size="shared_intermediate_size", mixer=granite_mixer,
+        has_rope=lambda c, i, window: c.get("position_embedding_type") == "rope",
+        attention_fields=_granite_attention_settings, layer_fields=_granite_layer_settings,
+        model_fields=_granite_model_settings, experts_fields=_granite_hybrid_experts,
+        names={**_NOT_SPLIT, "router": "block_sparse_moe.router.layer",
+               "stacked_gate_up": "block_sparse_moe.input_linear.weight",
+               "stacked_down": "block_sparse_moe.output_linear.weight",
+               **dict.fromkeys(("gate", "up", "shared_gate", "shared_up"), "shared_mlp.input_linear"),
+               **dict.fromkeys(("down", "shared_down"), "shared_mlp.output_linear")},
+    ),
+    "nemotron_h": Family(
+        ("NemotronHForCausalLM",),
+        {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096,
+         "intermediate_size": 21504, "hidden_act": "relu2", "rms_norm_eps": 1e-5, "mamba_num_heads": 128,
+         "mamba_head_dim": 64, "mamba_hidden_act": "silu", "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4,
+         "use_conv_bias": True, "use_bias": False, "n_routed_experts": 8, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688, "n_group": 1, "topk_group": 1,
+         "norm_topk_prob": True, "routed_scaling_factor": 1.0},
+        aliases={"layer_types": "layers_block_type", "hidden_act": "mlp_hidden_act",
+                 "rms_norm_eps": "layer_norm_epsilon"},
+        computed=nemotron_layer_types, biases=_ALL, gated=False, mixer=nemotron_mixer,
+        has_rope=lambda c, i, window: False, experts_fields=_nemotron_experts, left_out=_nemotron_left_out,
+        has_feed_forward=lambda c, i: c["layer_types"][i] in ("mlp", "moe"),
+        names={**_NEMOTRON_NAMES, "input_norm": "norm", "mlp_norm": "norm", "embedding": "backbone.embeddings",
+               "layers": "backbone.layers", "norm": "backbone.norm_f"},
     ),
     "llama4": Family(
         ("Llama4ForCausalLM",),
@@ -1293,7 +1319,7 @@ FAMILIES: Mapping[str, Family] = {
         ("Lfm2ForCausalLM",),
         {**_LFM2, "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256},
         aliases={"intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"}, qk_norm="head",
-        dense_size="adjusted_ff_dim", computed=_lfm2_fields, conv_fields=_lfm2_conv_fields,
+        dense_size="adjusted_ff_dim", computed=_lfm2_fields, mixer=lfm2_mixer,
         model_fields=lambda c: {"rms_eps": c["norm_eps"]}, names=_LFM2_NAMES,
     ),
     "lfm3": Family(
@@ -1303,8 +1329,8 @@ FAMILIES: Mapping[str, Family] = {
          "rope_parameters": {
              "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
              "full_attention": {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5}}},
-        biases=_ATTENTION, qk_norm="head", layer_ropes=True, conv_fields=_lfm3_conv_fields,
-        has_window=lambda c, i: _lfm3_kinds(c)[i] == "sliding_attention",
+        biases=_ATTENTION, qk_norm="head", layer_ropes=True, mixer=lfm3_mixer,
+        has_window=lambda c, i: lfm3_kinds(c)[i] == "sliding_attention",
         attention_fields=lambda c: {"output_gate": c["use_attention_gate"], "gate_by_head": True},
         layer_fields=lambda c: {"norms": "both" if c["use_sandwich_norm"] else "before"},
         model_fields=lambda c: {"rms_eps": c["norm_eps"]},
@@ -1316,7 +1342,7 @@ FAMILIES: Mapping[str, Family] = {
         ("Lfm2MoeForCausalLM",),
         {**_LFM2, "moe_intermediate_size": 1792, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4,
          "use_expert_bias": True, "routed_scaling_factor": 1.0, "norm_topk_prob": True},
-        aliases={"tie_word_embeddings": "tie_embedding"}, qk_norm="head", conv_fields=_lfm2_conv_fields,
+        aliases={"tie_word_embeddings": "tie_embedding"}, qk_norm="head", mixer=lfm2_mixer,
         experts_fields=_lfm2_experts, model_fields=lambda c: {"rms_eps": c["norm_eps"]},
         names={**_LFM2_NAMES, "router": "feed_forward.gate", "correction": "feed_forward.expert_bias",
                "expert_gate": "feed_forward.experts.{}.w1", "expert_up": "feed_forward.experts.{}.w3",

@@ -21,6 +21,7 @@ from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
 from sglang_lite.runtime.kernels.latent_attention import PAIRS_PER_PROGRAM
 from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.lora_weights import LoraStep
+from sglang_lite.runtime.kernels.mamba2_scan import mamba2_scan
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, norm_eight
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.sampling import BLOCK
@@ -29,7 +30,6 @@ from sglang_lite.runtime.kernels.state_conv import state_conv
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.gpu_ranks import GpuRanks, LogitParts, broadcast_last_stage
 from sglang_lite.runtime.models.layers.adapted_linear import Rows, adapted_rows, with_adapters
-from sglang_lite.runtime.models.layers.delta import DeltaSteps, gated_delta
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts
 from sglang_lite.runtime.models.layers.gpu_linear import as_gpu_product
@@ -37,17 +37,21 @@ from sglang_lite.runtime.models.layers.latent import compute_queries
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.norm import apply_norm
 from sglang_lite.runtime.models.layers.rope import RotaryTable, rotate
+from sglang_lite.runtime.models.layers.state_mixer import mix_states
+from sglang_lite.runtime.models.layers.state_steps import StateSteps
 from sglang_lite.runtime.models.spec import (
     NO_ROPE,
     AttentionSpec,
     ConvSpec,
-    DeltaSpec,
     DenseSpec,
+    ExpertsSpec,
     FeedForwardSpec,
     LatentSpec,
     LayerSpec,
+    Mamba2Spec,
     MixerSpec,
     ModelSpec,
+    StateSpec,
 )
 from sglang_lite.runtime.models.weight_reader import Layer
 from sglang_lite.runtime.parallel.layout import Parallel
@@ -75,6 +79,9 @@ class GpuDecoder(Decoder):
                 "keys of another size than their values don't run on a GPU.",
                 hint='Use device="cpu".',
             )
+        experts = [x.feed_forward for x in spec.layers if isinstance(x.feed_forward, ExpertsSpec)]
+        if not all(each.gated for each in experts):
+            raise ModelError("experts without gates don't run on a GPU.", hint='Use device="cpu".')
         ranks = kwargs.get("ranks")
         # With dp, each rank has its own rows; see `share_steps`.
         every = ranks if isinstance(ranks, GpuRanks) and ranks.parallel.dp == 1 else None
@@ -110,7 +117,7 @@ class GpuDecoder(Decoder):
         first = self.spec.attentions[0]
         mixers = (layer.attention for layer in self.spec.layers)
         return tuple(
-            first if isinstance(mixer, ConvSpec | DeltaSpec) else mixer for mixer in mixers
+            mixer if isinstance(mixer, AttentionSpec | LatentSpec) else first for mixer in mixers
         )
 
     @property
@@ -220,30 +227,39 @@ class GpuDecoder(Decoder):
                 if plan.lora is None or rows is None
                 else with_adapters(own, plan.lora.layers[i], rows)
             )
-            first, second = self._choose_8_bit_types(layer, len(residual))
-            normed = self._normalise_input(
-                layer.input_norm, x, residual, scales, peers, eight=first
-            )
-            self.watch.record_layer(i - 1, residual)
-            seen = self._attend(
-                i, layer, *self._multiply_qkv(layer, normed, plan), plan, cache, attention
-            )
-            if layer.spec.parallel:
-                if layer.mlp_norm is not None:
-                    normed = self._normalise_input(
-                        layer.mlp_norm, None, residual, None, None, eight=second
-                    )
-                residual.add_(self._scale_output(layer, self.layer_ranks.sum(layer.output(seen))))
-            else:
-                x, scales = self._multiply_last_of_block(layer.output, seen, peers)
-                x, scales = self._finish_block(layer, layer.post_attention_norm, x, scales)
-                wide = isinstance(layer.feed_forward, GpuExperts)  # the router needs 16-bit rows
-                normed = self._normalise_input(
-                    layer.mlp_norm, x, residual, scales, peers, eight=second, unquantised=wide
-                )
             record = None if at is None else partial(cache.record_experts, i, at)
-            x, scales = self._feed_forward(layer, normed, peers, len(residual), record)
-            x, scales = self._finish_block(layer, layer.post_mlp_norm, x, scales)
+            first, second = self._choose_8_bit_types(layer, len(residual))
+            normed: torch.Tensor | EightBitRows
+            if layer.spec.mixes:
+                normed = self._normalise_input(
+                    layer.input_norm, x, residual, scales, peers, eight=first
+                )
+                self.watch.record_layer(i - 1, residual)
+                product = self._multiply_qkv(layer, normed, plan)
+                seen = self._attend(i, layer, *product, plan, cache, attention)
+                if layer.spec.parallel:
+                    if layer.mlp_norm is not None:
+                        normed = self._normalise_input(
+                            layer.mlp_norm, None, residual, None, None, eight=second
+                        )
+                    residual.add_(
+                        self._scale_output(layer, self.layer_ranks.sum(layer.output(seen)))
+                    )
+                else:
+                    x, scales = self._multiply_last_of_block(layer.output, seen, peers)
+                    x, scales = self._finish_block(layer, layer.post_attention_norm, x, scales)
+            if layer.spec.feeds:
+                if not layer.spec.parallel:
+                    wide = isinstance(
+                        layer.feed_forward, GpuExperts
+                    )  # the router needs 16-bit rows
+                    normed = self._normalise_input(
+                        layer.mlp_norm, x, residual, scales, peers, eight=second, unquantised=wide
+                    )
+                    if not layer.spec.mixes:
+                        self.watch.record_layer(i - 1, residual)
+                x, scales = self._feed_forward(layer, normed, peers, len(residual), record)
+                x, scales = self._finish_block(layer, layer.post_mlp_norm, x, scales)
         assert x is not None
         hidden = add_norm(x, residual, self.norm, self.spec.rms_eps, scales, peers)
         return hidden, self.watch.record_layer(len(self.layers) - 1, residual)
@@ -290,7 +306,7 @@ class GpuDecoder(Decoder):
         else:
             second = (
                 as_gpu_product(fed.gate_up).eight_bit_input_type(rows)
-                if isinstance(fed, FeedForward)
+                if isinstance(fed, FeedForward) and layer.spec.feeds
                 else None
             )
         both = first if first == second else None
@@ -498,13 +514,12 @@ class GpuDecoder(Decoder):
         if isinstance(spec, ConvSpec):
             assert layer.kernel is not None
             return short_conv(qkv, layer.kernel, plan.in_layer(spec.window), cache, index)
-        if isinstance(spec, DeltaSpec):
+        if isinstance(spec, StateSpec):
             states = cache.states[index]
-            assert layer.delta is not None
-            assert states is not None
-            return gated_delta(spec, layer.delta, qkv, plan.states, states, _DELTA)
+            return mix_states(spec, layer.state, qkv, plan.states, states, self.layer_ranks, _STATE)
         if isinstance(spec, LatentSpec):
             return self._attend_latents(index, layer, spec, qkv, plan, cache, attention)
+        assert isinstance(spec, AttentionSpec)
         gate = None
         if spec.output_gate:
             width = (spec.heads + spec.kv_heads) * spec.key_size + spec.kv_heads * spec.value_size
@@ -569,7 +584,7 @@ class GpuDecoder(Decoder):
         return out.view(len(q), -1)
 
 
-_DELTA = DeltaSteps(state_conv, delta_rates, delta_scan, gate_heads)
+_STATE = StateSteps(state_conv, delta_rates, delta_scan, gate_heads, mamba2_scan)
 
 
 def _apply_scales(x: torch.Tensor, scales: Scales) -> torch.Tensor:
@@ -590,7 +605,8 @@ def _attention_kernel_prepares(spec: MixerSpec, norm: str) -> bool:
 
 def _adapter_rows(step: LoraStep, slots: torch.Tensor, layers: Iterable[Layer]) -> Rows:
     """Maps the step's rows to their adapters, in the format of the LoRA kernels that will be used."""
-    return adapted_rows(step, slots, tiles=all(as_gpu_product(layer.qkv).tiles for layer in layers))
+    first = (as_gpu_product(layer.qkv) for layer in layers if layer.spec.mixes)
+    return adapted_rows(step, slots, tiles=all(product.tiles for product in first))
 
 
 def _activation_elements(spec: FeedForwardSpec, hidden: int) -> int:
@@ -607,6 +623,9 @@ def _check_ranks(spec: ModelSpec, parallel: Parallel) -> None:
     heads = [layer.attention for layer in spec.layers if isinstance(layer.attention, AttentionSpec)]
     if parallel.tp > 1 and any(each.qk_norm == "whole" for each in heads):
         problem = "a norm over all heads"
+    mambas = [x.attention for x in spec.layers if isinstance(x.attention, Mamba2Spec)]
+    if any(each.norm and each.groups < parallel.tp for each in mambas):
+        problem = "a norm over all heads of a group"
     if spec.vocab_size <= (count - 1) * BLOCK:
         problem = f"{spec.vocab_size} tokens, of which each takes multiples of {BLOCK}"
     if problem is not None:
@@ -631,7 +650,9 @@ def _can_fuse_single_row(layer: Layer) -> bool:
     """
     fed = layer.feed_forward
     return (
-        as_gpu_product(layer.qkv).fuses_one
+        layer.spec.mixes
+        and layer.spec.feeds
+        and as_gpu_product(layer.qkv).fuses_one
         and isinstance(fed, FeedForward)
         and as_gpu_product(fed.gate_up).fuses_one
     )

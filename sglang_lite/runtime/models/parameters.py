@@ -18,8 +18,10 @@ from sglang_lite.runtime.models.spec import (
     ExpertsSpec,
     LatentSpec,
     LayerSpec,
+    Mamba2Spec,
     MixerSpec,
     ModelSpec,
+    NoMixerSpec,
 )
 
 
@@ -118,6 +120,16 @@ _NAMES: Mapping[str, str] = {
     "delta_dt": "linear_attn.dt_bias",
     "delta_norm": "linear_attn.norm",
     "delta_out": "linear_attn.out_proj",
+    **dict.fromkeys(
+        ("mamba_z", "mamba_x", "mamba_b", "mamba_c", "mamba_dt"),
+        "mamba.in_proj",
+    ),
+    **dict.fromkeys(("mamba_kernel_x", "mamba_kernel_b", "mamba_kernel_c"), "mamba.conv1d"),
+    "mamba_a_log": "mamba.A_log",
+    "mamba_dt_offset": "mamba.dt_bias",
+    "mamba_d": "mamba.D",
+    "mamba_norm": "mamba.norm",
+    "mamba_out": "mamba.out_proj",
     "attention_out_norm": "post_attention_layernorm",
     "mlp_norm": "post_attention_layernorm",
     "gate": "mlp.gate_proj",
@@ -143,6 +155,7 @@ _NAMES: Mapping[str, str] = {
 
 
 DELTA_KERNELS = ("delta_kernel_q", "delta_kernel_k", "delta_kernel_v")
+MAMBA2_KERNELS = ("mamba_kernel_x", "mamba_kernel_b", "mamba_kernel_c")
 XIELU_ROLES = ("xielu_alpha_p", "xielu_alpha_n", "xielu_beta", "xielu_eps")
 
 
@@ -201,6 +214,8 @@ def layer_parameters(spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
         yield from names.norm(role, (spec.hidden_size,), bias=spec.norm_bias)
     yield from _attention_parameters(names, layer, spec.hidden_size)
     feed_forward = layer.feed_forward
+    if not layer.feeds:
+        return
     if isinstance(feed_forward, DenseSpec):
         made = names.gated_mlp if feed_forward.gated else names.plain_mlp
         yield from made("", feed_forward.size, spec.hidden_size, bias=feed_forward.bias)
@@ -215,16 +230,17 @@ def _attention_parameters(names: _Names, layer: LayerSpec, hidden: int) -> Itera
     a = layer.attention
     if isinstance(a, ConvSpec):
         yield from _conv_parameters(names, a, hidden)
-        return
-    if isinstance(a, DeltaSpec):
+    elif isinstance(a, DeltaSpec):
         yield from _delta_parameters(names, a, hidden)
-        return
-    yield from (
-        _latent_parameters(names, a, hidden)
-        if isinstance(a, LatentSpec)
-        else _head_parameters(names, a, hidden)
-    )
-    yield from names.matrices({"o": hidden}, a.heads * a.value_size, bias=a.output_bias)
+    elif isinstance(a, Mamba2Spec):
+        yield from _mamba2_parameters(names, a, hidden)
+    elif not isinstance(a, NoMixerSpec):
+        yield from (
+            _latent_parameters(names, a, hidden)
+            if isinstance(a, LatentSpec)
+            else _head_parameters(names, a, hidden)
+        )
+        yield from names.matrices({"o": hidden}, a.heads * a.value_size, bias=a.output_bias)
 
 
 def _head_parameters(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[ParameterSpec]:
@@ -288,11 +304,23 @@ def _delta_parameters(names: _Names, delta: DeltaSpec, hidden: int) -> Iterator[
     else:
         yield from names.matrices({**inputs, "delta_z": values, **rates}, hidden, bias=False)
     kernels = dict(zip(DELTA_KERNELS, channels.values()))
-    yield from names.channel_kernels(kernels, delta.taps)
+    yield from names.channel_kernels(kernels, delta.taps, bias=False)
     for role in ("delta_a_log", "delta_dt"):
         yield names.vector(role, delta.value_heads, suffix="")
     yield names.vector("delta_norm", delta.value_size)
     yield from names.matrices({"delta_out": hidden}, values, bias=False)
+
+
+def _mamba2_parameters(names: _Names, mamba: Mamba2Spec, hidden: int) -> Iterator[ParameterSpec]:
+    roles = input_projection_roles(mamba)
+    yield from names.matrices(dict(zip(roles, mamba.projections)), hidden, bias=mamba.bias)
+    kernels = dict(zip(MAMBA2_KERNELS, mamba.projections[1:]))
+    yield from names.channel_kernels(kernels, mamba.taps, bias=mamba.conv_bias)
+    for role in ("mamba_a_log", "mamba_dt_offset", "mamba_d"):
+        yield names.vector(role, mamba.heads, suffix="")
+    if mamba.norm:
+        yield names.vector("mamba_norm", mamba.inner_size)
+    yield from names.matrices({"mamba_out": hidden}, mamba.inner_size, bias=mamba.output_bias)
 
 
 def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
@@ -303,6 +331,10 @@ def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
         return "conv_b", "conv_c", "conv_x"
     if isinstance(spec, DeltaSpec):
         return "delta_q", "delta_k", "delta_v", "delta_z", "delta_b", "delta_a"
+    if isinstance(spec, Mamba2Spec):
+        return "mamba_z", "mamba_x", "mamba_b", "mamba_c", "mamba_dt"
+    if isinstance(spec, NoMixerSpec):
+        return ()
     return "q" if spec.query_rank is None else "q_a", "kv_a"
 
 
@@ -310,6 +342,8 @@ def output_projection_role(spec: MixerSpec) -> str:
     """Returns the role of the matrix that attention, or what is in its place, ends with."""
     if isinstance(spec, DeltaSpec):
         return "delta_out"
+    if isinstance(spec, Mamba2Spec):
+        return "mamba_out"
     return "conv_out" if isinstance(spec, ConvSpec) else "o"
 
 
@@ -320,7 +354,8 @@ def _expert_parameters(names: _Names, experts: ExpertsSpec, hidden: int) -> Iter
     for expert in range(experts.count):
         yield from names.expert(expert, experts, hidden)
     if experts.shared_size:
-        yield from names.gated_mlp("shared_", experts.shared_size, hidden, bias=False)
+        made = names.gated_mlp if experts.gated else names.plain_mlp
+        yield from made("shared_", experts.shared_size, hidden, bias=False)
     if experts.shared_gate:
         yield from names.matrices({"shared_expert_gate": 1}, hidden, bias=False)
 
@@ -377,18 +412,24 @@ class _Names:
             bias = CheckpointSlice(f"{path}.bias", shape[:1])
             yield ParameterSpec("conv_kernel_bias", shape[:1], (bias,), self._layer)
 
-    def channel_kernels(self, channels: Mapping[str, int], taps: int) -> Iterator[ParameterSpec]:
+    def channel_kernels(
+        self, channels: Mapping[str, int], taps: int, *, bias: bool
+    ) -> Iterator[ParameterSpec]:
         """Yields the kernels of a convolution, by the roles of its channels, which are stored
-        [channels, 1, taps]. If all have the same tensor name, they are consecutive channels of that
-        tensor.
+        [channels, 1, taps], and their biases if `bias` is set. If all have the same tensor name,
+        they are consecutive channels of that tensor.
         """
         whole = len({self._path(role) for role in channels}) == 1
         end = 0
         for role, size in channels.items():
             start, end = (end, end + size) if whole else (0, size)
-            stored = (sum(channels.values()) if whole else size, 1, taps)
-            piece = CheckpointSlice(f"{self._path(role)}.weight", stored, (slice(start, end), 0))
+            rows = sum(channels.values()) if whole else size
+            part = slice(start, end)
+            piece = CheckpointSlice(f"{self._path(role)}.weight", (rows, 1, taps), (part, 0))
             yield ParameterSpec(role, (size, taps), (piece,), self._layer)
+            if bias:
+                piece = CheckpointSlice(f"{self._path(role)}.bias", (rows,), (part,))
+                yield ParameterSpec(f"{role}_bias", (size,), (piece,), self._layer)
 
     def shares_tensor(self, role: str, other: str) -> bool:
         """Returns whether two matrices are parts of one tensor."""
@@ -470,17 +511,16 @@ class _Names:
         size = experts.size
         interleaved = self._family.experts_interleaved
         transposed = interleaved or self._family.experts_transposed
-        for role, outputs, inputs in (
-            ("gate", size, hidden),
-            ("up", size, hidden),
-            ("down", hidden, size),
-        ):
+        gates = (("gate", size, hidden),) if experts.gated else ()
+        for role, outputs, inputs in (*gates, ("up", size, hidden), ("down", hidden, size)):
             path = self._path("stacked_gate_up")
             rows = slice(None)
             stacked_rows = 2 * size
             if role == "down":
                 path = self._path("stacked_down")
                 stacked_rows = hidden
+            elif not experts.gated:
+                stacked_rows = size
             elif interleaved:
                 rows = slice(int(role == "up"), None, 2)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import groupby, pairwise
 
@@ -13,6 +14,8 @@ from sglang_lite.runtime.models.spec import (
     ExpertsSpec,
     LatentSpec,
     LayerSpec,
+    Mamba2Spec,
+    MixerSpec,
     ModelSpec,
     RopeSpec,
 )
@@ -91,26 +94,35 @@ def _layer_lines(spec: ModelSpec, layer: LayerSpec) -> Iterator[tuple[str, str]]
     before = layer.norms in ("before", "both")
     after = layer.norms in ("after", "both")
     norm = f"{spec.norm}_norm"
-    yield f"h = {norm}(x)" if before else "h = x", _norm_notes(spec) if before else ""
-    if isinstance(layer.attention, LatentSpec):
-        yield from _latent_lines(layer.attention)
-    elif isinstance(layer.attention, ConvSpec):
-        yield from _conv_lines(layer.attention)
-    elif isinstance(layer.attention, DeltaSpec):
-        yield from _delta_lines(layer.attention)
-    else:
-        yield from _attention_lines(layer.attention, norm)
     scale = "" if layer.residual_scale == 1 else f" * {layer.residual_scale:.4g}"
     attended = f"{norm}(a)" if after else "a"
+    if layer.mixes:
+        yield f"h = {norm}(x)" if before else "h = x", _norm_notes(spec) if before else ""
+        yield from _mixer_lines(layer.attention, norm)
     if layer.parallel:
         yield from _feed_forward_lines(
             layer.feed_forward, "h" if layer.parallel == "one norm" else f"{norm}(x)"
         )
         yield f"x = x + ({attended} + f){scale}", "attention and feed-forward beside each other"
         return
-    yield f"x = x + {attended}{scale}", ""
-    yield from _feed_forward_lines(layer.feed_forward, f"{norm}(x)" if before else "x")
-    yield f"x = x + {f'{norm}(f)' if after else 'f'}{scale}", ""
+    if layer.mixes:
+        yield f"x = x + {attended}{scale}", ""
+    if layer.feeds:
+        yield from _feed_forward_lines(layer.feed_forward, f"{norm}(x)" if before else "x")
+        yield f"x = x + {f'{norm}(f)' if after else 'f'}{scale}", ""
+
+
+def _mixer_lines(mixer: MixerSpec, norm: str) -> Iterator[tuple[str, str]]:
+    if isinstance(mixer, LatentSpec):
+        yield from _latent_lines(mixer)
+    elif isinstance(mixer, ConvSpec):
+        yield from _conv_lines(mixer)
+    elif isinstance(mixer, DeltaSpec):
+        yield from _delta_lines(mixer)
+    elif isinstance(mixer, Mamba2Spec):
+        yield from _mamba2_lines(mixer)
+    elif isinstance(mixer, AttentionSpec):
+        yield from _attention_lines(mixer, norm)
 
 
 def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str, str]]:
@@ -210,6 +222,35 @@ def _delta_lines(delta: DeltaSpec) -> Iterator[tuple[str, str]]:
     yield "a = (rms_norm(S^T q) * silu(z)) @ Wo", ""
 
 
+def _mamba2_lines(mamba: Mamba2Spec) -> Iterator[tuple[str, str]]:
+    bias = ", with biases" if mamba.bias else ""
+    yield (
+        "z, x, b, c, dt = h @ Wz, h @ Wx, h @ Wb, h @ Wc, h @ Wdt",
+        f"{mamba.heads} heads of {mamba.head_size}, {mamba.groups} groups of {mamba.state_size}{bias}",
+    )
+    if mamba.scales:
+        yield (
+            "z, x, b, c, dt = z * {:g}, x * {:g}, b * {:g}, c * {:g}, dt * {:g}".format(
+                *mamba.scales
+            ),
+            "",
+        )
+    yield "x, b, c = silu(convolve(x)), …", f"over {mamba.taps} tokens"
+    low, high = mamba.step_limits
+    limits = "" if (low, high) == (0, math.inf) else f"from {low:g} to {high:g}"
+    yield "step = softplus(dt + offset)", limits
+    yield "S = exp(-exp(a_log) step) S + step x b^T", "of each head, from the token before"
+    out = {
+        "after": "rms_norm((S c + d x) * silu(z))",
+        "before": "rms_norm(S c + d x) * silu(z)",
+        "": "(S c + d x) * silu(z)",
+    }[mamba.norm]
+    scale = "" if mamba.output_scale == 1 else f" * {mamba.output_scale:.4g}"
+    notes = ["each group's outputs are normalised"] if mamba.norm else []
+    notes += ["with bias"] if mamba.output_bias else []
+    yield f"a = ({out}){scale} @ Wo", ", ".join(notes)
+
+
 def _conv_lines(conv: ConvSpec) -> Iterator[tuple[str, str]]:
     bias = ", with biases" if conv.bias else ""
     yield "b, c, x = h @ Wb, h @ Wc, h @ Wx", f"{conv.size:,} channels{bias}"
@@ -242,10 +283,8 @@ def _feed_forward_lines(
         + ("" if of.scale == 1 else f" * {of.scale:g}")
     )
     bias = ", with biases" if of.bias else ""
-    yield (
-        f"f = sum({weights} * expert(h))",
-        f"{of.activation}(gate) * up, through {of.size:,}{bias}",
-    )
+    inner = f"{of.activation}(gate) * up" if of.gated else f"{of.activation}(up)"
+    yield f"f = sum({weights} * expert(h))", f"{inner}, through {of.size:,}{bias}"
     if of.shared_size:
         gate = "sigmoid(h @ shared_gate) * " if of.shared_gate else ""
         if of.shared_scale != 1:

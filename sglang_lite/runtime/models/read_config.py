@@ -10,22 +10,21 @@ from typing import Any
 from sglang_lite.errors import short_repr
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models import config_fields
-from sglang_lite.runtime.models.config_fields import Json
+from sglang_lite.runtime.models.config_fields import Config, Json
 from sglang_lite.runtime.models.families import (
     ARCHITECTURES,
     FAMILIES,
     TEXT_PARTS,
     WITH_ENCODER,
-    Config,
     Family,
 )
 from sglang_lite.runtime.models.spec import (
+    NO_FEED_FORWARD,
     NO_ROPE,
     AttentionSpec,
-    ConvSpec,
-    DeltaSpec,
     DenseSpec,
     ExpertsSpec,
+    FeedForwardSpec,
     LatentSpec,
     LayerSpec,
     MixerSpec,
@@ -238,12 +237,11 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
         else None
     )
     layers = []
+    feed_forward: FeedForwardSpec
     for i, window in enumerate(_read_layer_windows(family, config)):
         layer_rope = (
             NO_ROPE if not family.has_rope(config, i, window) else rope if window is None else local
         )
-        conv = family.conv_fields(config, i)
-        delta = family.delta_fields(config, i)
         attention: MixerSpec = latent or AttentionSpec(
             heads,
             kv_heads,
@@ -258,17 +256,18 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
         )
         if layer_rope is NO_ROPE and (more := family.nope_fields(config)):
             attention = replace(attention, **more)
-        if conv is not None:
-            attention = ConvSpec(**conv)
-        if delta is not None:
-            attention = DeltaSpec(**delta)
+        norms = family.norms
+        if (mixer := family.mixer(config, i)) is not None:
+            attention = mixer
+            norms = family.mixer_norms or norms
         fields = family.experts_fields(config, i)
         feed_forward = (
             dense
             if fields is None
             else _experts(config, {"activation": dense.activation, **fields})
         )
-        norms = family.norms if delta is None else family.delta_norms or family.norms
+        if not family.has_feed_forward(config, i):
+            feed_forward = NO_FEED_FORWARD
         layers.append(
             LayerSpec(attention, feed_forward, **{"norms": norms, **family.layer_fields(config)})
         )

@@ -6,13 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.models.spec import (
-    AttentionSpec,
-    ConvSpec,
-    DeltaSpec,
-    LatentSpec,
-    MixerSpec,
-)
+from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec, MixerSpec
 
 
 def deinterleave_order(spec: MixerSpec) -> torch.Tensor | None:
@@ -20,7 +14,7 @@ def deinterleave_order(spec: MixerSpec) -> torch.Tensor | None:
     permutation. It moves the two elements of each rotary pair from adjacent positions to separate
     halves. Returns None if the checkpoint already stores them that way.
     """
-    if isinstance(spec, ConvSpec | DeltaSpec) or not spec.rope.interleaved:
+    if not spec.rope.interleaved or not isinstance(spec, AttentionSpec | LatentSpec):
         return None
     if isinstance(spec, LatentSpec):
         made = (

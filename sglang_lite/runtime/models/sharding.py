@@ -23,8 +23,11 @@ from sglang_lite.runtime.models.spec import (
     ExpertsSpec,
     LatentSpec,
     LayerSpec,
+    Mamba2Spec,
     MixerSpec,
     ModelSpec,
+    NoMixerSpec,
+    SharedMixerSpec,
 )
 from sglang_lite.runtime.parallel.layout import Parallel
 from sglang_lite.runtime.parallel.placement import ExpertPlacement
@@ -171,15 +174,9 @@ def _sharing_problem(spec: ModelSpec, parallel: Parallel, *, even: bool) -> str 
     """
     tp = parallel.row_group_layout.tp
     for layer in spec.layers:
-        a = layer.attention
         fed = layer.feed_forward
-        kv_heads = a.heads if isinstance(a, LatentSpec) else a.kv_heads
-        uneven = kv_heads % tp if kv_heads >= tp else (a.heads // kv_heads) % (tp // kv_heads)
-        if a.heads < tp or (kv_heads < tp and tp % kv_heads) or (even and uneven):
-            what = "channels" if isinstance(a, ConvSpec) else "heads"
-            return f"{a.heads} {what}" + (
-                f" with {kv_heads} of keys and values" if kv_heads != a.heads else ""
-            )
+        if problem := _mixer_problem(layer.attention, tp, even=even):
+            return problem
         sizes = [(fed.size, parallel.tp)]
         if isinstance(fed, ExpertsSpec):
             sizes = [(fed.size, parallel.same_experts.tp), (fed.shared_size, parallel.tp)]
@@ -193,22 +190,27 @@ def _sharing_problem(spec: ModelSpec, parallel: Parallel, *, even: bool) -> str 
     )
 
 
+def _mixer_problem(a: MixerSpec, tp: int, *, even: bool) -> str | None:
+    """Returns the part of a mixer that ranks can't share, as `_sharing_problem` does."""
+    if isinstance(a, NoMixerSpec):
+        return None
+    kv_heads = a.heads if isinstance(a, LatentSpec) else a.kv_heads
+    uneven = kv_heads % tp if kv_heads >= tp else (a.heads // kv_heads) % (tp // kv_heads)
+    if a.heads >= tp and (kv_heads >= tp or tp % kv_heads == 0) and not (even and uneven):
+        return None
+    if isinstance(a, Mamba2Spec):
+        return f"{a.heads} heads in {kv_heads} groups"
+    what = "channels" if isinstance(a, ConvSpec) else "heads"
+    return f"{a.heads} {what}" + (
+        f" with {kv_heads} of keys and values" if kv_heads != a.heads else ""
+    )
+
+
 def _layer_spec_of_rank(
     layer: LayerSpec, index: int, parallel: Parallel, placement: ExpertPlacement | None
 ) -> LayerSpec:
-    a = layer.attention
     fed = layer.feed_forward
-    heads, kv_heads = head_shares(a, parallel.row_group_layout)
-    attention: MixerSpec
-    if isinstance(a, ConvSpec):
-        attention = replace(a, size=len(heads))
-    elif isinstance(a, DeltaSpec):
-        attention = replace(a, value_heads=len(heads), key_heads=len(kv_heads))
-    elif isinstance(a, LatentSpec):
-        attention = replace(a, heads=len(heads))
-    else:
-        slopes = a.slopes[heads.start : heads.stop]
-        attention = replace(a, heads=len(heads), kv_heads=len(kv_heads), slopes=slopes)
+    attention = _mixer_spec_of_rank(layer.attention, parallel.row_group_layout)
     if isinstance(fed, DenseSpec):
         return replace(
             layer,
@@ -225,6 +227,23 @@ def _layer_spec_of_rank(
     )
 
 
+def _mixer_spec_of_rank(a: MixerSpec, parallel: Parallel) -> MixerSpec:
+    if isinstance(a, NoMixerSpec):
+        return a
+    heads, kv_heads = head_shares(a, parallel)
+    if isinstance(a, ConvSpec):
+        return replace(a, size=len(heads))
+    if isinstance(a, DeltaSpec):
+        return replace(a, value_heads=len(heads), key_heads=len(kv_heads))
+    if isinstance(a, Mamba2Spec):
+        sharers = max(parallel.tp // a.groups, 1)
+        return replace(a, heads=len(heads), groups=len(kv_heads), sharers=sharers)
+    if isinstance(a, LatentSpec):
+        return replace(a, heads=len(heads))
+    slopes = a.slopes[heads.start : heads.stop]
+    return replace(a, heads=len(heads), kv_heads=len(kv_heads), slopes=slopes)
+
+
 def _experts(
     layer: int, count: int, parallel: Parallel, placement: ExpertPlacement | None
 ) -> tuple[int, ...]:
@@ -236,7 +255,7 @@ def _experts(
     )
 
 
-def head_shares(a: MixerSpec, parallel: Parallel) -> tuple[range, range]:
+def head_shares(a: SharedMixerSpec, parallel: Parallel) -> tuple[range, range]:
     """Returns a rank's range of query heads, and the range of key-value heads that its query heads
     read. With fewer key-value heads than ranks, several ranks have the same one. Of a convolution,
     both are the rank's range of channels.
@@ -320,19 +339,17 @@ def rank_part_of_parameter(
     fed = matrix.endswith(("gate", "up", "down")) and matrix != "shared_expert_gate"
     if not fed and (parallel := parallel.row_group_layout).tp == 1:
         return None
-    last = output_projection_role(layer.attention)
-    if matrix == last or matrix.endswith("down"):  # a sum needs the bias once
-        if matrix != role:
-            return None if parallel.rank == 0 else NOTHING
-        of_heads = head_shares(layer.attention, parallel)[0]
-        return (
-            _scale_range("inputs", of_heads, layer.attention.value_size)
-            if matrix == last
-            else _feed_forward_part(layer, matrix, parallel)
-        )
+    mixer = layer.attention
+    last = matrix == output_projection_role(mixer)
+    if matrix != role and (last or matrix.endswith("down")):  # a sum needs the bias once
+        return None if parallel.rank == 0 else NOTHING
     if fed:
         return _feed_forward_part(layer, matrix, parallel)
-    return _attention_part(layer.attention, matrix, parallel)
+    if isinstance(mixer, NoMixerSpec):
+        return None  # a norm, or the router
+    if last:
+        return _scale_range("inputs", head_shares(mixer, parallel)[0], mixer.value_size)
+    return _attention_part(mixer, matrix, parallel)
 
 
 def _feed_forward_part(layer: LayerSpec, matrix: str, parallel: Parallel) -> RankPart:
@@ -347,12 +364,14 @@ def _feed_forward_part(layer: LayerSpec, matrix: str, parallel: Parallel) -> Ran
     )
 
 
-def _attention_part(a: MixerSpec, matrix: str, parallel: Parallel) -> RankPart | None:
+def _attention_part(a: SharedMixerSpec, matrix: str, parallel: Parallel) -> RankPart | None:
     heads, kv_heads = head_shares(a, parallel)
     if isinstance(a, ConvSpec):
         return _scale_range("outputs", heads) if matrix.startswith("conv_") else None
     if isinstance(a, DeltaSpec):
         return _delta_part(a, matrix, heads, kv_heads)
+    if isinstance(a, Mamba2Spec):
+        return _mamba2_part(a, matrix, heads, kv_heads)
     if isinstance(a, LatentSpec):
         size = {"q": a.query_size, "q_b": a.query_size, "kv_b": a.nope_size + a.value_size}.get(
             matrix
@@ -382,6 +401,17 @@ def _delta_part(a: DeltaSpec, matrix: str, heads: range, key_heads: range) -> Ra
     if name in ("q", "k"):
         return _scale_range("outputs", key_heads, a.key_size)
     size = {"v": a.value_size, "z": a.value_size, "b": 1, "a": 1, "a_log": 1, "dt": 1}.get(name)
+    return None if size is None else _scale_range("outputs", heads, size)
+
+
+def _mamba2_part(a: Mamba2Spec, matrix: str, heads: range, groups: range) -> RankPart | None:
+    """Returns the part of a parameter for a rank's heads and groups."""
+    name = matrix.removeprefix("mamba_").removeprefix("kernel_")
+    if name in ("b", "c"):
+        return _scale_range("outputs", groups, a.state_size)
+    size = {"z": a.head_size, "x": a.head_size, "norm": a.head_size}.get(name)
+    if name in ("dt", "dt_offset", "a_log", "d"):
+        size = 1
     return None if size is None else _scale_range("outputs", heads, size)
 
 

@@ -7,6 +7,7 @@ create the record from a model's files.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
@@ -218,6 +219,18 @@ class LatentSpec:
         )
 
 
+class _WithoutKeys:
+    """What mixers have in common that cache nothing by token."""
+
+    __slots__ = ()
+    window: ClassVar[None] = None
+    rope: ClassVar[RopeSpec] = NO_ROPE
+    planes: ClassVar[tuple[Plane, ...]] = (Plane(1, 0),)
+    output_gate: ClassVar[bool] = False
+    sinks: ClassVar[bool] = False
+    causal: ClassVar[bool] = True
+
+
 @dataclass(frozen=True, slots=True)
 class ConvSpec:
     """Gated short convolution, which some layers have in the place of attention (LFM2,
@@ -270,7 +283,7 @@ class ConvSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaSpec:
+class DeltaSpec(_WithoutKeys):
     """Linear attention by the gated delta rule, which some layers have in the place of attention
     (Gated DeltaNet, arXiv:2412.06464).
 
@@ -301,12 +314,6 @@ class DeltaSpec:
     taps: int
     norm_eps: float
     beta_scale: float = 1.0
-    window: ClassVar[None] = None
-    rope: ClassVar[RopeSpec] = NO_ROPE
-    planes: ClassVar[tuple[Plane, ...]] = (Plane(1, 0),)  # nothing by token
-    output_gate: ClassVar[bool] = False
-    sinks: ClassVar[bool] = False
-    causal: ClassVar[bool] = True
 
     @property
     def heads(self) -> int:
@@ -339,7 +346,107 @@ class DeltaSpec:
         return hidden * (self.channels + 2 * values + 2 * self.value_heads)
 
 
-MixerSpec: TypeAlias = AttentionSpec | LatentSpec | ConvSpec | DeltaSpec
+@dataclass(frozen=True, slots=True)
+class Mamba2Spec(_WithoutKeys):
+    """Selective state space of Mamba 2, which some layers have in the place of attention, or beside
+    it (arXiv:2405.21060).
+
+    Projections x, b and c of a token's hidden state are convolved over the last `taps` tokens of
+    each channel. Each head has a state, and shares b and c with the other heads of its group. A
+    token changes the state and reads it by
+
+        step = clip(softplus(dt + dt_offset), step_limits)
+        S <- exp(-exp(a_log) step) S + step x b^T
+        out = norm((S c + d x) * silu(z))
+
+    with further projections dt and z. A sequence has one state, of a constant size, for all of its
+    tokens.
+
+    Attributes:
+        heads, groups: number of heads, and of groups of consecutive heads.
+        head_size: elements of a head's x.
+        state_size: elements of a group's b.
+        taps: number of tokens that the convolution covers, the current one included.
+        norm: where outputs are normalised, in groups: "after" the gate, "before" it, or "" for
+            nowhere.
+        norm_eps: epsilon of this norm.
+        conv_bias: whether the convolution has a bias.
+        bias, output_bias: whether the input projections and the output projection have biases.
+        step_limits: least and largest step.
+        scales: factors of the projections z, x, b, c and dt; empty for none.
+        output_scale: factor of the outputs.
+        sharers: number of ranks that share a group's heads.
+    """
+
+    heads: int
+    groups: int
+    head_size: int
+    state_size: int
+    taps: int
+    norm_eps: float
+    norm: Literal["", "after", "before"] = "after"
+    conv_bias: bool = True
+    bias: bool = False
+    output_bias: bool = False
+    step_limits: tuple[float, float] = (0.0, math.inf)
+    scales: tuple[float, ...] = ()
+    output_scale: float = 1.0
+    sharers: int = 1
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of parts that ranks can share: groups, each with its heads."""
+        return self.groups
+
+    @property
+    def value_size(self) -> int:
+        return self.head_size
+
+    @property
+    def inner_size(self) -> int:
+        """Elements of x of all heads."""
+        return self.heads * self.head_size
+
+    @property
+    def channels(self) -> int:
+        """Number of channels that are convolved: x, b and c."""
+        return self.inner_size + 2 * self.groups * self.state_size
+
+    @property
+    def projections(self) -> tuple[int, ...]:
+        """Outputs of the projections z, x, b, c and dt."""
+        shared = self.groups * self.state_size
+        return self.inner_size, self.inner_size, shared, shared, self.heads
+
+    @property
+    def state(self) -> StatePlanes:
+        return StatePlanes(
+            self.taps - 1, self.channels, (self.heads, self.head_size, self.state_size)
+        )
+
+    @property
+    def activation_elements(self) -> int:
+        """Activation elements that the layer needs per token at its peak. Some are in float32."""
+        return 4 * self.channels + 6 * self.inner_size
+
+    def weight_elements(self, hidden: int) -> int:
+        """Counts the elements of the weight matrices."""
+        return hidden * (sum(self.projections) + self.inner_size)
+
+
+@dataclass(frozen=True, slots=True)
+class NoMixerSpec(_WithoutKeys):
+    """Nothing in the place of attention, in a layer that is only a feed-forward (Nemotron-H)."""
+
+    activation_elements: ClassVar[int] = 0
+
+    def weight_elements(self, hidden: int) -> int:
+        return 0
+
+
+StateSpec: TypeAlias = DeltaSpec | Mamba2Spec
+SharedMixerSpec: TypeAlias = AttentionSpec | LatentSpec | ConvSpec | StateSpec  # over ranks
+MixerSpec: TypeAlias = SharedMixerSpec | NoMixerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +454,7 @@ class DenseSpec:
     """Dense feed-forward of a layer.
 
     Attributes:
-        size: intermediate size.
+        size: intermediate size; 0 for no feed-forward.
         activation: "silu", "gelu", "gelu_tanh"; without a gate also "relu", "relu2", or "xielu", which
             has learnt parameters (arXiv:2411.13010).
         bias: whether the projections have biases.
@@ -367,15 +474,16 @@ class DenseSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """Mixture of experts of a layer: gated feed-forwards, some of which a router chooses for each
-    token.
+    """Mixture of experts of a layer: feed-forwards, some of which a router chooses for each token.
 
     Attributes:
         count: number of experts.
         top_k: number of experts chosen for each token.
         size: intermediate size of an expert.
         activation: "silu", "gelu" or "gelu_tanh"; or "clamped" for gate * sigmoid(alpha * gate) *
-            (up + 1), with the gate clamped to at most `limit` and up to ±`limit` first.
+            (up + 1), with the gate clamped to at most `limit` and up to ±`limit` first; or "relu2"
+            without a gate.
+        gated: whether experts have gates, as in DenseSpec.
         scoring: function that maps router logits to scores; or "sparsemixer", which chooses two experts
             as `layers.experts.sparse_mixer` describes.
         jitter: parameter of "sparsemixer".
@@ -401,6 +509,7 @@ class ExpertsSpec:
     top_k: int
     size: int
     activation: str = "silu"
+    gated: bool = True
     scoring: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     jitter: float = 0.0
     groups: int = 1
@@ -432,17 +541,19 @@ class ExpertsSpec:
             experts: number of experts to count; None for those of this rank.
         """
         chosen = len(self.experts) if experts is None else experts
-        return int(
-            hidden * (3 * (chosen * self.size + self.shared_size) + self.count + self.shared_gate)
-        )
+        matrices = 3 if self.gated else 2
+        fed = matrices * (chosen * self.size + self.shared_size)
+        return int(hidden * (fed + self.count + self.shared_gate))
 
 
 FeedForwardSpec: TypeAlias = DenseSpec | ExpertsSpec
+NO_FEED_FORWARD = DenseSpec(0)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """Transformer layer: attention, then a feed-forward, each added to the residual.
+    """Transformer layer: attention, then a feed-forward, each added to the residual. One of the two
+    may be missing.
 
     Attributes:
         attention: specification of the attention, or of what is in its place.
@@ -464,7 +575,20 @@ class LayerSpec:
         """Norms of hidden states in this layer, as roles of `parameters.py`."""
         before = ("input_norm",) if self.parallel == "one norm" else ("input_norm", "mlp_norm")
         after = ("attention_out_norm", "mlp_out_norm")
-        return {"before": before, "after": after, "both": before + after}[self.norms]
+        roles = {"before": before, "after": after, "both": before + after}[self.norms]
+        fed = [role for role in roles if role.startswith("mlp_")]
+        mixed = [role for role in roles if role not in fed]
+        return (*(mixed if self.mixes else ()), *(fed if self.feeds else ()))
+
+    @property
+    def mixes(self) -> bool:
+        """True if the layer has attention, or something in its place."""
+        return not isinstance(self.attention, NoMixerSpec)
+
+    @property
+    def feeds(self) -> bool:
+        """True if the layer has a feed-forward."""
+        return self.feed_forward.size > 0
 
     def weight_elements(self, hidden: int) -> int:
         """Counts the elements of the weight matrices."""
@@ -536,13 +660,13 @@ class ModelSpec:
     def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:
         """Specifications of attention, of the layers that have it, in order."""
         mixers = (layer.attention for layer in self.layers)
-        return tuple(mixer for mixer in mixers if not isinstance(mixer, ConvSpec | DeltaSpec))
+        return tuple(mixer for mixer in mixers if isinstance(mixer, AttentionSpec | LatentSpec))
 
     @property
     def states(self) -> tuple[StatePlanes | None, ...]:
         """What each layer keeps of a sequence besides its tokens' keys and values; None for most."""
         mixers = (layer.attention for layer in self.layers)
-        return tuple(mixer.state if isinstance(mixer, DeltaSpec) else None for mixer in mixers)
+        return tuple(mixer.state if isinstance(mixer, StateSpec) else None for mixer in mixers)
 
     @property
     def kv_layout(self) -> KVLayout:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
 from sglang_lite.runtime.models import config_fields
-from sglang_lite.runtime.models.config_fields import MAX_POSITIONS, MAX_TOKENS, Field, Json
-from sglang_lite.runtime.models.families import ARCHITECTURES, FAMILIES, WITH_ENCODER, Config
+from sglang_lite.runtime.models.config_fields import MAX_POSITIONS, MAX_TOKENS, Config, Field, Json
+from sglang_lite.runtime.models.families import ARCHITECTURES, FAMILIES, WITH_ENCODER
 
 _LIMITS = (
     "max_position_embeddings",

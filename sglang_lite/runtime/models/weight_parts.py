@@ -15,7 +15,6 @@ import torch
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.packed_weight import PackedWeight
 from sglang_lite.runtime.models.decoder import Decoder
-from sglang_lite.runtime.models.layers.delta import DeltaWeights
 from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
 from sglang_lite.runtime.models.layers.linear import (
     Bf16Linear,
@@ -26,13 +25,16 @@ from sglang_lite.runtime.models.layers.linear import (
     PairedLinear,
     RowByRow,
 )
+from sglang_lite.runtime.models.layers.state_mixer import StateWeights
 from sglang_lite.runtime.models.parameters import (
     DELTA_KERNELS,
+    MAMBA2_KERNELS,
     XIELU_ROLES,
     CheckpointSlice,
     ParameterSpec,
     head_name,
     input_projection_roles,
+    output_projection_role,
     parameters,
 )
 from sglang_lite.runtime.models.rotary_pairs import (
@@ -53,12 +55,23 @@ PartKey: TypeAlias = tuple[int | None, str]
 
 ROPES: PartKey = (None, "ropes")  # rotary tables; only some GGUF files have a tensor for them
 
-_DELTA = frozenset((*DELTA_KERNELS, "delta_a_log", "delta_dt", "delta_norm"))
+# roles of a state's weights -> attribute; those of a convolution's channels share one
+_STATE = {
+    **dict.fromkeys((*DELTA_KERNELS, *MAMBA2_KERNELS), "kernel"),
+    "delta_a_log": "a_log",
+    "delta_dt": "dt",
+    "delta_norm": "norm",
+    "mamba_a_log": "a_log",
+    "mamba_dt_offset": "dt",
+    "mamba_d": "d",
+    "mamba_norm": "norm",
+}
 _LATENT = frozenset(("q_a_norm", "q_b", "kv_a_norm", "kv_b"))
 _OTHERS = {
     "o": "output",
     "conv_out": "output",
     "delta_out": "output",
+    "mamba_out": "output",
     "conv_kernel": "kernel",
     "attention_out_norm": "post_attention_norm",
     "mlp_out_norm": "post_mlp_norm",
@@ -75,8 +88,8 @@ def part_key(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
         return parameter.layer, "qkv"
     if role in _OWN:
         return parameter.layer, role
-    if role in _DELTA:
-        return parameter.layer, "delta"
+    if role in _STATE:
+        return parameter.layer, "state"
     return parameter.layer, "latent" if role in _LATENT else _OTHERS.get(role, "feed_forward")
 
 
@@ -255,9 +268,8 @@ class WeightParts:
         if role == "conv_kernel":
             assert layer.kernel is not None
             return layer.kernel[-1] if is_bias else layer.kernel[:-1].T
-        if role in _DELTA:
-            assert layer.delta is not None
-            return _delta_values(layer.delta, role, parameter.shape)
+        if role in _STATE:
+            return self._held_state_tensor(layer.state, parameter)
         if role == "correction":
             assert not isinstance(layer.feed_forward, FeedForward)
             return layer.feed_forward.correction
@@ -291,6 +303,24 @@ class WeightParts:
         }
         at = sum(sizes[each] for each in roles[: roles.index(role)])
         return rows[at : at + sizes[role]]
+
+    def _held_state_tensor(
+        self, weights: StateWeights | None, parameter: ParameterSpec
+    ) -> torch.Tensor:
+        """Returns a parameter of a layer with a state besides its projections."""
+        role = parameter.role.removesuffix("_bias")
+        found: torch.Tensor = getattr(weights, _STATE[role])
+        if _STATE[role] != "kernel":
+            return found
+        channels = [
+            p
+            for p in self._of_part[part_key(self._model.spec, parameter)]
+            if _STATE.get(p.role) == "kernel"
+        ]
+        at = [p.role for p in channels].index(role)
+        start = sum(p.shape[0] for p in channels[:at])
+        rows = found[:, start : start + parameter.shape[0]]
+        return rows[-1] if parameter.role.endswith("_bias") else rows[:-1].T
 
 
 def _view_parameter_slice(whole: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor:
@@ -354,18 +384,6 @@ def _norm_values(
     return weight if is_bias or not spec.norm_offset else weight.float() - spec.norm_offset
 
 
-def _delta_values(weights: DeltaWeights, role: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Returns a parameter of linear attention besides its projections."""
-    if role in DELTA_KERNELS:
-        channels = weights.kernel[:-1].T
-        # queries and keys have as many channels
-        start = len(channels) - shape[0] if role == DELTA_KERNELS[-1] else 0
-        start += shape[0] * (role == DELTA_KERNELS[1])
-        return channels[start : start + shape[0]]
-    named = {"delta_a_log": weights.a_log, "delta_dt": weights.dt, "delta_norm": weights.norm}
-    return named[role]
-
-
 # linear layer, its roles, order of its rows
 _Product: TypeAlias = tuple[Any, tuple[str, ...], torch.Tensor | None]
 
@@ -382,7 +400,7 @@ def _product(layer: Layer, role: str, expert: int | None) -> _Product:
         assert isinstance(attention, LatentSpec)
         assert layer.latent is not None
         return layer.latent.queries, ("q_b",), latent_query_deinterleave_order(attention)
-    if role in ("o", "conv_out", "delta_out"):
+    if role == output_projection_role(attention):
         return layer.output, (role,), None
     if role in ("router", "shared_expert_gate"):
         assert not isinstance(fed, FeedForward)
@@ -405,8 +423,7 @@ def _product(layer: Layer, role: str, expert: int | None) -> _Product:
     assert isinstance(fed, FeedForward)
     if kind == "down":
         return fed.down, (role,), None
-    plain = not getattr(fed.spec, "gated", True)
-    return fed.gate_up, (role,) if plain else (f"{prefix}gate", f"{prefix}up"), None
+    return fed.gate_up, (f"{prefix}gate", f"{prefix}up") if fed.spec.gated else (role,), None
 
 
 class _Matrix:

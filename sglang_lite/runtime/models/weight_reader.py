@@ -15,15 +15,15 @@ from sglang_lite.runtime.kernels.attention_metadata import AttentionRules
 from sglang_lite.runtime.models.layers.delta import DeltaWeights
 from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
 from sglang_lite.runtime.models.layers.latent import HeadProduct, LatentMatrices
-from sglang_lite.runtime.models.layers.linear import (
-    Linear,
-    stack_weights,
-)
+from sglang_lite.runtime.models.layers.linear import Linear, missing_linear, stack_weights
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
+from sglang_lite.runtime.models.layers.mamba import Mamba2Weights
 from sglang_lite.runtime.models.layers.rope import RotaryTable
+from sglang_lite.runtime.models.layers.state_mixer import StateWeights
 from sglang_lite.runtime.models.parameter_tensors import ParameterTensors, Table
 from sglang_lite.runtime.models.parameters import (
     DELTA_KERNELS,
+    MAMBA2_KERNELS,
     XIELU_ROLES,
     CheckpointSlice,
     ParameterSpec,
@@ -55,6 +55,7 @@ from sglang_lite.runtime.models.spec import (
     ExpertsSpec,
     LatentSpec,
     LayerSpec,
+    Mamba2Spec,
     MixerSpec,
     ModelSpec,
 )
@@ -76,7 +77,8 @@ logger = logging.getLogger("sglang_lite")
 
 @dataclass(slots=True)
 class Layer:
-    """Weights of a layer. A weight is None if the layer's spec has none.
+    """Weights of a layer. A weight is None if the layer's spec has none, and a linear layer
+    `missing_linear`.
 
     Attributes:
         spec: specification of the layer.
@@ -89,11 +91,11 @@ class Layer:
             projection whose sigmoid multiplies the outputs. Latent attention: queries, or
             the low-rank vector that they are projected from, then the latent and the rotated part
             of the key. Of a convolution: the projections b, c and x. Of the delta rule: q, k, v, z,
-            b and a.
+            b and a. Of Mamba 2: z, x, b, c and dt.
         sinks: float32 [heads], scores of the attention sinks.
         latent: further matrices of latent attention.
         kernel: float32 [window + 1, channels], kernel of a convolution, and then its bias.
-        delta: further weights of linear attention by the delta rule.
+        state: further weights of a layer with a recurrent state.
         output: output projection of attention.
         feed_forward: dense feed-forward or experts.
         shared: runs this rank's `feed_forward` together with those of the other ranks, if each has
@@ -109,7 +111,7 @@ class Layer:
     sinks: torch.Tensor | None
     latent: LatentMatrices | None
     kernel: torch.Tensor | None
-    delta: DeltaWeights | None
+    state: StateWeights | None
     output: Linear
     post_attention_norm: torch.Tensor | None
     mlp_norm: torch.Tensor | None
@@ -296,7 +298,8 @@ class WeightReader:
         spec = self.of_rank.layers[index - self.layers.start]
         parts = {name: make() for name, make in self.layer_parts(index).items()}
         mixer = spec.attention
-        rope = 0 if isinstance(mixer, ConvSpec | DeltaSpec) else self._ropes.index(mixer.rope)
+        attends = isinstance(mixer, AttentionSpec | LatentSpec)
+        rope = self._ropes.index(mixer.rope) if attends else 0
         slopes = getattr(mixer, "slopes", None)
         slopes = torch.tensor(slopes, device=self.device) if slopes else None
         return Layer(spec=spec, rope=rope, slopes=slopes, **parts)
@@ -318,8 +321,12 @@ class WeightReader:
 
         functions: dict[str, Callable[[], Any]] = {
             "input_norm": lambda: norm("input_norm"),
-            "qkv": lambda: self._linear(
-                table, input_projection_roles(attention), order=deinterleave_order(attention)
+            "qkv": lambda: (
+                self._linear(
+                    table, input_projection_roles(attention), order=deinterleave_order(attention)
+                )
+                if spec.mixes
+                else missing_linear
             ),
             "q_norm": lambda: self._head_norm(table, "q_norm", attention),
             "k_norm": lambda: self._head_norm(table, "k_norm", attention),
@@ -336,10 +343,12 @@ class WeightReader:
                 if isinstance(attention, ConvSpec)
                 else None
             ),
-            "delta": lambda: (
-                self._build_delta_weights(table) if isinstance(attention, DeltaSpec) else None
+            "state": lambda: self._build_state_weights(table, attention),
+            "output": lambda: (
+                self._linear(table, (output_projection_role(attention),))
+                if spec.mixes
+                else missing_linear
             ),
-            "output": lambda: self._linear(table, (output_projection_role(attention),)),
             "post_attention_norm": lambda: norm("attention_out_norm"),
             "mlp_norm": lambda: norm("mlp_norm"),
             "feed_forward": lambda: (
@@ -383,19 +392,42 @@ class WeightReader:
             bias = self._tensors.take_vector(table["conv_kernel_bias", None]).float()
         return torch.cat((kernel.T, bias.unsqueeze(0))).to(self.device)
 
-    def _build_delta_weights(self, table: Table) -> DeltaWeights:
-        def read(role: str) -> torch.Tensor:
-            return self._tensors.take_vector(table[role, None]).float()
+    def _build_state_weights(self, table: Table, spec: MixerSpec) -> StateWeights | None:
+        if isinstance(spec, DeltaSpec):
+            a_log = self._read_vector(table, "delta_a_log")
+            return DeltaWeights(
+                kernel=self._read_state_kernel(table, DELTA_KERNELS),
+                a_log=a_log,
+                rate=-a_log.exp(),
+                dt=self._read_vector(table, "delta_dt"),
+                norm=self._read_vector(table, "delta_norm").to(self.precision.compute),
+            )
+        return self._build_mamba2_weights(table, spec) if isinstance(spec, Mamba2Spec) else None
 
-        kernel = torch.cat([read(role) for role in DELTA_KERNELS])
-        a_log = read("delta_a_log").to(self.device)
-        return DeltaWeights(
-            kernel=torch.cat((kernel.T, kernel.new_zeros((1, len(kernel))))).to(self.device),
+    def _build_mamba2_weights(self, table: Table, spec: Mamba2Spec) -> Mamba2Weights:
+        compute = self.precision.compute
+        a_log = self._read_vector(table, "mamba_a_log")
+        scales = [torch.full((n,), x) for n, x in zip(spec.projections, spec.scales)]
+        return Mamba2Weights(
+            kernel=self._read_state_kernel(table, MAMBA2_KERNELS),
             a_log=a_log,
             rate=-a_log.exp(),
-            dt=read("delta_dt").to(self.device),
-            norm=read("delta_norm").to(self.device, self.precision.compute),
+            dt=self._read_vector(table, "mamba_dt_offset"),
+            d=self._read_vector(table, "mamba_d"),
+            norm=self._read_vector(table, "mamba_norm").to(compute) if spec.norm else None,
+            scales=torch.cat(scales).to(self.device, compute) if scales else None,
         )
+
+    def _read_vector(self, table: Table, role: str) -> torch.Tensor:
+        return self._tensors.take_vector(table[role, None]).float().to(self.device)
+
+    def _read_state_kernel(self, table: Table, roles: tuple[str, ...]) -> torch.Tensor:
+        """Reads the kernel of a convolution before a state, with its bias or zeros."""
+        kernel = torch.cat([self._read_vector(table, role) for role in roles])
+        if (f"{roles[0]}_bias", None) not in table:
+            return torch.cat((kernel.T, kernel.new_zeros((1, len(kernel)))))
+        bias = torch.cat([self._read_vector(table, f"{role}_bias") for role in roles])
+        return torch.cat((kernel.T, bias.unsqueeze(0)))
 
     # -------------------------------------------------------------------------------------- tensors
 
@@ -469,10 +501,10 @@ class WeightReader:
     def _feed_forward(
         self, table: Table, prefix: str, spec: DenseSpec | ExpertsSpec, expert: int | None = None
     ) -> FeedForward:
-        plain = isinstance(spec, DenseSpec) and not spec.gated
-        gate_up = self._linear(
-            table, (f"{prefix}up",) if plain else (f"{prefix}gate", f"{prefix}up"), expert
-        )
+        if not spec.size:
+            return FeedForward(missing_linear, missing_linear, spec, self.precision.batch_invariant)
+        roles = (f"{prefix}gate", f"{prefix}up") if spec.gated else (f"{prefix}up",)
+        gate_up = self._linear(table, roles, expert)
         return FeedForward(
             gate_up,
             self._linear(table, (f"{prefix}down",), expert),

@@ -96,6 +96,30 @@ DELTA = dict(
     rms_norm_eps=0.03, layer_types=["linear_attention", "full_attention", "linear_attention"], linear_num_key_heads=2,
     linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12,
 )  # fmt: skip
+MAMBA = dict(
+    rms_norm_eps=0.03,
+    mamba_n_heads=8,
+    mamba_d_head=8,
+    mamba_n_groups=2,
+    mamba_d_state=12,
+    attn_layer_indices=[1],
+)
+GRANITE_HYBRID = MAMBA | dict(
+    layer_types=["linear_attention", "full_attention", "linear_attention"],
+    shared_intermediate_size=40,
+    num_experts_per_tok=3,
+)
+NEMOTRON = dict(
+    layer_norm_epsilon=0.03,
+    head_dim=12,
+    mamba_num_heads=8,
+    mamba_head_dim=8,
+    n_groups=2,
+    ssm_state_size=12,
+    time_step_min=1e-30,
+    time_step_floor=1e-30,
+    moe_shared_expert_intermediate_size=40,
+)
 QUARTER = dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.25)
 CONVOLUTIONS = ["conv", "full_attention", "conv"]
 GRANITE = dict(
@@ -261,6 +285,18 @@ FAMILIES: dict[str, Any] = {
     "olmo-hybrid": ("OlmoHybridForCausalLM", DELTA | dict(linear_num_key_heads=4, linear_key_head_dim=12)),
     "olmo-hybrid-rope": ("OlmoHybridForCausalLM", DELTA | dict(
         linear_num_key_heads=4, linear_key_head_dim=12, linear_allow_neg_eigval=False, rope_parameters=dict(rope_type="default", rope_theta=1e4))),
+    "bamba": ("BambaForCausalLM", MAMBA),
+    "bamba-biases": ("BambaForCausalLM", MAMBA | dict(
+        mamba_n_groups=1, mamba_proj_bias=True, mamba_conv_bias=False, attention_bias=True, mlp_bias=True, mamba_d_conv=2,
+        tie_word_embeddings=True)),
+    "granite-hybrid": ("GraniteMoeHybridForCausalLM", GRANITE_HYBRID | GRANITE | dict(
+        num_local_experts=8, mamba_n_groups=1)),
+    "granite-hybrid-dense": ("GraniteMoeHybridForCausalLM", GRANITE_HYBRID | GRANITE | dict(
+        num_local_experts=0, position_embedding_type="rope", time_step_limit=(0.2, 0.9))),
+    "nemotron-h": ("NemotronHForCausalLM", NEMOTRON | dict(
+        layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"])),
+    "nemotron-h-moe": ("NemotronHForCausalLM", NEMOTRON | SIGMOID | dict(
+        layers_block_type=["moe", "linear_attention", "full_attention", "moe"], use_bias=True, use_conv_bias=False)),
     "lfm3": ("Lfm3ForCausalLM", dict(
         head_dim=12, sliding_window=9, layer_types=["sliding_attention", "full_attention", "conv"],
         attention_bias=True)),
@@ -276,7 +312,7 @@ OTHER_KERNELS = (
     "olmo3", "granite", "qwen2-moe", "deepseek-v2-lite", "deepseek-v3", "youtu", "phi-norms", "cohere-norms", "nemotron",
     "gpt-neox", "olmo", "minimax-m2", "ernie4.5-moe", "ministral3", "hunyuan", "gpt2", "opt",
     "apertus", "afmoe", "cohere2-moe", "phimoe", "llama4", "llama4-dense", "bloom", "lfm3", "lfm2", "lfm2-biases", "lfm2-moe",
-    "qwen3-next", "qwen3.5", "olmo-hybrid",
+    "qwen3-next", "qwen3.5", "olmo-hybrid", "bamba", "bamba-biases", "granite-hybrid", "nemotron-h",
 )  # fmt: skip
 
 
@@ -332,7 +368,13 @@ def limit(reference: PreTrainedModel) -> float:
     """Largest distance that rounding explains."""
     # The last bit of an embedding moves those of linear attention by up to 7e-4, more with experts.
     # What is wrong moves them by more than 0.01; kinds.tsv has whole models within 1e-4.
-    return 2e-3 if "linear_attention" in str(reference.config) else 1e-4
+    return 2e-3 if hasattr(reference.config, "linear_num_key_heads") else 1e-4
+
+
+def keeps_states(reference: PreTrainedModel) -> bool:
+    return bool(
+        {"linear_attention", "hybrid"} & set(getattr(reference.config, "layer_types", None) or ())
+    )
 
 
 def prompts(*lengths: int) -> list[list[int]]:
@@ -351,7 +393,7 @@ def test_logits_equal_those_of_transformers(family, step_tokens):
         again = [*batch[0], 3, 1, 4]
         generation = ask(running, again, prompt=False).result(timeout=30)
         # states are kept before a prompt's last token
-        assert generation.usage.cached_tokens >= 50 - ("linear_attention" in str(reference.config))
+        assert generation.usage.cached_tokens >= 50 - keeps_states(reference)
         assert differences(reference, again, generation).max() <= limit(reference)
 
 
@@ -583,6 +625,52 @@ def test_linear_attention_that_does_not_fit_is_told(changes, problem):
     whole = config.to_dict() | changes | {"architectures": ["Qwen3_5ForCausalLM"]}
     with pytest.raises(ModelError, match=problem):
         spec_from_config(whole, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "problem"),
+    [
+        ("bamba", {"mamba_n_heads": 5}, "5 mamba_n_heads of 8 don't make 64 elements"),
+        ("bamba", {"attn_layer_indices": [7]}, "attn_layer_indices names no layer with attention"),
+        ("bamba", {"mamba_n_groups": 3}, "8 mamba_n_heads can't be divided into 3 mamba_n_groups"),
+        ("bamba", {"hidden_act": "gelu"}, "hidden_act other than silu is not supported"),
+        ("bamba", {"mamba_d_conv": 0}, "`mamba_d_conv`: 0 is not between 1 and 17"),
+        ("bamba", {"time_step_limit": [0.5, 0.1]}, r"time_step_limit \[0.5, 0.1\] is no range"),
+        ("granite-hybrid", {"layer_types": ["mamba"] * 3}, "no layer has full_attention"),
+        ("granite-hybrid", {"layer_types": ["mamba", "mlp", "attention"]}, "don't fit 3 layers"),
+        ("nemotron-h", {"layers_block_type": ["mlp", "x"]}, "don't fit 2 layers of full_attention"),
+        ("nemotron-h-moe", {"moe_latent_size": 8}, "moe_latent_size is not supported by our code"),
+        ("nemotron-h-moe", {"mlp_bias": True}, "mlp_bias with experts is not supported"),
+    ],
+)
+def test_state_spaces_that_do_not_fit_are_told(name, changes, problem):
+    model, settings = FAMILIES[name]
+    config = getattr(transformers, model).config_class(**SHAPE | settings)
+    whole = config.to_dict() | changes | {"architectures": [model]}
+    with pytest.raises(ModelError, match=problem):
+        spec_from_config(whole, "config.json")
+
+
+def test_early_names_of_layers_in_configs():
+    """Letters of Nemotron-H, and Granite's names."""
+    for name, changes in (
+        ("nemotron-h", {"hybrid_override_pattern": "M-*-M", "layers_block_type": None}),
+        ("granite-hybrid", {"layer_types": ["mamba", "attention", "mamba"]}),
+    ):
+        model, settings = FAMILIES[name]
+        config = getattr(transformers, model).config_class(**SHAPE | settings).to_dict()
+        config["architectures"] = [model]
+        specs = [spec_from_config(config | more, "config.json") for more in ({}, changes)]
+        assert specs[0] == specs[1]
+
+
+@needs_kernels
+@pytest.mark.parametrize("family", ["nemotron-h-moe"], indirect=True)
+def test_experts_without_gates_do_not_run_on_a_gpu(family, monkeypatch):
+    if not torch.cuda.is_available():
+        monkeypatch.setattr("sglang_lite.runtime.loading.load_model.Decoder", GpuDecoder)
+    with pytest.raises(ModelError, match="experts without gates don't run on a GPU"):
+        engine(family[0])
 
 
 def test_the_text_part_of_a_vision_language_model(tmp_path, caplog):

@@ -41,7 +41,7 @@ _INDEXER = {
 }  # fmt: skip
 # Settings that a kind's own checks require.
 _OWN: dict[str, dict[str, Any]] = {
-    "bamba": {"mamba_n_heads": 4},
+    "bamba": {"mamba_n_heads": 4, "attn_layer_indices": [1]},
     "blt": {"encoder_hash_byte_group_vocab": 96},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"],
@@ -62,13 +62,18 @@ _OWN: dict[str, dict[str, Any]] = {
         "text_config": {"num_kv_shared_layers": 2, "model_type": "gemma4_unified_text"},
     },
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "granitemoehybrid": {"mamba_n_heads": 4},
+    "granitemoehybrid": {
+        "mamba_n_heads": 4,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "lfm3": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8},
     "mimo_v2_flash": {"num_key_value_heads": 2},  # layers with a window have twice as many
     "musicgen": {"num_codebooks": 1},
     "musicgen_melody": {"num_codebooks": 1},
+    # transformers' prompts have this limit, its single tokens and the publisher's code have not
+    "nemotron_h": {"time_step_min": 1e-30, "time_step_floor": 1e-30},
     # queries, keys and values alike: transformers saves the kernels of others wrongly
     "olmo_hybrid": {"linear_key_head_dim": 8, "linear_value_head_dim": 8},
     "prophetnet": {"num_decoder_attention_heads": 4},

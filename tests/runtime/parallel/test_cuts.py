@@ -31,6 +31,7 @@ UNLIKE_WINDOWS = {
 EXPERTS = [
     "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe", "gpt-oss", "glm4-moe", "deepseek-v2", "deepseek-v3",
     "glm4-moe-lite", "ernie4.5-moe", "afmoe", "phimoe", "lfm2-moe", "llama4",
+    "granite-hybrid", "nemotron-h-moe",
 ]  # fmt: skip
 
 
@@ -119,7 +120,7 @@ def compare(folder, parallel, meeting):
     with engine_of_ranks(
         folder, parallel, meeting, dtype="float32", max_running=4, step_tokens=16
     ) as ranks:
-        torch.testing.assert_close(answers(ranks), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(answers(ranks), expected, rtol=3e-5, atol=3e-5)
 
 
 def logprobs(running):

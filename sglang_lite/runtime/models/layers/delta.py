@@ -4,17 +4,14 @@ formula.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
 from sglang_lite.runtime.kernels.kv_cache import LayerStates
-from sglang_lite.runtime.kernels.reference.delta_gates import delta_rates, gate_heads
 from sglang_lite.runtime.kernels.state_rows import StateRows, StateWave
-from sglang_lite.runtime.models.layers.delta_scan import delta_scan
-from sglang_lite.runtime.models.layers.state_conv import state_conv
+from sglang_lite.runtime.models.layers.state_steps import ON_CPU, StateSteps, compute_waves
 from sglang_lite.runtime.models.spec import DeltaSpec
 
 
@@ -38,27 +35,13 @@ class DeltaWeights:
     norm: torch.Tensor
 
 
-class DeltaSteps(NamedTuple):
-    """Functions that compute the parts of a layer on a device, with the arguments of those in
-    `kernels`.
-    """
-
-    state_conv: Callable[..., torch.Tensor]
-    delta_rates: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    delta_scan: Callable[..., torch.Tensor]
-    gate_heads: Callable[..., torch.Tensor]
-
-
-_ON_CPU = DeltaSteps(state_conv, delta_rates, delta_scan, gate_heads)
-
-
 def gated_delta(
     spec: DeltaSpec,
     weights: DeltaWeights,
     product: torch.Tensor,
     waves: Sequence[StateWave],
     states: LayerStates,
-    steps: DeltaSteps = _ON_CPU,
+    steps: StateSteps = ON_CPU,
 ) -> torch.Tensor:
     """Computes the layer's outputs before the output projection, and its new states.
 
@@ -73,45 +56,25 @@ def gated_delta(
     Returns:
         Outputs [T, value_heads * value_size], in the data type of `product`.
     """
-    assert waves, "a step has rows, and each has a state"
+    keys = spec.key_heads * spec.key_size
     values = spec.value_heads * spec.value_size
     sizes = (spec.channels, values, spec.value_heads, spec.value_heads)
     mixed, z, b, a = product.split_with_sizes(sizes, 1)
     decay, beta = steps.delta_rates(b, a, weights.rate, weights.dt, spec.beta_scale)
-    if len(waves) == 1:
-        out = _scan_rows(spec, weights, mixed, decay, beta, waves[0].rows, states, steps)
-    else:
-        out = product.new_empty((len(product), spec.value_heads, spec.value_size))
-        for wave in waves:
-            at = wave.tokens
-            assert at is not None
-            own = mixed[at], decay[at], beta[at]
-            out[at] = _scan_rows(spec, weights, *own, wave.rows, states, steps)
+
+    def scan(rows: StateRows, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        mixed, decay, beta = inputs
+        convolved = steps.state_conv(mixed, weights.kernel, states.tails, rows)
+        q, k, v = convolved.split_with_sizes((keys, keys, values), 1)
+        return steps.delta_scan(
+            q.view(len(q), spec.key_heads, -1),
+            k.view(len(k), spec.key_heads, -1),
+            v.view(len(v), spec.value_heads, -1),
+            decay,
+            beta,
+            states.sums,
+            rows,
+        )
+
+    out = compute_waves(waves, scan, mixed, decay, beta)
     return steps.gate_heads(out, z, weights.norm, spec.norm_eps)
-
-
-def _scan_rows(
-    spec: DeltaSpec,
-    weights: DeltaWeights,
-    mixed: torch.Tensor,
-    decay: torch.Tensor,
-    beta: torch.Tensor,
-    rows: StateRows,
-    states: LayerStates,
-    steps: DeltaSteps,
-) -> torch.Tensor:
-    """Convolves the rows' inputs and runs the delta rule over them. Returns outputs [T,
-    value_heads, value_size].
-    """
-    keys = spec.key_heads * spec.key_size
-    convolved = steps.state_conv(mixed, weights.kernel, states.tails, rows)
-    q, k, v = convolved.split_with_sizes((keys, keys, spec.value_heads * spec.value_size), 1)
-    return steps.delta_scan(
-        q.view(len(q), spec.key_heads, -1),
-        k.view(len(k), spec.key_heads, -1),
-        v.view(len(v), spec.value_heads, -1),
-        decay,
-        beta,
-        states.sums,
-        rows,
-    )

@@ -208,7 +208,7 @@ def apply_activation(
         return _xielu(gate_up.float(), curve).to(gate_up.dtype)
     if spec.activation == "relu":
         return F.relu(gate_up)
-    if isinstance(spec, DenseSpec) and not spec.gated:
+    if not spec.gated:
         wide = gate_up.float() if batch_invariant else gate_up
         return activation.apply_activation(wide, spec.activation).to(gate_up.dtype)
     gate, up = gate_up.chunk(2, -1)

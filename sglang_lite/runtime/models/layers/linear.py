@@ -10,7 +10,7 @@ import ctypes
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,11 @@ from sglang_lite.runtime.models.weights.gguf_blocks import GgufBlocks
 from sglang_lite.runtime.models.weights.source import PlainRows, Weight
 
 Linear: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
+
+def missing_linear(x: torch.Tensor) -> NoReturn:
+    """Stands in for a linear layer of a part that a layer lacks. Always raises AssertionError."""
+    raise AssertionError("the layer has no such part")
 
 
 class DenseLinear:

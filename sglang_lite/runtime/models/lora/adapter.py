@@ -44,6 +44,7 @@ from sglang_lite.runtime.models.spec import (
     LatentSpec,
     LayerSpec,
     ModelSpec,
+    NoMixerSpec,
 )
 from sglang_lite.runtime.models.weights.folder import pickled_tensors
 from sglang_lite.runtime.models.weights.ranges import DTYPES, LocalRanges, read_header
@@ -148,12 +149,12 @@ def _roles_by_product(layer: LayerSpec) -> dict[str, tuple[str, ...]]:
     """
     products: dict[str, tuple[str, ...]] = {}
     mixer = layer.attention
-    if not isinstance(mixer, LatentSpec):
+    if not isinstance(mixer, LatentSpec | NoMixerSpec):
         products = {
             "qkv": input_projection_roles(mixer),
             "output": (output_projection_role(mixer),),
         }
-    if isinstance(layer.feed_forward, DenseSpec):
+    if layer.feeds and isinstance(layer.feed_forward, DenseSpec):
         products["gate_up"] = ("gate", "up") if layer.feed_forward.gated else ("up",)
         products["down"] = ("down",)
     return products

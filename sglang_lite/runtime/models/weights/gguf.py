@@ -13,7 +13,7 @@ import torch
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.parameters import ParameterSpec, parameters
 from sglang_lite.runtime.models.read_gguf import FAMILIES
-from sglang_lite.runtime.models.spec import ModelSpec
+from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec, ModelSpec
 from sglang_lite.runtime.models.weights.gguf_blocks import IN_FOUR_BITS, READERS, GgufBlocks
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile, GgufTensor
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight, WeightSource
@@ -43,6 +43,7 @@ class GgufSource(WeightSource):
         for parameter in (p for p in parameters(spec) if p.role in ("q", "k", "q_bias", "k_bias")):
             assert parameter.layer is not None
             attention = spec.layers[parameter.layer].attention
+            assert isinstance(attention, AttentionSpec | LatentSpec), "it has queries and keys"
             piece = parameter.slices[0]
             heads = attention.heads if parameter.role.startswith("q") else attention.kv_heads
             if piece.groups > 1:

@@ -1,0 +1,125 @@
+"""Selective state space of Mamba 2 (arXiv:2405.21060). `Mamba2Spec` has the formula."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from sglang_lite.runtime.kernels.kv_cache import LayerStates
+from sglang_lite.runtime.kernels.state_rows import StateRows, StateWave
+from sglang_lite.runtime.models.layers.state_steps import ON_CPU, StateSteps, compute_waves
+from sglang_lite.runtime.models.spec import Mamba2Spec
+from sglang_lite.runtime.parallel.collectives import Collectives
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Weights:
+    """Weights of a layer besides its projections.
+
+    Attributes:
+        kernel: float32 [taps + 1, channels], the convolution's weights, oldest token first, and
+            then its bias.
+        a_log: float32 [heads], as in a checkpoint.
+        rate: float32 [heads], -exp(a_log).
+        dt: float32 [heads], added to dt.
+        d: float32 [heads].
+        norm: [heads * head_size], weight of the norm, or None.
+        scales: factors of the projections' outputs, or None.
+    """
+
+    kernel: torch.Tensor
+    a_log: torch.Tensor
+    rate: torch.Tensor
+    dt: torch.Tensor
+    d: torch.Tensor
+    norm: torch.Tensor | None
+    scales: torch.Tensor | None
+
+
+def mamba2(
+    spec: Mamba2Spec,
+    weights: Mamba2Weights,
+    product: torch.Tensor,
+    waves: Sequence[StateWave],
+    states: LayerStates,
+    ranks: Collectives,
+    steps: StateSteps = ON_CPU,
+) -> torch.Tensor:
+    """Computes the layer's outputs before the output projection, and its new states.
+
+    Args:
+        spec: specification of the layer.
+        weights: its weights.
+        product: projections z, x, b, c and dt, side by side [T, outputs].
+        waves: the step's rows, and the places of their states.
+        states: states of the layer (written).
+        ranks: collectives of the ranks that share the layer.
+        steps: functions that compute the parts on the device.
+
+    Returns:
+        Outputs [T, heads * head_size], in the data type of `product`.
+    """
+    if weights.scales is not None:
+        product = product * weights.scales
+    z, mixed, dt = product.split_with_sizes((spec.inner_size, spec.channels, spec.heads), 1)
+    step = F.softplus(dt.float() + weights.dt).clamp(*spec.step_limits)
+    shared = spec.groups * spec.state_size
+
+    def scan(rows: StateRows, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        mixed, step = inputs
+        convolved = steps.state_conv(mixed, weights.kernel, states.tails, rows)
+        x, b, c = convolved.split_with_sizes((spec.inner_size, shared, shared), 1)
+        return steps.mamba2_scan(
+            x.view(len(x), spec.heads, -1),
+            b.view(len(b), spec.groups, -1),
+            c.view(len(c), spec.groups, -1),
+            step,
+            weights.rate,
+            weights.d,
+            states.sums,
+            rows,
+        )
+
+    out = compute_waves(waves, scan, mixed, step)
+    return _gate(spec, weights, out, z, ranks)
+
+
+def _gate(
+    spec: Mamba2Spec,
+    weights: Mamba2Weights,
+    out: torch.Tensor,
+    z: torch.Tensor,
+    ranks: Collectives,
+) -> torch.Tensor:
+    """Multiplies outputs [T, heads, head_size] by the activated gate, and normalises them."""
+    wide = out.flatten(1).float()
+    gate = F.silu(z.float())
+    if spec.norm != "before":
+        wide = wide * gate
+    if weights.norm is not None:
+        wide = _normalise_groups(spec, wide, ranks) * weights.norm.float()
+    if spec.norm == "before":
+        wide = wide * gate
+    if spec.output_scale != 1.0:
+        wide = wide * spec.output_scale
+    return wide.to(out.dtype)
+
+
+def _normalise_groups(spec: Mamba2Spec, x: torch.Tensor, ranks: Collectives) -> torch.Tensor:
+    """Divides float32 outputs [T, heads * head_size] by the root of their mean square in each
+    group, of which ranks may have parts.
+    """
+    grouped = x.view(len(x), spec.groups, -1)
+    squares = grouped.square().sum(-1, keepdim=True)
+    size = torch.full_like(squares[:1], grouped.shape[-1])
+    if spec.sharers > 1:  # one group, in parts
+        column, _ = divmod(ranks.parallel.rank, spec.sharers)
+        every = x.new_zeros((len(x) + 1, ranks.parallel.tp // spec.sharers))
+        every[:, column] = torch.cat((squares, size)).flatten()
+        own = ranks.sum(every)[:, column].view(-1, 1, 1)
+        squares = own[:-1]
+        size = own[-1:]
+    return (grouped * torch.rsqrt(squares / size + spec.norm_eps)).flatten(1)

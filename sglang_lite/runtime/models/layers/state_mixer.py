@@ -1,0 +1,49 @@
+"""Any layer with a recurrent state, by its specification."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+
+from sglang_lite.runtime.kernels.kv_cache import LayerStates
+from sglang_lite.runtime.kernels.state_rows import StateWave
+from sglang_lite.runtime.models.layers.delta import DeltaWeights, gated_delta
+from sglang_lite.runtime.models.layers.mamba import Mamba2Weights, mamba2
+from sglang_lite.runtime.models.layers.state_steps import ON_CPU, StateSteps
+from sglang_lite.runtime.models.spec import DeltaSpec, StateSpec
+from sglang_lite.runtime.parallel.collectives import Collectives
+
+StateWeights: TypeAlias = DeltaWeights | Mamba2Weights
+
+
+def mix_states(
+    spec: StateSpec,
+    weights: StateWeights | None,
+    product: torch.Tensor,
+    waves: Sequence[StateWave],
+    states: LayerStates | None,
+    ranks: Collectives,
+    steps: StateSteps = ON_CPU,
+) -> torch.Tensor:
+    """Computes a layer's outputs before the output projection, and its new states.
+
+    Args:
+        spec: specification of the layer.
+        weights: its weights besides the projections.
+        product: its input projections, side by side [T, outputs].
+        waves: the step's rows, and the places of their states.
+        states: states of the layer (written).
+        ranks: collectives of the ranks that share the layer.
+        steps: functions that compute the parts on the device.
+
+    Returns:
+        Outputs [T, inputs of the output projection], in the data type of `product`.
+    """
+    assert states is not None
+    if isinstance(spec, DeltaSpec):
+        assert isinstance(weights, DeltaWeights)
+        return gated_delta(spec, weights, product, waves, states, steps)
+    assert isinstance(weights, Mamba2Weights)
+    return mamba2(spec, weights, product, waves, states, ranks, steps)

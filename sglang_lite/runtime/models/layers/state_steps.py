@@ -1,0 +1,59 @@
+"""What layers with a recurrent state share: the functions of a device, and the order of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from sglang_lite.runtime.kernels.reference.delta_gates import delta_rates, gate_heads
+from sglang_lite.runtime.kernels.state_rows import StateRows, StateWave
+from sglang_lite.runtime.models.layers.delta_scan import delta_scan
+from sglang_lite.runtime.models.layers.mamba_scan import mamba2_scan
+from sglang_lite.runtime.models.layers.state_conv import state_conv
+
+
+class StateSteps(NamedTuple):
+    """Functions that compute the parts of a layer on a device, with the arguments of those in
+    `kernels`.
+    """
+
+    state_conv: Callable[..., torch.Tensor]
+    delta_rates: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    delta_scan: Callable[..., torch.Tensor]
+    gate_heads: Callable[..., torch.Tensor]
+    mamba2_scan: Callable[..., torch.Tensor]
+
+
+ON_CPU = StateSteps(state_conv, delta_rates, delta_scan, gate_heads, mamba2_scan)
+
+
+def compute_waves(
+    waves: Sequence[StateWave],
+    compute: Callable[[StateRows, Sequence[torch.Tensor]], torch.Tensor],
+    *inputs: torch.Tensor,
+) -> torch.Tensor:
+    """Computes the waves of a step one after the other.
+
+    Args:
+        waves: rows of the step; at least one.
+        compute: function of a wave's rows and its tokens' inputs that gives their outputs.
+        inputs: [T, ...] each.
+
+    Returns:
+        Outputs [T, ...] of all tokens.
+    """
+    assert waves, "a step has rows, and each has a state"
+    if len(waves) == 1:
+        return compute(waves[0].rows, inputs)
+    out: torch.Tensor | None = None
+    for wave in waves:
+        at = wave.tokens
+        assert at is not None
+        part = compute(wave.rows, [each[at] for each in inputs])
+        if out is None:
+            out = part.new_empty((len(inputs[0]), *part.shape[1:]))
+        out[at] = part
+    assert out is not None
+    return out

@@ -1,0 +1,189 @@
+"""Reads from configs what layers have in the place of attention. Functions of a config and a layer's
+index, for rows of `families.py`, which return None for a layer with attention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from sglang_lite.runtime.models.config_fields import Config, Json
+from sglang_lite.runtime.models.spec import ConvSpec, DeltaSpec, Mamba2Spec, MixerSpec, NoMixerSpec
+
+_ATTENTION = "full_attention"
+_STATE = "linear_attention"
+_EARLIER_NAMES = {"attention": _ATTENTION, "mamba": _STATE}  # of types of layers
+_NEMOTRON_LETTERS = {"M": _STATE, "E": "moe", "*": _ATTENTION, "-": "mlp"}
+
+
+def lfm2_mixer(config: Config, layer: int) -> ConvSpec | None:
+    count = config["num_hidden_layers"]
+    with_attention = config.get("full_attn_idxs")
+    if with_attention is None:
+        with_attention = range(count)
+    kinds = config.get("layer_types") or [
+        "full_attention" if i in with_attention else "conv" for i in range(count)
+    ]
+    if len(kinds) != count or set(kinds) - {"full_attention", "conv"}:
+        raise ValueError(f"layer_types {kinds} don't fit {count} layers of attention or conv")
+    if "full_attention" not in kinds:
+        raise ValueError("no layer has attention")
+    if kinds[layer] == "full_attention":
+        return None
+    return ConvSpec(config["hidden_size"], config["conv_L_cache"], config["conv_bias"])
+
+
+def _is_linear_attention(config: Config, layer: int) -> bool:
+    count = config["num_hidden_layers"]
+    interval = int(config["full_attention_interval"])
+    kinds = config.get("layer_types") or [
+        "linear_attention" if (i + 1) % interval else "full_attention" for i in range(count)
+    ]
+    if len(kinds) != count or set(kinds) - {"full_attention", "linear_attention"}:
+        raise ValueError(
+            f"layer_types {kinds} don't fit {count} layers of full_attention or linear_attention"
+        )
+    if "full_attention" not in kinds:
+        raise ValueError("no layer has full_attention")
+    return bool(kinds[layer] == "linear_attention")
+
+
+def qwen_mixer(config: Config, layer: int) -> DeltaSpec | None:
+    if not _is_linear_attention(config, layer):
+        return None
+    keys = config["linear_num_key_heads"]
+    values = config["linear_num_value_heads"]
+    if values % keys:
+        raise ValueError(f"{keys} linear_num_key_heads can't serve {values} value heads")
+    if config["hidden_act"] not in ("silu", "swish"):
+        raise ValueError("hidden_act other than silu is not supported with linear attention")
+    return DeltaSpec(
+        key_heads=keys,
+        value_heads=values,
+        key_size=config["linear_key_head_dim"],
+        value_size=config["linear_value_head_dim"],
+        taps=config["linear_conv_kernel_dim"],
+        norm_eps=config["rms_norm_eps"],
+    )
+
+
+def olmo_mixer(config: Config, layer: int) -> DeltaSpec | None:
+    heads = config["num_attention_heads"]
+    keys = config.get("linear_num_key_heads") or heads
+    values = config.get("linear_num_value_heads") or heads
+    size = config.get("linear_key_head_dim") or int(0.75 * config["hidden_size"] / keys)
+    filled = {
+        **config,
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": size,
+        "linear_value_head_dim": config.get("linear_value_head_dim") or 2 * size,
+    }
+    scale = 2.0 if config["linear_allow_neg_eigval"] else 1.0
+    delta = qwen_mixer(filled, layer)
+    return delta and replace(delta, norm_eps=1e-5, beta_scale=scale)
+
+
+def lfm3_kinds(config: Config) -> list[str]:
+    """Returns the type of each layer."""
+    return config.get("layer_types") or [
+        "full_attention" if i % 4 == 2 else "sliding_attention" if i % 4 == 0 and i > 0 else "conv"
+        for i in range(config["num_hidden_layers"])
+    ]
+
+
+def lfm3_mixer(config: Config, layer: int) -> ConvSpec | None:
+    kinds = [
+        "full_attention" if kind == "sliding_attention" else kind for kind in lfm3_kinds(config)
+    ]
+    return lfm2_mixer({**config, "layer_types": kinds}, layer)
+
+
+def bamba_mixer(config: Config, layer: int) -> Mamba2Spec | None:
+    given = config.get("attn_layer_indices") or ()
+    if not set(given) & set(range(config["num_hidden_layers"])):
+        raise ValueError("attn_layer_indices names no layer with attention")
+    return None if layer in given else _mamba2(config)
+
+
+def granite_mixer(config: Config, layer: int) -> Mamba2Spec | None:
+    count = config["num_hidden_layers"]
+    kinds = _layer_types(config, config.get("layer_types") or [_STATE] * count)
+    return None if kinds[layer] == _ATTENTION else _mamba2(config)
+
+
+def nemotron_mixer(config: Config, layer: int) -> MixerSpec | None:
+    kinds = _layer_types(config, config["layer_types"], "mlp", "moe")
+    if kinds[layer] != _STATE:
+        return None if kinds[layer] == _ATTENTION else NoMixerSpec()
+    heads = config["mamba_num_heads"]
+    size = config["mamba_head_dim"]
+    named = {
+        "hidden_act": config["mamba_hidden_act"],
+        "mamba_n_heads": heads,
+        "mamba_d_head": size,
+        "mamba_d_ssm": heads * size,
+        "mamba_n_groups": config["n_groups"],
+        "mamba_d_state": config["ssm_state_size"],
+        "mamba_d_conv": config["conv_kernel"],
+        "mamba_conv_bias": config["use_conv_bias"],
+        "mamba_proj_bias": config["use_bias"],
+    }
+    return _mamba2({**config, **named})
+
+
+def nemotron_layer_types(config: Config) -> dict[str, Json]:
+    """Returns the types of the layers, which early configs write as letters, and their number."""
+    pattern = config.get("hybrid_override_pattern") or ""
+    kinds = config.get("layer_types")
+    if not kinds:
+        kinds = [_NEMOTRON_LETTERS.get(letter, letter) for letter in pattern]
+    return {"layer_types": kinds, "num_hidden_layers": len(kinds)}
+
+
+def _layer_types(config: Config, kinds: Sequence[str], *others: str) -> list[str]:
+    """Returns the type of each layer by its present name. Raises ValueError if one is unknown."""
+    named = [_EARLIER_NAMES.get(kind, kind) for kind in kinds]
+    known = (_ATTENTION, _STATE, *others)
+    count = config["num_hidden_layers"]
+    if len(named) != count or set(named) - set(known):
+        raise ValueError(f"layer_types {named} don't fit {count} layers of {', '.join(known)}")
+    if _ATTENTION not in named:
+        raise ValueError(f"no layer has {_ATTENTION}")
+    return named
+
+
+def _mamba2(config: Config) -> Mamba2Spec:
+    inner = config.get("mamba_d_ssm") or config["mamba_expand"] * config["hidden_size"]
+    heads = config["mamba_n_heads"]
+    groups = config["mamba_n_groups"]
+    size = config["mamba_d_head"]
+    size = inner // heads if size in ("auto", None) else size
+    if heads * size != inner:
+        raise ValueError(f"{heads} mamba_n_heads of {size} don't make {inner} elements")
+    if heads % groups:
+        raise ValueError(f"{heads} mamba_n_heads can't be divided into {groups} mamba_n_groups")
+    if config["hidden_act"] not in ("silu", "swish"):
+        raise ValueError("hidden_act other than silu is not supported with state spaces")
+    return Mamba2Spec(
+        heads=heads,
+        groups=groups,
+        head_size=size,
+        state_size=config["mamba_d_state"],
+        taps=config["mamba_d_conv"],
+        norm_eps=config["rms_norm_eps"],
+        conv_bias=config["mamba_conv_bias"],
+        bias=config["mamba_proj_bias"],
+        output_bias=config["mamba_proj_bias"],
+        step_limits=_step_limits(config),
+    )
+
+
+def _step_limits(config: Config) -> tuple[float, float]:
+    """Returns the least and the largest step. transformers writes infinity as an object."""
+    given = config.get("time_step_limit") or (0.0, math.inf)
+    low, high = (float(each["__float__"] if isinstance(each, Mapping) else each) for each in given)
+    if not 0 <= low < high:
+        raise ValueError(f"time_step_limit [{low:g}, {high:g}] is no range of positive numbers")
+    return low, high
