@@ -211,6 +211,14 @@ def _wrap_watched_linears(layer: Layer, spec: ModelSpec, index: int) -> list[_Wa
             layer.output, (output_projection_role(layer_spec.attention),)
         )
         found += [qkv, output]
+    if (beside := layer_spec.beside) is not None:
+        layer.beside_first = first = wrap_watched(
+            layer.beside_first, input_projection_roles(beside)
+        )
+        layer.beside_output = last = wrap_watched(
+            layer.beside_output, (output_projection_role(beside),)
+        )
+        found += [first, last]
     fed = layer.feed_forward
     if layer_spec.feeds and isinstance(fed, FeedForward) and isinstance(fed.spec, DenseSpec):
         gate_up = wrap_watched(fed.gate_up, ("gate", "up") if fed.spec.gated else ("up",))

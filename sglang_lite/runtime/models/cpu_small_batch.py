@@ -286,6 +286,8 @@ def _supports_layer(layer: LayerSpec) -> bool:
         and isinstance(mlp, DenseSpec)
         and mlp.gated
         and mlp.activation == "silu"
+        and mlp.gate_scale == mlp.inner_scale == 1.0
+        and layer.beside is None
         and layer.norms == "before"
         and layer.residual_scale == 1.0
         and not layer.parallel
@@ -301,6 +303,7 @@ def _supports_mixer(mixer: MixerSpec) -> bool:
         and not mixer.sinks
         and not mixer.chunked
         and not mixer.slopes
+        and mixer.output_scale == 1.0
         and not mixer.output_gate
         and mixer.softcap is None
         and mixer.clip is None

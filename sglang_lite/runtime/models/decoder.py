@@ -20,6 +20,7 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales, LayerStates
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
+from sglang_lite.runtime.kernels.state_rows import StateWave
 from sglang_lite.runtime.models.cpu_small_batch import small_batch_step
 from sglang_lite.runtime.models.layer_watch import LayerWatch
 from sglang_lite.runtime.models.layers.conv import gated_conv
@@ -29,6 +30,7 @@ from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.norm import apply_norm
 from sglang_lite.runtime.models.layers.rope import Rotation, rotate
 from sglang_lite.runtime.models.layers.state_mixer import mix_states
+from sglang_lite.runtime.models.layers.state_steps import ON_CPU
 from sglang_lite.runtime.models.lora.cpu_step import LayerAdapters
 from sglang_lite.runtime.models.offload import Offload
 from sglang_lite.runtime.models.parameters import parameters
@@ -98,6 +100,7 @@ class Decoder:
     """
 
     fused = False
+    state_steps = ON_CPU
     vocab_block = 1  # vocabulary parts are multiples of this many tokens
     cuts_embedding = True  # whether ranks shard the embedding table, too
 
@@ -398,14 +401,14 @@ class Decoder:
         record = partial(cache.record_experts, index, plan.store_at)
         if layer.spec.parallel:
             normed = self._norm(x, layer.input_norm)
-            h = self._attention(index, layer, normed, rotations[layer.rope], plan, cache, lora)
+            h = self._mix(index, layer, normed, rotations[layer.rope], plan, cache, lora)
             mlp_input = normed if layer.mlp_norm is None else self._norm(x, layer.mlp_norm)
             return x + self._scale_output(
                 layer, self.layer_ranks.sum(h + _feed_forward(layer, mlp_input, lora, record))
             )
         if layer.spec.mixes:
             normed = self._norm(x, layer.input_norm)
-            h = self._attention(index, layer, normed, rotations[layer.rope], plan, cache, lora)
+            h = self._mix(index, layer, normed, rotations[layer.rope], plan, cache, lora)
             h = self._norm(self.layer_ranks.sum(h), layer.post_attention_norm)
             x = x + self._scale_output(layer, h)
         if layer.spec.feeds:
@@ -496,6 +499,35 @@ class Decoder:
     def _scale_output(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
         return x if layer.spec.residual_scale == 1.0 else x * layer.spec.residual_scale
 
+    def _mix(
+        self,
+        index: int,
+        layer: Layer,
+        x: torch.Tensor,
+        rotation: Rotation,
+        plan: AttentionPlan,
+        cache: KVCache,
+        lora: LayerAdapters | None,
+    ) -> torch.Tensor:
+        """Returns the outputs [T, hidden_size] of attention, with what is beside it."""
+        h = self._attention(index, layer, x, rotation, plan, cache, lora)
+        if (spec := layer.spec.beside) is None:
+            return h
+        product = layer.beside_first(x)
+        mixed = self._mix_states(spec, layer, product, plan.states, cache.states[index])
+        return h + layer.beside_output(mixed)
+
+    def _mix_states(
+        self,
+        spec: StateSpec,
+        layer: Layer,
+        product: torch.Tensor,
+        waves: Sequence[StateWave],
+        states: LayerStates | None,
+    ) -> torch.Tensor:
+        ranks = self.layer_ranks
+        return mix_states(spec, layer.state, product, waves, states, ranks, self.state_steps)
+
     def _attention(
         self,
         index: int,
@@ -515,9 +547,8 @@ class Decoder:
             return _project("output", layer.output, out, lora)
         if isinstance(spec, StateSpec):
             product = _project("qkv", layer.qkv, x, lora)
-            states = cache.states[index]
-            out = mix_states(spec, layer.state, product, plan.states, states, self.layer_ranks)
-            return _project("output", layer.output, out, lora)
+            mixed = self._mix_states(spec, layer, product, plan.states, cache.states[index])
+            return _project("output", layer.output, mixed, lora)
         cos, sin, query_scale = rotation
         if isinstance(spec, LatentSpec):
             assert layer.latent is not None
@@ -551,6 +582,8 @@ class Decoder:
         if spec.output_gate:
             gate = gate.sigmoid().view(len(x), spec.heads, spec.gate_size)
             out = (out.view(len(x), spec.heads, -1) * gate).flatten(1)
+        if spec.output_scale != 1.0:
+            out = out * spec.output_scale
         return _project("output", layer.output, out, lora)
 
     def _qk_norm(self, layer: Layer, qk: torch.Tensor, queries: int) -> torch.Tensor:

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 from sglang_lite.runtime.models.config_fields import Config, Json
 from sglang_lite.runtime.models.mixers import (
     bamba_mixer,
+    falcon_h1_mixer,
     granite_mixer,
     lfm2_mixer,
     lfm3_kinds,
@@ -63,8 +64,8 @@ class Family:
             itself omits and the family's own code computes from others.
         rope_aliases: other names of rope types -> names used here.
         activations: activation name in a config -> the activation that the family means by it.
-        attention_fields, layer_fields, model_fields: functions of the config that give further
-            fields of AttentionSpec, LayerSpec and ModelSpec.
+        attention_fields, dense_fields, layer_fields, model_fields: functions of the config that give
+            further fields of AttentionSpec, DenseSpec, LayerSpec and ModelSpec.
         nope_fields: function of the config that gives fields of AttentionSpec for layers without
             rotation.
         left_out: function of the config that names what it asks for and the row has not, or returns
@@ -104,6 +105,7 @@ class Family:
     activations: Mapping[str, str] = field(default_factory=dict)
     attention_fields: Changes = lambda config: {}
     nope_fields: Changes = lambda config: {}
+    dense_fields: Changes = lambda config: {}
     layer_fields: Changes = lambda config: {}
     model_fields: Changes = lambda config: {}
     experts_fields: Callable[[Config, int], dict[str, Any] | None] = lambda config, layer: None
@@ -665,6 +667,35 @@ def _nemotron_left_out(config: Config) -> str:
     experts = "moe" in (config.get("layers_block_type") or config.get("layer_types") or ())
     if config.get("mlp_bias") and (experts or "E" in config.get("hybrid_override_pattern", "")):
         return "mlp_bias with experts"
+    return ""
+
+
+def _falcon_h1_attention_settings(config: Config) -> dict[str, Any]:
+    """Returns the factors of attention's input and keys as those of its scores and outputs."""
+    factor = config["attention_in_multiplier"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return {
+        "scale": head_dim**-0.5 * factor * factor * config["key_multiplier"],
+        "output_scale": float(factor * config["attention_out_multiplier"]),
+    }
+
+
+def _falcon_h1_dense_settings(config: Config) -> dict[str, Any]:
+    gate, inner = config.get("mlp_multipliers") or (1.0, 1.0)
+    return {"gate_scale": float(gate), "inner_scale": float(inner)}
+
+
+def _falcon_h1_left_out(config: Config) -> str:
+    """Names a bias whose product has a factor: the code here scales them together."""
+    factors = {
+        "attention_bias": ("attention_in_multiplier", "attention_out_multiplier", "key_multiplier"),
+        "mlp_bias": ("mlp_multipliers",),
+        "mamba_proj_bias": ("ssm_in_multiplier",),
+        "projectors_bias": ("ssm_out_multiplier",),
+    }
+    for bias, names in factors.items():
+        if config.get(bias) and any(config.get(x) not in (None, 1.0, [1.0, 1.0]) for x in names):
+            return f"{bias} with {', '.join(names)}"
     return ""
 
 
@@ -1264,6 +1295,18 @@ FAMILIES: Mapping[str, Family] = {
         {**_MAMBA2, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_position_embeddings": 262_144,
          "partial_rotary_factor": 0.5},
         biases=_ALL, mixer=bamba_mixer, names=_FED_BY_NAME,
+    ),
+    "falcon_h1": Family(
+        ("FalconH1ForCausalLM",),
+        {**_MAMBA2, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_position_embeddings": 8192,
+         "mamba_d_ssm": 1024, "mamba_rms_norm": False, "mamba_norm_before_gate": True, "projectors_bias": False,
+         **dict.fromkeys(("lm_head_multiplier", "embedding_multiplier", "key_multiplier", "attention_in_multiplier",
+                          "attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier"), 1.0)},
+        biases=_ALL, attention_fields=_falcon_h1_attention_settings, dense_fields=_falcon_h1_dense_settings,
+        layer_fields=lambda c: {"beside": falcon_h1_mixer(c)},
+        model_fields=lambda c: {"embedding_scale": float(c["embedding_multiplier"]),
+                                "logit_scale": float(c["lm_head_multiplier"])},
+        left_out=_falcon_h1_left_out, names=_FED_BY_NAME,
     ),
     "granitemoehybrid": Family(
         ("GraniteMoeHybridForCausalLM",),

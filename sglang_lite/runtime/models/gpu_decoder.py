@@ -37,7 +37,6 @@ from sglang_lite.runtime.models.layers.latent import compute_queries
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.norm import apply_norm
 from sglang_lite.runtime.models.layers.rope import RotaryTable, rotate
-from sglang_lite.runtime.models.layers.state_mixer import mix_states
 from sglang_lite.runtime.models.layers.state_steps import StateSteps
 from sglang_lite.runtime.models.spec import (
     NO_ROPE,
@@ -68,6 +67,7 @@ class GpuDecoder(Decoder):
     """
 
     fused = True
+    state_steps = StateSteps(state_conv, delta_rates, delta_scan, gate_heads, mamba2_scan)
     vocab_block = BLOCK
     cuts_embedding = False
     uncapturable: str | None = None
@@ -125,7 +125,7 @@ class GpuDecoder(Decoder):
         hidden = self.spec.hidden_size
         return max(
             hidden * 6
-            + layer.attention.activation_elements
+            + sum(mixer.activation_elements for mixer in layer.mixers)
             + _activation_elements(layer.feed_forward, hidden)
             for layer in self.spec.layers
         )
@@ -246,7 +246,11 @@ class GpuDecoder(Decoder):
                         self._scale_output(layer, self.layer_ranks.sum(layer.output(seen)))
                     )
                 else:
-                    x, scales = self._multiply_last_of_block(layer.output, seen, peers)
+                    if layer.spec.beside is None:
+                        x, scales = self._multiply_last_of_block(layer.output, seen, peers)
+                    else:
+                        x = self._add_beside(i, layer, normed, seen, plan, cache, peers)
+                        scales = None
                     x, scales = self._finish_block(layer, layer.post_attention_norm, x, scales)
             if layer.spec.feeds:
                 if not layer.spec.parallel:
@@ -299,6 +303,7 @@ class GpuDecoder(Decoder):
             as_gpu_product(layer.qkv).eight_bit_input_type(rows)
             if _attention_kernel_prepares(layer.spec.attention, self.spec.norm)
             and not layer.spec.attention.output_gate
+            and layer.spec.beside is None
             else None
         )
         if isinstance(fed, GpuExperts):
@@ -439,7 +444,8 @@ class GpuDecoder(Decoder):
         assert isinstance(fed, FeedForward), "as a GPU has them"
         gate_up = as_gpu_product(fed.gate_up)
         down = as_gpu_product(fed.down)
-        if fed.spec.activation in _WITHOUT_KERNEL:
+        scaled = fed.spec.gate_scale != 1.0 or fed.spec.inner_scale != 1.0
+        if fed.spec.activation in _WITHOUT_KERNEL or scaled:
             up, scales = gate_up.multiply_unscaled(rows)
             if scales is not None:
                 up = _apply_scales(up, scales)
@@ -515,8 +521,7 @@ class GpuDecoder(Decoder):
             assert layer.kernel is not None
             return short_conv(qkv, layer.kernel, plan.in_layer(spec.window), cache, index)
         if isinstance(spec, StateSpec):
-            states = cache.states[index]
-            return mix_states(spec, layer.state, qkv, plan.states, states, self.layer_ranks, _STATE)
+            return self._mix_states(spec, layer, qkv, plan.states, cache.states[index])
         if isinstance(spec, LatentSpec):
             return self._attend_latents(index, layer, spec, qkv, plan, cache, attention)
         assert isinstance(spec, AttentionSpec)
@@ -543,7 +548,37 @@ class GpuDecoder(Decoder):
             attention.attend(q, cache, index, out, layer.rules)
         if gate is not None:
             out.mul_(gate.view(len(qkv), spec.heads, spec.gate_size))
+        if spec.output_scale != 1.0:
+            out.mul_(spec.output_scale)
         return out.view(len(qkv), -1)
+
+    def _add_beside(
+        self,
+        index: int,
+        layer: Layer,
+        rows: torch.Tensor | EightBitRows,
+        seen: torch.Tensor,
+        plan: DevicePlan,
+        cache: KVCache,
+        peers: Peers | None,
+    ) -> torch.Tensor:
+        """Returns the output [T, hidden_size] of attention and of what is beside it.
+
+        Args:
+            index: index of the layer.
+            layer: its weights.
+            rows: its normalised input rows.
+            seen: attention outputs.
+            plan, cache: as for `run`.
+            peers: as for `_multiply_last_of_block`.
+        """
+        spec = layer.spec.beside
+        assert spec is not None
+        assert isinstance(rows, torch.Tensor), "not in 8 bits"
+        product = layer.beside_first(rows)
+        mixed = self._mix_states(spec, layer, product, plan.states, cache.states[index])
+        x = layer.output(seen) + layer.beside_output(mixed)
+        return x if self.gpu_ranks is None or peers is not None else self.gpu_ranks.sum(x)
 
     def _attend_latents(
         self,
@@ -584,9 +619,6 @@ class GpuDecoder(Decoder):
         return out.view(len(q), -1)
 
 
-_STATE = StateSteps(state_conv, delta_rates, delta_scan, gate_heads, mamba2_scan)
-
-
 def _apply_scales(x: torch.Tensor, scales: Scales) -> torch.Tensor:
     return (x * scales.rows[: len(x)].unsqueeze(1) * scales.columns).to(x.dtype)
 
@@ -623,7 +655,7 @@ def _check_ranks(spec: ModelSpec, parallel: Parallel) -> None:
     heads = [layer.attention for layer in spec.layers if isinstance(layer.attention, AttentionSpec)]
     if parallel.tp > 1 and any(each.qk_norm == "whole" for each in heads):
         problem = "a norm over all heads"
-    mambas = [x.attention for x in spec.layers if isinstance(x.attention, Mamba2Spec)]
+    mambas = [x for layer in spec.layers for x in layer.mixers if isinstance(x, Mamba2Spec)]
     if any(each.norm and each.groups < parallel.tp for each in mambas):
         problem = "a norm over all heads of a group"
     if spec.vocab_size <= (count - 1) * BLOCK:
@@ -664,8 +696,14 @@ def _can_fuse_norms(layer: LayerSpec) -> bool:
     """
     fed = layer.feed_forward
     attention = layer.attention
-    if attention.output_gate or (
-        isinstance(attention, AttentionSpec) and not _attention_kernel_prepares(attention, "rms")
+    if (
+        layer.beside is not None
+        or attention.output_gate
+        or (
+            isinstance(attention, AttentionSpec)
+            and not _attention_kernel_prepares(attention, "rms")
+        )
     ):
         return False
-    return isinstance(fed, DenseSpec) and fed.gated
+    scaled = fed.gate_scale != 1.0 or fed.inner_scale != 1.0
+    return isinstance(fed, DenseSpec) and fed.gated and not scaled

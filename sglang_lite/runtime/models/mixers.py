@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from sglang_lite.runtime.models.config_fields import Config, Json
 from sglang_lite.runtime.models.spec import ConvSpec, DeltaSpec, Mamba2Spec, MixerSpec, NoMixerSpec
@@ -111,6 +112,22 @@ def granite_mixer(config: Config, layer: int) -> Mamba2Spec | None:
     count = config["num_hidden_layers"]
     kinds = _layer_types(config, config.get("layer_types") or [_STATE] * count)
     return None if kinds[layer] == _ATTENTION else _mamba2(config)
+
+
+def falcon_h1_mixer(config: Config) -> Mamba2Spec:
+    """Returns what each layer has beside its attention."""
+    mamba = _mamba2(config)
+    factors = config.get("ssm_multipliers") or [1.0] * 5
+    if len(factors) != 5:
+        raise ValueError(f"ssm_multipliers has {len(factors)} numbers, for 5 projections")
+    norm: Literal["before", "after"] = "before" if config["mamba_norm_before_gate"] else "after"
+    return replace(
+        mamba,
+        norm=norm if config["mamba_rms_norm"] else "",
+        output_bias=config["projectors_bias"],
+        scales=tuple(each * config["ssm_in_multiplier"] for each in factors),
+        output_scale=float(config["ssm_out_multiplier"]),
+    )
 
 
 def nemotron_mixer(config: Config, layer: int) -> MixerSpec | None:

@@ -17,7 +17,6 @@ from sglang_lite.runtime.models.spec import (
     DenseSpec,
     ExpertsSpec,
     LatentSpec,
-    LayerSpec,
     Mamba2Spec,
     MixerSpec,
     ModelSpec,
@@ -212,7 +211,8 @@ def layer_parameters(spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
     names = _Names(FAMILIES[spec.architecture], index)
     for role in layer.hidden_norms if spec.norm_weight else ():
         yield from names.norm(role, (spec.hidden_size,), bias=spec.norm_bias)
-    yield from _attention_parameters(names, layer, spec.hidden_size)
+    for mixer in layer.mixers:
+        yield from _mixer_parameters(names, mixer, spec.hidden_size)
     feed_forward = layer.feed_forward
     if not layer.feeds:
         return
@@ -226,8 +226,7 @@ def layer_parameters(spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
         yield from _expert_parameters(names, feed_forward, spec.hidden_size)
 
 
-def _attention_parameters(names: _Names, layer: LayerSpec, hidden: int) -> Iterator[ParameterSpec]:
-    a = layer.attention
+def _mixer_parameters(names: _Names, a: MixerSpec, hidden: int) -> Iterator[ParameterSpec]:
     if isinstance(a, ConvSpec):
         yield from _conv_parameters(names, a, hidden)
     elif isinstance(a, DeltaSpec):

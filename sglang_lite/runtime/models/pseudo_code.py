@@ -99,6 +99,9 @@ def _layer_lines(spec: ModelSpec, layer: LayerSpec) -> Iterator[tuple[str, str]]
     if layer.mixes:
         yield f"h = {norm}(x)" if before else "h = x", _norm_notes(spec) if before else ""
         yield from _mixer_lines(layer.attention, norm)
+    if layer.beside is not None:
+        yield from _mamba2_lines(layer.beside, "m")
+        attended += " + m"
     if layer.parallel:
         yield from _feed_forward_lines(
             layer.feed_forward, "h" if layer.parallel == "one norm" else f"{norm}(x)"
@@ -120,7 +123,7 @@ def _mixer_lines(mixer: MixerSpec, norm: str) -> Iterator[tuple[str, str]]:
     elif isinstance(mixer, DeltaSpec):
         yield from _delta_lines(mixer)
     elif isinstance(mixer, Mamba2Spec):
-        yield from _mamba2_lines(mixer)
+        yield from _mamba2_lines(mixer, "a")
     elif isinstance(mixer, AttentionSpec):
         yield from _attention_lines(mixer, norm)
 
@@ -175,7 +178,8 @@ def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str,
     )
     if attention.output_gate:
         yield "a = a * sigmoid(h @ Wg)", "a number for each head" if attention.gate_by_head else ""
-    yield "a = a @ Wo", "with bias" if attention.output_bias else ""
+    scale = "" if attention.output_scale == 1 else f" * {attention.output_scale:.4g}"
+    yield f"a = a{scale} @ Wo", "with bias" if attention.output_bias else ""
 
 
 def _shifted_position(rope: RopeSpec) -> str:
@@ -222,7 +226,7 @@ def _delta_lines(delta: DeltaSpec) -> Iterator[tuple[str, str]]:
     yield "a = (rms_norm(S^T q) * silu(z)) @ Wo", ""
 
 
-def _mamba2_lines(mamba: Mamba2Spec) -> Iterator[tuple[str, str]]:
+def _mamba2_lines(mamba: Mamba2Spec, result: str) -> Iterator[tuple[str, str]]:
     bias = ", with biases" if mamba.bias else ""
     yield (
         "z, x, b, c, dt = h @ Wz, h @ Wx, h @ Wb, h @ Wc, h @ Wdt",
@@ -248,7 +252,7 @@ def _mamba2_lines(mamba: Mamba2Spec) -> Iterator[tuple[str, str]]:
     scale = "" if mamba.output_scale == 1 else f" * {mamba.output_scale:.4g}"
     notes = ["each group's outputs are normalised"] if mamba.norm else []
     notes += ["with bias"] if mamba.output_bias else []
-    yield f"a = ({out}){scale} @ Wo", ", ".join(notes)
+    yield f"{result} = {out}{scale} @ Wout", ", ".join(notes)
 
 
 def _conv_lines(conv: ConvSpec) -> Iterator[tuple[str, str]]:
@@ -268,7 +272,12 @@ def _feed_forward_lines(
     if isinstance(feed_forward, DenseSpec):
         act = feed_forward.activation
         bias = ", with biases" if feed_forward.bias else ""
-        inner = f"{act}(h @ gate) * (h @ up)" if feed_forward.gated else f"{act}(h @ up)"
+        gate = "h @ gate"
+        if feed_forward.gate_scale != 1:
+            gate = f"{feed_forward.gate_scale:.4g} * {gate}"
+        inner = f"{act}({gate}) * (h @ up)" if feed_forward.gated else f"{act}(h @ up)"
+        if feed_forward.inner_scale != 1:
+            inner = f"{feed_forward.inner_scale:.4g} * {inner}"
         yield f"f = ({inner}) @ down", f"through {feed_forward.size:,}{bias}"
         return
     of = feed_forward

@@ -222,7 +222,8 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
         config.get(bias, False) if isinstance(bias, str) else bias for bias in family.biases
     )
     size = config.get(family.dense_size) or config["intermediate_size"]
-    dense = DenseSpec(size, _read_activation(family, config), mlp_bias, family.gated)
+    activation = _read_activation(family, config)
+    dense = DenseSpec(size, activation, mlp_bias, family.gated, **family.dense_fields(config))
     rope, local = _read_rope_specs(family, config, head_dim)
     causal = _is_causal(family, config)
     changes = {

@@ -175,7 +175,8 @@ def _sharing_problem(spec: ModelSpec, parallel: Parallel, *, even: bool) -> str 
     tp = parallel.row_group_layout.tp
     for layer in spec.layers:
         fed = layer.feed_forward
-        if problem := _mixer_problem(layer.attention, tp, even=even):
+        problems = (_mixer_problem(mixer, tp, even=even) for mixer in layer.mixers)
+        if problem := next(filter(None, problems), None):
             return problem
         sizes = [(fed.size, parallel.tp)]
         if isinstance(fed, ExpertsSpec):
@@ -211,20 +212,15 @@ def _layer_spec_of_rank(
 ) -> LayerSpec:
     fed = layer.feed_forward
     attention = _mixer_spec_of_rank(layer.attention, parallel.row_group_layout)
+    beside = layer.beside and _mamba2_spec_of_rank(layer.beside, parallel.row_group_layout)
+    layer = replace(layer, attention=attention, beside=beside)
     if isinstance(fed, DenseSpec):
-        return replace(
-            layer,
-            attention=attention,
-            feed_forward=replace(fed, size=len(_inner_range(fed.size, parallel))),
-        )
+        size = len(_inner_range(fed.size, parallel))
+        return replace(layer, feed_forward=replace(fed, size=size))
     own = None if parallel.ep == 1 else _experts(index, fed.count, parallel, placement)
     size = len(_inner_range(fed.size, parallel.same_experts))
     shared = len(_inner_range(fed.shared_size, parallel))
-    return replace(
-        layer,
-        attention=attention,
-        feed_forward=replace(fed, size=size, shared_size=shared, own=own),
-    )
+    return replace(layer, feed_forward=replace(fed, size=size, shared_size=shared, own=own))
 
 
 def _mixer_spec_of_rank(a: MixerSpec, parallel: Parallel) -> MixerSpec:
@@ -236,12 +232,17 @@ def _mixer_spec_of_rank(a: MixerSpec, parallel: Parallel) -> MixerSpec:
     if isinstance(a, DeltaSpec):
         return replace(a, value_heads=len(heads), key_heads=len(kv_heads))
     if isinstance(a, Mamba2Spec):
-        sharers = max(parallel.tp // a.groups, 1)
-        return replace(a, heads=len(heads), groups=len(kv_heads), sharers=sharers)
+        return _mamba2_spec_of_rank(a, parallel)
     if isinstance(a, LatentSpec):
         return replace(a, heads=len(heads))
     slopes = a.slopes[heads.start : heads.stop]
     return replace(a, heads=len(heads), kv_heads=len(kv_heads), slopes=slopes)
+
+
+def _mamba2_spec_of_rank(a: Mamba2Spec, parallel: Parallel) -> Mamba2Spec:
+    heads, groups = head_shares(a, parallel)
+    sharers = max(parallel.tp // a.groups, 1)
+    return replace(a, heads=len(heads), groups=len(groups), sharers=sharers)
 
 
 def _experts(
@@ -339,7 +340,8 @@ def rank_part_of_parameter(
     fed = matrix.endswith(("gate", "up", "down")) and matrix != "shared_expert_gate"
     if not fed and (parallel := parallel.row_group_layout).tp == 1:
         return None
-    mixer = layer.attention
+    besides = layer.beside is not None and matrix.startswith("mamba_")
+    mixer = layer.mixers[besides]
     last = matrix == output_projection_role(mixer)
     if matrix != role and (last or matrix.endswith("down")):  # a sum needs the bias once
         return None if parallel.rank == 0 else NOTHING

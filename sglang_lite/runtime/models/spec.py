@@ -80,6 +80,7 @@ class AttentionSpec:
         causal: whether a token attends only to itself and earlier tokens.
         slopes: of each head, the number that its scores grow by with each position of the key
             (ALiBi, arXiv:2108.12409); empty for none.
+        output_scale: factor of the outputs, before the output projection.
     """
 
     heads: int
@@ -103,6 +104,7 @@ class AttentionSpec:
     sinks: bool = False
     causal: bool = True
     slopes: tuple[float, ...] = ()
+    output_scale: float = 1.0
 
     @property
     def planes(self) -> tuple[Plane, ...]:
@@ -374,7 +376,7 @@ class Mamba2Spec(_WithoutKeys):
         bias, output_bias: whether the input projections and the output projection have biases.
         step_limits: least and largest step.
         scales: factors of the projections z, x, b, c and dt; empty for none.
-        output_scale: factor of the outputs.
+        output_scale: factor of the outputs, before the output projection.
         sharers: number of ranks that share a group's heads.
     """
 
@@ -460,12 +462,16 @@ class DenseSpec:
         bias: whether the projections have biases.
         gated: whether the up projection is multiplied by an activated gate; if False, the
             activation applies to the up projection.
+        gate_scale: factor of the gate, before the activation.
+        inner_scale: factor of the input of the down projection.
     """
 
     size: int
     activation: str = "silu"
     bias: bool = False
     gated: bool = True
+    gate_scale: float = 1.0
+    inner_scale: float = 1.0
 
     def weight_elements(self, hidden: int) -> int:
         """Counts the elements of the weight matrices."""
@@ -527,6 +533,8 @@ class ExpertsSpec:
     shared_scale: float = 1.0
     shared_gate: bool = False
     own: tuple[int, ...] | None = None
+    gate_scale: ClassVar[float] = 1.0
+    inner_scale: ClassVar[float] = 1.0
 
     @property
     def experts(self) -> Sequence[int]:
@@ -562,6 +570,8 @@ class LayerSpec:
         residual_scale: factor of a block's output before it is added to the residual.
         parallel: "" if the feed-forward follows attention. Otherwise both read the same residual
             and are added to it together, with "one norm" for both or "two norms".
+        beside: state space that reads the same input as attention, and whose output is added to
+            attention's (Falcon-H1), or None.
     """
 
     attention: MixerSpec
@@ -569,6 +579,17 @@ class LayerSpec:
     norms: Literal["before", "after", "both"] = "before"
     residual_scale: float = 1.0
     parallel: Literal["", "one norm", "two norms"] = ""
+    beside: Mamba2Spec | None = None
+
+    @property
+    def state_mixer(self) -> StateSpec | None:
+        """The mixer that keeps a state, or None."""
+        return self.attention if isinstance(self.attention, StateSpec) else self.beside
+
+    @property
+    def mixers(self) -> tuple[MixerSpec, ...]:
+        """What is in the place of attention, and what is beside it."""
+        return (self.attention,) if self.beside is None else (self.attention, self.beside)
 
     @property
     def hidden_norms(self) -> tuple[str, ...]:
@@ -592,16 +613,19 @@ class LayerSpec:
 
     def weight_elements(self, hidden: int) -> int:
         """Counts the elements of the weight matrices."""
-        return self.attention.weight_elements(hidden) + self.feed_forward.weight_elements(hidden)
+        return self._mixer_elements(hidden) + self.feed_forward.weight_elements(hidden)
 
     def active_weight_elements(self, hidden: int) -> int:
         """Counts the matrix elements that a token is multiplied by, with only the chosen experts."""
         fed = self.feed_forward
-        return self.attention.weight_elements(hidden) + (
+        return self._mixer_elements(hidden) + (
             fed.weight_elements(hidden)
             if isinstance(fed, DenseSpec)
             else fed.weight_elements(hidden, fed.top_k)
         )
+
+    def _mixer_elements(self, hidden: int) -> int:
+        return sum(mixer.weight_elements(hidden) for mixer in self.mixers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -665,8 +689,8 @@ class ModelSpec:
     @property
     def states(self) -> tuple[StatePlanes | None, ...]:
         """What each layer keeps of a sequence besides its tokens' keys and values; None for most."""
-        mixers = (layer.attention for layer in self.layers)
-        return tuple(mixer.state if isinstance(mixer, StateSpec) else None for mixer in mixers)
+        mixers = (layer.state_mixer for layer in self.layers)
+        return tuple(None if mixer is None else mixer.state for mixer in mixers)
 
     @property
     def kv_layout(self) -> KVLayout:

@@ -84,8 +84,14 @@ def part_key(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
     role = parameter.role.removesuffix("_bias").partition(".")[0]
     if parameter.layer is None:
         return None, role
-    if role in input_projection_roles(spec.layers[parameter.layer].attention):
+    layer = spec.layers[parameter.layer]
+    if role in input_projection_roles(layer.attention):
         return parameter.layer, "qkv"
+    if layer.beside is not None:
+        if role in input_projection_roles(layer.beside):
+            return parameter.layer, "beside_first"
+        if role == output_projection_role(layer.beside):
+            return parameter.layer, "beside_output"
     if role in _OWN:
         return parameter.layer, role
     if role in _STATE:
@@ -400,6 +406,11 @@ def _product(layer: Layer, role: str, expert: int | None) -> _Product:
         assert isinstance(attention, LatentSpec)
         assert layer.latent is not None
         return layer.latent.queries, ("q_b",), latent_query_deinterleave_order(attention)
+    beside = layer.spec.beside
+    if beside is not None and role in input_projection_roles(beside):
+        return layer.beside_first, input_projection_roles(beside), None
+    if beside is not None and role == output_projection_role(beside):
+        return layer.beside_output, (role,), None
     if role == output_projection_role(attention):
         return layer.output, (role,), None
     if role in ("router", "shared_expert_gate"):

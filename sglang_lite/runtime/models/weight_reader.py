@@ -58,6 +58,7 @@ from sglang_lite.runtime.models.spec import (
     Mamba2Spec,
     MixerSpec,
     ModelSpec,
+    StateSpec,
 )
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight, WeightSource
@@ -97,6 +98,8 @@ class Layer:
         kernel: float32 [window + 1, channels], kernel of a convolution, and then its bias.
         state: further weights of a layer with a recurrent state.
         output: output projection of attention.
+        beside_first, beside_output: first linear layer and output projection of what is beside
+            attention.
         feed_forward: dense feed-forward or experts.
         shared: runs this rank's `feed_forward` together with those of the other ranks, if each has
             its own rows.
@@ -113,6 +116,8 @@ class Layer:
     kernel: torch.Tensor | None
     state: StateWeights | None
     output: Linear
+    beside_first: Linear
+    beside_output: Linear
     post_attention_norm: torch.Tensor | None
     mlp_norm: torch.Tensor | None
     feed_forward: FeedForward | Experts | GpuExperts
@@ -343,11 +348,21 @@ class WeightReader:
                 if isinstance(attention, ConvSpec)
                 else None
             ),
-            "state": lambda: self._build_state_weights(table, attention),
+            "state": lambda: self._build_state_weights(table, spec.state_mixer),
             "output": lambda: (
                 self._linear(table, (output_projection_role(attention),))
                 if spec.mixes
                 else missing_linear
+            ),
+            "beside_first": lambda: (
+                missing_linear
+                if spec.beside is None
+                else self._linear(table, input_projection_roles(spec.beside))
+            ),
+            "beside_output": lambda: (
+                missing_linear
+                if spec.beside is None
+                else self._linear(table, (output_projection_role(spec.beside),))
             ),
             "post_attention_norm": lambda: norm("attention_out_norm"),
             "mlp_norm": lambda: norm("mlp_norm"),
@@ -392,7 +407,7 @@ class WeightReader:
             bias = self._tensors.take_vector(table["conv_kernel_bias", None]).float()
         return torch.cat((kernel.T, bias.unsqueeze(0))).to(self.device)
 
-    def _build_state_weights(self, table: Table, spec: MixerSpec) -> StateWeights | None:
+    def _build_state_weights(self, table: Table, spec: StateSpec | None) -> StateWeights | None:
         if isinstance(spec, DeltaSpec):
             a_log = self._read_vector(table, "delta_a_log")
             return DeltaWeights(
@@ -402,7 +417,7 @@ class WeightReader:
                 dt=self._read_vector(table, "delta_dt"),
                 norm=self._read_vector(table, "delta_norm").to(self.precision.compute),
             )
-        return self._build_mamba2_weights(table, spec) if isinstance(spec, Mamba2Spec) else None
+        return None if spec is None else self._build_mamba2_weights(table, spec)
 
     def _build_mamba2_weights(self, table: Table, spec: Mamba2Spec) -> Mamba2Weights:
         compute = self.precision.compute

@@ -293,6 +293,15 @@ FAMILIES: dict[str, Any] = {
         num_local_experts=8, mamba_n_groups=1)),
     "granite-hybrid-dense": ("GraniteMoeHybridForCausalLM", GRANITE_HYBRID | GRANITE | dict(
         num_local_experts=0, position_embedding_type="rope", time_step_limit=(0.2, 0.9))),
+    "falcon-h1": ("FalconH1ForCausalLM", MAMBA | dict(
+        mamba_d_ssm=64, lm_head_multiplier=0.7, embedding_multiplier=3.0, mlp_multipliers=[0.6, 1.3], key_multiplier=0.4,
+        attention_out_multiplier=0.8, attention_in_multiplier=1.4, ssm_multipliers=[0.7, 1.2, 0.9, 1.1, 0.6],
+        ssm_in_multiplier=1.3, ssm_out_multiplier=0.9)),
+    "falcon-h1-norms": ("FalconH1ForCausalLM", MAMBA | dict(
+        mamba_d_ssm=64, mamba_rms_norm=True, mamba_norm_before_gate=True, ssm_multipliers=[0.7, 1.2, 0.9, 1.1, 0.6],
+        attention_bias=True, mlp_bias=True, projectors_bias=True, mamba_proj_bias=True, head_dim=12)),
+    "falcon-h1-gated": ("FalconH1ForCausalLM", MAMBA | dict(
+        mamba_d_ssm=64, mamba_n_groups=1, mamba_rms_norm=True, mamba_norm_before_gate=False)),
     "nemotron-h": ("NemotronHForCausalLM", NEMOTRON | dict(
         layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"])),
     "nemotron-h-moe": ("NemotronHForCausalLM", NEMOTRON | SIGMOID | dict(
@@ -313,6 +322,7 @@ OTHER_KERNELS = (
     "gpt-neox", "olmo", "minimax-m2", "ernie4.5-moe", "ministral3", "hunyuan", "gpt2", "opt",
     "apertus", "afmoe", "cohere2-moe", "phimoe", "llama4", "llama4-dense", "bloom", "lfm3", "lfm2", "lfm2-biases", "lfm2-moe",
     "qwen3-next", "qwen3.5", "olmo-hybrid", "bamba", "bamba-biases", "granite-hybrid", "nemotron-h",
+    "falcon-h1", "falcon-h1-norms",
 )  # fmt: skip
 
 
@@ -636,6 +646,13 @@ def test_linear_attention_that_does_not_fit_is_told(changes, problem):
         ("bamba", {"hidden_act": "gelu"}, "hidden_act other than silu is not supported"),
         ("bamba", {"mamba_d_conv": 0}, "`mamba_d_conv`: 0 is not between 1 and 17"),
         ("bamba", {"time_step_limit": [0.5, 0.1]}, r"time_step_limit \[0.5, 0.1\] is no range"),
+        (
+            "falcon-h1",
+            {"ssm_multipliers": [1.0]},
+            "ssm_multipliers has 1 numbers, for 5 projections",
+        ),
+        ("falcon-h1", {"mlp_multipliers": [0.0, 1.0]}, "`mlp_multipliers`"),
+        ("falcon-h1", {"attention_bias": True}, "attention_bias with attention_in_multiplier"),
         ("granite-hybrid", {"layer_types": ["mamba"] * 3}, "no layer has full_attention"),
         ("granite-hybrid", {"layer_types": ["mamba", "mlp", "attention"]}, "don't fit 3 layers"),
         ("nemotron-h", {"layers_block_type": ["mlp", "x"]}, "don't fit 2 layers of full_attention"),

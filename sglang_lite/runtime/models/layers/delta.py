@@ -11,7 +11,7 @@ import torch
 
 from sglang_lite.runtime.kernels.kv_cache import LayerStates
 from sglang_lite.runtime.kernels.state_rows import StateRows, StateWave
-from sglang_lite.runtime.models.layers.state_steps import ON_CPU, StateSteps, compute_waves
+from sglang_lite.runtime.models.layers.state_steps import StateSteps, compute_waves
 from sglang_lite.runtime.models.spec import DeltaSpec
 
 
@@ -41,7 +41,7 @@ def gated_delta(
     product: torch.Tensor,
     waves: Sequence[StateWave],
     states: LayerStates,
-    steps: StateSteps = ON_CPU,
+    steps: StateSteps,
 ) -> torch.Tensor:
     """Computes the layer's outputs before the output projection, and its new states.
 

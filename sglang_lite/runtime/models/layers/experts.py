@@ -49,9 +49,11 @@ class FeedForward:
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Returns the input of `down` for the output of `gate_up`."""
-        return apply_activation(
+        inner = apply_activation(
             gate_up, self.spec, batch_invariant=self.batch_invariant, curve=self.curve
         )
+        scale = self.spec.inner_scale
+        return inner if scale == 1.0 else inner * scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,8 @@ def apply_activation(
         wide = gate_up.float() if batch_invariant else gate_up
         return activation.apply_activation(wide, spec.activation).to(gate_up.dtype)
     gate, up = gate_up.chunk(2, -1)
+    if spec.gate_scale != 1.0:
+        gate = gate * spec.gate_scale
     if spec.activation == "silu":
         return F.silu(gate).mul_(up)
     wide = gate.float() if batch_invariant else gate

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.kv_cache import LayerStates
 from sglang_lite.runtime.kernels.state_rows import StateRows, StateWave
-from sglang_lite.runtime.models.layers.state_steps import ON_CPU, StateSteps, compute_waves
+from sglang_lite.runtime.models.layers.state_steps import StateSteps, compute_waves
 from sglang_lite.runtime.models.spec import Mamba2Spec
 from sglang_lite.runtime.parallel.collectives import Collectives
 
@@ -46,7 +46,7 @@ def mamba2(
     waves: Sequence[StateWave],
     states: LayerStates,
     ranks: Collectives,
-    steps: StateSteps = ON_CPU,
+    steps: StateSteps,
 ) -> torch.Tensor:
     """Computes the layer's outputs before the output projection, and its new states.
 

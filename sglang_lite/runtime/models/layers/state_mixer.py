@@ -11,7 +11,7 @@ from sglang_lite.runtime.kernels.kv_cache import LayerStates
 from sglang_lite.runtime.kernels.state_rows import StateWave
 from sglang_lite.runtime.models.layers.delta import DeltaWeights, gated_delta
 from sglang_lite.runtime.models.layers.mamba import Mamba2Weights, mamba2
-from sglang_lite.runtime.models.layers.state_steps import ON_CPU, StateSteps
+from sglang_lite.runtime.models.layers.state_steps import StateSteps
 from sglang_lite.runtime.models.spec import DeltaSpec, StateSpec
 from sglang_lite.runtime.parallel.collectives import Collectives
 
@@ -25,7 +25,7 @@ def mix_states(
     waves: Sequence[StateWave],
     states: LayerStates | None,
     ranks: Collectives,
-    steps: StateSteps = ON_CPU,
+    steps: StateSteps,
 ) -> torch.Tensor:
     """Computes a layer's outputs before the output projection, and its new states.
 
