@@ -18,6 +18,7 @@ from sglang_lite.runtime.models.mixers import (
     bamba_mixer,
     falcon_h1_mixer,
     granite_mixer,
+    jamba_mixer,
     lfm2_mixer,
     lfm3_kinds,
     lfm3_mixer,
@@ -699,6 +700,13 @@ def _falcon_h1_left_out(config: Config) -> str:
     return ""
 
 
+def _jamba_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    count = _expert_count(config, "num_experts")
+    if count == 1 or layer % config["expert_layer_period"] != config["expert_layer_offset"]:
+        return None
+    return {"count": count, "size": config["intermediate_size"]}
+
+
 _GEMMA = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -1307,6 +1315,19 @@ FAMILIES: Mapping[str, Family] = {
         model_fields=lambda c: {"embedding_scale": float(c["embedding_multiplier"]),
                                 "logit_scale": float(c["lm_head_multiplier"])},
         left_out=_falcon_h1_left_out, names=_FED_BY_NAME,
+    ),
+    "jamba": Family(
+        ("JambaForCausalLM",),
+        {"hidden_act": "silu", "num_key_value_heads": 8, "max_position_embeddings": 262_144, "num_experts": 16,
+         "num_experts_per_tok": 2, "expert_layer_period": 2, "expert_layer_offset": 1, "attn_layer_period": 8,
+         "attn_layer_offset": 4, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": "auto",
+         "mamba_conv_bias": True, "mamba_proj_bias": False},
+        mixer=jamba_mixer, has_rope=lambda c, i, window: False, experts_fields=_jamba_experts,
+        names={**_FED_BY_NAME, "mamba_dt_offset": "mamba.dt_proj.bias", "router": "feed_forward.router",
+               "expert_gate": "feed_forward.experts.{}.gate_proj", "expert_up": "feed_forward.experts.{}.up_proj",
+               "expert_down": "feed_forward.experts.{}.down_proj",
+               "stacked_gate_up": "feed_forward.experts.gate_up_proj",
+               "stacked_down": "feed_forward.experts.down_proj"},
     ),
     "granitemoehybrid": Family(
         ("GraniteMoeHybridForCausalLM",),

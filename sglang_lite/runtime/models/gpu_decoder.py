@@ -21,6 +21,7 @@ from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
 from sglang_lite.runtime.kernels.latent_attention import PAIRS_PER_PROGRAM
 from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.lora_weights import LoraStep
+from sglang_lite.runtime.kernels.mamba1_scan import mamba1_scan
 from sglang_lite.runtime.kernels.mamba2_scan import mamba2_scan
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, norm_eight
 from sglang_lite.runtime.kernels.rope_store import rope_store
@@ -67,7 +68,9 @@ class GpuDecoder(Decoder):
     """
 
     fused = True
-    state_steps = StateSteps(state_conv, delta_rates, delta_scan, gate_heads, mamba2_scan)
+    state_steps = StateSteps(
+        state_conv, delta_rates, delta_scan, gate_heads, mamba2_scan, mamba1_scan
+    )
     vocab_block = BLOCK
     cuts_embedding = False
     uncapturable: str | None = None

@@ -10,7 +10,14 @@ from dataclasses import replace
 from typing import Literal
 
 from sglang_lite.runtime.models.config_fields import Config, Json
-from sglang_lite.runtime.models.spec import ConvSpec, DeltaSpec, Mamba2Spec, MixerSpec, NoMixerSpec
+from sglang_lite.runtime.models.spec import (
+    ConvSpec,
+    DeltaSpec,
+    Mamba1Spec,
+    Mamba2Spec,
+    MixerSpec,
+    NoMixerSpec,
+)
 
 _ATTENTION = "full_attention"
 _STATE = "linear_attention"
@@ -130,6 +137,26 @@ def falcon_h1_mixer(config: Config) -> Mamba2Spec:
     )
 
 
+def jamba_mixer(config: Config, layer: int) -> Mamba1Spec | None:
+    period = config["attn_layer_period"]
+    offset = config["attn_layer_offset"]
+    if offset >= min(period, config["num_hidden_layers"]):
+        raise ValueError(f"no layer has attention: attn_layer_offset {offset} names none")
+    if layer % period == offset:
+        return None
+    _reject_activation(config)
+    rank = config["mamba_dt_rank"]
+    return Mamba1Spec(
+        size=config["mamba_expand"] * config["hidden_size"],
+        state_size=config["mamba_d_state"],
+        rank=-(-config["hidden_size"] // 16) if rank in ("auto", None) else rank,
+        taps=config["mamba_d_conv"],
+        norm_eps=config["rms_norm_eps"],
+        conv_bias=config["mamba_conv_bias"],
+        bias=config["mamba_proj_bias"],
+    )
+
+
 def nemotron_mixer(config: Config, layer: int) -> MixerSpec | None:
     kinds = _layer_types(config, config["layer_types"], "mlp", "moe")
     if kinds[layer] != _STATE:
@@ -181,8 +208,7 @@ def _mamba2(config: Config) -> Mamba2Spec:
         raise ValueError(f"{heads} mamba_n_heads of {size} don't make {inner} elements")
     if heads % groups:
         raise ValueError(f"{heads} mamba_n_heads can't be divided into {groups} mamba_n_groups")
-    if config["hidden_act"] not in ("silu", "swish"):
-        raise ValueError("hidden_act other than silu is not supported with state spaces")
+    _reject_activation(config)
     return Mamba2Spec(
         heads=heads,
         groups=groups,
@@ -195,6 +221,11 @@ def _mamba2(config: Config) -> Mamba2Spec:
         output_bias=config["mamba_proj_bias"],
         step_limits=_step_limits(config),
     )
+
+
+def _reject_activation(config: Config) -> None:
+    if config["hidden_act"] not in ("silu", "swish"):
+        raise ValueError("hidden_act other than silu is not supported with state spaces")
 
 
 def _step_limits(config: Config) -> tuple[float, float]:

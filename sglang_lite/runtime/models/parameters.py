@@ -17,6 +17,7 @@ from sglang_lite.runtime.models.spec import (
     DenseSpec,
     ExpertsSpec,
     LatentSpec,
+    Mamba1Spec,
     Mamba2Spec,
     MixerSpec,
     ModelSpec,
@@ -128,6 +129,11 @@ _NAMES: Mapping[str, str] = {
     "mamba_dt_offset": "mamba.dt_bias",
     "mamba_d": "mamba.D",
     "mamba_norm": "mamba.norm",
+    "mamba_low": "mamba.x_proj",
+    "mamba_steps": "mamba.dt_proj",
+    "mamba_low_norm": "mamba.dt_layernorm",
+    "mamba_b_norm": "mamba.b_layernorm",
+    "mamba_c_norm": "mamba.c_layernorm",
     "mamba_out": "mamba.out_proj",
     "attention_out_norm": "post_attention_layernorm",
     "mlp_norm": "post_attention_layernorm",
@@ -154,6 +160,7 @@ _NAMES: Mapping[str, str] = {
 
 
 DELTA_KERNELS = ("delta_kernel_q", "delta_kernel_k", "delta_kernel_v")
+MAMBA1_NORMS = ("mamba_low_norm", "mamba_b_norm", "mamba_c_norm")
 MAMBA2_KERNELS = ("mamba_kernel_x", "mamba_kernel_b", "mamba_kernel_c")
 XIELU_ROLES = ("xielu_alpha_p", "xielu_alpha_n", "xielu_beta", "xielu_eps")
 
@@ -221,7 +228,7 @@ def layer_parameters(spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
         yield from made("", feed_forward.size, spec.hidden_size, bias=feed_forward.bias)
         if feed_forward.activation == "xielu":
             for role in XIELU_ROLES:
-                yield names.scalar(role, (1,) if "alpha" in role else ())
+                yield names.array(role, (1,) if "alpha" in role else ())
     else:
         yield from _expert_parameters(names, feed_forward, spec.hidden_size)
 
@@ -233,6 +240,8 @@ def _mixer_parameters(names: _Names, a: MixerSpec, hidden: int) -> Iterator[Para
         yield from _delta_parameters(names, a, hidden)
     elif isinstance(a, Mamba2Spec):
         yield from _mamba2_parameters(names, a, hidden)
+    elif isinstance(a, Mamba1Spec):
+        yield from _mamba1_parameters(names, a, hidden)
     elif not isinstance(a, NoMixerSpec):
         yield from (
             _latent_parameters(names, a, hidden)
@@ -322,6 +331,22 @@ def _mamba2_parameters(names: _Names, mamba: Mamba2Spec, hidden: int) -> Iterato
     yield from names.matrices({"mamba_out": hidden}, mamba.inner_size, bias=mamba.output_bias)
 
 
+def _mamba1_parameters(names: _Names, mamba: Mamba1Spec, hidden: int) -> Iterator[ParameterSpec]:
+    inputs = dict.fromkeys(input_projection_roles(mamba), mamba.size)
+    yield from names.matrices(inputs, hidden, bias=mamba.bias)
+    yield from names.channel_kernels(
+        {"mamba_kernel_x": mamba.size}, mamba.taps, bias=mamba.conv_bias
+    )
+    yield from names.matrices({"mamba_low": sum(mamba.low_sizes)}, mamba.size, bias=False)
+    yield from names.matrices({"mamba_steps": mamba.size}, mamba.rank, bias=False)
+    yield names.array("mamba_a_log", (mamba.size, mamba.state_size))
+    for role in ("mamba_dt_offset", "mamba_d"):
+        yield names.vector(role, mamba.size, suffix="")
+    for role, size in zip(MAMBA1_NORMS, mamba.low_sizes) if mamba.norm_eps is not None else ():
+        yield names.vector(role, size)
+    yield from names.matrices({"mamba_out": hidden}, mamba.size, bias=mamba.bias)
+
+
 def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
     """Returns the roles of the matrices stacked in attention's first linear layer, in order."""
     if isinstance(spec, AttentionSpec):
@@ -332,6 +357,8 @@ def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
         return "delta_q", "delta_k", "delta_v", "delta_z", "delta_b", "delta_a"
     if isinstance(spec, Mamba2Spec):
         return "mamba_z", "mamba_x", "mamba_b", "mamba_c", "mamba_dt"
+    if isinstance(spec, Mamba1Spec):
+        return "mamba_x", "mamba_z"
     if isinstance(spec, NoMixerSpec):
         return ()
     return "q" if spec.query_rank is None else "q_a", "kv_a"
@@ -341,7 +368,7 @@ def output_projection_role(spec: MixerSpec) -> str:
     """Returns the role of the matrix that attention, or what is in its place, ends with."""
     if isinstance(spec, DeltaSpec):
         return "delta_out"
-    if isinstance(spec, Mamba2Spec):
+    if isinstance(spec, Mamba2Spec | Mamba1Spec):
         return "mamba_out"
     return "conv_out" if isinstance(spec, ConvSpec) else "o"
 
@@ -383,7 +410,7 @@ class _Names:
         )
         return ParameterSpec(role, (size,), (piece,), self._layer)
 
-    def scalar(self, role: str, shape: tuple[int, ...]) -> ParameterSpec:
+    def array(self, role: str, shape: tuple[int, ...]) -> ParameterSpec:
         return ParameterSpec(role, shape, (CheckpointSlice(self._path(role), shape),), self._layer)
 
     def norm(self, role: str, shape: tuple[int, ...], *, bias: bool) -> Iterator[ParameterSpec]:

@@ -14,6 +14,7 @@ from sglang_lite.runtime.models.spec import (
     ExpertsSpec,
     LatentSpec,
     LayerSpec,
+    Mamba1Spec,
     Mamba2Spec,
     MixerSpec,
     ModelSpec,
@@ -122,6 +123,8 @@ def _mixer_lines(mixer: MixerSpec, norm: str) -> Iterator[tuple[str, str]]:
         yield from _conv_lines(mixer)
     elif isinstance(mixer, DeltaSpec):
         yield from _delta_lines(mixer)
+    elif isinstance(mixer, Mamba1Spec):
+        yield from _mamba1_lines(mixer)
     elif isinstance(mixer, Mamba2Spec):
         yield from _mamba2_lines(mixer, "a")
     elif isinstance(mixer, AttentionSpec):
@@ -224,6 +227,17 @@ def _delta_lines(delta: DeltaSpec) -> Iterator[tuple[str, str]]:
     scale = "" if delta.beta_scale == 1 else f"{delta.beta_scale:g} "
     yield f"S = S + k ({scale}sigmoid(b) (v - S^T k))^T", "the gated delta rule"
     yield "a = (rms_norm(S^T q) * silu(z)) @ Wo", ""
+
+
+def _mamba1_lines(mamba: Mamba1Spec) -> Iterator[tuple[str, str]]:
+    yield "x, z = h @ Wx, h @ Wz", f"{mamba.size:,} channels{', with biases' if mamba.bias else ''}"
+    yield "x = silu(convolve(x))", f"over {mamba.taps} tokens"
+    yield "low, b, c = x @ Wlow, x @ Wb, x @ Wc", f"of {mamba.rank}, {mamba.state_size} and as many"
+    if mamba.norm_eps is not None:
+        yield "low, b, c = rms_norm(low), rms_norm(b), rms_norm(c)", f"eps {mamba.norm_eps:g}"
+    yield "step = softplus(low @ Wstep + offset)", ""
+    yield "S = exp(-exp(a_log) step) S + step x b", "of each channel, from the token before"
+    yield "a = ((S c + d x) * silu(z)) @ Wout", "with bias" if mamba.bias else ""
 
 
 def _mamba2_lines(mamba: Mamba2Spec, result: str) -> Iterator[tuple[str, str]]:

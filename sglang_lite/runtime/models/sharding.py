@@ -23,6 +23,7 @@ from sglang_lite.runtime.models.spec import (
     ExpertsSpec,
     LatentSpec,
     LayerSpec,
+    Mamba1Spec,
     Mamba2Spec,
     MixerSpec,
     ModelSpec,
@@ -201,7 +202,7 @@ def _mixer_problem(a: MixerSpec, tp: int, *, even: bool) -> str | None:
         return None
     if isinstance(a, Mamba2Spec):
         return f"{a.heads} heads in {kv_heads} groups"
-    what = "channels" if isinstance(a, ConvSpec) else "heads"
+    what = "channels" if isinstance(a, ConvSpec | Mamba1Spec) else "heads"
     return f"{a.heads} {what}" + (
         f" with {kv_heads} of keys and values" if kv_heads != a.heads else ""
     )
@@ -227,7 +228,7 @@ def _mixer_spec_of_rank(a: MixerSpec, parallel: Parallel) -> MixerSpec:
     if isinstance(a, NoMixerSpec):
         return a
     heads, kv_heads = head_shares(a, parallel)
-    if isinstance(a, ConvSpec):
+    if isinstance(a, ConvSpec | Mamba1Spec):
         return replace(a, size=len(heads))
     if isinstance(a, DeltaSpec):
         return replace(a, value_heads=len(heads), key_heads=len(kv_heads))
@@ -374,6 +375,8 @@ def _attention_part(a: SharedMixerSpec, matrix: str, parallel: Parallel) -> Rank
         return _delta_part(a, matrix, heads, kv_heads)
     if isinstance(a, Mamba2Spec):
         return _mamba2_part(a, matrix, heads, kv_heads)
+    if isinstance(a, Mamba1Spec):
+        return _mamba1_part(matrix, heads)
     if isinstance(a, LatentSpec):
         size = {"q": a.query_size, "q_b": a.query_size, "kv_b": a.nope_size + a.value_size}.get(
             matrix
@@ -415,6 +418,13 @@ def _mamba2_part(a: Mamba2Spec, matrix: str, heads: range, groups: range) -> Ran
     if name in ("dt", "dt_offset", "a_log", "d"):
         size = 1
     return None if size is None else _scale_range("outputs", heads, size)
+
+
+def _mamba1_part(matrix: str, channels: range) -> RankPart | None:
+    """Returns the part of a parameter for a rank's channels."""
+    if matrix.endswith("_norm"):
+        return None
+    return _scale_range("inputs" if matrix == "mamba_low" else "outputs", channels)
 
 
 def _scale_range(axis: Literal["outputs", "inputs"], units: range, size: int = 1) -> RankPart:

@@ -437,6 +437,69 @@ class Mamba2Spec(_WithoutKeys):
 
 
 @dataclass(frozen=True, slots=True)
+class Mamba1Spec(_WithoutKeys):
+    """Selective state space of Mamba, which some layers have in the place of attention
+    (arXiv:2312.00752).
+
+    A projection x of a token's hidden state is convolved over the last `taps` tokens of each
+    channel. Projections of x are low, a low-rank vector, and b and c, which all channels share. Each
+    channel has a state, which a token changes and reads by
+
+        step = softplus(W low + dt_offset)
+        S <- exp(-exp(a_log) step) S + step x b
+        out = (S c + d x) * silu(z)
+
+    with a further projection z of the hidden state. A sequence has one state, of a constant size,
+    for all of its tokens.
+
+    Attributes:
+        size: number of channels.
+        state_size: elements of a channel's state.
+        rank: elements of low.
+        taps: number of tokens that the convolution covers, the current one included.
+        norm_eps: epsilon of RMS norms of low, b and c, or None for no norms.
+        conv_bias: whether the convolution has a bias.
+        bias: whether the projections of the hidden state and the output projection have biases.
+    """
+
+    size: int
+    state_size: int
+    rank: int
+    taps: int
+    norm_eps: float | None
+    conv_bias: bool = True
+    bias: bool = False
+    value_size: ClassVar[int] = 1  # of each channel
+
+    @property
+    def heads(self) -> int:
+        """Number of parts that ranks can share: the channels."""
+        return self.size
+
+    @property
+    def kv_heads(self) -> int:
+        return self.size
+
+    @property
+    def low_sizes(self) -> tuple[int, int, int]:
+        """Elements of low, b and c."""
+        return self.rank, self.state_size, self.state_size
+
+    @property
+    def state(self) -> StatePlanes:
+        return StatePlanes(self.taps - 1, self.size, (self.size, self.state_size))
+
+    @property
+    def activation_elements(self) -> int:
+        """Activation elements that the layer needs per token at its peak. Some are in float32."""
+        return 12 * self.size + 2 * sum(self.low_sizes)
+
+    def weight_elements(self, hidden: int) -> int:
+        """Counts the elements of the weight matrices."""
+        return self.size * (3 * hidden + sum(self.low_sizes) + self.rank)
+
+
+@dataclass(frozen=True, slots=True)
 class NoMixerSpec(_WithoutKeys):
     """Nothing in the place of attention, in a layer that is only a feed-forward (Nemotron-H)."""
 
@@ -446,7 +509,7 @@ class NoMixerSpec(_WithoutKeys):
         return 0
 
 
-StateSpec: TypeAlias = DeltaSpec | Mamba2Spec
+StateSpec: TypeAlias = DeltaSpec | Mamba2Spec | Mamba1Spec
 SharedMixerSpec: TypeAlias = AttentionSpec | LatentSpec | ConvSpec | StateSpec  # over ranks
 MixerSpec: TypeAlias = SharedMixerSpec | NoMixerSpec
 

@@ -25,9 +25,11 @@ from sglang_lite.runtime.models.layers.linear import (
     PairedLinear,
     RowByRow,
 )
+from sglang_lite.runtime.models.layers.mamba import Mamba1Weights
 from sglang_lite.runtime.models.layers.state_mixer import StateWeights
 from sglang_lite.runtime.models.parameters import (
     DELTA_KERNELS,
+    MAMBA1_NORMS,
     MAMBA2_KERNELS,
     XIELU_ROLES,
     CheckpointSlice,
@@ -65,7 +67,9 @@ _STATE = {
     "mamba_dt_offset": "dt",
     "mamba_d": "d",
     "mamba_norm": "norm",
+    **dict.fromkeys(MAMBA1_NORMS, "norms"),
 }
+_STATE_PRODUCTS = ("mamba_low", "mamba_steps")
 _LATENT = frozenset(("q_a_norm", "q_b", "kv_a_norm", "kv_b"))
 _OTHERS = {
     "o": "output",
@@ -94,7 +98,7 @@ def part_key(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
             return parameter.layer, "beside_output"
     if role in _OWN:
         return parameter.layer, role
-    if role in _STATE:
+    if role in _STATE or role in _STATE_PRODUCTS:
         return parameter.layer, "state"
     return parameter.layer, "latent" if role in _LATENT else _OTHERS.get(role, "feed_forward")
 
@@ -315,6 +319,8 @@ class WeightParts:
     ) -> torch.Tensor:
         """Returns a parameter of a layer with a state besides its projections."""
         role = parameter.role.removesuffix("_bias")
+        if isinstance(weights, Mamba1Weights) and role in MAMBA1_NORMS:
+            return weights.norms[MAMBA1_NORMS.index(role)]
         found: torch.Tensor = getattr(weights, _STATE[role])
         if _STATE[role] != "kernel":
             return found
@@ -406,6 +412,9 @@ def _product(layer: Layer, role: str, expert: int | None) -> _Product:
         assert isinstance(attention, LatentSpec)
         assert layer.latent is not None
         return layer.latent.queries, ("q_b",), latent_query_deinterleave_order(attention)
+    if role in _STATE_PRODUCTS:
+        assert isinstance(layer.state, Mamba1Weights)
+        return layer.state.low if role == "mamba_low" else layer.state.steps, (role,), None
     beside = layer.spec.beside
     if beside is not None and role in input_projection_roles(beside):
         return layer.beside_first, input_projection_roles(beside), None

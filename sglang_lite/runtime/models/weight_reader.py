@@ -17,12 +17,13 @@ from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
 from sglang_lite.runtime.models.layers.latent import HeadProduct, LatentMatrices
 from sglang_lite.runtime.models.layers.linear import Linear, missing_linear, stack_weights
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
-from sglang_lite.runtime.models.layers.mamba import Mamba2Weights
+from sglang_lite.runtime.models.layers.mamba import Mamba1Weights, Mamba2Weights
 from sglang_lite.runtime.models.layers.rope import RotaryTable
 from sglang_lite.runtime.models.layers.state_mixer import StateWeights
 from sglang_lite.runtime.models.parameter_tensors import ParameterTensors, Table
 from sglang_lite.runtime.models.parameters import (
     DELTA_KERNELS,
+    MAMBA1_NORMS,
     MAMBA2_KERNELS,
     XIELU_ROLES,
     CheckpointSlice,
@@ -55,6 +56,7 @@ from sglang_lite.runtime.models.spec import (
     ExpertsSpec,
     LatentSpec,
     LayerSpec,
+    Mamba1Spec,
     Mamba2Spec,
     MixerSpec,
     ModelSpec,
@@ -409,39 +411,59 @@ class WeightReader:
 
     def _build_state_weights(self, table: Table, spec: StateSpec | None) -> StateWeights | None:
         if isinstance(spec, DeltaSpec):
-            a_log = self._read_vector(table, "delta_a_log")
+            a_log = self._read_numbers(table, "delta_a_log")
             return DeltaWeights(
                 kernel=self._read_state_kernel(table, DELTA_KERNELS),
                 a_log=a_log,
                 rate=-a_log.exp(),
-                dt=self._read_vector(table, "delta_dt"),
-                norm=self._read_vector(table, "delta_norm").to(self.precision.compute),
+                dt=self._read_numbers(table, "delta_dt"),
+                norm=self._read_numbers(table, "delta_norm").to(self.precision.compute),
             )
+        if isinstance(spec, Mamba1Spec):
+            return self._build_mamba1_weights(table, spec)
         return None if spec is None else self._build_mamba2_weights(table, spec)
+
+    def _build_mamba1_weights(self, table: Table, spec: Mamba1Spec) -> Mamba1Weights:
+        low, steps = (
+            self.linears.build_float32(self._tensors.take_parameter(table[role, None]), None)
+            for role in ("mamba_low", "mamba_steps")
+        )
+        a_log = self._read_numbers(table, "mamba_a_log")
+        norms = MAMBA1_NORMS if spec.norm_eps is not None else ()
+        return Mamba1Weights(
+            kernel=self._read_state_kernel(table, MAMBA2_KERNELS[:1]),
+            low=low,
+            steps=steps,
+            norms=tuple(self._read_numbers(table, role) for role in norms),
+            a_log=a_log,
+            rate=-a_log.exp(),
+            dt=self._read_numbers(table, "mamba_dt_offset"),
+            d=self._read_numbers(table, "mamba_d"),
+        )
 
     def _build_mamba2_weights(self, table: Table, spec: Mamba2Spec) -> Mamba2Weights:
         compute = self.precision.compute
-        a_log = self._read_vector(table, "mamba_a_log")
+        a_log = self._read_numbers(table, "mamba_a_log")
         scales = [torch.full((n,), x) for n, x in zip(spec.projections, spec.scales)]
         return Mamba2Weights(
             kernel=self._read_state_kernel(table, MAMBA2_KERNELS),
             a_log=a_log,
             rate=-a_log.exp(),
-            dt=self._read_vector(table, "mamba_dt_offset"),
-            d=self._read_vector(table, "mamba_d"),
-            norm=self._read_vector(table, "mamba_norm").to(compute) if spec.norm else None,
+            dt=self._read_numbers(table, "mamba_dt_offset"),
+            d=self._read_numbers(table, "mamba_d"),
+            norm=self._read_numbers(table, "mamba_norm").to(compute) if spec.norm else None,
             scales=torch.cat(scales).to(self.device, compute) if scales else None,
         )
 
-    def _read_vector(self, table: Table, role: str) -> torch.Tensor:
-        return self._tensors.take_vector(table[role, None]).float().to(self.device)
+    def _read_numbers(self, table: Table, role: str) -> torch.Tensor:
+        return self._tensors.numbers(table[role, None]).to(self.device)
 
     def _read_state_kernel(self, table: Table, roles: tuple[str, ...]) -> torch.Tensor:
         """Reads the kernel of a convolution before a state, with its bias or zeros."""
-        kernel = torch.cat([self._read_vector(table, role) for role in roles])
+        kernel = torch.cat([self._read_numbers(table, role) for role in roles])
         if (f"{roles[0]}_bias", None) not in table:
             return torch.cat((kernel.T, kernel.new_zeros((1, len(kernel)))))
-        bias = torch.cat([self._read_vector(table, f"{role}_bias") for role in roles])
+        bias = torch.cat([self._read_numbers(table, f"{role}_bias") for role in roles])
         return torch.cat((kernel.T, bias.unsqueeze(0)))
 
     # -------------------------------------------------------------------------------------- tensors

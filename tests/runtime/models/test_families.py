@@ -109,6 +109,9 @@ GRANITE_HYBRID = MAMBA | dict(
     shared_intermediate_size=40,
     num_experts_per_tok=3,
 )
+JAMBA = dict(
+    rms_norm_eps=0.03, attn_layer_period=3, attn_layer_offset=1, mamba_d_state=12, mamba_dt_rank=8
+)
 NEMOTRON = dict(
     layer_norm_epsilon=0.03,
     head_dim=12,
@@ -302,6 +305,8 @@ FAMILIES: dict[str, Any] = {
         attention_bias=True, mlp_bias=True, projectors_bias=True, mamba_proj_bias=True, head_dim=12)),
     "falcon-h1-gated": ("FalconH1ForCausalLM", MAMBA | dict(
         mamba_d_ssm=64, mamba_n_groups=1, mamba_rms_norm=True, mamba_norm_before_gate=False)),
+    "jamba": ("JambaForCausalLM", JAMBA | dict(num_experts=4, num_experts_per_tok=2)),
+    "jamba-dense": ("JambaForCausalLM", JAMBA | dict(num_experts=1, mamba_proj_bias=True, mamba_conv_bias=False)),
     "nemotron-h": ("NemotronHForCausalLM", NEMOTRON | dict(
         layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"])),
     "nemotron-h-moe": ("NemotronHForCausalLM", NEMOTRON | SIGMOID | dict(
@@ -322,7 +327,7 @@ OTHER_KERNELS = (
     "gpt-neox", "olmo", "minimax-m2", "ernie4.5-moe", "ministral3", "hunyuan", "gpt2", "opt",
     "apertus", "afmoe", "cohere2-moe", "phimoe", "llama4", "llama4-dense", "bloom", "lfm3", "lfm2", "lfm2-biases", "lfm2-moe",
     "qwen3-next", "qwen3.5", "olmo-hybrid", "bamba", "bamba-biases", "granite-hybrid", "nemotron-h",
-    "falcon-h1", "falcon-h1-norms",
+    "falcon-h1", "falcon-h1-norms", "jamba",
 )  # fmt: skip
 
 
@@ -655,6 +660,8 @@ def test_linear_attention_that_does_not_fit_is_told(changes, problem):
         ("falcon-h1", {"attention_bias": True}, "attention_bias with attention_in_multiplier"),
         ("granite-hybrid", {"layer_types": ["mamba"] * 3}, "no layer has full_attention"),
         ("granite-hybrid", {"layer_types": ["mamba", "mlp", "attention"]}, "don't fit 3 layers"),
+        ("jamba", {"attn_layer_offset": 3}, "attn_layer_offset 3 names none"),
+        ("jamba", {"hidden_act": "gelu"}, "hidden_act other than silu is not supported"),
         ("nemotron-h", {"layers_block_type": ["mlp", "x"]}, "don't fit 2 layers of full_attention"),
         ("nemotron-h-moe", {"moe_latent_size": 8}, "moe_latent_size is not supported by our code"),
         ("nemotron-h-moe", {"mlp_bias": True}, "mlp_bias with experts is not supported"),

@@ -1,4 +1,6 @@
-"""Selective state space of Mamba 2 (arXiv:2405.21060). `Mamba2Spec` has the formula."""
+"""Selective state spaces of Mamba 2 (arXiv:2405.21060) and Mamba (arXiv:2312.00752). `Mamba2Spec`
+and `Mamba1Spec` have the formulas.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,10 @@ import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.kv_cache import LayerStates
 from sglang_lite.runtime.kernels.state_rows import StateRows, StateWave
+from sglang_lite.runtime.models.layers.linear import Linear
+from sglang_lite.runtime.models.layers.norm import apply_norm
 from sglang_lite.runtime.models.layers.state_steps import StateSteps, compute_waves
-from sglang_lite.runtime.models.spec import Mamba2Spec
+from sglang_lite.runtime.models.spec import Mamba1Spec, Mamba2Spec
 from sglang_lite.runtime.parallel.collectives import Collectives
 
 
@@ -37,6 +41,66 @@ class Mamba2Weights:
     d: torch.Tensor
     norm: torch.Tensor | None
     scales: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba1Weights:
+    """Weights of a layer besides the projections of its input and output.
+
+    Attributes:
+        kernel: float32 [taps + 1, size], as in `Mamba2Weights`.
+        low: linear layer of channels that returns low, b and c.
+        steps: linear layer of low that returns the channels' steps.
+        norms: weights of the norms of low, b and c, float32; empty for no norms.
+        a_log: float32 [size, state_size], as in a checkpoint.
+        rate: float32 [size, state_size], -exp(a_log).
+        dt: float32 [size], added to steps.
+        d: float32 [size].
+    """
+
+    kernel: torch.Tensor
+    low: Linear
+    steps: Linear
+    norms: tuple[torch.Tensor, ...]
+    a_log: torch.Tensor
+    rate: torch.Tensor
+    dt: torch.Tensor
+    d: torch.Tensor
+
+
+def mamba1(
+    spec: Mamba1Spec,
+    weights: Mamba1Weights,
+    product: torch.Tensor,
+    waves: Sequence[StateWave],
+    states: LayerStates,
+    ranks: Collectives,
+    steps: StateSteps,
+) -> torch.Tensor:
+    """Computes the layer's outputs before the output projection, and its new states.
+
+    Takes the arguments of `mamba2`; `product` has the projections x and z.
+
+    Returns:
+        Outputs [T, size], in the data type of `product`.
+    """
+
+    def convolve(rows: StateRows, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        return steps.state_conv(*inputs, weights.kernel, states.tails, rows)
+
+    def scan(rows: StateRows, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        return steps.mamba1_scan(*inputs, weights.rate, weights.d, states.sums, rows)
+
+    mixed, z = product.split_with_sizes((spec.size, spec.size), 1)
+    x = compute_waves(waves, convolve, mixed)
+    parts: Sequence[torch.Tensor] = ranks.sum(weights.low(x)).split_with_sizes(spec.low_sizes, 1)
+    if spec.norm_eps is not None:
+        eps = spec.norm_eps
+        parts = [apply_norm(part, w, eps, "rms") for part, w in zip(parts, weights.norms)]
+    low, b, c = parts
+    step = F.softplus(weights.steps(low.to(x.dtype).contiguous()).float() + weights.dt)
+    out = compute_waves(waves, scan, x, b, c, step)
+    return (out.float() * F.silu(z.float())).to(out.dtype)
 
 
 def mamba2(

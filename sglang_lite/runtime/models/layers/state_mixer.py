@@ -10,12 +10,17 @@ import torch
 from sglang_lite.runtime.kernels.kv_cache import LayerStates
 from sglang_lite.runtime.kernels.state_rows import StateWave
 from sglang_lite.runtime.models.layers.delta import DeltaWeights, gated_delta
-from sglang_lite.runtime.models.layers.mamba import Mamba2Weights, mamba2
+from sglang_lite.runtime.models.layers.mamba import (
+    Mamba1Weights,
+    Mamba2Weights,
+    mamba1,
+    mamba2,
+)
 from sglang_lite.runtime.models.layers.state_steps import StateSteps
-from sglang_lite.runtime.models.spec import DeltaSpec, StateSpec
+from sglang_lite.runtime.models.spec import DeltaSpec, Mamba1Spec, StateSpec
 from sglang_lite.runtime.parallel.collectives import Collectives
 
-StateWeights: TypeAlias = DeltaWeights | Mamba2Weights
+StateWeights: TypeAlias = DeltaWeights | Mamba2Weights | Mamba1Weights
 
 
 def mix_states(
@@ -45,5 +50,8 @@ def mix_states(
     if isinstance(spec, DeltaSpec):
         assert isinstance(weights, DeltaWeights)
         return gated_delta(spec, weights, product, waves, states, steps)
+    if isinstance(spec, Mamba1Spec):
+        assert isinstance(weights, Mamba1Weights)
+        return mamba1(spec, weights, product, waves, states, ranks, steps)
     assert isinstance(weights, Mamba2Weights)
     return mamba2(spec, weights, product, waves, states, ranks, steps)

@@ -10,7 +10,7 @@ import torch
 from sglang_lite.runtime.kernels.reference.delta_gates import delta_rates, gate_heads
 from sglang_lite.runtime.kernels.state_rows import StateRows, StateWave
 from sglang_lite.runtime.models.layers.delta_scan import delta_scan
-from sglang_lite.runtime.models.layers.mamba_scan import mamba2_scan
+from sglang_lite.runtime.models.layers.mamba_scan import mamba1_scan, mamba2_scan
 from sglang_lite.runtime.models.layers.state_conv import state_conv
 
 
@@ -24,9 +24,10 @@ class StateSteps(NamedTuple):
     delta_scan: Callable[..., torch.Tensor]
     gate_heads: Callable[..., torch.Tensor]
     mamba2_scan: Callable[..., torch.Tensor]
+    mamba1_scan: Callable[..., torch.Tensor]
 
 
-ON_CPU = StateSteps(state_conv, delta_rates, delta_scan, gate_heads, mamba2_scan)
+ON_CPU = StateSteps(state_conv, delta_rates, delta_scan, gate_heads, mamba2_scan, mamba1_scan)
 
 
 def compute_waves(
