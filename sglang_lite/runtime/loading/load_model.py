@@ -788,7 +788,7 @@ def check_states(config: EngineConfig, spec: ModelSpec, device: torch.device) ->
     """Raises ParameterError if a setting does not go with layers that sum up the past."""
     if not any(spec.states):
         return
-    what = "the model has layers that sum up the past (linear attention)"
+    what = "the model has layers that sum up the past (linear attention, state spaces)"
     for name, wrong, why in (
         ("deterministic", config.deterministic, "whose sums depend on how a prompt is cut"),
         (

@@ -598,7 +598,7 @@ def test_the_text_part_of_qwen35(tmp_path, caplog):
         assert found.max() <= limit(reference)
 
 
-@pytest.mark.parametrize("family", ["qwen3.5"], indirect=True)
+@pytest.mark.parametrize("family", ["qwen3.5", "bamba", "jamba"], indirect=True)
 def test_states_of_16_bits_take_half_of_the_memory(family):
     """So twice as many fit, but for the tails of convolutions, and answers stay near."""
     folder, reference = family
