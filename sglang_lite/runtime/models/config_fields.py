@@ -115,7 +115,9 @@ _OBJECT = Field("object")
 # Fields of config.json and of its text_config.
 CONFIG: Mapping[str, Field] = {
     **dict.fromkeys(("architectures", "layer_types", "mlp_layer_types", "layers_block_type"), Field("texts")),
-    **dict.fromkeys(("text_config", "quantization_config", "rope_parameters", "rope_scaling", "attn_config"), _OBJECT),
+    **dict.fromkeys((
+        "text_config", "quantization_config", "rope_parameters", "rope_scaling", "attn_config", "linear_attn_config",
+    ), _OBJECT),
     "vocab_size": _integer_field(1, MAX_TOKENS, required=True),
     "hidden_size": _integer_field(1, 1 << 20, required=True),
     "intermediate_size": _integer_field(1, 1 << 24, required=True),
@@ -148,6 +150,7 @@ CONFIG: Mapping[str, Field] = {
     "full_attention_interval": _integer_field(1, 10_000),
     **dict.fromkeys((
         "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+        "linear_num_heads", "linear_head_dim",
     ), _integer_field(1, 1 << 16)),
     **dict.fromkeys((
         "attention_chunk_size", "interleave_moe_layer_step", "floor_scale",
@@ -194,7 +197,9 @@ CONFIG: Mapping[str, Field] = {
         "moe_num_experts", "moe_num_shared_experts",
     ), _integer_field(0, MAX_EXPERTS)),
     "moe_topk": Field("wholes", 1, MAX_EXPERTS),
-    **dict.fromkeys(("num_experts_per_tok", "moe_k", "n_group", "topk_group"), _integer_field(1, MAX_EXPERTS)),
+    **dict.fromkeys((
+        "num_experts_per_tok", "num_experts_per_token", "moe_k", "n_group", "num_expert_group", "topk_group",
+    ), _integer_field(1, MAX_EXPERTS)),
     "moe_intermediate_size": _integer_field(1, 1 << 24),
     "shared_intermediate_size": _integer_field(0, 1 << 24),
     "shared_expert_intermediate_size": _integer_field(0, 1 << 24),

@@ -19,6 +19,8 @@ from sglang_lite.runtime.models.mixers import (
     falcon_h1_mixer,
     granite_mixer,
     jamba_mixer,
+    kimi_layer_types,
+    kimi_mixer,
     lfm2_mixer,
     lfm3_kinds,
     lfm3_mixer,
@@ -700,6 +702,14 @@ def _falcon_h1_left_out(config: Config) -> str:
     return ""
 
 
+def _kimi_left_out(config: Config) -> str:
+    if config.get("moe_router_activation_func", "sigmoid") != "sigmoid":
+        return f"moe_router_activation_func {config['moe_router_activation_func']!r}"
+    if config.get("moe_layer_freq", 1) != 1:
+        return "moe_layer_freq other than 1"
+    return "" if config.get("mla_use_nope", True) else "mla_use_nope false"
+
+
 def _jamba_experts(config: Config, layer: int) -> dict[str, Any] | None:
     count = _expert_count(config, "num_experts")
     if count == 1 or layer % config["expert_layer_period"] != config["expert_layer_offset"]:
@@ -1285,6 +1295,35 @@ FAMILIES: Mapping[str, Family] = {
         biases=_ATTENTION, qk_norm="head", attention_fields=lambda c: {"output_gate": True},
         model_fields=_qwen_delta_model_settings, mixer=qwen_mixer, experts_fields=_qwen2_experts,
         names={"output_gating": "self_attn.q_proj"},
+    ),
+    "kimi_linear": Family(
+        ("KimiLinearForCausalLM",),
+        {**_LATENT, "q_lora_rank": None, "rms_norm_eps": 1e-5, "hidden_act": "silu", "linear_num_heads": 32,
+         "max_position_embeddings": 1_048_576, "linear_head_dim": 128, "linear_conv_kernel_dim": 4,
+         "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "moe_intermediate_size": 1024,
+         "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True,
+         "routed_scaling_factor": 2.446},
+        aliases={"max_position_embeddings": "model_max_length", "norm_topk_prob": "moe_renormalize",
+                 "n_group": "num_expert_group", "num_experts_per_tok": "num_experts_per_token",
+                 "n_shared_experts": "num_shared_experts"},
+        computed=kimi_layer_types, latent=True, has_rope=lambda c, i, window: False, mixer=kimi_mixer,
+        experts_fields=_glm4_lite_experts, left_out=_kimi_left_out,
+        # transformers saves a dense feed-forward under the name of experts
+        names={**{role: f"{name}|block_sparse_moe.{name.removeprefix('mlp.')}" for role, name in (
+                   ("gate", "mlp.gate_proj"), ("up", "mlp.up_proj"), ("down", "mlp.down_proj"))},
+               "router": "block_sparse_moe.gate", "correction": "block_sparse_moe.gate.e_score_correction_bias",
+               "expert_gate": "block_sparse_moe.experts.{}.w1", "expert_up": "block_sparse_moe.experts.{}.w3",
+               "expert_down": "block_sparse_moe.experts.{}.w2",
+               "stacked_gate_up": "block_sparse_moe.experts.gate_up_proj",
+               "stacked_down": "block_sparse_moe.experts.down_proj",
+               "shared_gate": "block_sparse_moe.shared_experts.gate_proj",
+               "shared_up": "block_sparse_moe.shared_experts.up_proj",
+               "shared_down": "block_sparse_moe.shared_experts.down_proj",
+               "delta_q": "self_attn.q_proj", "delta_k": "self_attn.k_proj", "delta_v": "self_attn.v_proj",
+               "delta_b": "self_attn.b_proj", "delta_kernel_q": "self_attn.q_conv1d",
+               "delta_kernel_k": "self_attn.k_conv1d", "delta_kernel_v": "self_attn.v_conv1d",
+               "delta_a_log": "self_attn.A_log[0,0,:,0]", "delta_dt": "self_attn.dt_bias",
+               "delta_norm": "self_attn.o_norm", "delta_out": "self_attn.o_proj"},
     ),
     "olmo_hybrid": Family(
         ("OlmoHybridForCausalLM",),

@@ -157,6 +157,37 @@ def jamba_mixer(config: Config, layer: int) -> Mamba1Spec | None:
     )
 
 
+def kimi_mixer(config: Config, layer: int) -> DeltaSpec | None:
+    heads = config["linear_num_heads"]
+    size = config["linear_head_dim"]
+    named = {
+        "full_attention_interval": 1,  # not used: the types of all layers are known
+        **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), heads),
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), size),
+    }
+    delta = qwen_mixer({**config, **named}, layer)
+    return delta and replace(delta, gate_rank=size)
+
+
+def kimi_layer_types(config: Config) -> dict[str, Json]:
+    """Returns the types of layers, and sizes, which early configs have in an object of their own."""
+    given = config.get("linear_attn_config") or {}
+    ours = {
+        "linear_head_dim": "head_dim",
+        "linear_num_heads": "num_heads",
+        "linear_conv_kernel_dim": "short_conv_kernel_size",
+    }
+    count = range(config["num_hidden_layers"])
+    full = given.get("full_attn_layers")
+    kinds = [
+        _ATTENTION if (i and i % 4 == 0 if full is None else i + 1 in full) else _STATE
+        for i in count
+    ]
+    return {"layer_types": kinds} | {
+        name: given[theirs] for name, theirs in ours.items() if theirs in given
+    }
+
+
 def nemotron_mixer(config: Config, layer: int) -> MixerSpec | None:
     kinds = _layer_types(config, config["layer_types"], "mlp", "moe")
     if kinds[layer] != _STATE:

@@ -113,6 +113,10 @@ _NAMES: Mapping[str, str] = {
     "delta_z": "linear_attn.in_proj_z",
     "delta_b": "linear_attn.in_proj_b",
     "delta_a": "linear_attn.in_proj_a",
+    "delta_z_low": "self_attn.g_a_proj",
+    "delta_z_high": "self_attn.g_b_proj",
+    "delta_a_low": "self_attn.f_a_proj",
+    "delta_a_high": "self_attn.f_b_proj",
     "delta_kernel_q": "linear_attn.conv1d",
     "delta_kernel_k": "linear_attn.conv1d",
     "delta_kernel_v": "linear_attn.conv1d",
@@ -162,6 +166,7 @@ _NAMES: Mapping[str, str] = {
 DELTA_KERNELS = ("delta_kernel_q", "delta_kernel_k", "delta_kernel_v")
 MAMBA1_NORMS = ("mamba_low_norm", "mamba_b_norm", "mamba_c_norm")
 MAMBA2_KERNELS = ("mamba_kernel_x", "mamba_kernel_b", "mamba_kernel_c")
+_MIDDLE = "[0,0,:,0]"  # ends the name of a vector that is stored [1, 1, size, 1]
 XIELU_ROLES = ("xielu_alpha_p", "xielu_alpha_n", "xielu_beta", "xielu_eps")
 
 
@@ -299,22 +304,24 @@ def _conv_parameters(names: _Names, conv: ConvSpec, hidden: int) -> Iterator[Par
 
 def _delta_parameters(names: _Names, delta: DeltaSpec, hidden: int) -> Iterator[ParameterSpec]:
     keys = delta.key_heads * delta.key_size
-    values = delta.value_heads * delta.value_size
-    channels = {"q": keys, "k": keys, "v": values}
-    inputs = {f"delta_{name}": size for name, size in channels.items()}
-    rates = dict.fromkeys(("delta_b", "delta_a"), delta.value_heads)
+    heads = delta.value_heads
+    values = heads * delta.value_size
+    channels = (keys, keys, values)
+    first = dict(zip(input_projection_roles(delta), (*channels, *delta.gate_sizes)))
     if names.shares_tensor("delta_q", "delta_z"):
         # all of each key head side by side
-        yield from names.grouped_matrices(
-            {**inputs, "delta_z": values}, hidden, delta.key_heads, bias=False
-        )
-        yield from names.grouped_matrices(rates, hidden, delta.key_heads, bias=False)
+        rates = {role: first.pop(role) for role in ("delta_b", "delta_a")}
+        for group in (first, rates):
+            yield from names.grouped_matrices(group, hidden, delta.key_heads, bias=False)
     else:
-        yield from names.matrices({**inputs, "delta_z": values, **rates}, hidden, bias=False)
-    kernels = dict(zip(DELTA_KERNELS, channels.values()))
+        yield from names.matrices(first, hidden, bias=False)
+    if delta.gate_rank:
+        high = {"delta_z_high": values, "delta_a_high": heads * delta.decays}
+        yield from names.matrices(high, delta.gate_rank, bias=False)
+    kernels = dict(zip(DELTA_KERNELS, channels))
     yield from names.channel_kernels(kernels, delta.taps, bias=False)
-    for role in ("delta_a_log", "delta_dt"):
-        yield names.vector(role, delta.value_heads, suffix="")
+    yield names.vector("delta_a_log", heads, suffix="")
+    yield names.vector("delta_dt", heads * delta.decays, suffix="")
     yield names.vector("delta_norm", delta.value_size)
     yield from names.matrices({"delta_out": hidden}, values, bias=False)
 
@@ -354,7 +361,8 @@ def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
     if isinstance(spec, ConvSpec):
         return "conv_b", "conv_c", "conv_x"
     if isinstance(spec, DeltaSpec):
-        return "delta_q", "delta_k", "delta_v", "delta_z", "delta_b", "delta_a"
+        low = "_low" if spec.gate_rank else ""
+        return "delta_q", "delta_k", "delta_v", f"delta_z{low}", "delta_b", f"delta_a{low}"
     if isinstance(spec, Mamba2Spec):
         return "mamba_z", "mamba_x", "mamba_b", "mamba_c", "mamba_dt"
     if isinstance(spec, Mamba1Spec):
@@ -402,6 +410,10 @@ class _Names:
 
     def vector(self, role: str, size: int, suffix: str = ".weight") -> ParameterSpec:
         path = self._path(role)
+        if path.endswith(_MIDDLE):
+            name = path.removesuffix(_MIDDLE) + suffix
+            piece = CheckpointSlice(name, (1, 1, size, 1), (0, 0, slice(None), 0))
+            return ParameterSpec(role, (size,), (piece,), self._layer)
         name = path.removesuffix("[0]")
         piece = (
             CheckpointSlice(name + suffix, (size,))
@@ -510,25 +522,22 @@ class _Names:
         their matrices are consecutive rows of that tensor.
         """
         for role, size in outputs.items():
-            path = self._path(role)
-            merged = [other for other in outputs if self._path(other) == path]
+            merged = [other for other in outputs if self._names[other] == self._names[role]]
             start = sum(outputs[other] for other in merged[: merged.index(role)])
             rows = sum(outputs[other] for other in merged)
             part = (slice(start, start + size),) if len(merged) > 1 else ()
-            piece = CheckpointSlice(f"{path}.weight", (rows, inputs), part, inputs=1)
+            paths = [self._path_to(name) for name in self._names[role].split("|")]
+            pieces = [CheckpointSlice(f"{x}.weight", (rows, inputs), part, inputs=1) for x in paths]
             if self._family.transposed:
-                own = part or (slice(None),)
-                piece = CheckpointSlice(
-                    piece.name, (inputs, rows), (slice(None), *own), outputs=1, inputs=0
-                )
-            yield ParameterSpec(role, (size, inputs), (piece,), self._layer)
+                own = (slice(None), *(part or (slice(None),)))
+                stored = inputs, rows
+                pieces = [
+                    CheckpointSlice(each.name, stored, own, outputs=1, inputs=0) for each in pieces
+                ]
+            yield ParameterSpec(role, (size, inputs), tuple(pieces), self._layer)
             if bias:
-                yield ParameterSpec(
-                    f"{role}_bias",
-                    (size,),
-                    (CheckpointSlice(f"{path}.bias", (rows,), part),),
-                    self._layer,
-                )
+                biases = tuple(CheckpointSlice(f"{path}.bias", (rows,), part) for path in paths)
+                yield ParameterSpec(f"{role}_bias", (size,), biases, self._layer)
 
     def expert(self, expert: int, experts: ExpertsSpec, hidden: int) -> Iterator[ParameterSpec]:
         """Yields an expert's matrices. A checkpoint may store each as a separate tensor, or as a

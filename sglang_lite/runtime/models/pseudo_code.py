@@ -217,16 +217,21 @@ def _latent_lines(attention: LatentSpec) -> Iterator[tuple[str, str]]:
 
 
 def _delta_lines(delta: DeltaSpec) -> Iterator[tuple[str, str]]:
+    gates = "h @ Wz, h @ Wb, h @ Wa"
+    if delta.gate_rank:
+        gates = "h @ Wz1 @ Wz2, h @ Wb, h @ Wa1 @ Wa2"
     yield (
-        "q, k, v, z, b, a = h @ Wq, h @ Wk, h @ Wv, h @ Wz, h @ Wb, h @ Wa",
+        f"q, k, v, z, b, a = h @ Wq, h @ Wk, h @ Wv, {gates}",
         f"{delta.key_heads} key heads of {delta.key_size}, {delta.value_heads} value heads of {delta.value_size}",
     )
     yield "q, k, v = silu(convolve(q)), …", f"over {delta.taps} tokens"
     yield "q, k = q / |q| / sqrt(size), k / |k|", ""
-    yield "S = exp(-exp(a_log) softplus(a + dt)) S", "of each value head, from the token before"
+    each = "element of a key" if delta.gate_rank else "value head"
+    yield "S = exp(-exp(a_log) softplus(a + dt)) S", f"of each {each}, from the token before"
     scale = "" if delta.beta_scale == 1 else f"{delta.beta_scale:g} "
     yield f"S = S + k ({scale}sigmoid(b) (v - S^T k))^T", "the gated delta rule"
-    yield "a = (rms_norm(S^T q) * silu(z)) @ Wo", ""
+    gate = "sigmoid" if delta.gate_rank else "silu"
+    yield f"a = (rms_norm(S^T q) * {gate}(z)) @ Wo", ""
 
 
 def _mamba1_lines(mamba: Mamba1Spec) -> Iterator[tuple[str, str]]:

@@ -255,7 +255,9 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
             output_bias=output_bias,
             **changes,
         )
-        if layer_rope is NO_ROPE and (more := family.nope_fields(config)):
+        if layer_rope is NO_ROPE and latent is not None:
+            attention = replace(latent, rope=replace(NO_ROPE, rotary_dim=latent.rope_size))
+        elif layer_rope is NO_ROPE and (more := family.nope_fields(config)):
             attention = replace(attention, **more)
         norms = family.norms
         if (mixer := family.mixer(config, i)) is not None:

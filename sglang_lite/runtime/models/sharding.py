@@ -405,7 +405,9 @@ def _delta_part(a: DeltaSpec, matrix: str, heads: range, key_heads: range) -> Ra
     name = matrix.removeprefix("delta_").removeprefix("kernel_")
     if name in ("q", "k"):
         return _scale_range("outputs", key_heads, a.key_size)
-    size = {"v": a.value_size, "z": a.value_size, "b": 1, "a": 1, "a_log": 1, "dt": 1}.get(name)
+    values = dict.fromkeys(("v", "z", "z_high"), a.value_size)
+    decays = dict.fromkeys(("a", "a_high", "dt"), a.decays)
+    size = {**values, **decays, "b": 1, "a_log": 1}.get(name)
     return None if size is None else _scale_range("outputs", heads, size)
 
 

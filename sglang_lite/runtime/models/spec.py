@@ -300,6 +300,10 @@ class DeltaSpec(_WithoutKeys):
     with further projections a, b and z. A sequence has one state, of a constant size, for all of
     its tokens.
 
+    With `gate_rank`, it is Kimi Delta Attention (arXiv:2510.26692): a and z are projected from
+    low-rank vectors, a has a number for each element of a key, each of which decays by itself, and
+    sigmoid(z) is the gate.
+
     Attributes:
         key_heads, value_heads: number of heads of queries and keys, and of values. Each key head
             serves consecutive value heads.
@@ -307,6 +311,7 @@ class DeltaSpec(_WithoutKeys):
         taps: number of tokens that the convolution covers, the current one included.
         norm_eps: epsilon of the norm of each value head's outputs.
         beta_scale: factor of beta; 2 for states that may also turn what a key maps to around.
+        gate_rank: elements of the low-rank vectors; 0 for none.
     """
 
     key_heads: int
@@ -316,6 +321,7 @@ class DeltaSpec(_WithoutKeys):
     taps: int
     norm_eps: float
     beta_scale: float = 1.0
+    gate_rank: int = 0
 
     @property
     def heads(self) -> int:
@@ -332,6 +338,18 @@ class DeltaSpec(_WithoutKeys):
         return 2 * self.key_heads * self.key_size + self.value_heads * self.value_size
 
     @property
+    def gate_sizes(self) -> tuple[int, int, int]:
+        """Outputs of the projections z, b and a of the hidden state, or to low-rank vectors."""
+        if self.gate_rank:
+            return self.gate_rank, self.value_heads, self.gate_rank
+        return self.value_heads * self.value_size, self.value_heads, self.value_heads
+
+    @property
+    def decays(self) -> int:
+        """Numbers of a head's decay."""
+        return self.key_size if self.gate_rank else 1
+
+    @property
     def state(self) -> StatePlanes:
         return StatePlanes(
             self.taps - 1, self.channels, (self.value_heads, self.key_size, self.value_size)
@@ -340,12 +358,14 @@ class DeltaSpec(_WithoutKeys):
     @property
     def activation_elements(self) -> int:
         """Activation elements that the layer needs per token at its peak. Some are in float32."""
-        return 6 * self.channels + 3 * self.value_heads * self.value_size
+        decays = 4 * self.value_heads * self.decays
+        return 6 * self.channels + 3 * self.value_heads * self.value_size + decays
 
     def weight_elements(self, hidden: int) -> int:
         """Counts the elements of the weight matrices."""
         values = self.value_heads * self.value_size
-        return hidden * (self.channels + 2 * values + 2 * self.value_heads)
+        high = self.gate_rank * self.value_heads * (self.value_size + self.key_size)
+        return hidden * (self.channels + values + sum(self.gate_sizes)) + high
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,13 @@ _STATE = {
     "mamba_norm": "norm",
     **dict.fromkeys(MAMBA1_NORMS, "norms"),
 }
-_STATE_PRODUCTS = ("mamba_low", "mamba_steps")
+# roles of linear layers among a state's weights -> attribute
+_STATE_PRODUCTS = {
+    "mamba_low": "low",
+    "mamba_steps": "steps",
+    "delta_z_high": "gate",
+    "delta_a_high": "decays",
+}
 _LATENT = frozenset(("q_a_norm", "q_b", "kv_a_norm", "kv_b"))
 _OTHERS = {
     "o": "output",
@@ -413,8 +419,7 @@ def _product(layer: Layer, role: str, expert: int | None) -> _Product:
         assert layer.latent is not None
         return layer.latent.queries, ("q_b",), latent_query_deinterleave_order(attention)
     if role in _STATE_PRODUCTS:
-        assert isinstance(layer.state, Mamba1Weights)
-        return layer.state.low if role == "mamba_low" else layer.state.steps, (role,), None
+        return getattr(layer.state, _STATE_PRODUCTS[role]), (role,), None
     beside = layer.spec.beside
     if beside is not None and role in input_projection_roles(beside):
         return layer.beside_first, input_projection_roles(beside), None

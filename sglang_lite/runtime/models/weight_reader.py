@@ -418,22 +418,20 @@ class WeightReader:
                 rate=-a_log.exp(),
                 dt=self._read_numbers(table, "delta_dt"),
                 norm=self._read_numbers(table, "delta_norm").to(self.precision.compute),
+                gate=self._sensitive_linear(table, "delta_z_high") if spec.gate_rank else None,
+                decays=self._sensitive_linear(table, "delta_a_high") if spec.gate_rank else None,
             )
         if isinstance(spec, Mamba1Spec):
             return self._build_mamba1_weights(table, spec)
         return None if spec is None else self._build_mamba2_weights(table, spec)
 
     def _build_mamba1_weights(self, table: Table, spec: Mamba1Spec) -> Mamba1Weights:
-        low, steps = (
-            self.linears.build_float32(self._tensors.take_parameter(table[role, None]), None)
-            for role in ("mamba_low", "mamba_steps")
-        )
         a_log = self._read_numbers(table, "mamba_a_log")
         norms = MAMBA1_NORMS if spec.norm_eps is not None else ()
         return Mamba1Weights(
             kernel=self._read_state_kernel(table, MAMBA2_KERNELS[:1]),
-            low=low,
-            steps=steps,
+            low=self._sensitive_linear(table, "mamba_low"),
+            steps=self._sensitive_linear(table, "mamba_steps"),
             norms=tuple(self._read_numbers(table, role) for role in norms),
             a_log=a_log,
             rate=-a_log.exp(),
@@ -454,6 +452,10 @@ class WeightReader:
             norm=self._read_numbers(table, "mamba_norm").to(compute) if spec.norm else None,
             scales=torch.cat(scales).to(self.device, compute) if scales else None,
         )
+
+    def _sensitive_linear(self, table: Table, role: str) -> Linear:
+        """Reads a small matrix, which is not quantised."""
+        return self.linears.build_float32(self._tensors.take_parameter(table[role, None]), None)
 
     def _read_numbers(self, table: Table, role: str) -> torch.Tensor:
         return self._tensors.numbers(table[role, None]).to(self.device)

@@ -109,6 +109,24 @@ GRANITE_HYBRID = MAMBA | dict(
     shared_intermediate_size=40,
     num_experts_per_tok=3,
 )
+KIMI = dict(
+    num_key_value_heads=4,
+    kv_lora_rank=16,
+    q_lora_rank=None,
+    qk_nope_head_dim=12,
+    qk_rope_head_dim=8,
+    v_head_dim=10,
+    num_local_experts=8,
+    num_experts_per_tok=3,
+    n_group=4,
+    topk_group=2,
+    moe_intermediate_size=24,
+    n_shared_experts=2,
+    linear_head_dim=8,
+    linear_num_heads=4,
+    rms_norm_eps=0.03,
+    layer_types=["linear_attention", "full_attention", "linear_attention"],
+)
 JAMBA = dict(
     rms_norm_eps=0.03, attn_layer_period=3, attn_layer_offset=1, mamba_d_state=12, mamba_dt_rank=8
 )
@@ -284,6 +302,7 @@ FAMILIES: dict[str, Any] = {
     "qwen3.5": ("Qwen3_5ForCausalLM", DELTA | dict(head_dim=16, rope_parameters=QUARTER)),
     "qwen3.5-moe": ("Qwen3_5MoeForCausalLM", DELTA | EXPERTS | dict(
         head_dim=16, shared_expert_intermediate_size=40, rope_parameters=QUARTER)),
+    "kimi-linear": ("KimiLinearForCausalLM", KIMI),
     # queries, keys and values alike: transformers 5.23 saves kernels of others wrongly
     "olmo-hybrid": ("OlmoHybridForCausalLM", DELTA | dict(linear_num_key_heads=4, linear_key_head_dim=12)),
     "olmo-hybrid-rope": ("OlmoHybridForCausalLM", DELTA | dict(
@@ -327,7 +346,7 @@ OTHER_KERNELS = (
     "gpt-neox", "olmo", "minimax-m2", "ernie4.5-moe", "ministral3", "hunyuan", "gpt2", "opt",
     "apertus", "afmoe", "cohere2-moe", "phimoe", "llama4", "llama4-dense", "bloom", "lfm3", "lfm2", "lfm2-biases", "lfm2-moe",
     "qwen3-next", "qwen3.5", "olmo-hybrid", "bamba", "bamba-biases", "granite-hybrid", "nemotron-h",
-    "falcon-h1", "falcon-h1-norms", "jamba",
+    "falcon-h1", "falcon-h1-norms", "jamba", "kimi-linear",
 )  # fmt: skip
 
 
@@ -662,6 +681,13 @@ def test_linear_attention_that_does_not_fit_is_told(changes, problem):
         ("granite-hybrid", {"layer_types": ["mamba", "mlp", "attention"]}, "don't fit 3 layers"),
         ("jamba", {"attn_layer_offset": 3}, "attn_layer_offset 3 names none"),
         ("jamba", {"hidden_act": "gelu"}, "hidden_act other than silu is not supported"),
+        ("kimi-linear", {"mla_use_nope": False}, "mla_use_nope false is not supported"),
+        ("kimi-linear", {"layer_types": ["linear_attention"] * 3}, "no layer has full_attention"),
+        (
+            "kimi-linear",
+            {"moe_router_activation_func": "softmax"},
+            "activation_func 'softmax' is not",
+        ),
         ("nemotron-h", {"layers_block_type": ["mlp", "x"]}, "don't fit 2 layers of full_attention"),
         ("nemotron-h-moe", {"moe_latent_size": 8}, "moe_latent_size is not supported by our code"),
         ("nemotron-h-moe", {"mlp_bias": True}, "mlp_bias with experts is not supported"),
@@ -675,16 +701,34 @@ def test_state_spaces_that_do_not_fit_are_told(name, changes, problem):
         spec_from_config(whole, "config.json")
 
 
+KIMI_HUB = {
+    "layer_types": None,
+    "linear_head_dim": None,
+    "linear_num_heads": None,
+    "linear_attn_config": {
+        "full_attn_layers": [2],
+        "kda_layers": [1, 3],
+        "head_dim": 8,
+        "num_heads": 4,
+        "short_conv_kernel_size": 4,
+    },
+    "mlp_layer_types": None,
+    "first_k_dense_replace": 1,
+}
+
+
 def test_early_names_of_layers_in_configs():
-    """Letters of Nemotron-H, and Granite's names."""
+    """Letters of Nemotron-H, Granite's names, and Kimi Linear's layers counted from 1."""
     for name, changes in (
         ("nemotron-h", {"hybrid_override_pattern": "M-*-M", "layers_block_type": None}),
         ("granite-hybrid", {"layer_types": ["mamba", "attention", "mamba"]}),
+        ("kimi-linear", KIMI_HUB),
     ):
         model, settings = FAMILIES[name]
         config = getattr(transformers, model).config_class(**SHAPE | settings).to_dict()
         config["architectures"] = [model]
-        specs = [spec_from_config(config | more, "config.json") for more in ({}, changes)]
+        early = {field: value for field, value in (config | changes).items() if value is not None}
+        specs = [spec_from_config(each, "config.json") for each in (config, early)]
         assert specs[0] == specs[1]
 
 

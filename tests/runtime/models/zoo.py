@@ -67,6 +67,7 @@ _OWN: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "full_attention"],
     },
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "lfm3": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8},

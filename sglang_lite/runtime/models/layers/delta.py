@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.kv_cache import LayerStates
 from sglang_lite.runtime.kernels.state_rows import StateRows, StateWave
+from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.state_steps import StateSteps, compute_waves
 from sglang_lite.runtime.models.spec import DeltaSpec
 
@@ -24,8 +26,10 @@ class DeltaWeights:
             then its bias.
         a_log: float32 [value_heads], as in a checkpoint.
         rate: float32 [value_heads], -exp(a_log).
-        dt: float32 [value_heads].
+        dt: float32 [value_heads], or [value_heads * key_size] if each element of a key decays by
+            itself.
         norm: [value_size], weight of the norm of each head's outputs.
+        gate, decays: linear layers of the low-rank vectors of z and a, or None.
     """
 
     kernel: torch.Tensor
@@ -33,6 +37,8 @@ class DeltaWeights:
     rate: torch.Tensor
     dt: torch.Tensor
     norm: torch.Tensor
+    gate: Linear | None = None
+    decays: Linear | None = None
 
 
 def gated_delta(
@@ -48,7 +54,8 @@ def gated_delta(
     Args:
         spec: specification of the layer.
         weights: its weights.
-        product: projections q, k, v, z, b and a, side by side [T, outputs].
+        product: projections q, k, v, z, b and a, or low-rank vectors of z and a, side by side [T,
+            outputs].
         waves: the step's rows, and the places of their states.
         states: states of the layer (written).
         steps: functions that compute the parts on the device.
@@ -58,9 +65,13 @@ def gated_delta(
     """
     keys = spec.key_heads * spec.key_size
     values = spec.value_heads * spec.value_size
-    sizes = (spec.channels, values, spec.value_heads, spec.value_heads)
-    mixed, z, b, a = product.split_with_sizes(sizes, 1)
-    decay, beta = steps.delta_rates(b, a, weights.rate, weights.dt, spec.beta_scale)
+    mixed, z, b, a = product.split_with_sizes((spec.channels, *spec.gate_sizes), 1)
+    if weights.decays is None:
+        decay, beta = steps.delta_rates(b, a, weights.rate, weights.dt, spec.beta_scale)
+    else:
+        a = (weights.decays(a.contiguous()).float() + weights.dt).view(len(a), spec.value_heads, -1)
+        decay = weights.rate.unsqueeze(1) * F.softplus(a)
+        beta = spec.beta_scale * b.float().sigmoid()
 
     def scan(rows: StateRows, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         mixed, decay, beta = inputs
@@ -77,4 +88,8 @@ def gated_delta(
         )
 
     out = compute_waves(waves, scan, mixed, decay, beta)
-    return steps.gate_heads(out, z, weights.norm, spec.norm_eps)
+    if weights.gate is None:
+        return steps.gate_heads(out, z, weights.norm, spec.norm_eps)
+    gate = weights.gate(z.contiguous()).float().sigmoid().view_as(out)
+    normed = F.rms_norm(out.float(), weights.norm.shape, weights.norm.float(), spec.norm_eps)
+    return (normed * gate).to(out.dtype).flatten(1)
