@@ -84,7 +84,7 @@ def estimate_minimum_seconds(
 
     def weights(rows: int) -> float:
         read = sum(
-            layer.attention.weight_elements(hidden)
+            sum(mixer.weight_elements(hidden) for mixer in layer.mixers)
             + _feed_forward_weights(layer.feed_forward, hidden, rows)
             for layer in layers
         )
