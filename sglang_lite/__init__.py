@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         RefusalError,
         RequestAbortedError,
         RequestTimeoutError,
+        ResumeError,
         SglError,
         TemplateError,
         ToolError,
@@ -103,7 +104,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.runs.replay import Replay
     from sglang_lite.lang.state import ProgramState, ProgramStateGroup
     from sglang_lite.lang.symbolic.graph import Graph
-    from sglang_lite.lang.tools import ToolCall
+    from sglang_lite.lang.tools import ToolCall, idempotent
     from sglang_lite.protocol import Choices, Regex, SamplingParams
     from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.srt.server_args import ServerArgs
@@ -116,8 +117,8 @@ _HOMES = {
     "errors": (
         "BackendError", "BatchError", "BudgetError", "CapabilityError", "CompileError", "ConstraintError",
         "DownloadError", "EngineClosedError", "ModelError", "OverloadedError", "ParameterError", "ProgramError",
-        "RefusalError", "RequestAbortedError", "RequestTimeoutError", "SglError", "TemplateError", "ToolError",
-        "TraceError", "TruncatedError", "UnknownVariableError", "ValueValidationError",
+        "RefusalError", "RequestAbortedError", "RequestTimeoutError", "ResumeError", "SglError", "TemplateError",
+        "ToolError", "TraceError", "TruncatedError", "UnknownVariableError", "ValueValidationError",
     ),
     "grammar": ("describe",),
     "lang.agent": ("use_tools",),
@@ -149,7 +150,7 @@ _HOMES = {
     "lang.plain_text": ("plain",),
     "lang.state": ("ProgramState", "ProgramStateGroup"),
     "lang.symbolic.graph": ("Graph",),
-    "lang.tools": ("ToolCall",),
+    "lang.tools": ("ToolCall", "idempotent"),
     "protocol": ("Choices", "Regex", "SamplingParams"),
     "runtime.config": ("EngineConfig",),
     "srt.server_args": ("ServerArgs",),
@@ -169,14 +170,15 @@ __all__ = [  # a literal, for type checkers
     "CompileError", "ConstraintError", "Crusoe", "DownloadError", "Engine", "EngineClosedError", "EngineConfig",
     "Fallback", "Grammar", "Graph", "LiteLLM", "ModelError", "OpenAI", "OverloadedError", "ParameterError", "Price",
     "ProgramError", "ProgramState", "ProgramStateGroup", "RateLimit", "RefusalError", "Regex", "Replay",
-    "RequestAbortedError", "RequestTimeoutError", "Runtime", "RuntimeEndpoint", "SamplingParams", "ScriptedBackend",
-    "ServerArgs", "SglError", "SglFunction", "TemplateError", "ToolCall", "ToolError", "TraceError", "TruncatedError",
-    "UnknownVariableError", "ValueValidationError", "VertexAI", "__version__", "assistant", "assistant_begin",
-    "assistant_end", "audio", "describe", "errors", "exact", "flush_cache", "function", "gen", "gen_int",
-    "gen_string", "get_server_info", "global_config", "grammar", "greedy_token_selection", "image", "load", "mcp",
-    "plain", "price", "prose", "quote", "record", "select", "separate_reasoning", "server_for_tests",
-    "set_default_backend", "system", "system_begin", "system_end", "testing", "token_length_normalized",
-    "unconditional_likelihood_normalized", "use_tools", "user", "user_begin", "user_end", "video",
+    "RequestAbortedError", "RequestTimeoutError", "ResumeError", "Runtime", "RuntimeEndpoint", "SamplingParams",
+    "ScriptedBackend", "ServerArgs", "SglError", "SglFunction", "TemplateError", "ToolCall", "ToolError",
+    "TraceError", "TruncatedError", "UnknownVariableError", "ValueValidationError", "VertexAI", "__version__",
+    "assistant", "assistant_begin", "assistant_end", "audio", "describe", "errors", "exact", "flush_cache",
+    "function", "gen", "gen_int", "gen_string", "get_server_info", "global_config", "grammar",
+    "greedy_token_selection", "idempotent", "image", "load", "mcp", "plain", "price", "prose", "quote", "record",
+    "select", "separate_reasoning", "server_for_tests", "set_default_backend", "system", "system_begin",
+    "system_end", "testing", "token_length_normalized", "unconditional_likelihood_normalized", "use_tools", "user",
+    "user_begin", "user_end", "video",
 ]  # fmt: skip
 
 

@@ -198,6 +198,12 @@ class ProgramError(SglError):
     """
 
 
+class ResumeError(ProgramError):
+    """Raised if a run that is resumed from its log does something else than the log has, or with
+    other tools. The message has both.
+    """
+
+
 class UnknownVariableError(ProgramError, KeyError):
     """Raised if a program has no variable with the requested name."""
 

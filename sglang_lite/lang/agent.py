@@ -8,13 +8,14 @@ import inspect
 from collections.abc import Callable, Sequence
 
 from sglang_lite.lang.api import gen
+from sglang_lite.lang.approval import Approve, read_approvers
 from sglang_lite.lang.argument_names import unknown_argument_error
 from sglang_lite.lang.checks import check_booleans, check_positive, check_whole_number
 from sglang_lite.lang.execution.reading import check_name
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.tool_loop import ToolLimits, ToolLoop
 from sglang_lite.lang.tool_results import OnToolError
-from sglang_lite.lang.tools import SchemaTool, check_tools
+from sglang_lite.lang.tools import IDEMPOTENCY_KEY, SchemaTool, check_tools
 from sglang_lite.protocol import Location, ParameterError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.text.tool_calls import call_text
@@ -36,7 +37,7 @@ def describe(
             format.
     """
     lines = [
-        f"- {t.__name__}{t.parameters if isinstance(t, SchemaTool) else inspect.signature(t)}: "
+        f"- {t.__name__}{t.parameters if isinstance(t, SchemaTool) else _signature(t)}: "
         f"{(inspect.getdoc(t) or 'no description').splitlines()[0]}"
         for t in tools
     ]
@@ -66,6 +67,7 @@ def use_tools(
     max_result: int | None = 8192,
     tool_timeout: float | None = None,
     parallel: bool = False,
+    approve: Approve | None = None,
     **options: UserValue,
 ) -> UserValue:
     """Lets the model use tools until it answers: adds assistant turns with calls, and user turns
@@ -98,6 +100,11 @@ def use_tools(
             behind, with a warning in the log.
         parallel: whether the functions of one turn may run at the same time, each in a thread.
             Async tools and tools of MCP servers always do.
+        approve: who approves calls before they are made; None to make all calls. "ask" suspends the
+            run at a call: `s.pending()` lists it, the state can be saved, and `resume` goes on. A
+            function gets a PendingCall and returns True, False, "ask", `call.approve(…)` with other
+            arguments, or `call.deny(reason)`, which the model reads; in a coroutine it may be a
+            coroutine function. A mapping from tools (or their names) to these is for some tools.
         **options: parameters of each `gen`, such as max_tokens and temperature. With
             parallel_tool_calls=True a turn may have several calls; the next turn contains all
             results, in the order of the calls.
@@ -107,6 +114,7 @@ def use_tools(
 
     Raises:
         ParameterError: an option is not a parameter of `gen`, or a tool is a generator.
+        ResumeError: the run is resumed from a log, and differs from it, or has other tools.
         ToolError: the model did not answer within `max_steps` turns with calls, or a tool failed
             `max_failures` times in a row, or once with on_tool_error="raise". The error's `state`
             is `s`.
@@ -142,11 +150,13 @@ def use_tools(
             raise unknown_argument_error("use_tools", option, [*_OWN_OPTIONS, *_OPTIONS])
     for tool in tools:
         _check_returns(tool, where)
+    is_async = s.branch.run.is_async
+    approvers = read_approvers(approve, tools, where, is_async=is_async)
     limits = ToolLimits(max_steps=max_steps, tool_timeout=tool_timeout, **counts)
-    loop = ToolLoop(s, tools, name, options, limits, on_tool_error, parallel=parallel, where=where)
-    if s.branch.run.is_async:
-        return loop.arun()
-    return loop.run()
+    loop = ToolLoop(
+        s, tools, name, options, limits, on_tool_error, approvers, parallel=parallel, where=where
+    )
+    return loop.arun() if is_async else loop.run()
 
 
 _OPTIONS = [name for name in inspect.signature(gen).parameters if name not in ("name", "tools")]
@@ -155,6 +165,13 @@ _OWN_OPTIONS = [
     for name, parameter in inspect.signature(use_tools).parameters.items()
     if parameter.kind is parameter.KEYWORD_ONLY
 ]
+
+
+def _signature(tool: Callable[..., UserValue]) -> inspect.Signature:
+    """Returns the signature of a function as models see it."""
+    signature = inspect.signature(tool)
+    shown = [each for each in signature.parameters.values() if each.name != IDEMPOTENCY_KEY]
+    return signature.replace(parameters=shown)
 
 
 def _check_returns(tool: Callable[..., UserValue], where: Location | None) -> None:

@@ -19,23 +19,43 @@ from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.concurrency.loop import in_event_loop
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.dropped_parts import warn_of_unadded_expressions
+from sglang_lite.lang.execution.answer_log import LoggedAnswers
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.control_text import collect_argument_control_tokens
 from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.player import Player
-from sglang_lite.lang.execution.reading import completion_variable
+from sglang_lite.lang.execution.reading import call_when_done, completion_variable
 from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings, current_run
+from sglang_lite.lang.execution.run_log import JournalOptions, RunLog, Suspension
 from sglang_lite.lang.execution.streamed_body import StreamedBody
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.global_config import global_config
+from sglang_lite.lang.runs.journal import Journal
+from sglang_lite.lang.runs.resume import complete_log
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.tracebacks import trimmed
-from sglang_lite.protocol import Location, ProgramError, RequestAbortedError, RequestTimeoutError
+from sglang_lite.protocol import (
+    Location,
+    ParameterError,
+    ProgramError,
+    RequestAbortedError,
+    RequestTimeoutError,
+)
 from sglang_lite.protocol.anything import UserValue
 
 _UNCALLED = "'method' object does not support the context manager protocol"
 # nesting level of a run from which a body's RecursionError is blamed on nested programs
 _NESTED = 8
+
+
+def _refuse_journal_inside(outer: Run | None) -> None:
+    """Raises ParameterError if the enclosing run has a journal, which logs this run, too."""
+    if outer is not None and outer.log is not None and outer.log.journal is not None:
+        raise ParameterError(
+            "journal",
+            "the enclosing run has one, which this run is logged to, too.",
+            hint="Leave it out.",
+        )
 
 
 def nesting_error(name: str) -> ProgramError:
@@ -72,6 +92,9 @@ class BodyRun:
     Args:
         args, kwargs: arguments of the body; the caller has checked that they fit its signature.
         kept: answers of an earlier run that this rerun keeps; None if it is not a rerun.
+        log: log of the run that this one resumes, or None.
+        journal: options of the file to which the run is logged, or None.
+        is_item: whether it is an item of a batch.
 
     Attributes:
         state: state of the run.
@@ -87,11 +110,25 @@ class BodyRun:
         backend: Backend,
         settings: RunSettings,
         kept: Kept | None = None,
+        log: RunLog | None = None,
+        journal: JournalOptions | None = None,
+        is_item: bool = False,
     ) -> None:
         self._program = program
         self._args = args
         self._kwargs = kwargs
         outer = current_run.get()
+        called = BoundCall(program, args, kwargs)
+        if journal is not None:
+            _refuse_journal_inside(outer)
+            log = Journal(journal, called, settings).log
+        path = ""
+        logged = log
+        if outer is not None and log is None and not is_item:
+            path = outer.next_inner_path()
+            logged = outer.log if outer.is_logged else None
+        if logged is not None and logged.replays and kept is None:
+            kept = LoggedAnswers(logged, path)
         run = Run(
             backend,
             settings,
@@ -99,8 +136,11 @@ class BodyRun:
             outer=outer,
             new_state=ProgramState,
             kept=kept,
+            log=log,
+            path=path,
+            is_item=is_item,
         )
-        run.called = BoundCall(program, args, kwargs)
+        run.called = called
         warn_of_unadded_expressions(program.func)
         if args or kwargs:
             run.spelled = collect_argument_control_tokens(
@@ -128,19 +168,48 @@ class BodyRun:
         kind: type[BaseException] | None,
         error: BaseException | None,
         tb: TracebackType | None,
-    ) -> None:
+    ) -> bool:
         branch = self._branch
+        run = branch.run
+        suspended = error is not None and isinstance(error, Suspension)
         try:
-            if error is not None:
+            if error is None:
+                pass
+            elif isinstance(error, Suspension):
+                run.pending = error.calls
+                complete_log(branch)
+            else:
                 branch.abandon(error)
                 _explain_uncalled_role(error)
             if isinstance(error, RequestTimeoutError) and branch.run.deadline is not None:
                 error.state = self.state
         finally:
             current_run.reset(self._token)
+            if run.is_logged and run.outer is None and run.log is not None:
+                call_when_done(branch.player, run.log.close)
             branch.end_body()
         if isinstance(error, RecursionError) and branch.run.level >= _NESTED:
             raise nesting_error(self._program.name) from error
+        if error is None and run.is_logged:
+            self._check_end()
+        return suspended and (run.outer is None or run.is_item)
+
+    def _check_end(self) -> None:
+        """Checks that a body that has ended has done what it did before it was resumed.
+
+        Raises:
+            ProgramError: the body has caught a suspension.
+            ResumeError: the log has a call that it did not come to.
+        """
+        run = self._branch.run
+        if run.pending:
+            raise ProgramError(
+                f"{self._program.name} went on after its run was suspended at a call that waits "
+                "for approval.",
+                hint="Catch Exception, not BaseException, and don't return in `finally`.",
+            )
+        if run.log is not None:
+            run.log.check_reached(run.path)
 
     def start(self) -> ProgramState:
         """Runs the body, or starts it in a thread if the run streams, and returns the state.

@@ -366,6 +366,9 @@ class BaseProgram(ABC, Generic[R]):
         options: Mapping[str, UserValue],
         settings: UserValue = None,
         kept: UserValue = None,
+        log: UserValue = None,
+        *,
+        is_item: bool = False,
     ) -> UserValue:
         """Creates a BodyRun of the program without starting it."""
 

@@ -37,6 +37,7 @@ from sglang_lite.lang.body_run import BodyRun
 from sglang_lite.lang.checks import check_booleans, check_whole_number
 from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.run import RunSettings, current_run
+from sglang_lite.lang.execution.run_log import RunLog
 from sglang_lite.lang.expressions import AsyncProgram, BaseProgram, R
 from sglang_lite.lang.program_call import ProgramCall
 from sglang_lite.lang.run_options import (
@@ -48,6 +49,7 @@ from sglang_lite.lang.run_options import (
     run_options,
     with_signature_of,
 )
+from sglang_lite.lang.runs.journal import read_journal_options
 from sglang_lite.lang.runs.values import import_by_name
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.notebook.markup import element, notebook_html, shorten_text
@@ -231,10 +233,15 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
                 limit, the run is requested node by node (docs/backends.md).
             shortened: what happens to constrained answers that a limit cuts, as in `gen`; for
                 generations that don't set it.
+            journal: file to which answers, and calls of tools with their results, are written
+                before the run goes on. If the file exists, the run continues where it stopped: it
+                must be of the same program, arguments, seed and parameters (docs/agents.md).
+            secret: text of 16 characters or more under which the journal is written and read.
+                Without a secret, only damaged lines are detected.
 
         Returns:
-            The state, when the body has returned. Reading from it waits for what is still being
-            generated.
+            The state, when the body has returned, or was suspended (`state.pending()`). Reading
+            from it waits for what is still being generated.
         """
         return self.prepare_run(args, *_split_options(self, kwargs)).start()
 
@@ -496,15 +503,24 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         options: Mapping[str, UserValue],
         settings: RunSettings | None = None,
         kept: Kept | None = None,
+        log: RunLog | None = None,
+        *,
+        is_item: bool = False,
     ) -> BodyRun:
         """Creates a run of the program without starting it. `settings` are the run's settings,
-        derived from the options if None; `kept` holds the answers that a rerun keeps. Raises
-        ParameterError if an argument or option does not fit.
+        derived from the options if None; `kept` holds the answers that a rerun keeps, and `log` is
+        that of a run to resume. Raises ParameterError if an argument or option does not fit.
         """
         bound = self.bind_call(args, kwargs, "run")
         try:
             settings = settings or convert_to_settings(inherit_options(options))
-            return BodyRun(self, args, bound, resolve_run_backend(options), settings, kept)
+            journal = None
+            if "journal" in options or "secret" in options:
+                journal = read_journal_options(options.get("journal"), options.get("secret"))
+            backend = resolve_run_backend(options)
+            return BodyRun(
+                self, args, bound, backend, settings, kept, log, journal, is_item=is_item
+            )
         except ParameterError as error:
             error.where = error.where or user_location()
             raise

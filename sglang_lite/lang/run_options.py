@@ -7,6 +7,7 @@ import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import lru_cache
+from os import PathLike
 from typing import Literal, ParamSpec, TypeVar, Unpack
 
 from sglang_lite.lang.backend.base import Backend
@@ -64,6 +65,8 @@ def run_options(
     max_cost: float | None = None,
     max_total_tokens: int | None = None,
     shortened: Literal["raise", "warn", "keep"] | None = None,
+    journal: str | PathLike[str] | None = None,
+    secret: str | None = None,
     max_new_tokens: int | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> None:
@@ -86,6 +89,8 @@ def run_keywords(
     max_cost: float | None = None,
     max_total_tokens: int | None = None,
     shortened: Literal["raise", "warn", "keep"] | None = None,
+    journal: str | PathLike[str] | None = None,
+    secret: str | None = None,
     **kwargs: UserValue,
 ) -> None:
     """Declares the keywords of `run` and `arun`. These methods receive only the keywords that the

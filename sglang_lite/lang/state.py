@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
@@ -42,6 +42,7 @@ from sglang_lite.lang.results import collect_usages, meta_info, text_from_record
 from sglang_lite.lang.runs import files
 from sglang_lite.lang.runs.carried import CopiedValues, PickledValues, ValueCodec
 from sglang_lite.lang.runs.rerun import rerun_branch
+from sglang_lite.lang.runs.resume import prepare_resume
 from sglang_lite.lang.runs.saving import (
     AbsentBackend,
     bind_saved_call,
@@ -86,6 +87,7 @@ from sglang_lite.protocol import (
     total_usage,
 )
 from sglang_lite.protocol.anything import Json, UserValue
+from sglang_lite.protocol.run_log import CallDecision, PendingCall
 from sglang_lite.protocol.saved import SavedRun
 
 if TYPE_CHECKING:
@@ -726,6 +728,55 @@ class ProgramState(AttributeHints, Generic[R]):
         """
         refuse_position_ids_offset(position_ids_offset, user_location())
         return CopyScope(self)
+
+    # ------------------------------------------------------------------------ suspending and resuming
+
+    def pending(self) -> list[PendingCall]:
+        """Returns the calls of tools at which the run was suspended, because they wait for approval
+        or are in doubt; none if the run was not suspended. Waits for the end of the body.
+        """
+        return list(self.branch_after_body.run.pending)
+
+    def resume(
+        self, decisions: Iterable[CallDecision] | CallDecision, **settings: UserValue
+    ) -> ProgramState[R]:
+        """Resumes a suspended run: runs the body again, with the answers and results that it had.
+        Models and tools are not called again for what is known. The body's other effects, such as
+        reading the clock, happen again.
+
+        Args:
+            decisions: about calls of `pending()`, made with their methods: `call.approve()`,
+                `call.deny(reason)` or `call.give_result(text)`. The run is suspended again at calls
+                without a decision.
+            **settings: stream, timeout, wind_down, retries, push_down, priority and use_thread, as
+                for `run`; those of the suspended run otherwise. (A loaded state has only its
+                retries.)
+
+        Returns:
+            The state of the resumed run. Its usage counts only what was done anew.
+
+        Raises:
+            ProgramError: the run is not suspended, or was loaded without its program.
+            ParameterError: a decision is not about a pending call, or changes arguments to invalid
+                ones.
+            ResumeError: the body does something else than before, or the tools have changed.
+        """
+        resumed: ProgramState[R] = self._prepare_resume(decisions, settings).start()
+        return resumed
+
+    async def aresume(
+        self, decisions: Iterable[CallDecision] | CallDecision, **settings: UserValue
+    ) -> ProgramState[R]:
+        """Resumes a suspended run like `resume`, for coroutines."""
+        resumed: ProgramState[R] = await self._prepare_resume(decisions, settings).astart()
+        return resumed
+
+    def _prepare_resume(
+        self, decisions: Iterable[CallDecision] | CallDecision, settings: dict[str, UserValue]
+    ) -> Any:
+        self.pending()
+        self._wait_for_branches()
+        return prepare_resume(self.branch.run, decisions, settings)
 
     # ------------------------------------------------------------------------- saving and rerunning
 

@@ -5,7 +5,9 @@ the model answers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
@@ -13,7 +15,10 @@ import msgspec
 
 from sglang_lite.errors import short_repr
 from sglang_lite.lang.api import gen
+from sglang_lite.lang.approval import Approver, Verdict, read_verdict
 from sglang_lite.lang.backend.token_counts import count_text_tokens, estimate_tokens
+from sglang_lite.lang.call_log import CallLog, TurnCalls, describe_change
+from sglang_lite.lang.execution.run_log import Suspension
 from sglang_lite.lang.expressions import SglGen
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.lang.tool_events import ToolEvent
@@ -22,6 +27,7 @@ from sglang_lite.lang.tool_runner import ToolRunner
 from sglang_lite.lang.tools import Toolbox, ToolCall
 from sglang_lite.protocol import Location, ToolError, Unset, Usage
 from sglang_lite.protocol.anything import UserValue
+from sglang_lite.protocol.run_log import PendingCall
 from sglang_lite.text.tool_use import result_text
 
 
@@ -31,7 +37,7 @@ class _Answer:
 
 
 # What the loop waits for: a variable, by name, or the results of calls; or its end.
-_Wanted: TypeAlias = str | Sequence[ToolCall] | _Answer
+_Wanted: TypeAlias = str | TurnCalls | _Answer
 
 _ANSWER_NOW: Final = "Answer now, with what you know."
 _TURN_MARKS: Final = 32  # tokens of markup around two turns
@@ -62,6 +68,7 @@ class ToolLoop:
         name: variable that holds the answer.
         options: parameters of each `gen`.
         policy: what happens to failures of tools, as in `use_tools`.
+        approvers: who approves calls, by tool.
         parallel: whether plain functions may run together.
         where: line of the call of `use_tools`, for errors.
     """
@@ -74,6 +81,7 @@ class ToolLoop:
         options: Mapping[str, UserValue],
         limits: ToolLimits,
         policy: OnToolError,
+        approvers: Mapping[str, Approver],
         *,
         parallel: bool,
         where: Location | None,
@@ -84,12 +92,16 @@ class ToolLoop:
         self._options = options
         self._limits = limits
         self._policy = policy
+        self._approvers = approvers
         self._parallel = parallel
         self._where = where
         self._failures: dict[str, int] = {}  # in a row, by the tool's name
         self._calls = 0  # made so far
         self._turn = ""  # variable of the current turn
         self._toolbox: Toolbox | None = None  # of the last generation
+        self._call_log = CallLog(s.branch.run, approvers)
+        # path of each call that is being made, and the call as the model wrote it, by identity
+        self._made: dict[int, tuple[str, ToolCall]] = {}
 
     def run(self) -> str:
         """Runs the loop and returns the answer. Raises ToolError if there is none."""
@@ -100,7 +112,12 @@ class ToolLoop:
                 if isinstance(wanted, str):
                     wanted = turns.send(self._s[wanted])
                 else:
-                    wanted = turns.send(runner.run_turn(wanted, self._seconds_for_calls()))
+                    for i, call in wanted.undecided.items():
+                        verdict = self._ask_approver(call)
+                        self._call_log.decide(wanted, i, read_verdict(verdict, call))
+                    made = self._open_calls(wanted)
+                    results = runner.run_turn(made, self._seconds_for_calls())
+                    wanted = turns.send(_merge_results(wanted, results))
             return wanted.text
 
     async def arun(self) -> str:
@@ -112,8 +129,14 @@ class ToolLoop:
                 if isinstance(wanted, str):
                     wanted = turns.send(await self._s.get(wanted))
                 else:
-                    seconds = self._seconds_for_calls()
-                    wanted = turns.send(await runner.arun_turn(wanted, seconds))
+                    for i, call in wanted.undecided.items():
+                        verdict = self._ask_approver(call)
+                        if inspect.isawaitable(verdict):
+                            verdict = await verdict
+                        self._call_log.decide(wanted, i, read_verdict(verdict, call))
+                    made = self._open_calls(wanted)
+                    results = await runner.arun_turn(made, self._seconds_for_calls())
+                    wanted = turns.send(_merge_results(wanted, results))
             return wanted.text
 
     @contextlib.contextmanager
@@ -126,16 +149,46 @@ class ToolLoop:
             error.state = error.state or self._s
             raise
 
+    def _ask_approver(self, call: PendingCall) -> Verdict | Awaitable[Verdict]:
+        approver = self._approvers[call.tool]
+        assert approver != "ask", "such calls are pending"
+        return approver(call)
+
+    def _open_calls(self, turn: TurnCalls) -> list[ToolCall]:
+        """Returns the calls of a turn that are made now. Suspends the run if some have to wait."""
+        self._call_log.suspend_if_pending(turn)
+        assert self._toolbox is not None
+        made = self._call_log.settle(turn, self._toolbox)
+        self._made = {id(call): (turn.paths[i], turn.calls[i]) for i, call in made.items()}
+        for i in made:
+            self._record("call", self._turn, call=turn.calls[i])
+        return list(made.values())
+
+    def _begin_call(self, call: ToolCall) -> AbstractContextManager[None]:
+        return self._call_log.begin(call, self._made[id(call)][0])
+
     def _make_runner(self) -> ToolRunner[CallResult]:
         return ToolRunner(
+            self._begin_call,
             self._finish_call,
             parallel=self._parallel,
             limits_functions=self._limits.tool_timeout is not None,
         )
 
     def _finish_call(self, call: ToolCall, run: Callable[[], UserValue]) -> CallResult:
-        result = finish_call(call, run, self._policy)
-        self._record("result", self._turn, call=call, text=result.text, error=result.error)
+        path, written = self._made[id(call)]
+        try:
+            result = finish_call(written, run, self._policy)
+        except Suspension as suspension:
+            self._call_log.add_suspension(path)
+            return CallResult("", pending=suspension.calls)
+        except ToolError as error:
+            self._call_log.add_raised(path, error)
+            raise
+        if (change := describe_change(written, call)) and result.error is None:
+            result = replace(result, text=f"{change}\n{result.text}")
+        self._call_log.add_result(path, result)
+        self._record("result", self._turn, call=written, text=result.text, error=result.error)
         return result
 
     def _record(
@@ -156,11 +209,18 @@ class ToolLoop:
         answer.
         """
         s = self._s
-        closing = self._why_finish()
+        loop = f"{s.branch.path}/{s.branch.node_count}"
+        begun = self._call_log.find_turn(loop)
+        closing = self._why_finish() if begun is None else begun.closing
+        if closing and begun is None:
+            self._call_log.add_turn(loop, "", closing)
         for step in range(self._limits.max_steps + 1):
             variable = self._turn = f"{self._name}_call_{step}"
+            generation = self._make_generation(variable, closing=bool(closing))
+            if not step and self._toolbox is not None:
+                self._call_log.check_tools(loop, self._toolbox)
             with s.assistant():
-                s += self._make_generation(variable, closing=bool(closing))
+                s += generation
             value = yield variable
             calls = _list_tool_calls(value)
             if not isinstance(value, str | ToolCall | list):  # a symbol, as the body is traced
@@ -177,21 +237,37 @@ class ToolLoop:
                 break
             allowed = self._count_allowed(len(calls))
             self._calls += allowed
-            for call in calls[:allowed]:
-                self._record("call", variable, call=call)
-            results: list[CallResult] = yield calls[:allowed]
+            node = s.branch.names.variables[variable].node
+            results: list[CallResult] = yield self._call_log.open_turn(node, calls[:allowed])
             refused = CallResult(f"Error: not called, as {self._explain_refusal(allowed)}.")
             results += [refused] * (len(calls) - allowed)
-            prompt = self._estimate_prompt()
-            texts = self._cut_results(results, prompt)
-            shown = "\n".join(result_text(call.name, text) for call, text in zip(calls, texts))
-            if prompt:
-                prompt += count_text_tokens(shown, s.branch.backend.tokenizer)
-            closing = self._why_finish(prompt)
+            text, closing = self._show_results(node, calls, results)
             with s.user():
-                s += f"{shown}\n{closing}" if closing else shown
+                s += text
             self._count_failures(calls, results)
         raise self._no_answer_error()
+
+    def _show_results(
+        self, node: str, calls: Sequence[ToolCall], results: Sequence[CallResult]
+    ) -> tuple[str, str]:
+        """Returns the text of the turn that shows results, and why the model has to answer now. In
+        a resumed run they are those of the log, as they depend on the time and on budgets.
+
+        Args:
+            node: path of the node that wrote the calls.
+        """
+        logged = self._call_log.find_turn(node)
+        if logged is not None:
+            return logged.text, logged.closing
+        prompt = self._estimate_prompt()
+        texts = self._cut_results(results, prompt)
+        shown = "\n".join(result_text(call.name, text) for call, text in zip(calls, texts))
+        if prompt:
+            prompt += count_text_tokens(shown, self._s.branch.backend.tokenizer)
+        closing = self._why_finish(prompt)
+        text = f"{shown}\n{closing}" if closing else shown
+        self._call_log.add_turn(node, text, closing)
+        return text, closing
 
     # -------------------------------------------------------------------------------------- limits
 
@@ -319,6 +395,22 @@ class ToolLoop:
                 'Leave it out, or force only the first call: gen(tools=…, tool_choice="required").'
             )
         return ToolError(problem, limit="max_steps", hint=hint)
+
+
+def _merge_results(turn: TurnCalls, made: Sequence[CallResult]) -> list[CallResult]:
+    """Returns the results of all calls of a turn in the model's order.
+
+    Args:
+        made: results of the calls that were made.
+
+    Raises:
+        Suspension: a program in one of these calls was suspended.
+    """
+    pending = [call for each in made for call in each.pending]
+    if pending:
+        raise Suspension(pending)
+    others = iter(made)
+    return [turn.results[i] if i in turn.results else next(others) for i in range(len(turn.calls))]
 
 
 def _list_tool_calls(value: object) -> list[ToolCall]:

@@ -11,15 +11,22 @@ from typing import Any, Final, Literal, TypeAlias
 from sglang_lite.lang.backend.token_counts import TiktokenEncoding, count_text_tokens
 from sglang_lite.lang.failure_text import describe_failure
 from sglang_lite.lang.tools import ReportedFailure, ToolCall, tool_failure
-from sglang_lite.protocol import BudgetError, ParameterError, RequestAbortedError, ToolError
+from sglang_lite.protocol import (
+    BudgetError,
+    ParameterError,
+    RequestAbortedError,
+    ResumeError,
+    ToolError,
+)
 from sglang_lite.protocol.anything import UserValue
+from sglang_lite.protocol.run_log import PendingCall
 
 OnToolError: TypeAlias = Literal["show", "raise"] | Callable[[ToolCall, Exception], str]
 
 _MAX_COUNTED: Final = 1 << 20  # characters of a text that are tokenised to see whether it fits
 _TOKEN: Final = 6  # characters; most tokens have less
 # Errors that end the whole program, whatever raised them. A model could do nothing about them.
-_ENDS_PROGRAM = (BudgetError, RequestAbortedError)
+_ENDS_PROGRAM = (BudgetError, RequestAbortedError, ResumeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +36,12 @@ class CallResult:
     Attributes:
         text: what the model reads.
         error: why the call failed; None if it did not.
+        pending: calls at which a program in the call was suspended, so that it has no result yet.
     """
 
     text: str
     error: ToolError | None = None
+    pending: tuple[PendingCall, ...] = ()
 
 
 def cut_middle(text: str, limit: int, tokenizer: TiktokenEncoding | None) -> str:

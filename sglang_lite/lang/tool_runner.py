@@ -12,14 +12,16 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import wait as wait_for_futures
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
 from typing import Final, Generic, NoReturn, TypeVar
 
+from sglang_lite.lang.execution.run_log import Suspension
 from sglang_lite.lang.tools import SchemaTool, ToolCall
 from sglang_lite.protocol import ToolError
 from sglang_lite.protocol.anything import UserValue
@@ -34,6 +36,7 @@ class ToolRunner(Generic[_R]):
     run are cancelled.
 
     Args:
+        begin: entered where a call is started.
         finish: makes the result of a call, from the call and a function that returns or raises what
             the tool did.
         parallel: whether plain functions run together, each in a thread.
@@ -42,11 +45,13 @@ class ToolRunner(Generic[_R]):
 
     def __init__(
         self,
+        begin: Callable[[ToolCall], AbstractContextManager[None]],
         finish: Callable[[ToolCall, Callable[[], UserValue]], _R],
         *,
         parallel: bool,
         limits_functions: bool,
     ) -> None:
+        self._begin = begin
         self._finish = finish
         self._parallel = parallel
         self._limits_functions = limits_functions
@@ -82,24 +87,45 @@ class ToolRunner(Generic[_R]):
                 for call, each in zip(calls, started)
             ]
             # the functions, in order, while the others run
-            ends = [
-                wait if each is not None else _keep_outcome(wait)
-                for wait, each in zip(waits, started)
+            done = self._finish_in_order(
+                {i: (calls[i], waits[i]) for i, each in enumerate(started) if each is None}
+            )
+            return [
+                done[i] if i in done else self._finish(call, waits[i])
+                for i, call in enumerate(calls)
             ]
-            return list(map(self._finish, calls, ends))
         finally:
             for future in started:
                 if future is not None:
                     future.cancel()
 
+    def _finish_in_order(
+        self, waits: Mapping[int, tuple[ToolCall, Callable[[], UserValue]]]
+    ) -> dict[int, _R]:
+        """Finishes calls one after another. If a program in one is suspended, those after it are
+        not made.
+        """
+        done = dict[int, _R]()
+        stopped: Suspension | None = None
+        for i, (call, wait) in waits.items():
+            if stopped is None:
+                wait, stopped = _keep_outcome(wait)
+            else:
+                wait = partial(_raise_error, stopped)
+            done[i] = self._finish(call, wait)
+        return done
+
     def _start(self, call: ToolCall) -> Future[UserValue] | None:
         """Starts a call. Returns None if it is the turn of others first."""
         function = call.function
-        if _is_plain(function):
-            return _start_thread(call) if self._parallel else None
-        if isinstance(function, SchemaTool):
-            return function.start(call.arguments)
-        return self._start_awaitable(function(**call.arguments))
+        if _is_plain(function) and not self._parallel:
+            return None
+        with self._begin(call):
+            if _is_plain(function):
+                return _start_thread(call)
+            if isinstance(function, SchemaTool):
+                return function.start(call.arguments)
+            return self._start_awaitable(function(**call.arguments))
 
     def _start_awaitable(self, awaitable: Awaitable[UserValue]) -> Future[UserValue]:
         if self._loop is None:
@@ -118,10 +144,14 @@ class ToolRunner(Generic[_R]):
         Raises:
             ToolError: its time is up.
         """
-        if future is None and self._limits_functions:
-            future = _start_thread(call)
-            began = time.monotonic()
-        result: UserValue = call.function(**call.arguments) if future is None else None
+        result: UserValue = None
+        if future is None:
+            with self._begin(call):
+                if self._limits_functions:
+                    future = _start_thread(call)
+                    began = time.monotonic()
+                else:
+                    result = call.function(**call.arguments)
         while future is not None or inspect.isawaitable(result):
             if future is None:
                 future = self._start_awaitable(result)
@@ -150,25 +180,35 @@ class ToolRunner(Generic[_R]):
             for call in calls:
                 started.append(self._start_task(call))
             # the functions, in order, while the others run
-            ends = [
-                await self._await_call(call, None, began, seconds) if each is None else None
-                for call, each in zip(calls, started)
-            ]
+            done = dict[int, _R]()
+            stopped: Suspension | None = None
+            for i, call in enumerate(calls):
+                if started[i] is None:
+                    end: Callable[[], UserValue] = partial(_raise_error, stopped)
+                    if stopped is None:
+                        end = await self._await_call(call, None, began, seconds)
+                        end, stopped = _keep_outcome(end)
+                    done[i] = self._finish(call, end)
             return [
-                self._finish(call, end or await self._await_call(call, each, began, seconds))
-                for call, each, end in zip(calls, started, ends)
+                done[i]
+                if i in done
+                else self._finish(call, await self._await_call(call, started[i], began, seconds))
+                for i, call in enumerate(calls)
             ]
         finally:
             await _cancel_tasks([each for each in started if each is not None])
 
     def _start_task(self, call: ToolCall) -> asyncio.Future[UserValue] | None:
         function = call.function
-        if _is_plain(function):
-            return asyncio.wrap_future(_start_thread(call)) if self._parallel else None
-        if isinstance(function, SchemaTool):
-            return asyncio.wrap_future(function.start(call.arguments))
-        task: asyncio.Future[UserValue] = asyncio.ensure_future(function(**call.arguments))
-        return task
+        if _is_plain(function) and not self._parallel:
+            return None
+        with self._begin(call):
+            if _is_plain(function):
+                return asyncio.wrap_future(_start_thread(call))
+            if isinstance(function, SchemaTool):
+                return asyncio.wrap_future(function.start(call.arguments))
+            task: asyncio.Future[UserValue] = asyncio.ensure_future(function(**call.arguments))
+            return task
 
     async def _await_call(
         self,
@@ -180,7 +220,8 @@ class ToolRunner(Generic[_R]):
         """Waits for a call. Returns a function that returns or raises what the tool did."""
         in_thread = _is_plain(call.function)
         if task is None:
-            task = asyncio.wrap_future(_start_thread(call))
+            with self._begin(call):
+                task = asyncio.wrap_future(_start_thread(call))
             began = time.monotonic()
         while True:
             left = None if seconds is None else max(began + seconds - time.monotonic(), 0.0)
@@ -217,16 +258,23 @@ def _late_error(seconds: float | None) -> ToolError:
     return ToolError(f"it did not end within {seconds:g} s.")
 
 
-def _keep_outcome(work: Callable[[], UserValue]) -> Callable[[], UserValue]:
-    """Does the work, and returns a function that returns or raises what it did."""
+def _keep_outcome(
+    work: Callable[[], UserValue],
+) -> tuple[Callable[[], UserValue], Suspension | None]:
+    """Does the work. Returns a function that returns or raises what it did, and the suspension if
+    it raised one.
+    """
     try:
         result = work()
+    except Suspension as error:
+        return partial(_raise_error, error), error
     except Exception as error:  # a tool may raise anything
-        return partial(_raise_error, error)
-    return lambda: result
+        return partial(_raise_error, error), None
+    return lambda: result, None
 
 
-def _raise_error(error: Exception) -> NoReturn:
+def _raise_error(error: BaseException | None) -> NoReturn:
+    assert error is not None
     raise error
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import inspect
 import json
+import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, Literal, NoReturn, NotRequired
+from typing import Any, Final, Literal, NoReturn, NotRequired, TypeVar
 
 from typing_extensions import TypedDict
 
@@ -39,6 +40,40 @@ from sglang_lite.text.chat_template import to_json
 from sglang_lite.text.tool_calls import calls_constraint, parse_answer
 from sglang_lite.text.tool_use import Function, arguments_schema, tool_use_schema
 
+# parameter of a tool that receives the key of a call, and that models do not see
+IDEMPOTENCY_KEY: Final = "idempotency_key"
+_Tool = TypeVar("_Tool", bound=Callable[..., Any])
+
+
+def idempotent(tool: _Tool) -> _Tool:
+    """Marks a tool whose calls may be repeated without another effect, such as one that only reads.
+    A run that was killed in such a call repeats it when it is resumed. Used as a decorator; a tool
+    of an MCP server is marked by a call.
+
+    Raises:
+        ParameterError: `tool` is a method, which can't be marked.
+    """
+    try:
+        tool.__idempotent__ = True  # type: ignore[attr-defined] # read by `is_idempotent`
+    except AttributeError as error:
+        raise ParameterError(
+            "tool", f"{tool!r:.60} can't be marked.", hint="Wrap it in a function."
+        ) from error
+    return tool
+
+
+def is_idempotent(tool: Callable[..., UserValue]) -> bool:
+    """Returns True if a tool's calls may be repeated: it is marked, or takes a key."""
+    return getattr(tool, "__idempotent__", False) or takes_key(tool)
+
+
+def takes_key(tool: Callable[..., UserValue]) -> bool:
+    """Returns True if a function has the parameter for the key of a call."""
+    try:
+        return IDEMPOTENCY_KEY in inspect.signature(tool).parameters
+    except (TypeError, ValueError):  # some functions written in C
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
@@ -61,8 +96,9 @@ class ToolCall:
         Raises:
             ToolError: the function raised an exception.
         """
+        own = {IDEMPOTENCY_KEY: uuid.uuid4().hex} if takes_key(self.function) else {}
         try:
-            return self.function(**self.arguments)
+            return self.function(**self.arguments, **own)
         except Exception as error:  # a tool may raise anything
             raise tool_failure(self.name, error) from error
 
@@ -246,8 +282,7 @@ class Toolbox:
         from pydantic import ValidationError
 
         try:
-            tool, reader = self.tools[name]
-            values = reader.validate_json(arguments)
+            return self.make_call(name, arguments)
         except (KeyError, TypeError, ValueError, ValidationError) as error:
             if self.keeps_invalid:
                 problem = self._explain_invalid_call(name, error)
@@ -255,10 +290,18 @@ class Toolbox:
             raise ValueValidationError(
                 f"the text is neither a tool call nor an answer: {error}", text=text
             ) from error
+
+    def make_call(self, name: str, arguments: str) -> ToolCall:
+        """Returns the call of a tool with arguments in JSON. Raises KeyError if there is no such
+        tool, and ValueError or TypeError if they do not fit it.
+        """
+        tool, reader = self.tools[name]
+        values = reader.validate_json(arguments)
         if isinstance(tool, SchemaTool):
             return ToolCall(name, values, tool)
-        bound = inspect.signature(tool).bind(**values)
+        bound = inspect.signature(tool).bind_partial(**values)
         bound.apply_defaults()
+        bound.arguments.pop(IDEMPOTENCY_KEY, None)
         return ToolCall(name, dict(bound.arguments), tool)
 
 
@@ -385,6 +428,8 @@ def _build_arguments_adapter(tool: Callable[..., Any]) -> Any:
                 raise ParameterError(
                     "tools", f"{tool.__name__}: the parameter {parameter} can't be given by name."
                 )
+            if parameter.name == IDEMPOTENCY_KEY:
+                continue
             if parameter.name not in hints:
                 problem = f"{tool.__name__}: the parameter {parameter.name} has no type."
                 raise ParameterError(

@@ -11,6 +11,7 @@ import msgspec
 from sglang_lite.protocol.prompt import Media, Message, Span
 from sglang_lite.protocol.record import Record, Variant
 from sglang_lite.protocol.results import Generation, Selection, Usage
+from sglang_lite.protocol.run_log import LogRecord, PendingCall
 from sglang_lite.protocol.sampling import SamplingParams
 from sglang_lite.protocol.trace import TraceNode
 
@@ -88,6 +89,9 @@ class SavedRun(Record, frozen=True):
             needs.
         usage: usage of the whole run.
         format: version of this record's meaning. Earlier versions can't be read any more.
+        pending: calls of tools that a suspended run waits to be decided; empty for other runs.
+        log: log of a suspended run, from which it is resumed.
+        identity: random text from which the idempotency keys of its calls are derived.
     """
 
     program: str
@@ -108,6 +112,9 @@ class SavedRun(Record, frozen=True):
     answers: tuple[TraceNode, ...] = ()
     usage: Usage = msgspec.field(default_factory=Usage)
     format: int = 1
+    pending: tuple[PendingCall, ...] = ()
+    log: tuple[LogRecord, ...] = ()
+    identity: str = ""
 
 
 class CheckpointHead(Record, frozen=True):
@@ -136,4 +143,26 @@ class CheckpointRow(Record, frozen=True):
     index: int
     arguments: str
     run: SavedRun
+    code: str = ""
+
+
+class JournalHead(Record, frozen=True):
+    """First line of a journal: the run that it belongs to.
+
+    Attributes:
+        program: name of the program.
+        identity: random text from which the idempotency keys of calls are derived.
+        arguments: arguments of the body.
+        params, seed, retries: settings of the run.
+        secret: whether the codes of the lines depend on a secret.
+        code: code of this line. It is the last field.
+    """
+
+    program: str
+    identity: str
+    arguments: SavedVariable
+    params: SamplingParams = SamplingParams()
+    seed: int | None = None
+    retries: int = 0
+    secret: bool = False
     code: str = ""

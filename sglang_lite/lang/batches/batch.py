@@ -29,13 +29,13 @@ from sglang_lite.lang.argument_names import unknown_argument_error
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.batches.body_pool import AsyncBodyPool, BodyPool, Outcome, Pool, Report
 from sglang_lite.lang.batches.checkpoint import BatchFile, compute_batch_digests
-from sglang_lite.lang.batches.line_codes import check_secret
 from sglang_lite.lang.body_run import BodyRun
 from sglang_lite.lang.checks import check_booleans
 from sglang_lite.lang.execution.branch import find_raise_location
 from sglang_lite.lang.execution.run import RunSettings
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.run_options import convert_to_settings, inherit_options, resolve_run_identity
+from sglang_lite.lang.runs.line_codes import check_secret
 from sglang_lite.lang.sampling_keywords import with_sampling_signature
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.states_table import build_results_table, states_table
@@ -388,8 +388,10 @@ def _create_pool(plan: BatchPlan, report: Report) -> Pool:
 
 
 def _create_body_pool(kind: type[_BodyPool], plan: BatchPlan, report: Report) -> _BodyPool:
+    options = {"backend": plan.options["backend"]}
+
     def prepare(item: Item) -> BodyRun:
-        call: BodyRun = plan.program.prepare_run(*item, plan.options, plan.settings)
+        call: BodyRun = plan.program.prepare_run(*item, options, plan.settings, is_item=True)
         return call
 
     saved = _wrap_with_saving(report, plan.file)

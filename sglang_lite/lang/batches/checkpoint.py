@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from sglang_lite import wire
-from sglang_lite.lang.batches.line_codes import LineCodes
 from sglang_lite.lang.execution.run import RunSettings
 from sglang_lite.lang.load_state import load_finished_run
 from sglang_lite.lang.runs import files
 from sglang_lite.lang.runs.fingerprint import Fingerprint, UnreadableError, digest
+from sglang_lite.lang.runs.line_codes import LineCodes
 from sglang_lite.lang.runs.saving import to_saved_run
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.lang.tracebacks import user_location

@@ -23,6 +23,7 @@ from sglang_lite.lang.backend.planning import NodeQuestion
 from sglang_lite.lang.backend.rendering import rerender_with_template
 from sglang_lite.lang.concurrency.variables import TextLog
 from sglang_lite.lang.confidence import AnsweredQuestion
+from sglang_lite.lang.execution.answer_log import digest_question, log_answer
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.budget import max_generation_usage
 from sglang_lite.lang.execution.operations import GenOp, asked
@@ -451,6 +452,8 @@ def _accept_answer(
     several = not isinstance(samples, Unset) and samples > 1
     if several and len(generations) != samples:
         raise ProgramError(f"the backend returned {len(generations)} of {samples} samples.")
+    if player.run.is_logged:
+        log_answer(player, op, digest_question(player, op), generations)
     constraint = op.expression.node.constraint
     if constraint is not None:
         generations = [

@@ -9,7 +9,7 @@ choosing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -123,6 +123,15 @@ class Kept:
         self._given: Iterator[str] | None = None  # choices that the value consists of
         self.taken = Variable()
 
+    def find_answer(self, op: AnswerOp, asked: Callable[[], str], text: str) -> TraceNode | None:
+        """Returns the kept answer of a node, or None.
+
+        Args:
+            asked: computes the digest of the node's question.
+            text: text before the node.
+        """
+        return self.answers.get((op.variable.node, asked()))
+
     def caller_supplies_answer(self, op: AnswerOp) -> bool:
         """Returns True if the caller supplies the answer of this node."""
         if self.value is None or op.variable.node != self.node:
@@ -174,7 +183,9 @@ class Kept:
         """
         node = op.variable.node
         if node not in self._steps:
-            saved = self.answers.get((node, Question.from_transcript(transcript).digest_for(op)))
+            question = Question.from_transcript(transcript)
+            text = transcript.collect_text()
+            saved = self.find_answer(op, lambda: question.digest_for(op), text)
             self._steps[node] = iter(() if saved is None else saved.results)
         return self._steps[node]
 

@@ -582,6 +582,9 @@ def unknown_variable_error(player: Player, name: str, where: Location | None = N
         return copy_as_sgl_error(player.failure, where)
     hint = "A generation counts once it is added, `s += gen(…)`, and a branch's once `join()` has joined the fork."
     misspelled = bool(get_close_matches(name, player.names.variables, 1))
+    if player.run.pending:
+        misspelled = False
+        hint = "The run is suspended: decide about state.pending(), and call state.resume(…)."
     return UnknownVariableError(
         f"the program has no variable {name!r}; it has: {player.names.quote_names()}.",
         where=where,

@@ -23,6 +23,7 @@ from sglang_lite.lang.concurrency.loop import fork_count
 from sglang_lite.lang.concurrency.variables import TextLog, Variable
 from sglang_lite.lang.execution.budget import Budget, NodeAccount
 from sglang_lite.lang.execution.push_down import PushedBranch, PushedProgram
+from sglang_lite.lang.execution.run_log import RunLog, current_call
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.results import collect_usages
 from sglang_lite.program.seeds import derive_seed
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.execution.control_text import SpelledTokens
     from sglang_lite.lang.execution.kept import Kept
     from sglang_lite.lang.tool_events import ToolEvent
+    from sglang_lite.protocol.run_log import PendingCall
     from sglang_lite.protocol.saved import SavedRun
 
 _NO_CONTEXT = Context()
@@ -174,6 +176,11 @@ class Run:
             weakly.
         level: number of the enclosing runs.
         loop: event loop of a coroutine body, if that is the caller's loop.
+        outer: enclosing run; None if there is none, or the run has a log of its own.
+        is_item: whether it is an item of a batch, which is logged by itself.
+        is_logged: whether its answers are added to the log.
+        path: path of the run among the programs that the outermost one runs; "" for that.
+        pending: calls that wait for a decision, where the body was suspended.
         made: `fork_count()` when the run began.
         new_state: makes the state through which a body sees a branch.
         plain: True if the run has no retries, deadline or budget, and is not a rerun.
@@ -186,10 +193,10 @@ class Run:
     """
 
     __slots__ = (
-        "__weakref__", "_events", "_inside", "_seeds", "_stopped", "_template", "account", "backend", "body",
-        "body_end", "body_open", "budgets", "called", "context", "deadline", "is_async", "kept", "level", "loop",
-        "made", "new_state", "plain", "push_down", "remembered", "settings", "spelled", "state", "timeout", "unbound",
-        "winds_down_at",
+        "__weakref__", "_events", "_inner_runs", "_inside", "_log", "_seeds", "_stopped", "_template", "account",
+        "backend", "body", "body_end", "body_open", "budgets", "called", "context", "deadline", "is_async", "is_item",
+        "is_logged", "kept", "level", "loop", "made", "new_state", "outer", "path", "pending", "plain", "push_down",
+        "remembered", "settings", "spelled", "state", "timeout", "unbound", "winds_down_at",
     )  # fmt: skip
 
     def __init__(
@@ -201,6 +208,9 @@ class Run:
         new_state: Callable[[Any], UserValue],  # of a Branch, which has a run
         outer: Run | None = None,
         kept: Kept | None = None,
+        log: RunLog | None = None,
+        path: str = "",
+        is_item: bool = False,
     ) -> None:
         self.backend = backend
         self.settings = settings
@@ -221,6 +231,15 @@ class Run:
             )
             for budget in self.budgets:
                 budget.check_price_known(backend)
+        self.outer = None if log is not None else outer
+        self.is_item = is_item
+        self.path = path
+        self.pending: tuple[PendingCall, ...] = ()
+        self._log = log
+        self._inner_runs = 0  # how many programs the body has run
+        self.is_logged = log is not None
+        if outer is not None and path:
+            self.is_logged = outer.is_logged
         self.kept = kept
         self.plain = (
             self.deadline is None and not settings.retries and not self.budgets and kept is None
@@ -299,6 +318,34 @@ class Run:
         assert self.settings.timeout is not None, "as `check_wind_down` has found"
         own = now + self.settings.timeout
         return own if found is None else min(own, found)
+
+    @property
+    def log(self) -> RunLog | None:
+        """Log of the outermost run, or None if it is not logged."""
+        if self.outer is None or self.is_item:
+            return self._log
+        return self.outer.log
+
+    def attach_log(self, log: RunLog) -> None:
+        """Gives the log of an earlier run to this one, which continues its state."""
+        self._log = log
+
+    def ensure_log(self) -> RunLog:
+        """Returns the log of the outermost run, which begins now if there is none."""
+        self.is_logged = True
+        if self.outer is not None and not self.is_item:
+            return self.outer.ensure_log()
+        if self._log is None:
+            self._log = RunLog()
+        return self._log
+
+    def next_inner_path(self) -> str:
+        """Returns the path of the next program that this run's body, or the current tool, runs."""
+        call = current_call.get()
+        if call is not None and call.run is self:
+            return f"{self.path}{call.key}>{next(call.inner)}>"
+        self._inner_runs += 1
+        return f"{self.path}{self._inner_runs}>"
 
     @property
     def winds_down(self) -> bool:

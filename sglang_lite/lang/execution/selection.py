@@ -12,6 +12,7 @@ import msgspec
 
 from sglang_lite.lang.backend.base import set_selection_adapter
 from sglang_lite.lang.backend.planning import NodeQuestion, scores_needed
+from sglang_lite.lang.execution.answer_log import digest_question, log_answer
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.budget import max_selection_usage
 from sglang_lite.lang.execution.operations import SelectOp, asked
@@ -164,6 +165,7 @@ async def _score_by_backend(
 
 
 async def _select_several(player: BasePlayer, op: SelectOp) -> None:
+    question = digest_question(player, op)
     remaining = list(op.node.choices)
     chosen = list[str]()
     selections = list[Selection]()
@@ -182,6 +184,7 @@ async def _select_several(player: BasePlayer, op: SelectOp) -> None:
         player.transcript.append_choice(selection.picked)
         chosen.append(selection.picked.removeprefix(before))
         remaining.remove(chosen[-1])
+    log_answer(player, op, question, selections)
     _set_chosen_value(player, op, selections, MULTI_SEPARATOR.join(chosen), chosen)
 
 
@@ -189,6 +192,8 @@ def _accept_pick(player: BasePlayer, op: SelectOp, selection: Selection) -> None
     if not player.is_current(op):  # as in _accept
         return
     assert selection.picked is not None
+    if player.run.is_logged:
+        log_answer(player, op, digest_question(player, op), [selection])
     player.transcript.append_choice(selection.picked)
     _set_chosen_value(player, op, selection, selection.picked, selection.picked)
 

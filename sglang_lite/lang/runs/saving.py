@@ -18,6 +18,7 @@ from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings
+from sglang_lite.lang.execution.run_log import RunLog
 from sglang_lite.lang.execution.transcript import Piece, Reasoned
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.runs import files
@@ -140,7 +141,16 @@ def to_saved_run(
         answers=(*run.remembered, *collect_branch_answers(branch.player)) if again else (),
         usage=run.account.usage(),
         format=_FORMAT,
+        **_suspension_data(branch) if again else {},
     )
+
+
+def _suspension_data(branch: Branch) -> dict[str, Any]:
+    """Returns what is needed to resume a run that was suspended; nothing for other runs."""
+    run = branch.run
+    if not run.pending or run.log is None or branch.path:
+        return {}
+    return {"pending": run.pending, "log": tuple(run.log.records), "identity": run.log.identity}
 
 
 def _program_data(run: Run) -> tuple[str, tuple[tuple[str, str], ...], SavedVariable | None]:
@@ -188,6 +198,8 @@ def _save_variable(
 ) -> SavedVariable:
     failure = variable.error_or_none()
     node = variable.node
+    if failure is None and branch.run.pending and _has_call(variable.result()):
+        failure = ProgramError("the call is known when the run is resumed.")
     if failure is None:
         try:
             value = values.to_data(variable.result(), repr(name))
@@ -202,6 +214,13 @@ def _save_variable(
     behind = variable.end_position if in_text else None
     return SavedVariable(
         name, value, _save_result(variable.record, whole=whole), behind=behind, node=node
+    )
+
+
+def _has_call(value: UserValue) -> bool:
+    """Returns True if a value is a call of a tool, or a list of calls."""
+    return isinstance(value, ToolCall) or (
+        isinstance(value, list) and any(isinstance(each, ToolCall) for each in value)
     )
 
 
@@ -276,6 +295,9 @@ def restore_branch(
         else:
             ret_value = variable.result()
     run.remembered = saved.answers
+    if saved.pending:
+        run.pending = saved.pending
+        run.attach_log(RunLog(saved.identity, saved.log))
     run.account.add_earlier_usage(saved.usage)
     return branch, ret_value
 
@@ -461,7 +483,8 @@ def with_nested_classes(kinds: Iterable[UserValue]) -> Iterator[type]:
 
 def check_program(saved: SavedRun, program: BaseProgram) -> None:
     """Raises ProgramError if a run belongs to another program or if the program's body has changed.
-    The error names the first difference.
+    The error names the first difference. A suspended run is compared with its log when it is
+    resumed, so that a mistake in a tool can be mended meanwhile.
     """
     if not saved.program:
         problem = (
@@ -471,6 +494,8 @@ def check_program(saved: SavedRun, program: BaseProgram) -> None:
     if saved.program != program.name:
         problem = f"the saved run is of the program {saved.program!r}, not of {program.name!r}."
         raise ProgramError(problem, hint=f"Load it with {saved.program}, or without a program.")
+    if saved.pending:
+        return
     now = Fingerprint()
     now.add_program(program.func)
     before = dict(saved.parts)

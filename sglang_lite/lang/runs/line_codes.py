@@ -1,4 +1,4 @@
-"""Codes at the end of a checkpoint's lines: checksums, which reveal damage, or authentication codes
+"""Codes at the end of the lines of checkpoints and journals: checksums, which reveal damage, or authentication codes
 under a secret, which also reveal edits by anyone who does not have it.
 """
 
@@ -6,11 +6,15 @@ from __future__ import annotations
 
 import hmac
 from hashlib import blake2b
+from typing import TypeAlias
 
 from sglang_lite import wire
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.saved import CheckpointHead, CheckpointRow
+from sglang_lite.protocol.run_log import LogRecord
+from sglang_lite.protocol.saved import CheckpointHead, CheckpointRow, JournalHead
+
+_Line: TypeAlias = CheckpointHead | CheckpointRow | JournalHead | LogRecord
 
 MIN_SECRET = 16  # characters
 _SIZE = 16  # bytes
@@ -27,8 +31,8 @@ def check_secret(secret: UserValue) -> None:
 
 
 class LineCodes:
-    """Codes of a checkpoint's lines. Each code also depends on the first line, so rows copied from
-    another batch are detected.
+    """Codes of a file's lines. Each code also depends on the first line, so lines copied from
+    another file are detected.
 
     Args:
         secret: text that every reader of the file must have; None for checksums.
@@ -39,13 +43,13 @@ class LineCodes:
         self._key = b"" if secret is None else blake2b(encoded).digest()
         self._first = b""
 
-    def encode_line(self, record: CheckpointHead | CheckpointRow) -> bytes:
+    def encode_line(self, record: _Line) -> bytes:
         """Returns a record as a line with its code."""
         content = wire.encode(record)
         code = self._compute_code(content, record)
         return content[:-2] + _encode_code_suffix(code)
 
-    def matches_code(self, line: bytes, record: CheckpointHead | CheckpointRow) -> bool:
+    def matches_code(self, line: bytes, record: _Line) -> bool:
         """Returns True if a line has the code of its content."""
         end = _encode_code_suffix(record.code)
         content = line.removesuffix(end) + b"}}"
@@ -53,8 +57,8 @@ class LineCodes:
             record.code, self._compute_code(content, record)
         )
 
-    def _compute_code(self, content: bytes, record: CheckpointHead | CheckpointRow) -> str:
-        if isinstance(record, CheckpointHead):
+    def _compute_code(self, content: bytes, record: _Line) -> str:
+        if isinstance(record, CheckpointHead | JournalHead):
             self._first = blake2b(content).digest()
         return blake2b(self._first + content, digest_size=_SIZE, key=self._key).hexdigest()
 

@@ -1,0 +1,81 @@
+"""Approval of tool calls: who decides about the calls of which tools, and what was decided."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Literal, TypeAlias
+
+from sglang_lite.protocol import Location, ParameterError
+from sglang_lite.protocol.anything import UserValue
+from sglang_lite.protocol.run_log import CallDecision, PendingCall
+
+Verdict: TypeAlias = bool | CallDecision | Literal["ask"]
+Approver: TypeAlias = Literal["ask"] | Callable[[PendingCall], Verdict | Awaitable[Verdict]]
+# one for all tools, or by tool: its name or its function
+Approve: TypeAlias = Approver | Mapping[str | Callable[..., UserValue], Approver]
+
+_CURE = 'Give "ask" or a function of the call, or a mapping from tools to those.'
+
+
+def read_approvers(
+    approve: Approve | None,
+    tools: Sequence[Callable[..., UserValue]],
+    where: Location | None,
+    *,
+    is_async: bool,
+) -> dict[str, Approver]:
+    """Returns who approves calls, by the name of the tool. Raises ParameterError if `approve` is
+    not what `use_tools` takes.
+
+    Args:
+        is_async: whether the body can await an approver.
+    """
+    names = [tool.__name__ for tool in tools]
+    if approve is None:
+        return {}
+    if not isinstance(approve, Mapping):
+        found = dict.fromkeys(names, approve)
+    else:
+        found = {
+            tool if isinstance(tool, str) else tool.__name__: each for tool, each in approve.items()
+        }
+    for name, approver in found.items():
+        if name not in names:
+            raise ParameterError(
+                "approve",
+                f"{name!r:.60} is not one of the tools.",
+                hint=f"The tools: {', '.join(names)}.",
+                where=where,
+            )
+        if approver != "ask" and not callable(approver):
+            raise ParameterError(
+                "approve", f"{approver!r:.60} approves no calls.", hint=_CURE, where=where
+            )
+        if inspect.iscoroutinefunction(approver) and not is_async:
+            raise ParameterError(
+                "approve",
+                f"{getattr(approver, '__name__', approver)!r} is a coroutine function, which this body can't await.",
+                hint="Make it a plain function, or the body `async def`.",
+                where=where,
+            )
+    return found
+
+
+def read_verdict(verdict: object, call: PendingCall) -> CallDecision | None:
+    """Returns what an approver has decided; None to ask later. Raises ParameterError if it has
+    returned something else.
+    """
+    if verdict is True:
+        return call.approve()
+    if verdict is False:
+        return call.deny()
+    if verdict == "ask":
+        return None
+    if isinstance(verdict, CallDecision) and (verdict.run, verdict.call) == (call.run, call.call):
+        return verdict
+    raise ParameterError(
+        "approve",
+        f"the function returned {verdict!r:.60} for {call!r:.200}.",
+        hint='Return True, False, "ask", or call.approve(…) or call.deny(reason).',
+    )

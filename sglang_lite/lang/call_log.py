@@ -1,0 +1,255 @@
+"""Calls of a loop of tools in the log of its run: which are known, which may be made, and which
+have to wait for a decision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from sglang_lite.errors import short_repr
+from sglang_lite.lang.approval import Approver
+from sglang_lite.lang.execution.run import Run
+from sglang_lite.lang.execution.run_log import CallPlace, RunLog, Suspension, current_call
+from sglang_lite.lang.tool_results import CallResult
+from sglang_lite.lang.tools import (
+    IDEMPOTENCY_KEY,
+    InvalidCall,
+    Toolbox,
+    ToolCall,
+    is_idempotent,
+    takes_key,
+)
+from sglang_lite.protocol import ParameterError, ProgramError, ResumeError, ToolError
+from sglang_lite.protocol.run_log import (
+    CallDecision,
+    LoggedCall,
+    LoggedResult,
+    LoggedTools,
+    LoggedTurn,
+    PendingCall,
+)
+
+
+@dataclass(slots=True)
+class TurnCalls:
+    """Calls of one turn.
+
+    Attributes:
+        calls: the calls, as the model wrote them.
+        paths: path of each in its run.
+        results: those that are known, by index.
+        decisions: what was decided, by index.
+        pending: calls that wait for a decision.
+        undecided: calls that an approver decides about now, by index.
+    """
+
+    calls: Sequence[ToolCall]
+    paths: Sequence[str]
+    results: dict[int, CallResult] = field(default_factory=dict)
+    decisions: dict[int, CallDecision] = field(default_factory=dict)
+    pending: list[PendingCall] = field(default_factory=list)
+    undecided: dict[int, PendingCall] = field(default_factory=dict)
+
+
+class CallLog:
+    """What a loop of tools reads from the log of its run, and writes to it.
+
+    Args:
+        run: run that the loop is part of.
+        approvers: who approves calls, by tool.
+
+    Raises:
+        ProgramError: the run is an item of a batch in a program that has a journal.
+    """
+
+    def __init__(self, run: Run, approvers: Mapping[str, Approver]) -> None:
+        _refuse_batch_in_journal(run)
+        self._run = run
+        self._log: RunLog = run.ensure_log()
+        self._approvers = approvers
+
+    # --------------------------------------------------------------------------------------- loops
+
+    def check_tools(self, loop: str, toolbox: Toolbox) -> None:
+        """Logs the tools of a loop. Raises ResumeError if they are not those that the log has."""
+        tools = {
+            each["function"]["name"]: json.dumps(each["function"], sort_keys=True)
+            for each in toolbox.shown
+        }
+        logged = self._log.tools.get((self._run.path, loop))
+        if logged is None:
+            self._log.add(LoggedTools(self._run.path, loop, tuple(tools.items())))
+            return
+        earlier = dict(logged.tools)
+        for name in {**earlier, **tools}:
+            before, now = earlier.get(name), tools.get(name)
+            if before != now:
+                raise ResumeError(
+                    f"the tools of the run have changed since its log was written. {name} was "
+                    f"{before or 'not there'}, and is now {now or 'not there'}.",
+                    hint="Resume it with the same tools, or begin a new run.",
+                )
+
+    def find_turn(self, turn: str) -> LoggedTurn | None:
+        """Returns the turn with results that the log has after a turn with calls."""
+        return self._log.turns.get((self._run.path, turn))
+
+    def add_turn(self, turn: str, text: str, closing: str) -> None:
+        self._log.add(LoggedTurn(self._run.path, turn, text, closing))
+
+    # --------------------------------------------------------------------------------------- calls
+
+    def open_turn(self, turn: str, calls: Sequence[ToolCall]) -> TurnCalls:
+        """Finds out what is known of the calls of a turn, and who has to decide about the others.
+
+        Args:
+            turn: path of the node that wrote them.
+        """
+        found = TurnCalls(calls, [f"{turn}:{i}" for i in range(len(calls))])
+        for i, (call, path) in enumerate(zip(calls, found.paths)):
+            place = self._run.path, path
+            self._log.reach(*place)
+            approver = self._approvers.get(call.name)
+            if isinstance(call.function, InvalidCall):
+                found.decisions[i] = CallDecision(*place, "approve")
+            elif (logged := self._log.results.get(place)) is not None:
+                found.results[i] = _restore_result(call, logged)
+            elif (decision := self._log.decisions.get(place)) is not None:
+                found.decisions[i] = decision
+            elif place in self._log.calls:  # begun, and nobody knows whether it ended
+                if is_idempotent(call.function):
+                    found.decisions[i] = CallDecision(*place, "approve")
+                else:
+                    inside = self._log.calls_in_doubt(f"{self._run.path}{path}>")
+                    found.pending += [self._describe(call, path, in_doubt=True), *inside]
+            elif approver is None:
+                found.decisions[i] = CallDecision(*place, "approve")
+            elif approver == "ask":
+                found.pending.append(self._describe(call, path))
+            else:
+                found.undecided[i] = self._describe(call, path)
+        return found
+
+    def decide(self, turn: TurnCalls, index: int, decision: CallDecision | None) -> None:
+        """Records what an approver has decided about a call; None if it has to wait."""
+        if decision is None:
+            turn.pending.append(turn.undecided[index])
+        else:
+            self._log.add(decision)
+            turn.decisions[index] = decision
+
+    def suspend_if_pending(self, turn: TurnCalls) -> None:
+        """Suspends the run if calls of a turn wait for a decision. None of the turn is made then.
+
+        Raises:
+            Suspension: calls wait.
+        """
+        if turn.pending:
+            raise Suspension(turn.pending)
+
+    def settle(self, turn: TurnCalls, toolbox: Toolbox) -> dict[int, ToolCall]:
+        """Takes the results that were decided, and returns the calls that are made now, by index.
+
+        Raises:
+            ParameterError: changed arguments do not fit the tool.
+        """
+        made = dict[int, ToolCall]()
+        for i, decision in sorted(turn.decisions.items()):
+            call = turn.calls[i]
+            if decision.verdict in ("deny", "result"):
+                text = decision.text if decision.verdict == "result" else f"Denied: {decision.text}"
+                turn.results[i] = CallResult(text)
+                self.add_result(turn.paths[i], turn.results[i])
+                continue
+            if decision.arguments:
+                call = self._change_arguments(call, decision, toolbox)
+            if takes_key(call.function):
+                key = self._log.key_of(self._run.path, turn.paths[i])
+                call = replace(call, arguments={**call.arguments, IDEMPOTENCY_KEY: key})
+            made[i] = call
+        return made
+
+    def _change_arguments(
+        self, call: ToolCall, decision: CallDecision, toolbox: Toolbox
+    ) -> ToolCall:
+        try:
+            return toolbox.make_call(call.name, decision.arguments)
+        except (TypeError, ValueError) as error:
+            self._log.add(CallDecision(decision.run, decision.call, "withdraw"), durable=True)
+            raise ParameterError(
+                "arguments",
+                f"the changed arguments of {call.name} are not valid: {error}",
+                hint="Decide again: state.pending() lists the call.",
+            ) from error
+
+    @contextlib.contextmanager
+    def begin(self, call: ToolCall, path: str) -> Iterator[None]:
+        """Logs that a call is about to be made, in the `with` block, and waits until that is on the
+        disk.
+        """
+        if isinstance(call.function, InvalidCall):
+            yield
+            return
+        record = LoggedCall(self._run.path, path, call.name, write_arguments(call))
+        self._log.add(record, durable=True)
+        token = current_call.set(CallPlace(self._run, path))
+        try:
+            yield
+        finally:
+            current_call.reset(token)
+
+    def add_result(self, path: str, result: CallResult) -> None:
+        """Logs the result of a call, and waits until it is on the disk."""
+        error = None if result.error is None else result.error.message
+        self._log.add(LoggedResult(self._run.path, path, result.text, error), durable=True)
+
+    def add_raised(self, path: str, error: ToolError) -> None:
+        """Logs a failure that is raised in the program."""
+        record = LoggedResult(self._run.path, path, "", error.message, raised=True)
+        self._log.add(record, durable=True)
+
+    def add_suspension(self, path: str) -> None:
+        """Logs that a program in a call was suspended, so that the call is entered again."""
+        if (self._run.path, path) in self._log.calls:
+            self._log.add(CallDecision(self._run.path, path, "enter"), durable=True)
+
+    def _describe(self, call: ToolCall, path: str, *, in_doubt: bool = False) -> PendingCall:
+        return PendingCall(call.name, write_arguments(call), in_doubt, path, self._run.path)
+
+
+def write_arguments(call: ToolCall) -> str:
+    """Returns the arguments of a call as JSON."""
+    from pydantic_core import to_json
+
+    arguments = {name: value for name, value in call.arguments.items() if name != IDEMPOTENCY_KEY}
+    return to_json(arguments, serialize_unknown=True, inf_nan_mode="strings").decode()
+
+
+def describe_change(written: ToolCall, made: ToolCall) -> str:
+    """Tells the model that a call was made with other arguments than it wrote. Returns "" if it was
+    not.
+    """
+    before, now = write_arguments(written), write_arguments(made)
+    return "" if before == now else f"The arguments were changed to {now}."
+
+
+def _restore_result(call: ToolCall, logged: LoggedResult) -> CallResult:
+    error = None if logged.error is None else ToolError(logged.error, tool=call.name)
+    if logged.raised and error is not None:
+        raise error
+    return CallResult(logged.text, error)
+
+
+def _refuse_batch_in_journal(run: Run) -> None:
+    """Raises ProgramError if a run is an item of a batch that a program with a journal runs. The
+    journal could not tell the items apart.
+    """
+    outer = run.outer
+    if run.is_item and outer is not None and outer.log is not None and outer.log.journal:
+        raise ProgramError(
+            f"a batch inside a program can't be written to its journal {short_repr(outer.log.journal.path)}.",
+            hint="Run its items one by one: s.call(…).",
+        )

@@ -1,0 +1,192 @@
+"""Log of a run and of the programs inside it: what a resumed run needs to come to the same place
+without asking models again and without calling tools again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from os import PathLike
+
+from sglang_lite.protocol import ResumeError
+from sglang_lite.protocol.run_log import (
+    CallDecision,
+    LoggedAnswer,
+    LoggedCall,
+    LoggedResult,
+    LoggedTools,
+    LoggedTurn,
+    LogRecord,
+    PendingCall,
+)
+
+
+class Suspension(BaseException):
+    """Ends a body at calls that wait for a decision. It is no error, so that programs do not catch
+    it.
+
+    Args:
+        calls: the calls.
+    """
+
+    def __init__(self, calls: Sequence[PendingCall]) -> None:
+        super().__init__(f"{len(calls)} calls wait for a decision")
+        self.calls = tuple(calls)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalOptions:
+    """Options of `run` for its journal.
+
+    Attributes:
+        path: path of the file.
+        secret: text under which it is written, or None.
+    """
+
+    path: str | PathLike[str]
+    secret: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlace:
+    """Place of a call that is being made, for the programs that the tool runs.
+
+    Attributes:
+        run: run whose loop makes the call; it is only compared.
+        key: path of the call in that run.
+        inner: numbers of the programs that the tool runs.
+    """
+
+    run: object
+    key: str
+    inner: Iterator[int] = field(default_factory=itertools.count)
+
+
+# Call that is being made in this context.
+current_call: ContextVar[CallPlace | None] = ContextVar("sglang_lite_call", default=None)
+
+
+class RunLog:
+    """Log of a run. Thread-safe.
+
+    Args:
+        identity: random text of the run; "" to draw one.
+        records: records of the run so far, if it is resumed.
+        write: stores a record; the second argument says whether to wait until it is on the disk.
+            None to keep the log only in memory.
+        close: releases the file.
+        journal: options of the file, or None.
+
+    Attributes:
+        identity: text from which the idempotency keys of calls are derived.
+        records: all records, in order.
+        replays: whether the log has records of an earlier run.
+        journal: the argument.
+        close: releases the log's file. What comes later is not stored.
+        answers: by run and node.
+        tools: by run and loop.
+        calls: calls that were begun, by run and call.
+        results: by run and call.
+        turns: by run and turn.
+        decisions: decisions that were not used yet, by run and call.
+    """
+
+    def __init__(
+        self,
+        identity: str = "",
+        records: Iterable[LogRecord] = (),
+        write: Callable[[LogRecord, bool], None] | None = None,
+        close: Callable[[], object] = lambda: None,
+        journal: JournalOptions | None = None,
+    ) -> None:
+        self.identity = identity or uuid.uuid4().hex
+        self.records: list[LogRecord] = []
+        self.journal = journal
+        self.close = close
+        self.answers: dict[tuple[str, str], LoggedAnswer] = {}
+        self.tools: dict[tuple[str, str], LoggedTools] = {}
+        self.calls: dict[tuple[str, str], LoggedCall] = {}
+        self.results: dict[tuple[str, str], LoggedResult] = {}
+        self.turns: dict[tuple[str, str], LoggedTurn] = {}
+        self.decisions: dict[tuple[str, str], CallDecision] = {}
+        self._lock = threading.Lock()
+        self._write = write
+        for record in records:
+            self._index(record)
+        self.replays = bool(self.records)
+        self._unreached = set(self.calls)
+
+    def add(self, record: LogRecord, *, durable: bool = False) -> None:
+        """Adds a record.
+
+        Args:
+            durable: whether to wait until it is on the disk.
+
+        Raises:
+            ParameterError: it can't be written.
+        """
+        with self._lock:
+            if self._write is not None:
+                self._write(record, durable)
+            self._index(record)
+
+    def _index(self, record: LogRecord) -> None:
+        self.records.append(record)
+        match record:
+            case LoggedAnswer():
+                self.answers[record.run, record.node] = record
+            case LoggedTools():
+                self.tools[record.run, record.loop] = record
+            case LoggedCall():
+                self.calls[record.run, record.call] = record
+                self.decisions.pop((record.run, record.call), None)  # it was used
+            case LoggedResult():
+                self.results[record.run, record.call] = record
+            case LoggedTurn():
+                self.turns[record.run, record.turn] = record
+            case CallDecision(verdict="withdraw"):
+                self.decisions.pop((record.run, record.call), None)
+            case CallDecision():
+                self.decisions[record.run, record.call] = record
+
+    def key_of(self, run: str, call: str) -> str:
+        """Returns the idempotency key of a call: the same each time it is made, and different from
+        that of all other calls.
+        """
+        text = "\n".join((self.identity, run, call))
+        return blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def calls_in_doubt(self, run: str) -> list[PendingCall]:
+        """Returns the calls of a run and the runs inside it that were begun and have no result."""
+        return [
+            PendingCall(call.tool, call.arguments, True, call.call, call.run)
+            for place, call in self.calls.items()
+            if place not in self.results
+            and place not in self.decisions
+            and call.run.startswith(run)
+        ]
+
+    def reach(self, run: str, call: str) -> None:
+        """Records that a resumed run has come to a call."""
+        self._unreached.discard((run, call))
+
+    def check_reached(self, run: str) -> None:
+        """Raises ResumeError if a body has ended without one of the calls that the log has."""
+        missed = [self.calls[place] for place in self._unreached if place[0] == run]
+        if missed:
+            first = min(missed, key=lambda call: call.call)
+            raise difference_error(
+                f"it has the call {first.tool}({first.arguments})", "ended without it"
+            )
+
+
+def difference_error(logged: str, now: str, why: str = "") -> ResumeError:
+    return ResumeError(
+        f"the run differs from its log. In the log, {logged}; the body now {now}.{why}",
+        hint="Give what changes, such as the time, as an argument, or begin a new run.",
+    )

@@ -1,0 +1,103 @@
+"""Resumes runs that were suspended at calls of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.execution.run import Run
+from sglang_lite.lang.execution.run_log import RunLog
+from sglang_lite.lang.runs.log import collect_branch_answers
+from sglang_lite.lang.tracebacks import user_location
+from sglang_lite.protocol import ParameterError, ProgramError
+from sglang_lite.protocol.anything import UserValue
+from sglang_lite.protocol.run_log import CallDecision, LoggedAnswer
+
+
+def complete_log(branch: Branch) -> None:
+    """Adds the answers that came before the log of a suspended run began."""
+    run = branch.run
+    log = run.log
+    assert log is not None, "only a run with calls is suspended"
+    for each in collect_branch_answers(branch.player):
+        if each.asked and each.results and (run.path, each.node) not in log.answers:
+            log.add(LoggedAnswer(run.path, each.node, each.name, each.asked, "", each.results))
+
+
+def prepare_resume(
+    run: Run, decisions: Iterable[CallDecision] | CallDecision, settings: Mapping[str, UserValue]
+) -> Any:  # a BodyRun, which imports this module
+    """Returns a BodyRun that resumes a suspended run.
+
+    Args:
+        decisions: about its pending calls.
+        settings: settings that are not those of the suspended run, by name.
+
+    Raises:
+        ProgramError: the run is not suspended, or was loaded without its program.
+        ParameterError: a decision is not about one of the pending calls.
+    """
+    where = user_location()
+    log = run.log
+    if not run.pending or log is None:
+        raise ProgramError("this run is not suspended: no call waits for a decision.", where=where)
+    called = run.called
+    if called is None:
+        raise ProgramError(
+            "this state has no program to resume.",
+            hint="Load it with sgl.load(path, program, backend=…); its run's arguments must be plain data.",
+            where=where,
+        )
+    found = _check_decisions(run, decisions)
+    budget = None if run.settings.budget is None else run.settings.budget.copy_without_usage()
+    resumed = replace(run.settings, **{"stream": False, "budget": budget, **settings})
+    options: dict[str, UserValue] = {"backend": run.backend}
+    continued = None
+    if log.journal is None:
+        continued = RunLog(log.identity, (*log.records, *found))
+    else:
+        log.close()
+        options |= {"journal": log.journal.path, "secret": log.journal.secret}
+    body: Any = called.program.prepare_run(
+        called.args, dict(called.kwargs), options, resumed, None, continued
+    )
+    if continued is None:
+        for decision in found:
+            body.state.branch.run.log.add(decision, durable=True)
+    return body
+
+
+def _check_decisions(
+    run: Run, decisions: Iterable[CallDecision] | CallDecision
+) -> list[CallDecision]:
+    if isinstance(decisions, CallDecision):
+        decisions = [decisions]
+    found = list[CallDecision]()
+    left = {(call.run, call.call) for call in run.pending}
+    for decision in decisions:
+        if not isinstance(decision, CallDecision):
+            raise ParameterError(
+                "decisions",
+                f"{decision!r:.60} is no decision.",
+                hint="Give [call.approve() for call in state.pending()].",
+                where=user_location(),
+            )
+        if (decision.run, decision.call) not in left:
+            raise ParameterError(
+                "decisions",
+                f"{decision!r:.200} is about no call that waits here, or is the second one about it.",
+                hint="state.pending() lists the calls.",
+                where=user_location(),
+            )
+        left.remove((decision.run, decision.call))
+        found.append(decision)
+    if not found:
+        raise ParameterError(
+            "decisions",
+            "there is none.",
+            hint="Decide about state.pending().",
+            where=user_location(),
+        )
+    return found
