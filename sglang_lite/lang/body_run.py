@@ -274,7 +274,7 @@ class BodyRun:
         """Runs the body of a streamed run; called on a thread of its own. Exceptions are not raised
         here, but when the state is read.
         """
-        with contextlib.suppress(Exception):  # kept in the state
+        with contextlib.suppress(Exception, Suspension):  # kept in the state
             self.run()
 
     def _start_in_thread(self) -> Variable:
@@ -324,7 +324,7 @@ class BodyRun:
             raise
 
     async def arun_streaming(self) -> None:
-        with contextlib.suppress(Exception):  # kept in the state
+        with contextlib.suppress(Exception, Suspension):  # kept in the state
             await self.arun_body()
 
 

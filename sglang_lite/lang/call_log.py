@@ -213,8 +213,7 @@ class CallLog:
 
     def add_suspension(self, path: str) -> None:
         """Logs that a program in a call was suspended, so that the call is entered again."""
-        if (self._run.path, path) in self._log.calls:
-            self._log.add(CallDecision(self._run.path, path, "enter"), durable=True)
+        self._log.add(CallDecision(self._run.path, path, "enter"), durable=True)
 
     def _describe(self, call: ToolCall, path: str, *, in_doubt: bool = False) -> PendingCall:
         return PendingCall(call.name, write_arguments(call), in_doubt, path, self._run.path)

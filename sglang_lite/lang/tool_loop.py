@@ -102,6 +102,7 @@ class ToolLoop:
         self._call_log = CallLog(s.branch.run, approvers)
         # path of each call that is being made, and the call as the model wrote it, by identity
         self._made: dict[int, tuple[str, ToolCall]] = {}
+        self._begun: set[str] = set()  # paths of the calls of this turn that were begun
 
     def run(self) -> str:
         """Runs the loop and returns the answer. Raises ToolError if there is none."""
@@ -148,6 +149,9 @@ class ToolLoop:
             error.where = error.where or self._where
             error.state = error.state or self._s
             raise
+        except Suspension as suspension:
+            self._s.branch.run.pending = suspension.calls
+            raise
 
     def _ask_approver(self, call: PendingCall) -> Verdict | Awaitable[Verdict]:
         approver = self._approvers[call.tool]
@@ -159,13 +163,16 @@ class ToolLoop:
         self._call_log.suspend_if_pending(turn)
         assert self._toolbox is not None
         made = self._call_log.settle(turn, self._toolbox)
+        self._begun.clear()
         self._made = {id(call): (turn.paths[i], turn.calls[i]) for i, call in made.items()}
         for i in made:
             self._record("call", self._turn, call=turn.calls[i])
         return list(made.values())
 
     def _begin_call(self, call: ToolCall) -> AbstractContextManager[None]:
-        return self._call_log.begin(call, self._made[id(call)][0])
+        path, _ = self._made[id(call)]
+        self._begun.add(path)
+        return self._call_log.begin(call, path)
 
     def _make_runner(self) -> ToolRunner[CallResult]:
         return ToolRunner(
@@ -180,7 +187,8 @@ class ToolLoop:
         try:
             result = finish_call(written, run, self._policy)
         except Suspension as suspension:
-            self._call_log.add_suspension(path)
+            if path in self._begun:  # else one before it in the turn was suspended
+                self._call_log.add_suspension(path)
             return CallResult("", pending=suspension.calls)
         except ToolError as error:
             self._call_log.add_raised(path, error)
@@ -406,7 +414,7 @@ def _merge_results(turn: TurnCalls, made: Sequence[CallResult]) -> list[CallResu
     Raises:
         Suspension: a program in one of these calls was suspended.
     """
-    pending = [call for each in made for call in each.pending]
+    pending = list(dict.fromkeys(call for each in made for call in each.pending))
     if pending:
         raise Suspension(pending)
     others = iter(made)

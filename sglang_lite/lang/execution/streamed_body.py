@@ -7,6 +7,7 @@ from collections.abc import Callable
 from sglang_lite.lang.concurrency.variables import copy_as_sgl_error
 from sglang_lite.lang.execution.reading import check_may_block
 from sglang_lite.lang.execution.run import Run
+from sglang_lite.lang.execution.run_log import Suspension
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.protocol import SglError
 from sglang_lite.protocol.anything import UserValue
@@ -48,6 +49,7 @@ class StreamedBody:
         check_may_block(self._run, instead, user_location())
         self._run.body_end.wait()
         self._raise_if_cancelled_early()  # as another thread may have cancelled it meanwhile
+        self._suspend_enclosing_run()
         self.ended = True
 
     async def await_end(self) -> None:
@@ -58,6 +60,7 @@ class StreamedBody:
         assert self._run.body_end is not None
         await self._run.body_end.wait_async()
         self._raise_if_cancelled_early()
+        self._suspend_enclosing_run()
         self.ended = True
 
     def cancel(self, error: SglError) -> bool:
@@ -68,6 +71,12 @@ class StreamedBody:
             return False
         self.cancelled = self.cancelled or error
         return True
+
+    def _suspend_enclosing_run(self) -> None:
+        """Raises Suspension if the body of a program inside another was suspended."""
+        run = self._run
+        if run.pending and run.outer is not None and not run.is_item:
+            raise Suspension(run.pending)
 
     def _raise_if_cancelled_early(self) -> None:
         if self.cancelled is not None:

@@ -7,6 +7,7 @@ line is dropped later. Each line has a code, which reveals damage and, with a se
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -85,12 +86,8 @@ class Journal:
         self._path = options.path
         self._codes = LineCodes(options.secret)
         program = called.program.name
-        names = called.program.arg_names
-        named = {**dict(zip(names, called.args)), **called.kwargs}
         try:
-            arguments = SavedVariable(
-                "", to_json_data([list(called.args[len(names) :]), named], "an argument")
-            )
+            arguments = SavedVariable("", _arguments_data(called))
         except ProgramError as error:
             raise ParameterError(
                 "journal",
@@ -212,7 +209,19 @@ class Journal:
 
 def _describe_run(head: JournalHead) -> dict[str, UserValue]:
     """Returns what a run was given, by name."""
-    args, kwargs = head.arguments.value
-    positional = {f"argument {i}": value for i, value in enumerate(args, 1)}
     settings = {"seed": head.seed, "retries": head.retries, **given_values(head.params)}
-    return {**positional, **kwargs, **settings}
+    return {**head.arguments.value, **settings}
+
+
+def _arguments_data(called: BoundCall) -> dict[str, UserValue]:
+    """Returns the arguments of a call by name, as JSON data. Defaults that are no plain data are
+    left out. Raises ProgramError if an argument is none.
+    """
+    bound = called.program.signature.bind(*called.args, **called.kwargs)
+    given = set(bound.arguments)
+    bound.apply_defaults()
+    found = dict[str, UserValue]()
+    for name, value in bound.arguments.items():
+        with contextlib.suppress(*([] if name in given else [ProgramError])):
+            found[name] = to_json_data(value, f"the argument {name}")
+    return found

@@ -1,0 +1,61 @@
+"""An agent is killed with SIGKILL at random moments: what can't be repeated is not repeated, all
+calls in doubt are listed, and no turn is lost.
+"""
+
+import itertools
+import json
+from collections import Counter
+
+from tests.children import in_a_child
+from tests.counts import some
+from tests.lang.killed_agents import TURNS, all_lives
+
+PAYMENTS = {10 * turn for turn in range(TURNS)}
+
+
+def records(journal, kind):
+    """Records of one kind in the whole lines of a journal."""
+    found = []
+    for line in journal:
+        try:
+            message = json.loads(line)
+        except ValueError:  # the line was cut short
+            continue
+        if message["type"] == kind:
+            found.append(message["data"])
+    return found
+
+
+def doubtful(life):
+    """Calls of `pay` that were begun in a journal and have no result: read without the package."""
+    ended = {each["call"] for each in records(life["journal"], "LoggedResult")}
+    begun = records(life["journal"], "LoggedCall")
+    return {
+        json.loads(each["arguments"])["n"]
+        for each in begun
+        if each["tool"] == "pay" and each["call"] not in ended
+    }
+
+
+def test_a_killed_agent_repeats_nothing_and_loses_no_turn(tmp_path):
+    kills = some(3, 50)
+    lives_of_agents = in_a_child(all_lives, str(tmp_path), 7, kills)
+    assert sum(life["killed"] for lives in lives_of_agents for life in lives) == kills
+    for lives in lives_of_agents:
+        end = lives[-1]
+        assert max(Counter(end["paid"]).values()) == 1
+        keys = {tuple(line.split()) for line in end["keyed"]}
+        assert len(keys) == len({number for number, _ in keys})  # one key for each
+        expected = {
+            f"pay {number}" for life in lives if life["killed"] for number in doubtful(life)
+        }
+        assert set(end["doubted"]) == expected
+        assert len(end["doubted"]) == len(expected)
+        unpaid = PAYMENTS - set(map(int, end["paid"]))
+        assert {f"pay {number}" for number in unpaid} <= expected
+        for before, after in itertools.pairwise(lives):
+            # what has a call in the journal was answered, and is not asked again
+            done = {int(number) // 10 for number in before["paid"]}
+            again = Counter(map(int, after["asked"])) - Counter(map(int, before["asked"]))
+            assert not done & set(again)
+        assert end["end"][-2] == '{"answer": "all paid"}<|im_end|>' or "all paid" in end["end"][-1]
