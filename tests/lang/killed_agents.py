@@ -8,11 +8,11 @@ import json
 import os
 import random
 import signal
-import time
 from pathlib import Path
 
 import sglang_lite as sgl
 from sglang_lite.lang.tools import tool_schemas
+from tests.children import send
 from tests.waiting import until
 
 TURNS = 12
@@ -95,18 +95,18 @@ def play_lives(folder, seed, kills):
         agents += 1
         lives = [_seen(own, killed=False)]
         while not (own / "end").exists():
-            delay = drawn.uniform(0.0, 0.03)
+            growth = drawn.randint(0, 3000)
             if len(seen) + len(lives) - 1 >= kills:
-                delay = None
-            if _fork_life(own, delay):
+                growth = None
+            if _fork_life(own, growth):
                 lives.append(_seen(own, killed=True))
         lives.append(_seen(own, killed=False))
         seen += lives[1:-1]
         yield lives
 
 
-def _fork_life(folder, delay):
-    """Runs a life in a process, killed `delay` seconds after it has written its first record; None
+def _fork_life(folder, growth):
+    """Runs a life in a process, killed when its journal is seen to have grown by so many bytes; None
     to let it end. Returns whether it was killed.
     """
     journal = folder / "journal"
@@ -117,16 +117,15 @@ def _fork_life(folder, delay):
             _live(folder)
         finally:
             os._exit(0)
-    if delay is not None:
+    if growth is not None:
         ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
         until(
             lambda: (
-                (journal.exists() and journal.stat().st_size > before)
+                (journal.exists() and journal.stat().st_size > before + growth)
                 or os.waitid(os.P_PID, process, ended)
             )
         )
-        time.sleep(delay)
-        os.kill(process, signal.SIGKILL)
+        send(process, signal.SIGKILL)
     _, status = os.waitpid(process, 0)
     return os.WIFSIGNALED(status)
 
