@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         BatchError,
         BudgetError,
         CapabilityError,
+        CodeError,
         CompileError,
         ConstraintError,
         DownloadError,
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
         token_length_normalized,
         unconditional_likelihood_normalized,
     )
+    from sglang_lite.lang.code_mode.code_tools import CodeTools
     from sglang_lite.lang.function import SglFunction
     from sglang_lite.lang.global_config import global_config
     from sglang_lite.lang.load_state import load
@@ -115,7 +117,7 @@ _HOMES = {
     "constraints.json_schema.prose": ("prose",),
     "constraints.json_schema.quotes": ("quote",),
     "errors": (
-        "BackendError", "BatchError", "BudgetError", "CapabilityError", "CompileError", "ConstraintError",
+        "BackendError", "BatchError", "BudgetError", "CapabilityError", "CodeError", "CompileError", "ConstraintError",
         "DownloadError", "EngineClosedError", "ModelError", "OverloadedError", "ParameterError", "ProgramError",
         "RefusalError", "RequestAbortedError", "RequestTimeoutError", "ResumeError", "SglError", "TemplateError",
         "ToolError", "TraceError", "TruncatedError", "UnknownVariableError", "ValueValidationError",
@@ -143,6 +145,7 @@ _HOMES = {
     "lang.choices": (
         "exact", "greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized",
     ),
+    "lang.code_mode.code_tools": ("CodeTools",),
     "lang.function": ("SglFunction",),
     "lang.global_config": ("global_config",),
     "lang.load_state": ("load",),
@@ -166,19 +169,19 @@ _MODULES = ("errors", "grammar", "testing")
 _NOT_SHOWN = ("errors", "lang.function", "lang.symbolic.graph", "testing.server")
 
 __all__ = [  # a literal, for type checkers
-    "Anthropic", "BackendError", "BaseBackend", "BatchError", "BudgetError", "CapabilityError", "Choices",
-    "CompileError", "ConstraintError", "Crusoe", "DownloadError", "Engine", "EngineClosedError", "EngineConfig",
-    "Fallback", "Grammar", "Graph", "LiteLLM", "ModelError", "OpenAI", "OverloadedError", "ParameterError", "Price",
-    "ProgramError", "ProgramState", "ProgramStateGroup", "RateLimit", "RefusalError", "Regex", "Replay",
-    "RequestAbortedError", "RequestTimeoutError", "ResumeError", "Runtime", "RuntimeEndpoint", "SamplingParams",
-    "ScriptedBackend", "ServerArgs", "SglError", "SglFunction", "TemplateError", "ToolCall", "ToolError",
-    "TraceError", "TruncatedError", "UnknownVariableError", "ValueValidationError", "VertexAI", "__version__",
-    "assistant", "assistant_begin", "assistant_end", "audio", "describe", "errors", "exact", "flush_cache",
-    "function", "gen", "gen_int", "gen_string", "get_server_info", "global_config", "grammar",
+    "Anthropic", "BackendError", "BaseBackend", "BatchError", "BudgetError", "CapabilityError", "Choices", "CodeError",
+    "CodeTools", "CompileError", "ConstraintError", "Crusoe", "DownloadError", "Engine", "EngineClosedError",
+    "EngineConfig", "Fallback", "Grammar", "Graph", "LiteLLM", "ModelError", "OpenAI", "OverloadedError",
+    "ParameterError", "Price", "ProgramError", "ProgramState", "ProgramStateGroup", "RateLimit", "RefusalError",
+    "Regex", "Replay", "RequestAbortedError", "RequestTimeoutError", "ResumeError", "Runtime", "RuntimeEndpoint",
+    "SamplingParams", "ScriptedBackend", "ServerArgs", "SglError", "SglFunction", "TemplateError", "ToolCall",
+    "ToolError", "TraceError", "TruncatedError", "UnknownVariableError", "ValueValidationError", "VertexAI",
+    "__version__", "assistant", "assistant_begin", "assistant_end", "audio", "describe", "errors", "exact",
+    "flush_cache", "function", "gen", "gen_int", "gen_string", "get_server_info", "global_config", "grammar",
     "greedy_token_selection", "idempotent", "image", "load", "mcp", "plain", "price", "prose", "quote", "record",
-    "select", "separate_reasoning", "server_for_tests", "set_default_backend", "system", "system_begin",
-    "system_end", "testing", "token_length_normalized", "unconditional_likelihood_normalized", "use_tools", "user",
-    "user_begin", "user_end", "video",
+    "select", "separate_reasoning", "server_for_tests", "set_default_backend", "system", "system_begin", "system_end",
+    "testing", "token_length_normalized", "unconditional_likelihood_normalized", "use_tools", "user", "user_begin",
+    "user_end", "video",
 ]  # fmt: skip
 
 

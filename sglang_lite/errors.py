@@ -282,6 +282,36 @@ class ValueValidationError(SglError, ValueError):
         self.value = value
 
 
+class CodeError(ValueValidationError):
+    """Raised if a program that a model wrote, for `gen(code=…)`, is not valid or fails.
+
+    Attributes:
+        text: the program, as the model wrote it.
+        line: line of the program, from 1; None if the error comes from another process.
+        kind: what happened: "syntax" or "type" if nothing was run; "limit"; "tool" if a function
+            raised an exception; "argument" if an argument is not valid; otherwise the name of the
+            exception that Python would raise. None if the error comes from another process.
+    """
+
+    line: int | None = None
+    kind: str | None = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        text: str,
+        line: int | None = None,
+        kind: str | None = None,
+        value: object = None,
+        hint: str = "",
+        where: Location | None = None,
+    ) -> None:
+        super().__init__(message, text=text, value=value, hint=hint, where=where)
+        self.line = line
+        self.kind = kind
+
+
 class TruncatedError(ValueValidationError):
     """Raised if a limit cut an answer before its value was complete. See the argument `shortened`
     of `gen`.

@@ -7,6 +7,7 @@ from __future__ import annotations
 import builtins
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -85,6 +86,7 @@ from sglang_lite.protocol.sampling import (
 from sglang_lite.text.reasoning import ReasoningParser
 
 if TYPE_CHECKING:
+    from sglang_lite.lang.code_mode.code_tools import CodeTools
     from sglang_lite.lang.function import AsyncFunction
 
 _P = ParamSpec("_P")
@@ -137,7 +139,8 @@ def function(
     return decorate if func is None else decorate(func)
 
 
-_KINDS = ("dtype", "choices", "regex", "json_schema", "type", "tools", "constraint")
+_KINDS = ("dtype", "choices", "regex", "json_schema", "type", "tools", "code", "constraint")
+_CODE_RETRIES = 2  # of a program, which the model writes again with the error in front of it
 
 
 # SGLang's order
@@ -186,6 +189,15 @@ def gen(
     check: Callable[[list[ToolCall] | str], object] | None = None,
     **options: Unpack[_GenOptions],
 ) -> SglGen[list[ToolCall] | str]: ...
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    code: CodeTools | Sequence[Callable[..., UserValue]],
+    check: Callable[[UserValue], object] | None = None,
+    **options: Unpack[_GenOptions],
+) -> SglGen[UserValue]: ...
 @overload
 def gen(  # type: ignore[overload-overlap] # for one sample; the next overload is for several
     name: str | None = None,
@@ -245,6 +257,7 @@ def gen(
     type: object = None,
     tools: Sequence[Callable[..., UserValue]] | None = None,
     tool_choice: str | Callable[..., UserValue] | None = None,
+    code: CodeTools | Sequence[Callable[..., UserValue]] | None = None,
     constraint: ConstraintLike | None = None,
     timeout: float | None = None,
     retries: int | None = None,
@@ -328,6 +341,9 @@ def gen(
             none, although the prompt shows them; or a tool, or its name, to call it.
         parallel_tool_calls: whether several tools may be called at once (False). If True, the
             variable is a list of ToolCalls, in the model's order, or the answer's text.
+        code: functions, or an sgl.CodeTools with limits: the model writes a small program that calls
+            them, and the variable is what it returns. An invalid or failing program is shown to the
+            model with the error, and written again (`retries=2, repair=True`, unless they are given).
         constraint: any constraint, as in sgl.grammar.check: an sgl.Regex or sgl.Choices, a grammar
             in GBNF or in Lark's syntax (sgl.Grammar), a schema …
         timeout: seconds after which an attempt, its check included, fails with RequestTimeoutError.
@@ -358,11 +374,11 @@ def gen(
         raise ParameterError(
             "name", f"{name!r:.60} is not a string.", hint='The name comes first: gen("name").'
         )
-    given = (dtype, choices, regex, json_schema, type, tools, constraint)
+    given = (dtype, choices, regex, json_schema, type, tools, code, constraint)
     free = (
         dtype is None and choices is None and regex is None and json_schema is None and type is None
     )
-    free = free and tools is None and constraint is None
+    free = free and tools is None and code is None and constraint is None
     kind = None if free else _single_constraint_kind(given)
     if tool_choice is not None or parallel_tool_calls is not None:
         _check_tool_use(tool_choice, parallel_tool_calls, tools)
@@ -395,6 +411,9 @@ def gen(
             "it is given without choices.",
             hint="Pass choices=[…], or leave choices_method out.",
         )
+    code_tools = None if code is None else _as_code_tools(code, sampling.get("n"))
+    if code_tools is not None and retries is None and repair is None:
+        retries, repair = _CODE_RETRIES, True
     # any() would take seven calls
     plain = timeout is None and retries is None and check is None and backend is None
     plain = plain and reasoning is None and repair is None and shortened is None
@@ -414,6 +433,11 @@ def gen(
         call_type = toolbox.value_type(None)
         node = Gen(name, params, call_type.constraint, timeout=timeout, where=user_location())
         return SglGen(node, call_type, options, toolbox)
+    if code_tools is not None:
+        code_type = ValueType(None, code_tools.constraint, code_tools.parse)
+        options = replace(options, code=code_tools)
+        node = Gen(name, params, code_type.constraint, timeout=timeout, where=user_location())
+        return SglGen(node, code_type, options)
     constraint, read = _parse_constraint(kind, given[_KINDS.index(kind)])
     return SglGen(
         Gen(name, params, constraint, timeout=timeout, where=user_location()), read, options
@@ -433,6 +457,15 @@ def _single_constraint_kind(given: Sequence[Any]) -> str:
             others[0], f"can't be combined with {kind}.", hint="Give a generation one constraint."
         )
     return kind
+
+
+def _as_code_tools(code: Any, samples: Any) -> CodeTools:
+    """Returns the functions of `gen(code=…)`. Raises ParameterError if they can't be used."""
+    from sglang_lite.lang.code_mode.code_tools import CodeTools
+
+    if samples not in (None, 1):
+        raise ParameterError("n", "code works with one sample only.", hint="Leave n out.")
+    return code if isinstance(code, CodeTools) else CodeTools(code)
 
 
 def _check_tool_use(tool_choice: Any, parallel_tool_calls: Any, tools: Any) -> None:

@@ -48,6 +48,7 @@ from sglang_lite.protocol.sampling import HookParams, given_as_data, named
 if TYPE_CHECKING:
     from sglang_lite.constraints.python_types.value_type import ValueType
     from sglang_lite.lang.backend.planning import AnswerSource, ApiDrafts
+    from sglang_lite.lang.code_mode.code_tools import CodeTools
     from sglang_lite.lang.tools import Toolbox
 
 # Regexes of values that Python can read: for `dtype=bool` and `dtype=str`, and for numbers on
@@ -92,6 +93,7 @@ class GenOptions:
             the run's setting.
         draws_plainly: whether the text is drawn as the model gives it, whatever parameters the run
             has.
+        code: functions that the program may call which the text is; None if it is no program.
     """
 
     timeout: float | None = None
@@ -102,6 +104,7 @@ class GenOptions:
     repair: bool = False
     shortened: str | None = None
     draws_plainly: bool = False
+    code: CodeTools | None = None
 
 
 NO_OPTIONS: Final = GenOptions()

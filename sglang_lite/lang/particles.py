@@ -346,6 +346,7 @@ def _prepare_generation(own: SglGen) -> SglGen:
     ]
     given += ["repair"] if options.repair else []
     given += ["tools"] if own.tools is not None else []
+    given += ["code"] if options.code is not None else []
     given += ["reasoning"] if constrained and options.reasoning is not None else []
     if given:
         raise ParameterError(

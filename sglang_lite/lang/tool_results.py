@@ -26,7 +26,7 @@ OnToolError: TypeAlias = Literal["show", "raise"] | Callable[[ToolCall, Exceptio
 _MAX_COUNTED: Final = 1 << 20  # characters of a text that are tokenised to see whether it fits
 _TOKEN: Final = 6  # characters; most tokens have less
 # Errors that end the whole program, whatever raised them. A model could do nothing about them.
-_ENDS_PROGRAM = (BudgetError, RequestAbortedError, ResumeError)
+ENDS_PROGRAM = (BudgetError, RequestAbortedError, ResumeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def finish_call(call: ToolCall, run: Callable[[], UserValue], policy: OnToolErro
         if isinstance(result, ReportedFailure):
             raise ToolError(result.removeprefix("Error: "))
         return CallResult(_result_as_text(call.name, result))
-    except _ENDS_PROGRAM:
+    except ENDS_PROGRAM:
         raise
     except Exception as error:  # a tool may raise anything
         return _show_failure(call, error, policy)
@@ -97,7 +97,7 @@ def _show_failure(call: ToolCall, error: Exception, policy: OnToolError) -> Call
     if policy == "raise":
         raise failure
     if policy == "show":
-        return CallResult(f"Error: {_text_for_model(error)}", failure)
+        return CallResult(f"Error: {text_for_model(error)}", failure)
     text = policy(call, error)
     if not isinstance(text, str):
         raise ParameterError(
@@ -107,7 +107,7 @@ def _show_failure(call: ToolCall, error: Exception, policy: OnToolError) -> Call
     return CallResult(text, failure)
 
 
-def _text_for_model(error: Exception) -> str:
+def text_for_model(error: Exception) -> str:
     if isinstance(error, ToolError):  # written for the model
         return error.message if error.shown is None else error.shown
     return describe_failure(error)

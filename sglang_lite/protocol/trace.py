@@ -25,6 +25,7 @@ NodeKind: TypeAlias = Literal[
     "join",
     "mark",
     "rollback",
+    "call",
 ]
 MissReason: TypeAlias = Literal[
     "never_seen",
@@ -112,6 +113,8 @@ class TraceNode(Record, frozen=True):
             bytes are not available.
         token_texts: texts of the tokens of the first sample; empty if the backend does not
             know them.
+        call: call that a model's program made (`gen(code=…)`), and its result, as text; "" for other
+            nodes. Its `name` is the function's.
     """
 
     kind: NodeKind
@@ -134,6 +137,7 @@ class TraceNode(Record, frozen=True):
     image: str = ""
     thumbnail: str = ""
     token_texts: tuple[str, ...] = ()
+    call: str = ""
 
     def __repr__(self) -> str:
         failed = "" if self.error is None else f", failed: {shorten_text(self.error, 60)}"
@@ -145,6 +149,7 @@ class TraceNode(Record, frozen=True):
             "text": self.text,
             "line": self.where and f"{self.where[0]}:{self.where[1]}",
             "error": self.error,
+            "call": self.call,
             "adapter": self.adapter,
             "image": self.image,
         }

@@ -22,6 +22,7 @@ _OWN: Final[dict[type[SglError], dict[str, bool]]] = {
     errors.ConstraintError: {"pointer": False},
     WireError: {"pointer": True},
     errors.ValueValidationError: {"text": True, "value": False},
+    errors.CodeError: {"text": True, "value": False},
     errors.TruncatedError: {"text": True, "value": False, "left_out": True, "max_tokens": False},
     errors.RequestAbortedError: {"partial": False},
     errors.BatchError: {"results": True},

@@ -335,7 +335,7 @@ def _check_answer(constraint: Constraint, text: str, *, stopped: bool) -> None:
             validate(constraint, text)
     except ValueValidationError as error:
         raise BackendError(
-            f"the scripted answer {text!r} does not satisfy {constraint!r}."
+            f"the scripted answer {text!r} does not satisfy {constraint!r:.500}."
         ) from error
 
 

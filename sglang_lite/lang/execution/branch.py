@@ -75,6 +75,7 @@ from sglang_lite.protocol import (
     Constraint,
     Continuation,
     InOrder,
+    Lark,
     Location,
     MediaKind,
     Message,
@@ -300,6 +301,8 @@ class Branch:
         backend = self.backend if options.backend is None else options.backend
         if own.tools is not None:
             own = _with_tools(own, own.tools, backend)
+        if options.code is not None:
+            own = _with_grammar_of_code(own, backend)
         shows_tools = own.tools is not None and self.blocks.role == "assistant"
         path = self.next_node_path()
         node = _make_gen_node(self, own, backend, path, where, shows_tools=shows_tools)
@@ -562,6 +565,9 @@ def find_raise_location(error: BaseException) -> Location | None:
     return found
 
 
+_MAX_CODE = 1024  # tokens of a program, unless max_tokens is set
+
+
 def _with_tools(own: SglGen, tools: Toolbox, backend: Backend) -> SglGen:
     """Returns the generation with its tool calls in the format that the backend's model uses."""
     if (family := backend.tool_family()) is None:
@@ -569,6 +575,15 @@ def _with_tools(own: SglGen, tools: Toolbox, backend: Backend) -> SglGen:
     spelled = tools.value_type(family)
     node = msgspec.structs.replace(own.node, constraint=spelled.constraint)
     return msgspec.structs.replace(own, node=node, value_type=spelled)
+
+
+def _with_grammar_of_code(own: SglGen, backend: Backend) -> SglGen:
+    """Returns the generation of a program, without its grammar if the backend enforces none: the
+    program is parsed anyway.
+    """
+    if Lark in backend.capabilities.constraints:
+        return own
+    return msgspec.structs.replace(own, node=msgspec.structs.replace(own.node, constraint=None))
 
 
 def _make_gen_node(
@@ -626,6 +641,8 @@ def _make_gen_node(
         and not run.budgets
     ):
         params = _with_answer_limit(params, constraint)
+    if isinstance(params.max_tokens, Unset) and own.options.code is not None:
+        params = msgspec.structs.replace(params, max_tokens=_MAX_CODE)
     whole = constraint if blocks.grammar is None else Continuation(blocks.grammar, part=constraint)
     if whole is not None or backend.capabilities is not EVERYTHING:
         backend.check(own, Demands("gen", params, whole), where)
@@ -688,14 +705,15 @@ def _with_answer_limit(params: SamplingParams, constraint: Constraint | None) ->
 
 def _requires_caller_decision(own: SglGen, run: Run) -> bool:
     """Returns True if this process decides which answer a generation gets, so the backend's first
-    answer may not be final. This is the case with retries, a check, a backend of its own, or
-    answers kept from an earlier run.
+    answer may not be final. This is the case with retries, a check, a program to run, a backend of
+    its own, or answers kept from an earlier run.
     """
     options = own.options
     retries = run.settings.retries if options.retries is None else options.retries
     return (
         bool(retries)
         or options.check is not None
+        or options.code is not None
         or options.backend is not None
         or run.kept is not None
     )

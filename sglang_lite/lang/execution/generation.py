@@ -34,6 +34,7 @@ from sglang_lite.lang.execution.retries import (
     run_attempts,
     time_limit,
 )
+from sglang_lite.lang.execution.run_code import run_code
 from sglang_lite.lang.execution.transcript import Reasoned
 from sglang_lite.lang.execution.truncation import (
     is_constrained_answer_truncated,
@@ -141,13 +142,12 @@ async def _use_supplied_text(player: BasePlayer, op: GenOp, text: str) -> None:
         raise ParameterError(
             "value", f"{op.node.name!r} has several samples, which one text can't replace."
         )
-    answer = Generation(text, reasoning=None if op.expression.options.reasoning is None else "")
+    answers = [Generation(text, reasoning=None if op.expression.options.reasoning is None else "")]
     try:
         if op.expression.node.constraint is not None and not _may_stop_anywhere(player, op):
             validate(op.expression.node.constraint, text)
-        _accept_answer(
-            player, op, [answer], await _parse_and_check(player, op, [answer], time.monotonic())
-        )
+        values = await _parse_and_check(player, op, answers, time.monotonic())
+        _accept_answer(player, op, answers, values)
     except (ParameterError, RequestTimeoutError):
         raise
     except Exception as error:  # a check may raise anything
@@ -309,15 +309,19 @@ def _effective_constraint(player: BasePlayer, op: GenOp) -> Constraint | None:
 
 
 async def _parse_and_check(
-    player: BasePlayer, op: GenOp, answers: Sequence[Generation], began: float
+    player: BasePlayer, op: GenOp, answers: list[Generation], began: float
 ) -> list[Any]:
-    """Parses the samples and runs the node's check on each value.
+    """Parses the samples, runs the sample if it is a program, and runs the node's check on each
+    value.
 
     Args:
+        answers: the samples; that of a program gets a record of its calls.
         began: `time.monotonic()` at which the node's timeout began.
     """
     values = _parse_or_validate(player, op, answers)
     options = op.expression.options
+    if options.code is not None:
+        values = [await run_code(player, op, options.code, answers, values[0])]
     if options.check is not None:
         remaining = None if options.timeout is None else began + options.timeout - time.monotonic()
         async with time_limit(

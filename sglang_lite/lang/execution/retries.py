@@ -25,15 +25,18 @@ from sglang_lite.protocol import (
     BackendError,
     BudgetError,
     CapabilityError,
+    CodeError,
     ConstraintError,
     EngineClosedError,
     Location,
     ParameterError,
     Prompt,
+    RequestAbortedError,
     RequestTimeoutError,
     SamplingParams,
     SglError,
     TemplateError,
+    ToolError,
     ValueValidationError,
 )
 from sglang_lite.protocol.anything import UserValue
@@ -48,7 +51,9 @@ _NOT_RETRIED = (
     ParameterError,
     ConstraintError,
     CapabilityError,
+    RequestAbortedError,
     TemplateError,
+    ToolError,
     EngineClosedError,
 )
 _SAME_AGAIN = (
@@ -254,6 +259,8 @@ def repair_prompt(prompt: Prompt, op: GenOp, template: TurnTemplate | None) -> P
     answer = failed_answer_text(refused) or ""
     error = refused.error
     wrong = error.message if isinstance(error, SglError) else f"{error}" or type(error).__name__
+    if isinstance(error, CodeError):
+        wrong += f" {error.hint}"
     begun = prompt.partial.strip()
     again = f"Write again only what comes after {begun[-60:]!r}" if begun else "Answer again"
     return with_user_reply(

@@ -60,7 +60,8 @@ def truncation_policy(run: Run, op: GenOp, generation: Generation) -> str:
         return own.options.shortened
     if of_run is not None:
         return of_run
-    return "raise" if own.is_typed or own.tools is not None else "warn"
+    raises = own.is_typed or own.tools is not None or own.options.code is not None
+    return "raise" if raises else "warn"
 
 
 def missing_json_pointers(generation: Generation) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from sglang_lite.lang.execution.operations import (
     SelectOp,
 )
 from sglang_lite.lang.execution.run import BoundCall
+from sglang_lite.lang.execution.run_code import CALLS
 from sglang_lite.lang.execution.transcript import text_without_images
 from sglang_lite.lang.expressions import MULTI_SEPARATOR
 from sglang_lite.lang.media import redact_media, thumbnail
@@ -51,6 +52,8 @@ from sglang_lite.protocol import (
     TraceNode,
 )
 from sglang_lite.protocol.sampling import adapter_of
+
+_MAX_CALL = 2000  # characters of a call and its result
 
 
 @dataclass(slots=True)
@@ -283,6 +286,26 @@ class _Reader:
                 self._set_cache_status(found[0])
         entry = self._add_answer_entry("gen", op, found, text=text, forced=forced)
         entry.backend = op.expression.options.backend or self._backend
+        if op.expression.options.code is not None:
+            self._add_calls(op, found)
+
+    def _add_calls(self, op: GenOp, found: Sequence[Generation]) -> None:
+        """Adds the calls that programs of a generation made, those of failed attempts as rejected."""
+        failed = [answer for attempt in op.failed_attempts for answer in attempt.answers]
+        for answer in (*failed, *found):
+            for call in answer.meta.get(CALLS, ()):
+                arguments = ", ".join(f"{k}={v!r}" for k, v in dict(call["arguments"]).items())
+                shown = f"{call['tool']}({arguments}) = {call['result']!r}"
+                self._add_entry(
+                    "call",
+                    op.node.where,
+                    name=call["tool"],
+                    start=call["start"],
+                    end=call["end"],
+                    call=shorten_text(shown, _MAX_CALL),
+                    error=call["error"],
+                    rejected=self._rejected or answer not in found,
+                )
 
     def _read_selection(self, op: SelectOp) -> None:
         found = _list_op_results(op)

@@ -403,7 +403,7 @@ class Recorder(Player):
         record, uses = (
             self._gen_with_uses(op) if isinstance(op, GenOp) else self._select_with_uses(op.node)
         )
-        tools = tuple(own.tools.tools) if isinstance(own, SglGen) and own.tools is not None else ()
+        tools = _names_of_tools(own)
         i = self._record_node(
             _replace_struct_fields(record, name=node.name and way.expand_symbol_marks(node.name)),
             node,
@@ -473,6 +473,15 @@ class TracedBranch(Branch):
             super().submit_elementary(expression, where)
         if isinstance(expression, GrammarBegin):
             self.blocks.matcher = None  # text with symbols can't be checked
+
+
+def _names_of_tools(own: SglGen | SglSelect) -> tuple[str, ...]:
+    """Returns the names of the functions that a generation may call."""
+    if isinstance(own, SglSelect):
+        return ()
+    if own.options.code is not None:
+        return tuple(own.options.code.signatures)
+    return () if own.tools is None else tuple(own.tools.tools)
 
 
 def _replace_struct_fields(record: Any, **changes: Any) -> Any:

@@ -164,6 +164,7 @@ class CallPlanner(Planner):
             not isinstance(params.seed, Unset)
             or not isinstance(params.n, Unset)
             or own.tools is not None
+            or own.options.code is not None
         ):
             return False
         if self._shares_cost is None or not self._run.shares:

@@ -239,6 +239,7 @@ def _common_params(
         params = merge(outer, generated.node.params)
         if (
             generated.tools is not None
+            or options.code is not None
             or options.backend is not None
             or options.reasoning is not None
         ):

@@ -1,0 +1,165 @@
+"""The functions that a model's program may call, with the limits of such programs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from sglang_lite.lang.checks import check_positive, check_whole_number
+from sglang_lite.lang.code_mode.builtin_types import BUILTINS, METHOD_NAMES
+from sglang_lite.lang.code_mode.calls import CallMaker, CallOutcome, ProgramCall
+from sglang_lite.lang.code_mode.check_types import check_types
+from sglang_lite.lang.code_mode.grammar import MAX_BLOCKS, write_grammar
+from sglang_lite.lang.code_mode.interpreter import ProgramInterpreter
+from sglang_lite.lang.code_mode.limits import CodeLimits, Meter
+from sglang_lite.lang.code_mode.parse import parse_program
+from sglang_lite.lang.code_mode.static_types import StaticType
+from sglang_lite.lang.code_mode.tool_signatures import read_signatures
+from sglang_lite.lang.tool_results import OnToolError
+from sglang_lite.lang.tool_runner import ToolRunner
+from sglang_lite.lang.tools import ToolCall
+from sglang_lite.lang.tracebacks import user_location
+from sglang_lite.protocol import Lark, ParameterError
+from sglang_lite.protocol.anything import UserValue
+
+_RULES: Final = f"""
+Write a program that calls them, and ends with `return` and the result. It is a small part of Python:
+- assignments, if, for over a list, a dict or range(), return
+- blocks are indented by 4 blanks, at most {MAX_BLOCKS} deep
+- lists, dicts, comprehensions, f-strings, arithmetic, comparisons, in, and, or, not
+- {", ".join(BUILTINS)}
+- the methods {", ".join(sorted(METHOD_NAMES))}
+There is nothing else: no import, def, class, while, try or lambda. Write the program alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedProgram:
+    """Program that is valid, and whose types fit."""
+
+    tree: ast.Module
+    text: str
+
+
+class CodeTools:
+    """Functions for `gen(code=…)`: the model writes a small program that calls them, which is checked
+    and then run.
+
+    Args:
+        tools: functions with annotated parameters, or tools of MCP servers, as in `gen(tools=…)`.
+        max_steps: steps that a program may take: statements, expressions, items of loops.
+        max_memory: items and characters of all values that it makes.
+        max_calls: calls that it may make.
+        max_result: items and characters of what one call returns.
+        tool_timeout: seconds of a call; None for no limit. As in `use_tools`.
+        on_tool_error: what happens if a function raises an exception: "show" tells the model, if the
+            generation may be tried again; "raise" raises a ToolError; a function gets the ToolCall
+            and the exception, and returns the text for the model.
+
+    Raises:
+        ParameterError: a function can't be called by a program: it has `*args`, a parameter without
+            a type or with one that can't be written as JSON, or it is a generator.
+    """
+
+    def __init__(
+        self,
+        tools: Sequence[Callable[..., UserValue]],
+        *,
+        max_steps: int = 100_000,
+        max_memory: int = 10_000_000,
+        max_calls: int = 100,
+        max_result: int = 1_000_000,
+        tool_timeout: float | None = None,
+        on_tool_error: OnToolError = "show",
+    ) -> None:
+        where = user_location()
+        counts = {
+            "max_steps": max_steps,
+            "max_memory": max_memory,
+            "max_calls": max_calls,
+            "max_result": max_result,
+        }
+        for name, value in counts.items():
+            check_whole_number(name, value, 1, where)
+        if tool_timeout is not None:
+            check_positive("tool_timeout", tool_timeout)
+        if on_tool_error not in ("show", "raise") and not callable(on_tool_error):
+            raise ParameterError(
+                "on_tool_error",
+                f"{on_tool_error!r:.60} is not 'show', 'raise' or a function.",
+                hint="A function gets the call and the exception, and returns the text to show.",
+                where=where,
+            )
+        self.limits = CodeLimits(tool_timeout=tool_timeout, **counts)
+        self.on_tool_error: OnToolError = on_tool_error
+        self.signatures = read_signatures(tools, where)
+
+    def __repr__(self) -> str:
+        return f"CodeTools([{', '.join(self.signatures)}])"
+
+    @cached_property
+    def constraint(self) -> Lark:
+        """Grammar of the programs."""
+        return Lark(write_grammar(self.signatures))
+
+    def describe(self) -> str:
+        """Describes the functions and the language of programs, for a prompt."""
+        lines = ["These functions are there:", ""]
+        records = dict[str, StaticType]()
+        for tool in self.signatures.values():
+            _collect_records(tool.result, records)
+        for name, record in records.items():
+            fields = "; ".join(f"{field}: {kind}" for field, kind in record.fields)
+            lines.append(f"class {name}: {fields}")
+        for tool in self.signatures.values():
+            text = inspect.getdoc(tool.function) or "no description"
+            lines.append(f"def {tool}:  # {text.splitlines()[0]}")
+        return "\n".join(lines) + "\n" + _RULES
+
+    def parse(self, text: str) -> CheckedProgram:
+        """Parses a program and checks its types. Raises CodeError if it is not valid."""
+        tree = parse_program(text, self.signatures)
+        check_types(tree, self.signatures, text)
+        return CheckedProgram(tree, text)
+
+    def run(
+        self,
+        program: CheckedProgram,
+        stopped: threading.Event,
+        made: list[ProgramCall],
+        note: Callable[[ToolCall, ProgramCall | None], None] = lambda call, made: None,
+        recorded: Sequence[Mapping[str, Any]] = (),
+    ) -> UserValue:
+        """Runs a program and returns its result.
+
+        Args:
+            program: the program.
+            stopped: set by another thread to end the program.
+            made: list to which the calls are added as they are made.
+            note: as in CallMaker.
+            recorded: calls of an earlier run of the program, which are not made again.
+
+        Raises:
+            CodeError: the program fails, or goes over a limit.
+            ToolError: a function failed, with `on_tool_error="raise"`.
+        """
+        meter = Meter(self.limits, stopped)
+        limited = self.limits.tool_timeout is not None
+        runner = ToolRunner(CallOutcome.of, parallel=False, limits_functions=limited)
+        with runner:
+            maker = CallMaker(
+                self.signatures, runner, meter, self.on_tool_error, recorded, note, made
+            )
+            interpreter = ProgramInterpreter(self.signatures, maker.call, meter, program.text)
+            return interpreter.run(program.tree)
+
+
+def _collect_records(found: StaticType, records: dict[str, StaticType]) -> None:
+    if found.kind == "record":
+        records[found.name] = found
+    for each in (*found.items, *(kind for _, kind in found.fields)):
+        _collect_records(each, records)

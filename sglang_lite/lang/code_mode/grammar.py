@@ -1,0 +1,258 @@
+"""Writes the grammar of programs over some functions, in Lark's syntax.
+
+Blocks are indented, which no context-free grammar can count, so there is a set of rules for each of
+the few depths. Arguments are literals of the parameter's type, or expressions that begin with no
+literal. What a grammar can't know (which variables are set, and their types) is left to check_types.py.
+"""
+
+from __future__ import annotations
+
+import json
+import keyword
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from sglang_lite.lang.code_mode.builtin_types import BUILTINS
+from sglang_lite.lang.code_mode.static_types import ANY, StaticType
+from sglang_lite.lang.code_mode.tool_signatures import ToolParameter, ToolSignature
+from sglang_lite.protocol.anything import UserValue
+
+MAX_BLOCKS: Final = 4  # blocks inside each other
+_INDENT: Final = "    "
+
+_EXPRESSIONS: Final = r"""
+expr: test (" if " test " else " test)?
+test: conj (" or " conj)*
+conj: neg (" and " neg)*
+neg: "not " neg | cmp
+cmp: arith (CMP arith)? | arith NONE_TEST
+CMP: / (==|!=|<=|>=|<|>|in|not in) /
+NONE_TEST: / is (not )?None/
+arith: unit (OP unit)*
+OP: / (\+|-|\*|\/|\/\/|%) /
+unit: "-"? power
+power: atom (POW)?
+POW: / ?\*\* ?([0-9]|[1-5][0-9]|6[0-4])/
+atom: opened | STRING trailer* | FSTRING | NUMBER | CONSTANT | list | dict
+opened: (NAME | call | "(" expr ")") trailer*
+trailer: FIELD | "[" expr "]" | "[" expr? ":" expr? "]" | method
+list: "[" "]" | "[" expr (", " expr)* "]" | "[" expr each "]"
+dict: "{" "}" | "{" expr ": " expr (", " expr ": " expr)* "}" | "{" expr ": " expr each "}"
+each: " for " target " in " items (" if " test)?
+target: NAME (", " NAME)*
+items: open_arith | list | STRING | lazy
+lazy: "range(" whole (", " whole){0,2} ")" | "enumerate(" items (", " whole)? ")" | "zip(" items ", " items ")"
+whole: "-"? INT (OP unit)* | open_arith
+open_arith: "-"? opened POW? (OP unit)*
+open: open_arith (" if " test " else " test)?
+open_test: open_arith (CMP arith | NONE_TEST)? (BOOL_OP neg)*
+BOOL_OP: / (and|or) /
+call: builtin
+method: ".get(" expr (", " expr)? ")" | METHOD | ".split(" STRING? ")" | ".join(" (items | expr each) ")"
+    | ".startswith(" text ")" | ".endswith(" text ")" | ".replace(" text ", " text ")"
+METHOD: /\.(keys|values|items|lower|upper|strip)\(\)/
+text: STRING trailer* (" + " unit)* | FSTRING (" + " unit)* | open
+builtin: "len(" expr ")" | "round(" expr (", " whole)? ")" | CONVERT "(" expr ")" | ONE "(" (items | expr each) ")"
+    | FOLD "(" (items | expr each | expr ", " expr (", " expr)?) ")"
+FOLD: /min|max/
+ONE: /sum|sorted|list/
+CONVERT: /abs|str|int|float/
+INT: /0|[1-9][0-9]{0,14}/
+NUMBER: /(0|[1-9][0-9]{0,14})(\.[0-9]{1,10})?/
+CONSTANT: /True|False|None/
+STRING: /"([^"\\\n]|\\["'nt\\])*"|'([^'\\\n]|\\["'nt\\])*'/
+FSTRING: /f"([^"\\\n{}]|\\["'nt\\]|\{PLACE(:SPEC)?\})*"/
+WORD: /[A-Za-z_][A-Za-z0-9_]{0,40}/
+"""
+# What an f-string may have between braces: a variable, with fields, items and one operation.
+_PLACE: Final = (
+    r"(len\([a-z][a-z0-9_]{0,40}\)|[a-z][a-z0-9_]{0,40}(\.[a-zA-Z][a-zA-Z0-9_]{0,40}|\['[^'\"\\\n\]]{1,40}'\]|\[[0-9]{1,6}\])*"
+    r"( [-+*\/] ([a-z][a-z0-9_]{0,40}|[0-9]{1,9}))?)"
+)
+_SPEC: Final = r"(,|,?\.[0-9][f%]|[<>]?[0-9]{1,2})"
+
+
+def write_grammar(tools: Mapping[str, ToolSignature]) -> str:
+    """Returns the grammar of the programs over some functions."""
+    writer = _GrammarWriter()
+    calls = [writer.write_call(tool) for tool in tools.values()]
+    text = _EXPRESSIONS.replace("call: builtin", f"call: {' | '.join(['builtin', *calls])}")
+    text = text.replace("PLACE", _PLACE).replace("SPEC", _SPEC)
+    names = "|".join([*tools, *BUILTINS, *keyword.kwlist])
+    # a name that is not one of these
+    lines = [
+        f"NAME: WORD & ~/{names}/",
+        _write_fields(tools),
+        *_write_blocks(),
+        text,
+        *writer.rules,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _write_fields(tools: Mapping[str, ToolSignature]) -> str:
+    names: set[str] = set()
+    anything = False
+    waiting = [tool.result for tool in tools.values()]
+    while waiting:
+        found = waiting.pop()
+        anything |= found.kind == "any"
+        if found.kind == "record":
+            names |= {name for name, _ in found.fields if not name.startswith("_")}
+        waiting += [*found.items, *(kind for _, kind in found.fields)]
+    if anything or not names:
+        return r"FIELD: /\.[A-Za-z][A-Za-z0-9_]{0,40}/"
+    return rf"FIELD: /\.({'|'.join(sorted(names))})/"
+
+
+def _write_blocks() -> Iterable[str]:
+    """Yields the rules of statements. `line_2` is a line in two blocks, `end_2` are lines of which the
+    last returns in any case.
+    """
+    yield 'start: body | "```python\\n" body "\\n```"'
+    yield "body: line_0* end_0"
+    yield "COMMENT: /# [^\\n]{1,200}/"
+    yield 'assign: NAME ASSIGN expr | NAME ("[" expr "]")+ ASSIGN expr'
+    yield r"ASSIGN: / (=|\+=|-=|\*=|\/=) /"
+    yield 'action: assign | call | opened ".append(" expr ")"'
+    for depth in range(MAX_BLOCKS + 1):
+        blank = f'"{_INDENT * depth}"' if depth else ""
+        gap = f'("\\n"? {blank} COMMENT "\\n"){{0,3}} "\\n"?'
+        simple = 'action "\\n"' if not depth else '(action | "return " expr) "\\n"'
+        inner = depth + 1
+        options = [f"gap_{depth} {blank} {simple}"]
+        ends = [f'gap_{depth} {blank} "return " expr']
+        if depth < MAX_BLOCKS:
+            block = f"line_{inner}+"
+            options.append(f'gap_{depth} {blank} "for " target " in " items ":\\n" {block}')
+            options.append(
+                f'gap_{depth} {blank} "if " test ":\\n" {block} '
+                f'({blank} "elif " test ":\\n" {block})* ({blank} "else:\\n" {block})?'
+            )
+            last = f"line_{inner}* end_{inner}"
+            ends.append(
+                f'gap_{depth} {blank} "if " test ":\\n" {last} "\\n" '
+                f'({blank} "elif " test ":\\n" {last} "\\n")* {blank} "else:\\n" {last}'
+            )
+        yield f"gap_{depth}: {gap}"
+        yield f"line_{depth}: {' | '.join(options)}"
+        yield f"end_{depth}: {' | '.join(ends)}"
+
+
+class _GrammarWriter:
+    """Writes rules for calls and their arguments. `rules` are those written so far."""
+
+    def __init__(self) -> None:
+        self.rules: list[str] = []
+        self._names: dict[StaticType, str] = {}
+        self._calls = 0
+
+    def write_call(self, tool: ToolSignature) -> str:
+        """Returns the name of the rule for the calls of a function."""
+        rule = f"tool_{self._calls}"
+        self._calls += 1
+        parameters = tool.parameters
+        values = [self._write_value(each.type) for each in parameters]
+        count = len(parameters)
+        # named_2: the arguments from the third one on, by name, each after a comma; first_2: the
+        # same, of which the first is the first of the call; next_2: the call after two arguments
+        self.rules.append(f'{rule}_named_{count}: ""')
+        for i in reversed(range(count)):
+            own = f'"{parameters[i].name}=" {values[i]} {rule}_named_{i + 1}'
+            skip = "" if parameters[i].required else f" | {rule}_named_{i + 1}"
+            self.rules.append(f'{rule}_named_{i}: ", " {own}{skip}')
+            later = "" if parameters[i].required or i + 1 == count else f" | {rule}_first_{i + 1}"
+            self.rules.append(f"{rule}_first_{i}: {own}{later}")
+        self._write_positions(rule, tool, parameters, values)
+        return rule
+
+    def _write_positions(
+        self,
+        rule: str,
+        tool: ToolSignature,
+        parameters: tuple[ToolParameter, ...],
+        values: list[str],
+    ) -> None:
+        count = len(parameters)
+        for i in range(1, count + 1):
+            options = [f"{rule}_named_{i}"]
+            if i < count:
+                options.append(f'", " {values[i]} {rule}_next_{i + 1}')
+            if tool.positional:
+                self.rules.append(f"{rule}_next_{i}: {' | '.join(options)}")
+        inside = [f"{rule}_first_0"] if count else []
+        if count and tool.positional:
+            inside.append(f"{values[0]} {rule}_next_1")
+        if not any(each.required for each in parameters):
+            inside.append('""')
+        self.rules.append(f'{rule}: "{tool.name}(" ({" | ".join(inside)}) ")"')
+
+    def _write_value(self, kind: StaticType) -> str:
+        """Returns the name of the rule for arguments of a type."""
+        if kind not in self._names:
+            name = self._names[kind] = f"value_{len(self._names)}"
+            self.rules.append(f"{name}: {' | '.join(self._list_values(kind))}")
+        return self._names[kind]
+
+    def _list_values(self, kind: StaticType) -> list[str]:
+        match kind.kind:
+            case "none":
+                return ['"None"', "open"]
+            case "bool":
+                return ['"True"', '"False"', '"not " neg', "open_test"]
+            case "int":
+                return ["whole", "open"]
+            case "float":
+                return ['"-"? NUMBER POW? (OP unit)*', "open"]
+            case "str" | "value":
+                return ["text"]
+            case "literal":
+                return [*(_quote(each) for value in kind.values for each in _spell(value)), "open"]
+            case "list" | "tuple":
+                item = self._write_value(kind.items[0] if kind.items else ANY)
+                return ['"[" "]"', f'"[" {item} (", " {item})* "]"', f'"[" {item} each "]"', "open"]
+            case "dict":
+                item = self._write_value(kind.items[1])
+                pair = f'expr ": " {item}'
+                return [
+                    '"{" "}"',
+                    f'"{{" {pair} (", " {pair})* "}}"',
+                    f'"{{" {pair} each "}}"',
+                    "open",
+                ]
+            case "object":
+                return [self._write_members(kind), "open"]
+            case "union":
+                return [self._write_value(each) for each in kind.items]
+        return ["expr"]
+
+    def _write_members(self, kind: StaticType) -> str:
+        """Returns a dict with the members of an object, in their order."""
+        rule = f"members_{len(self.rules)}_{len(self._names)}"
+        members = [(json.dumps(name), name, self._write_value(each)) for name, each in kind.fields]
+        count = len(members)
+        more = [f'{rule}_more_{count}: ""']
+        for i in reversed(range(count)):
+            shown, name, value = members[i]
+            own = f'{_quote(shown)} ": " {value} {rule}_more_{i + 1}'
+            optional = name not in kind.required
+            skip = f" | {rule}_more_{i + 1}" if optional else ""
+            more.append(f'{rule}_more_{i}: ", " {own}{skip}')
+            later = (f" | {rule}_{i + 1}" if i + 1 < count else ' | ""') if optional else ""
+            more.append(f"{rule}_{i}: {own}{later}")
+        self.rules += more
+        return f'"{{" {rule}_0 "}}"'
+
+
+def _spell(value: UserValue) -> list[str]:
+    """Returns the ways in which a program may write a constant."""
+    if not isinstance(value, str):
+        return [repr(value)]
+    simple = value.isprintable() and "'" not in value and "\\" not in value
+    double = json.dumps(value, ensure_ascii=False)
+    return [double, f"'{value}'"] if simple and '"' not in value else [double]
+
+
+def _quote(text: str) -> str:
+    """Returns a text as a terminal of the grammar."""
+    return json.dumps(text, ensure_ascii=False)

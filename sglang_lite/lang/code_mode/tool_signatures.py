@@ -1,0 +1,150 @@
+"""Signatures of the functions that a program may call, as the grammar and the type checker need them."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sglang_lite.lang.code_mode.builtin_types import BUILTINS
+from sglang_lite.lang.code_mode.static_types import (
+    ANY,
+    StaticType,
+    resolve_reference,
+    type_of_result,
+    type_of_schema,
+)
+from sglang_lite.lang.tools import SchemaTool, Toolbox
+from sglang_lite.protocol import Location, ParameterError
+from sglang_lite.protocol.anything import UserValue
+
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolParameter:
+    """Parameter of a function.
+
+    Attributes:
+        name: its name.
+        type: type of the arguments.
+        required: whether it has no default.
+        default: the default as text for the model; "" if it has none.
+    """
+
+    name: str
+    type: StaticType
+    required: bool
+    default: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ToolSignature:
+    """Function that a program may call.
+
+    Attributes:
+        name: name in programs.
+        function: the function.
+        reader: reads its arguments, as in `Toolbox.tools`.
+        parameters: its parameters, in order.
+        result: type of its results.
+        positional: whether arguments may be given without their names.
+    """
+
+    name: str
+    function: Callable[..., UserValue]
+    reader: Any  # pydantic's TypeAdapter, or the SchemaTool itself
+    parameters: tuple[ToolParameter, ...]
+    result: StaticType
+    positional: bool
+
+    def __str__(self) -> str:
+        inside = ", ".join(
+            f"{each.name}: {each.type}" + (f" = {each.default}" if each.default else "")
+            for each in self.parameters
+        )
+        if not self.positional and inside:
+            inside = f"*, {inside}"
+        return f"{self.name}({inside}) -> {self.result}"
+
+
+def read_signatures(
+    tools: Sequence[Callable[..., UserValue]], where: Location | None
+) -> Mapping[str, ToolSignature]:
+    """Returns the signatures of functions by their names in programs.
+
+    Raises:
+        ParameterError: a function can't be called by a program.
+    """
+    toolbox = Toolbox.for_tools(tools, "required")
+    found: dict[str, ToolSignature] = {}
+    for name, (function, reader) in toolbox.tools.items():
+        _check_function(name, function, where)
+        own = name.replace("-", "_").replace(".", "_")
+        if not _NAME.fullmatch(own) or keyword.iskeyword(own) or own in BUILTINS or own in found:
+            raise ParameterError(
+                "code",
+                f"{name!r} can't be the name of a function in a program.",
+                hint="Wrap it in a function with another name.",
+                where=where,
+            )
+        schema = toolbox.schemas[name]
+        shared = toolbox.shared if "$defs" in toolbox.shared else schema
+        found[own] = ToolSignature(
+            own,
+            function,
+            reader,
+            tuple(_read_parameters(own, function, schema, shared, where)),
+            ANY if isinstance(function, SchemaTool) else type_of_result(function),
+            positional=not isinstance(function, SchemaTool),
+        )
+    return found
+
+
+def _check_function(name: str, function: Callable[..., UserValue], where: Location | None) -> None:
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ParameterError(
+            "code",
+            f"{name}{place_of_function(function)} is a generator, so a call has no result.",
+            hint="Return a list instead of yielding its items.",
+            where=where,
+        )
+
+
+def place_of_function(function: Callable[..., UserValue]) -> str:
+    """Returns file and line of a function, in parentheses after a blank, or "" if unknown."""
+    code = getattr(function, "__code__", None)
+    return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+
+
+def _read_parameters(
+    name: str,
+    function: Callable[..., UserValue],
+    schema: Mapping[str, Any],
+    shared: Mapping[str, Any],
+    where: Location | None,
+) -> list[ToolParameter]:
+    if "$ref" in schema:
+        resolved = resolve_reference(schema["$ref"], shared)
+        schema = resolved if isinstance(resolved, Mapping) else schema
+    members = schema.get("properties", {})
+    required = frozenset(schema.get("required", ()))
+    defaults = {} if isinstance(function, SchemaTool) else inspect.signature(function).parameters
+    parameters = []
+    for each, own in members.items():
+        if not _NAME.fullmatch(each) or keyword.iskeyword(each):
+            raise ParameterError(
+                "code",
+                f"{name}: {each!r} can't be the name of an argument in a program.",
+                hint="Wrap it in a function with other names.",
+                where=where,
+            )
+        default = ""
+        if each not in required:
+            default = repr(defaults[each].default) if each in defaults else "…"
+        kind = type_of_schema(own, shared)
+        parameters.append(ToolParameter(each, kind, each in required, default))
+    return parameters
