@@ -17,7 +17,7 @@ from sglang_lite.lang.code_mode.static_types import ANY, StaticType
 from sglang_lite.lang.code_mode.tool_signatures import ToolParameter, ToolSignature
 from sglang_lite.protocol.anything import UserValue
 
-MAX_BLOCKS: Final = 4  # blocks inside each other
+MAX_BLOCKS: Final = 3  # blocks inside each other
 _INDENT: Final = "    "
 
 _EXPRESSIONS: Final = r"""
@@ -25,49 +25,63 @@ expr: test (" if " test " else " test)?
 test: conj (" or " conj)*
 conj: neg (" and " neg)*
 neg: "not " neg | cmp
-cmp: arith (CMP arith)? | arith NONE_TEST
+cmp: arith (CMP arith | NONE_TEST)?
 CMP: / (==|!=|<=|>=|<|>|in|not in) /
 NONE_TEST: / is (not )?None/
 arith: unit (OP unit)*
 OP: / (\+|-|\*|\/|\/\/|%) /
-unit: "-"? power
-power: atom (POW)?
+unit: power | "-" power
+power: atom POW?
 POW: / ?\*\* ?([0-9]|[1-5][0-9]|6[0-4])/
-atom: opened | STRING trailer* | FSTRING | NUMBER | CONSTANT | list | dict
-opened: (NAME | call | "(" expr ")") trailer*
-trailer: FIELD | "[" expr "]" | "[" expr? ":" expr? "]" | method
-list: "[" "]" | "[" expr (", " expr)* "]" | "[" expr each "]"
-dict: "{" "}" | "{" expr ": " expr (", " expr ": " expr)* "}" | "{" expr ": " expr each "}"
+atom: opened | STRING trailers | FSTRING | NUMBER | CONSTANT | list | dict
+opened: NAME trailers | call trailers | "(" expr ")" trailers
+trailers: trailer*
+trailer: FIELD | "[" index "]" | method
+index: expr (":" expr?)? | ":" expr?
+list: "[" "]" | "[" expr in_list "]"
+in_list: (", " expr)* | each
+dict: "{" "}" | "{" expr ": " expr in_dict "}"
+in_dict: (", " expr ": " expr)* | each
 each: " for " target " in " items (" if " test)?
-target: NAME (", " NAME)*
-items: open_arith | list | STRING | lazy
+target: NAME more_names
+more_names: "" | ", " target
+items: open_arith | list | STRING trailers | lazy
 lazy: "range(" whole (", " whole){0,2} ")" | "enumerate(" items (", " whole)? ")" | "zip(" items ", " items ")"
-whole: "-"? INT (OP unit)* | open_arith
-open_arith: "-"? opened POW? (OP unit)*
+whole: natural | "-" natural | open_arith
+natural: INT operations
+operations: (OP unit)*
+open_arith: open_unit operations
+open_unit: open_power | "-" open_power
+open_power: opened POW?
 open: open_arith (" if " test " else " test)?
 open_test: open_arith (CMP arith | NONE_TEST)? (BOOL_OP neg)*
 BOOL_OP: / (and|or) /
+real: real_power operations | "-" real_power operations
+real_power: NUMBER powers
+powers: POW? operations
 call: builtin
-method: ".get(" expr (", " expr)? ")" | METHOD | ".split(" STRING? ")" | ".join(" (items | expr each) ")"
+method: ".get(" expr (", " expr)? ")" | METHOD | ".split(" text? ")" | ".join(" items_or_each ")"
     | ".startswith(" text ")" | ".endswith(" text ")" | ".replace(" text ", " text ")"
 METHOD: /\.(keys|values|items|lower|upper|strip)\(\)/
-text: STRING trailer* (" + " unit)* | FSTRING (" + " unit)* | open
-builtin: "len(" expr ")" | "round(" expr (", " whole)? ")" | CONVERT "(" expr ")" | ONE "(" (items | expr each) ")"
-    | FOLD "(" (items | expr each | expr ", " expr (", " expr)?) ")"
-FOLD: /min|max/
-ONE: /sum|sorted|list/
-CONVERT: /abs|str|int|float/
+text: STRING trailers operations | FSTRING operations | open
+items_or_each: items | expr each
+builtin: "len(" expr ")" | "round(" expr (", " whole)? ")" | CONVERT expr ")" | ONE items_or_each ")"
+    | FOLD folded ")"
+folded: items_or_each | expr ", " expr (", " expr)?
+FOLD: /(min|max)\(/
+ONE: /(sum|sorted|list)\(/
+CONVERT: /(abs|str|int|float)\(/
 INT: /0|[1-9][0-9]{0,14}/
 NUMBER: /(0|[1-9][0-9]{0,14})(\.[0-9]{1,10})?/
 CONSTANT: /True|False|None/
 STRING: /"([^"\\\n]|\\["'nt\\])*"|'([^'\\\n]|\\["'nt\\])*'/
 FSTRING: /f"([^"\\\n{}]|\\["'nt\\]|\{PLACE(:SPEC)?\})*"/
-WORD: /[A-Za-z_][A-Za-z0-9_]{0,40}/
+WORD: /[A-Za-z_][A-Za-z0-9_]*/
 """
 # What an f-string may have between braces: a variable, with fields, items and one operation.
 _PLACE: Final = (
-    r"(len\([a-z][a-z0-9_]{0,40}\)|[a-z][a-z0-9_]{0,40}(\.[a-zA-Z][a-zA-Z0-9_]{0,40}|\['[^'\"\\\n\]]{1,40}'\]|\[[0-9]{1,6}\])*"
-    r"( [-+*\/] ([a-z][a-z0-9_]{0,40}|[0-9]{1,9}))?)"
+    r"(len\([a-z][a-z0-9_]*\)|[a-z][a-z0-9_]*(\.[a-zA-Z][a-zA-Z0-9_]*|\['[^'\"\\\n\]]+'\]|\[[0-9]{1,6}\])*"
+    r"( [-+*\/] ([a-z][a-z0-9_]*|[0-9]{1,9}))?)"
 )
 _SPEC: Final = r"(,|,?\.[0-9][f%]|[<>]?[0-9]{1,2})"
 
@@ -101,7 +115,7 @@ def _write_fields(tools: Mapping[str, ToolSignature]) -> str:
             names |= {name for name, _ in found.fields if not name.startswith("_")}
         waiting += [*found.items, *(kind for _, kind in found.fields)]
     if anything or not names:
-        return r"FIELD: /\.[A-Za-z][A-Za-z0-9_]{0,40}/"
+        return r"FIELD: /\.[A-Za-z][A-Za-z0-9_]*/"
     return rf"FIELD: /\.({'|'.join(sorted(names))})/"
 
 
@@ -111,32 +125,45 @@ def _write_blocks() -> Iterable[str]:
     """
     yield 'start: body | "```python\\n" body "\\n```"'
     yield "body: line_0* end_0"
-    yield "COMMENT: /# [^\\n]{1,200}/"
-    yield 'assign: NAME ASSIGN expr | NAME ("[" expr "]")+ ASSIGN expr'
+    # what may stand before a statement: an empty line, and comments
+    yield r"GAP_0: /(\n?#[^\n]+\n){1,3}\n?|\n/"
     yield r"ASSIGN: / (=|\+=|-=|\*=|\/=) /"
-    yield 'action: assign | call | opened ".append(" expr ")"'
+    yield "action: NAME changed | call"
+    yield 'changed: ASSIGN expr | "[" index "]" changed | FIELD changed | ".append(" expr ")"'
     for depth in range(MAX_BLOCKS + 1):
-        blank = f'"{_INDENT * depth}"' if depth else ""
-        gap = f'("\\n"? {blank} COMMENT "\\n"){{0,3}} "\\n"?'
-        simple = 'action "\\n"' if not depth else '(action | "return " expr) "\\n"'
-        inner = depth + 1
-        options = [f"gap_{depth} {blank} {simple}"]
-        ends = [f'gap_{depth} {blank} "return " expr']
+        blank = _INDENT * depth
+        gap = f"GAP_{depth} "
+        if depth:
+            yield rf"GAP_{depth}: /(\n?{blank}#[^\n]+\n){{0,3}}\n?{blank}/"
+        optional = "" if depth else " | {0}_0"
+        yield f"line_{depth}: {gap}inner_{depth}{optional.format('inner')}"
+        yield f"end_{depth}: {gap}last_{depth}{optional.format('last')}"
+        inner = ['action "\\n"'] + (['"return " expr "\\n"'] if depth else [])
+        last = ['"return " expr']
         if depth < MAX_BLOCKS:
-            block = f"line_{inner}+"
-            options.append(f'gap_{depth} {blank} "for " target " in " items ":\\n" {block}')
-            options.append(
-                f'gap_{depth} {blank} "if " test ":\\n" {block} '
-                f'({blank} "elif " test ":\\n" {block})* ({blank} "else:\\n" {block})?'
-            )
-            last = f"line_{inner}* end_{inner}"
-            ends.append(
-                f'gap_{depth} {blank} "if " test ":\\n" {last} "\\n" '
-                f'({blank} "elif " test ":\\n" {last} "\\n")* {blank} "else:\\n" {last}'
-            )
-        yield f"gap_{depth}: {gap}"
-        yield f"line_{depth}: {' | '.join(options)}"
-        yield f"end_{depth}: {' | '.join(ends)}"
+            yield from _write_inner_blocks(depth, gap)
+            inner += [f"for_{depth}", f"if_{depth}"]
+            last.append(f"last_if_{depth}")
+        yield f"inner_{depth}: {' | '.join(inner)}"
+        yield f"last_{depth}: {' | '.join(last)}"
+
+
+def _write_inner_blocks(depth: int, gap: str) -> Iterable[str]:
+    """Yields the rules of blocks inside a block. What follows a gap is a rule of its own, so that the
+    gap is read by itself.
+    """
+    gap = gap if depth else ""
+    block = f'":\\n" block_{depth + 1}'
+    last = f'":\\n" last_block_{depth + 1}'
+    yield f"block_{depth + 1}: line_{depth + 1}+"
+    yield f"last_block_{depth + 1}: line_{depth + 1}* end_{depth + 1}"
+    yield f'for_{depth}: "for " target " in " items {block}'
+    yield f'if_{depth}: "if " test {block} ({gap}elif_{depth})* ({gap}else_{depth})?'
+    yield f'elif_{depth}: "elif " test {block}'
+    yield f'else_{depth}: "else" {block}'
+    yield f'last_if_{depth}: "if " test {last} "\\n" ({gap}last_elif_{depth})* {gap}last_else_{depth}'
+    yield f'last_elif_{depth}: "elif " test {last} "\\n"'
+    yield f'last_else_{depth}: "else" {last}'
 
 
 class _GrammarWriter:
@@ -154,15 +181,17 @@ class _GrammarWriter:
         parameters = tool.parameters
         values = [self._write_value(each.type) for each in parameters]
         count = len(parameters)
-        # named_2: the arguments from the third one on, by name, each after a comma; first_2: the
-        # same, of which the first is the first of the call; next_2: the call after two arguments
+        # named_2: arguments by name from the third one on, each after a comma; first_2: the same, of
+        # which the first has no comma; next_2: what may follow two arguments without names
         self.rules.append(f'{rule}_named_{count}: ""')
         for i in reversed(range(count)):
-            own = f'"{parameters[i].name}=" {values[i]} {rule}_named_{i + 1}'
-            skip = "" if parameters[i].required else f" | {rule}_named_{i + 1}"
-            self.rules.append(f'{rule}_named_{i}: ", " {own}{skip}')
-            later = "" if parameters[i].required or i + 1 == count else f" | {rule}_first_{i + 1}"
-            self.rules.append(f"{rule}_first_{i}: {own}{later}")
+            optional = not parameters[i].required
+            skip = f" | {rule}_named_{i + 1}" if optional else ""
+            later = f" | {rule}_first_{i + 1}" if optional and i + 1 < count else ""
+            self.rules.append(f'{rule}_named_{i}: ", " {rule}_first_{i}{skip}')
+            self.rules.append(
+                f'{rule}_first_{i}: "{parameters[i].name}=" {values[i]} {rule}_named_{i + 1}{later}'
+            )
         self._write_positions(rule, tool, parameters, values)
         return rule
 
@@ -174,15 +203,18 @@ class _GrammarWriter:
         values: list[str],
     ) -> None:
         count = len(parameters)
-        for i in range(1, count + 1):
-            options = [f"{rule}_named_{i}"]
-            if i < count:
-                options.append(f'", " {values[i]} {rule}_next_{i + 1}')
-            if tool.positional:
-                self.rules.append(f"{rule}_next_{i}: {' | '.join(options)}")
-        inside = [f"{rule}_first_0"] if count else []
-        if count and tool.positional:
-            inside.append(f"{values[0]} {rule}_next_1")
+        firsts = [f"{rule}_first_{i}" for i in range(count)]
+        if tool.positional:
+            for i in range(count):
+                firsts[i] = f"{rule}_any_{i}"
+                stops = all(not each.required for each in parameters[i + 1 :])
+                more = [f'", " {rule}_any_{i + 1}'] if i + 1 < count else []
+                more += ['""'] if stops else []
+                self.rules.append(
+                    f"{rule}_any_{i}: {values[i]} {rule}_next_{i + 1} | {rule}_first_{i}"
+                )
+                self.rules.append(f"{rule}_next_{i + 1}: {' | '.join(more)}")
+        inside = firsts[:1]
         if not any(each.required for each in parameters):
             inside.append('""')
         self.rules.append(f'{rule}: "{tool.name}(" ({" | ".join(inside)}) ")"')
@@ -203,21 +235,19 @@ class _GrammarWriter:
             case "int":
                 return ["whole", "open"]
             case "float":
-                return ['"-"? NUMBER POW? (OP unit)*', "open"]
+                return ["real", "open"]
             case "str" | "value":
                 return ["text"]
             case "literal":
                 return [*(_quote(each) for value in kind.values for each in _spell(value)), "open"]
             case "list" | "tuple":
                 item = self._write_value(kind.items[0] if kind.items else ANY)
-                return ['"[" "]"', f'"[" {item} (", " {item})* "]"', f'"[" {item} each "]"', "open"]
+                return ['"[" "]"', f'"[" {item} (each | (", " {item})*) "]"', "open"]
             case "dict":
                 item = self._write_value(kind.items[1])
-                pair = f'expr ": " {item}'
                 return [
                     '"{" "}"',
-                    f'"{{" {pair} (", " {pair})* "}}"',
-                    f'"{{" {pair} each "}}"',
+                    f'"{{" expr ": " {item} (each | (", " expr ": " {item})*) "}}"',
                     "open",
                 ]
             case "object":
@@ -237,11 +267,12 @@ class _GrammarWriter:
             own = f'{_quote(shown)} ": " {value} {rule}_more_{i + 1}'
             optional = name not in kind.required
             skip = f" | {rule}_more_{i + 1}" if optional else ""
-            more.append(f'{rule}_more_{i}: ", " {own}{skip}')
-            later = (f" | {rule}_{i + 1}" if i + 1 < count else ' | ""') if optional else ""
+            more.append(f'{rule}_more_{i}: ", " {rule}_{i}{skip}')
+            later = f" | {rule}_{i + 1}" if optional and i + 1 < count else ""
             more.append(f"{rule}_{i}: {own}{later}")
         self.rules += more
-        return f'"{{" {rule}_0 "}}"'
+        empty = "" if kind.required else ' | "{" "}"'
+        return f'"{{" {rule}_0 "}}"{empty}'
 
 
 def _spell(value: UserValue) -> list[str]:
