@@ -148,7 +148,7 @@ def with_code(s, task, tools):  # type: ignore[no-untyped-def] # a program's bod
     code = sgl.CodeTools(tools)
     s += sgl.system(code.describe())
     s += sgl.user(task)
-    s += sgl.assistant(sgl.gen("answer", 400, code=code, temperature=0))
+    s += sgl.assistant(sgl.gen("answer", 250, code=code, temperature=0))
     return s["answer"]
 
 
@@ -157,7 +157,7 @@ def with_calls(s, task, tools, parallel):  # type: ignore[no-untyped-def] # a pr
     s += sgl.system("Use the tools. When all is done, answer shortly.")
     s += sgl.user(task)
     return sgl.use_tools(
-        s, tools, max_steps=20, max_tokens=400, temperature=0, parallel_tool_calls=parallel
+        s, tools, max_steps=20, max_tokens=250, temperature=0, parallel_tool_calls=parallel
     )
 
 

@@ -33,10 +33,11 @@ OP: / (\+|-|\*|\/|\/\/|%) /
 unit: power | "-" power
 power: atom POW?
 POW: / ?\*\* ?([0-9]|[1-5][0-9]|6[0-4])/
-atom: opened | STRING trailers | FSTRING | NUMBER | CONSTANT | list | dict
+atom: opened | STRING text_trailers | FSTRING | NUMBER | CONSTANT | list | dict
 opened: NAME trailers | call trailers | "(" expr ")" trailers
 trailers: trailer*
 trailer: FIELD | "[" index "]" | method
+text_trailers: "" | "[" index "]" trailers | method trailers
 index: expr (":" expr?)? | ":" expr?
 list: "[" "]" | "[" expr in_list "]"
 in_list: (", " expr)* | each
@@ -45,7 +46,7 @@ in_dict: (", " expr ": " expr)* | each
 each: " for " target " in " items (" if " test)?
 target: NAME more_names
 more_names: "" | ", " target
-items: open_arith | list | STRING trailers | lazy
+items: open_arith | list | STRING text_trailers | lazy
 lazy: "range(" whole (", " whole){0,2} ")" | "enumerate(" items (", " whole)? ")" | "zip(" items ", " items ")"
 whole: natural | "-" natural | open_arith
 natural: INT operations
@@ -63,7 +64,7 @@ call: builtin
 method: ".get(" expr (", " expr)? ")" | METHOD | ".split(" text? ")" | ".join(" items_or_each ")"
     | ".startswith(" text ")" | ".endswith(" text ")" | ".replace(" text ", " text ")"
 METHOD: /\.(keys|values|items|lower|upper|strip)\(\)/
-text: STRING trailers operations | FSTRING operations | open
+text: STRING text_trailers operations | FSTRING operations | open
 items_or_each: items | expr each
 builtin: "len(" expr ")" | "round(" expr (", " whole)? ")" | CONVERT expr ")" | ONE items_or_each ")"
     | FOLD folded ")"
@@ -94,17 +95,16 @@ def write_grammar(tools: Mapping[str, ToolSignature]) -> str:
     text = text.replace("PLACE", _PLACE).replace("SPEC", _SPEC)
     names = "|".join([*tools, *BUILTINS, *keyword.kwlist])
     # a name that is not one of these
-    lines = [
-        f"NAME: WORD & ~/{names}/",
-        _write_fields(tools),
-        *_write_blocks(),
-        text,
-        *writer.rules,
-    ]
-    return "\n".join(lines) + "\n"
+    lines = [f"NAME: WORD & ~/{names}/", *_write_blocks(), text, *writer.rules]
+    whole = "\n".join(lines) + "\n"
+    fields = _find_fields(tools)
+    if fields:
+        return f"{whole}{fields}\n"
+    return whole.replace("FIELD inside | ", "").replace("FIELD | ", "")
 
 
-def _write_fields(tools: Mapping[str, ToolSignature]) -> str:
+def _find_fields(tools: Mapping[str, ToolSignature]) -> str:
+    """Returns the terminal of the fields that results may have; "" if they have none."""
     names: set[str] = set()
     anything = False
     waiting = [tool.result for tool in tools.values()]
@@ -114,9 +114,9 @@ def _write_fields(tools: Mapping[str, ToolSignature]) -> str:
         if found.kind == "record":
             names |= {name for name, _ in found.fields if not name.startswith("_")}
         waiting += [*found.items, *(kind for _, kind in found.fields)]
-    if anything or not names:
+    if anything:
         return r"FIELD: /\.[A-Za-z][A-Za-z0-9_]*/"
-    return rf"FIELD: /\.({'|'.join(sorted(names))})/"
+    return rf"FIELD: /\.({'|'.join(sorted(names))})/" if names else ""
 
 
 def _write_blocks() -> Iterable[str]:
@@ -129,7 +129,8 @@ def _write_blocks() -> Iterable[str]:
     yield r"GAP_0: /(\n?#[^\n]+\n){1,3}\n?|\n/"
     yield r"ASSIGN: / (=|\+=|-=|\*=|\/=) /"
     yield "action: NAME changed | call"
-    yield 'changed: ASSIGN expr | "[" index "]" changed | FIELD changed | ".append(" expr ")"'
+    yield "changed: ASSIGN expr | inside"
+    yield 'inside: FIELD inside | "[" expr "]" changed | ".append(" expr ")"'
     for depth in range(MAX_BLOCKS + 1):
         blank = _INDENT * depth
         gap = f"GAP_{depth} "

@@ -184,7 +184,7 @@ def fits(source: StaticType, target: StaticType) -> bool:
     if source.kind == "literal":
         return fits(widen(source), target)
     if source.kind in ("record", "value"):
-        return target.kind in ("object", "record", "value", "str", "dict")
+        return target.kind in ("object", "record", "value", "str", "dict", "list", "tuple")
     if target.kind == "value":
         return source.kind in ("str", "int", "float")
     if target.kind == "float":

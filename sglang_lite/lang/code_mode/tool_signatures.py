@@ -17,7 +17,7 @@ from sglang_lite.lang.code_mode.static_types import (
     type_of_result,
     type_of_schema,
 )
-from sglang_lite.lang.tools import SchemaTool, Toolbox
+from sglang_lite.lang.tools import SchemaTool, Toolbox, check_tools
 from sglang_lite.protocol import Location, ParameterError
 from sglang_lite.protocol.anything import UserValue
 
@@ -79,10 +79,12 @@ def read_signatures(
     Raises:
         ParameterError: a function can't be called by a program.
     """
+    check_tools(tools, where)
+    for tool in tools:
+        _check_parameters(tool, where)
     toolbox = Toolbox.for_tools(tools, "required")
     found: dict[str, ToolSignature] = {}
     for name, (function, reader) in toolbox.tools.items():
-        _check_function(name, function, where)
         own = name.replace("-", "_").replace(".", "_")
         if not _NAME.fullmatch(own) or keyword.iskeyword(own) or own in BUILTINS or own in found:
             raise ParameterError(
@@ -104,14 +106,23 @@ def read_signatures(
     return found
 
 
-def _check_function(name: str, function: Callable[..., UserValue], where: Location | None) -> None:
+def _check_parameters(function: Callable[..., UserValue], where: Location | None) -> None:
+    """Raises ParameterError if a program can't call a function, which names its place."""
+    name = f"{getattr(function, '__name__', repr(function))}{place_of_function(function)}"
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ParameterError(
             "code",
-            f"{name}{place_of_function(function)} is a generator, so a call has no result.",
+            f"{name} is a generator, so a call has no result.",
             hint="Return a list instead of yielding its items.",
             where=where,
         )
+    try:
+        Toolbox.for_tools([function], "required")
+    except ParameterError as error:
+        cure = "Annotate each parameter with a type that JSON has values of, and write no *args: a list instead."
+        raise ParameterError(
+            "code", f"{name}: {error.message}", hint=error.hint or cure, where=where
+        ) from error
 
 
 def place_of_function(function: Callable[..., UserValue]) -> str:

@@ -321,15 +321,22 @@ async def _parse_and_check(
     values = _parse_or_validate(player, op, answers)
     options = op.expression.options
     if options.code is not None:
-        values = [await run_code(player, op, options.code, answers, values[0])]
+        message = "the program did not end within the node's timeout of"
+        async with time_limit(_seconds_left(options, began), message, options.timeout):
+            values = [await run_code(player, op, options.code, answers, values[0])]
     if options.check is not None:
-        remaining = None if options.timeout is None else began + options.timeout - time.monotonic()
+        remaining = _seconds_left(options, began)
         async with time_limit(
             remaining, "the check did not end within the node's timeout of", options.timeout
         ):
             for value, answer in zip(values, answers):
                 await check_value(options.check, value, answer.text)
     return values
+
+
+def _seconds_left(options: GenOptions, began: float) -> float | None:
+    """Returns the rest of the node's timeout, or None if it has none."""
+    return None if options.timeout is None else began + options.timeout - time.monotonic()
 
 
 def _record_failure(
