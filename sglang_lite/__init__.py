@@ -166,7 +166,13 @@ _HOME = {name: f"sglang_lite.{home}" for home, names in _HOMES.items() for name 
 _MODULES = ("errors", "grammar", "testing")
 # Modules whose names can be imported from here, but are not listed by `dir`: they are in sgl.errors
 # and sgl.testing, `program.trace().graph()` returns a Graph, and `function` an SglFunction.
-_NOT_SHOWN = ("errors", "lang.function", "lang.symbolic.graph", "testing.server")
+_NOT_SHOWN = (
+    "errors",
+    "lang.code_mode.code_tools",
+    "lang.function",
+    "lang.symbolic.graph",
+    "testing.server",
+)
 
 __all__ = [  # a literal, for type checkers
     "Anthropic", "BackendError", "BaseBackend", "BatchError", "BudgetError", "CapabilityError", "Choices", "CodeError",

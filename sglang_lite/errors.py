@@ -308,8 +308,8 @@ class CodeError(ValueValidationError):
         where: Location | None = None,
     ) -> None:
         super().__init__(message, text=text, value=value, hint=hint, where=where)
-        self.line = line
-        self.kind = kind
+        given = {"line": line, "kind": kind}
+        self.__dict__.update({name: found for name, found in given.items() if found is not None})
 
 
 class TruncatedError(ValueValidationError):

@@ -106,7 +106,7 @@ def test_what_is_shown_is_short_and_errors_are_shown_in_their_module():
     assert len(dir(sgl)) <= 62
     assert set(dir(sgl)) <= set(sgl.__all__)
     errors = {name for name in sgl.__all__ if name.endswith("Error")}
-    assert len(errors) == 22
+    assert len(errors) == 23
     assert all(getattr(sgl, name) is getattr(sgl.errors, name) for name in errors)
     assert not errors & set(dir(sgl))
     assert sgl.testing.server_for_tests is sgl.server_for_tests

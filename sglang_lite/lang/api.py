@@ -39,6 +39,7 @@ from sglang_lite.lang.checks import (
     check_takes_one_argument,
     check_truncation_policy,
 )
+from sglang_lite.lang.code_mode.code_tools import CodeTools
 from sglang_lite.lang.expressions import (
     DTYPES,
     NO_OPTIONS,
@@ -86,7 +87,6 @@ from sglang_lite.protocol.sampling import (
 from sglang_lite.text.reasoning import ReasoningParser
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.code_mode.code_tools import CodeTools
     from sglang_lite.lang.function import AsyncFunction
 
 _P = ParamSpec("_P")
@@ -461,8 +461,6 @@ def _single_constraint_kind(given: Sequence[Any]) -> str:
 
 def _as_code_tools(code: Any, samples: Any) -> CodeTools:
     """Returns the functions of `gen(code=…)`. Raises ParameterError if they can't be used."""
-    from sglang_lite.lang.code_mode.code_tools import CodeTools
-
     if samples not in (None, 1):
         raise ParameterError("n", "code works with one sample only.", hint="Leave n out.")
     return code if isinstance(code, CodeTools) else CodeTools(code)

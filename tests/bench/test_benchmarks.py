@@ -29,6 +29,7 @@ SMALL = {
         "--repeat",
         "1",
     ],
+    "code_mode.py": ["--help"],  # it needs a model that can write code
     "calibration.py": ["--texts", "1"],
     "shortened.py": ["--generations", "26", "--ways", "library"],
     "constrained.py": ["--systems", "sglang_lite", "--tokens", "4"],

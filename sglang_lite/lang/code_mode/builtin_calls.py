@@ -24,7 +24,7 @@ _ITERABLE: Final[tuple[type, ...]] = (
 )
 
 
-def iterate(value: Any, meter: Meter) -> Iterator[Any]:
+def iterate(value: UserValue, meter: Meter) -> Iterator[UserValue]:
     """Yields the items of a value, each of which is a step."""
     if type(value) not in _ITERABLE:
         raise type_error(f"{kind_of(value)} has no items.")
@@ -42,7 +42,7 @@ def iterate(value: Any, meter: Meter) -> Iterator[Any]:
         yield item
 
 
-def call_builtin(name: str, arguments: Sequence[Any], meter: Meter) -> Any:
+def call_builtin(name: str, arguments: Sequence[UserValue], meter: Meter) -> UserValue:
     """Calls one of Python's functions. The number of arguments is right."""
     first = arguments[0]
     match name:
@@ -79,7 +79,7 @@ def call_builtin(name: str, arguments: Sequence[Any], meter: Meter) -> Any:
     return items
 
 
-def _make_range(arguments: Sequence[Any]) -> range:
+def _make_range(arguments: Sequence[UserValue]) -> range:
     if not all(isinstance(each, int) for each in arguments):
         raise type_error("range() takes whole numbers.")
     found = do_safely(lambda: range(*arguments))
@@ -87,7 +87,7 @@ def _make_range(arguments: Sequence[Any]) -> range:
     return found
 
 
-def _round(name: str, arguments: Sequence[Any]) -> UserValue:
+def _round(name: str, arguments: Sequence[UserValue]) -> UserValue:
     first, *digits = arguments
     if not isinstance(first, int | float) or not all(isinstance(each, int) for each in digits):
         raise type_error(f"{name}() takes a number, not {kind_of(first)}.")
@@ -99,19 +99,21 @@ def _round(name: str, arguments: Sequence[Any]) -> UserValue:
     return check_int(result) if isinstance(result, int) else result
 
 
-def _find_extreme(name: str, items: Sequence[Any]) -> UserValue:
+def _find_extreme(name: str, items: Sequence[UserValue]) -> UserValue:
     check_ordered(name, items)
     return do_safely(lambda: min(items) if name == "min" else max(items))
 
 
-def _add_up(items: Sequence[Any]) -> UserValue:
+def _add_up(items: Sequence[UserValue]) -> UserValue:
     if not all(isinstance(each, int | float) for each in items):
         raise type_error("sum() takes numbers.")
     result = do_safely(lambda: sum(items))  # in Python's own order and precision
     return check_int(result) if isinstance(result, int) else result
 
 
-def call_method(owner: Any, name: str, arguments: Sequence[Any], meter: Meter) -> Any:
+def call_method(
+    owner: UserValue, name: str, arguments: Sequence[UserValue], meter: Meter
+) -> UserValue:
     """Calls a method of a text, a list or a dict."""
     kind = type(owner).__name__
     least, most = METHODS.get(kind, {}).get(name, (0, -1))
@@ -130,7 +132,9 @@ def call_method(owner: Any, name: str, arguments: Sequence[Any], meter: Meter) -
     return _call_text_method(owner, name, arguments, meter)
 
 
-def _call_text_method(owner: str, name: str, arguments: Sequence[Any], meter: Meter) -> UserValue:
+def _call_text_method(
+    owner: str, name: str, arguments: Sequence[UserValue], meter: Meter
+) -> UserValue:
     if name == "join":
         return _join(owner, list(iterate(arguments[0], meter)), meter)
     if not all(isinstance(each, str) for each in arguments):
@@ -157,7 +161,7 @@ def _call_text_method(owner: str, name: str, arguments: Sequence[Any], meter: Me
     return result
 
 
-def _join(owner: str, items: Sequence[Any], meter: Meter) -> str:
+def _join(owner: str, items: Sequence[UserValue], meter: Meter) -> str:
     if not all(isinstance(each, str) for each in items):
         raise type_error("join() takes a list of texts.")
     meter.count_memory(sum(map(len, items)) + len(owner) * len(items))

@@ -25,7 +25,7 @@ _CURE: Final = "Give other arguments, or use another function."
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramCall:
+class CodeCall:
     """Call that a program made.
 
     Attributes:
@@ -86,9 +86,9 @@ class CallMaker:
         runner: ToolRunner[CallOutcome],
         meter: Meter,
         policy: OnToolError,
-        recorded: Sequence[Mapping[str, Any]],
-        note: Callable[[ToolCall, ProgramCall | None], None],
-        made: list[ProgramCall],
+        recorded: Sequence[Mapping[str, UserValue]],
+        note: Callable[[ToolCall, CodeCall | None], None],
+        made: list[CodeCall],
     ) -> None:
         self._tools = tools
         self._runner = runner
@@ -99,7 +99,7 @@ class CallMaker:
         self._made = made
 
     def call(
-        self, name: str, arguments: Sequence[Any], named: Mapping[str, Any], line: int
+        self, name: str, arguments: Sequence[UserValue], named: Mapping[str, UserValue], line: int
     ) -> UserValue:
         """Makes a call, and returns its result as a value of the program. Raises ProgramFault if the
         arguments are not valid, the function fails or a limit is reached.
@@ -125,7 +125,7 @@ class CallMaker:
             except ProgramFault as raised:
                 fault, error = raised, raised.problem
         plain = error is None and not has_objects(value)
-        record = ProgramCall(
+        record = CodeCall(
             name,
             line,
             given,
@@ -166,7 +166,7 @@ class CallMaker:
         return text
 
     def _read_arguments(
-        self, tool: ToolSignature, arguments: Sequence[Any], named: Mapping[str, Any]
+        self, tool: ToolSignature, arguments: Sequence[UserValue], named: Mapping[str, UserValue]
     ) -> ToolCall:
         """Returns the call with arguments as the function takes them."""
         names = [each.name for each in tool.parameters]
@@ -191,8 +191,8 @@ class CallMaker:
         return ToolCall(tool.name, dict(bound.arguments), tool.function)
 
     def _validate(
-        self, tool: ToolSignature, plain: dict[str, Any], *, objects: bool
-    ) -> dict[str, Any]:
+        self, tool: ToolSignature, plain: dict[str, UserValue], *, objects: bool
+    ) -> dict[str, UserValue]:
         """Returns arguments as values of the annotated types. Nothing is converted but what JSON
         can't write: texts of dates, dicts of models.
         """

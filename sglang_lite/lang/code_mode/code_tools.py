@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 from sglang_lite.lang.checks import check_positive, check_whole_number
 from sglang_lite.lang.code_mode.builtin_types import BUILTINS, METHOD_NAMES
-from sglang_lite.lang.code_mode.calls import CallMaker, CallOutcome, ProgramCall
+from sglang_lite.lang.code_mode.calls import CallMaker, CallOutcome, CodeCall
 from sglang_lite.lang.code_mode.check_types import check_types
 from sglang_lite.lang.code_mode.grammar import MAX_BLOCKS, write_grammar
 from sglang_lite.lang.code_mode.interpreter import ProgramInterpreter
@@ -130,9 +130,9 @@ class CodeTools:
         self,
         program: CheckedProgram,
         stopped: threading.Event,
-        made: list[ProgramCall],
-        note: Callable[[ToolCall, ProgramCall | None], None] = lambda call, made: None,
-        recorded: Sequence[Mapping[str, Any]] = (),
+        made: list[CodeCall],
+        note: Callable[[ToolCall, CodeCall | None], None] = lambda call, made: None,
+        recorded: Sequence[Mapping[str, UserValue]] = (),
     ) -> UserValue:
         """Runs a program and returns its result.
 

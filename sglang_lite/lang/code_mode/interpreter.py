@@ -79,14 +79,14 @@ class ProgramInterpreter:
 
     # ------------------------------------------------------------------------------ statements
 
-    def _run_block(self, body: Sequence[ast.stmt], env: _Env) -> Any:
+    def _run_block(self, body: Sequence[ast.stmt], env: _Env) -> UserValue:
         for statement in body:
             result = self._run_statement(statement, env)
             if result is not _NOT_RETURNED:
                 return result
         return _NOT_RETURNED
 
-    def _run_statement(self, node: ast.stmt, env: _Env) -> Any:
+    def _run_statement(self, node: ast.stmt, env: _Env) -> UserValue:
         self._meter.count_steps()
         self._line = node.lineno
         match node:
@@ -106,7 +106,7 @@ class ProgramInterpreter:
                 return self._run_loop(node, env)
         return _NOT_RETURNED
 
-    def _run_loop(self, node: ast.For, env: _Env) -> Any:
+    def _run_loop(self, node: ast.For, env: _Env) -> UserValue:
         for item in iterate(self._evaluate(node.iter, env), self._meter):
             self._line = node.lineno
             self._set_target(node.target, item, env)
@@ -115,7 +115,7 @@ class ProgramInterpreter:
                 return result
         return _NOT_RETURNED
 
-    def _assign(self, target: ast.expr, value: Any, env: _Env) -> None:
+    def _assign(self, target: ast.expr, value: UserValue, env: _Env) -> None:
         if isinstance(target, ast.Name):
             env[target.id] = value
             return
@@ -145,7 +145,7 @@ class ProgramInterpreter:
         else:
             set_item(owner, key, result, self._meter)
 
-    def _set_target(self, target: ast.expr, item: Any, env: _Env) -> None:
+    def _set_target(self, target: ast.expr, item: UserValue, env: _Env) -> None:
         if isinstance(target, ast.Name):
             env[target.id] = item
             return
@@ -163,7 +163,7 @@ class ProgramInterpreter:
 
     # ----------------------------------------------------------------------------- expressions
 
-    def _evaluate(self, node: ast.expr, env: _Env) -> Any:
+    def _evaluate(self, node: ast.expr, env: _Env) -> UserValue:
         self._meter.count_steps()
         match node:
             case ast.Constant(value=value):
@@ -195,7 +195,7 @@ class ProgramInterpreter:
                 return self._evaluate_comparison(node, env)
         return self._evaluate_display(node, env)
 
-    def _evaluate_display(self, node: ast.expr, env: _Env) -> Any:
+    def _evaluate_display(self, node: ast.expr, env: _Env) -> UserValue:
         match node:
             case ast.JoinedStr(values=values):
                 return self._join_texts([self._format(each, env) for each in values])
@@ -248,12 +248,12 @@ class ProgramInterpreter:
         self._meter.count_memory(sum(map(len, texts)))
         return "".join(texts)
 
-    def _read_name(self, name: str, env: _Env) -> Any:
+    def _read_name(self, name: str, env: _Env) -> UserValue:
         if name not in env:
             raise ProgramFault("NameError", f"{name!r} is not set.", "Set it before.")
         return env[name]
 
-    def _evaluate_bool_op(self, node: ast.BoolOp, env: _Env) -> Any:
+    def _evaluate_bool_op(self, node: ast.BoolOp, env: _Env) -> UserValue:
         value = None
         for each in node.values:
             value = self._evaluate(each, env)
@@ -270,7 +270,7 @@ class ProgramInterpreter:
             left = right
         return True
 
-    def _evaluate_call(self, node: ast.Call, env: _Env) -> Any:
+    def _evaluate_call(self, node: ast.Call, env: _Env) -> UserValue:
         if isinstance(node.func, ast.Attribute):
             owner = self._evaluate(node.func.value, env)
             arguments = [self._evaluate(each, env) for each in node.args]

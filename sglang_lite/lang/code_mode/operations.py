@@ -37,7 +37,7 @@ def type_error(problem: str) -> ProgramFault:
     return ProgramFault("TypeError", problem, "Check the types of the values.")
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: UserValue) -> str:
     return type(value.original if isinstance(value, ObjectValue) else value).__name__
 
 
@@ -50,7 +50,7 @@ def do_safely(work: Callable[[], UserValue]) -> UserValue:
         raise ProgramFault(name, f"{name}: {error}.", "Check the values before.") from error
 
 
-def compute(op: ast.operator, left: Any, right: Any, meter: Meter) -> UserValue:
+def compute(op: ast.operator, left: UserValue, right: UserValue, meter: Meter) -> UserValue:
     """Returns the result of an operation on two values."""
     if isinstance(left, _NUMBERS) and isinstance(right, _NUMBERS):
         _bound_number(op, left, right)
@@ -67,7 +67,7 @@ def compute(op: ast.operator, left: Any, right: Any, meter: Meter) -> UserValue:
     raise type_error(f"{kind_of(left)} and {kind_of(right)} can't be computed with.")
 
 
-def _bound_number(op: ast.operator, left: Any, right: Any) -> None:
+def _bound_number(op: ast.operator, left: UserValue, right: UserValue) -> None:
     if not (isinstance(left, int) and isinstance(right, int)):
         return
     if isinstance(op, ast.Mult) and left.bit_length() + right.bit_length() > MAX_BITS + 1:
@@ -79,12 +79,12 @@ def _bound_number(op: ast.operator, left: Any, right: Any) -> None:
             check_int(1 << (MAX_BITS + 1))
 
 
-def _repeat(value: Any, count: int, meter: Meter) -> UserValue:
+def _repeat(value: UserValue, count: int, meter: Meter) -> UserValue:
     meter.count_memory(len(value) * max(count, 0))
     return value * count
 
 
-def negate(op: ast.unaryop, value: Any) -> UserValue:
+def negate(op: ast.unaryop, value: UserValue) -> UserValue:
     if isinstance(op, ast.Not):
         return not is_true(value)
     if not isinstance(value, _NUMBERS):
@@ -92,12 +92,12 @@ def negate(op: ast.unaryop, value: Any) -> UserValue:
     return -value if isinstance(op, ast.USub) else +value
 
 
-def is_true(value: Any) -> bool:
+def is_true(value: UserValue) -> bool:
     """Returns whether a value counts as true. Objects of the caller's classes do."""
     return True if isinstance(value, ObjectValue) else bool(value)
 
 
-def compare(op: ast.cmpop, left: Any, right: Any, meter: Meter) -> bool:
+def compare(op: ast.cmpop, left: UserValue, right: UserValue, meter: Meter) -> bool:
     match op:
         case ast.Is():
             return left is right
@@ -117,7 +117,7 @@ def compare(op: ast.cmpop, left: Any, right: Any, meter: Meter) -> bool:
     raise type_error(f"{kind_of(left)} and {kind_of(right)} have no order.")
 
 
-def _contains(owner: Any, value: Any, meter: Meter) -> bool:
+def _contains(owner: UserValue, value: UserValue, meter: Meter) -> bool:
     match owner:
         case str() if isinstance(value, str):
             meter.count_steps(1 + len(owner) // 1000)
@@ -129,14 +129,14 @@ def _contains(owner: Any, value: Any, meter: Meter) -> bool:
     raise type_error(f"{kind_of(value)} can't be looked for in {kind_of(owner)}.")
 
 
-def check_key(key: Any) -> UserValue:
+def check_key(key: UserValue) -> UserValue:
     """Returns a key of a dict. Raises ProgramFault if it can't be one."""
     if type(key) not in KEY_TYPES:
         raise type_error(f"{kind_of(key)} can't be a key.")
     return key
 
 
-def get_item(owner: Any, key: Any) -> UserValue:
+def get_item(owner: UserValue, key: UserValue) -> UserValue:
     """Returns `owner[key]`."""
     if isinstance(owner, dict):
         return do_safely(lambda: owner[check_key(key)])
@@ -145,7 +145,7 @@ def get_item(owner: Any, key: Any) -> UserValue:
     raise type_error(f"{kind_of(owner)} has no item {key!r:.60}.")
 
 
-def set_item(owner: Any, key: Any, value: UserValue, meter: Meter) -> None:
+def set_item(owner: UserValue, key: UserValue, value: UserValue, meter: Meter) -> None:
     """Does `owner[key] = value`."""
     meter.count_memory(1)
     if isinstance(owner, dict):
@@ -156,7 +156,7 @@ def set_item(owner: Any, key: Any, value: UserValue, meter: Meter) -> None:
         raise type_error(f"items of {kind_of(owner)} can't be set.")
 
 
-def slice_of(owner: Any, start: Any, end: Any, meter: Meter) -> UserValue:
+def slice_of(owner: UserValue, start: UserValue, end: UserValue, meter: Meter) -> UserValue:
     """Returns `owner[start:end]`."""
     if not isinstance(owner, list | str | tuple) or not all(
         each is None or isinstance(each, int) for each in (start, end)
@@ -167,7 +167,7 @@ def slice_of(owner: Any, start: Any, end: Any, meter: Meter) -> UserValue:
     return found
 
 
-def get_field(owner: Any, name: str) -> UserValue:
+def get_field(owner: UserValue, name: str) -> UserValue:
     """Returns the field of an object."""
     if isinstance(owner, ObjectValue) and owner.fields is not None and name in owner.fields:
         return owner.fields[name]
@@ -179,7 +179,7 @@ def get_field(owner: Any, name: str) -> UserValue:
     )
 
 
-def format_value(value: Any, spec: str, meter: Meter) -> str:
+def format_value(value: UserValue, spec: str, meter: Meter) -> str:
     """Returns the text of a value in an f-string. The format is known to be a short one."""
     if not spec:
         return as_text(value, meter)
@@ -190,7 +190,7 @@ def format_value(value: Any, spec: str, meter: Meter) -> str:
     return str(text)
 
 
-def read_number(name: str, value: Any) -> UserValue:
+def read_number(name: str, value: UserValue) -> UserValue:
     """Returns `int(value)` or `float(value)`."""
     if isinstance(value, str) and len(value) > _MAX_DIGITS:
         raise ProgramFault("limit", f"a number has more than {_MAX_DIGITS} digits.", "Cut it.")
@@ -200,7 +200,7 @@ def read_number(name: str, value: Any) -> UserValue:
     return check_int(result) if isinstance(result, int) else result
 
 
-def check_ordered(name: str, values: Sequence[Any]) -> None:
+def check_ordered(name: str, values: Sequence[UserValue]) -> None:
     """Raises ProgramFault if values are neither all numbers nor all texts."""
     if not all(isinstance(each, _NUMBERS) for each in values) and not all(
         isinstance(each, str) for each in values

@@ -226,7 +226,7 @@ def type_of_result(function: Callable[..., UserValue]) -> StaticType:
     return type_of_annotation(found)
 
 
-def type_of_annotation(annotation: Any, depth: int = 0) -> StaticType:
+def type_of_annotation(annotation: Any, depth: int = 0) -> StaticType:  # a type of any kind
     """Returns the type of the values that an annotation allows."""
     if (isinstance(annotation, type) and annotation in _BY_CLASS) or annotation is None:
         return _BY_CLASS[annotation]
@@ -299,7 +299,7 @@ def field_names(kind: type) -> tuple[str, ...] | None:
 # ----------------------------------------------------------------------------------------- schemas
 
 
-def type_of_schema(schema: Json, shared: Mapping[str, Any], depth: int = 0) -> StaticType:
+def type_of_schema(schema: Json, shared: Mapping[str, UserValue], depth: int = 0) -> StaticType:
     """Returns the type of the values that are valid under a JSON schema.
 
     Args:
@@ -328,7 +328,9 @@ def type_of_schema(schema: Json, shared: Mapping[str, Any], depth: int = 0) -> S
     return _BY_SCHEMA.get(str(kind), ANY)
 
 
-def _type_of_object(schema: Mapping[str, Any], shared: Mapping[str, Any], depth: int) -> StaticType:
+def _type_of_object(
+    schema: Mapping[str, UserValue], shared: Mapping[str, UserValue], depth: int
+) -> StaticType:
     members = schema.get("properties", {})
     if not members:
         return dict_of(ANY, type_of_schema(schema.get("additionalProperties"), shared, depth + 1))
@@ -338,7 +340,7 @@ def _type_of_object(schema: Mapping[str, Any], shared: Mapping[str, Any], depth:
     return StaticType("object", fields=fields, required=frozenset(schema.get("required", ())))
 
 
-def resolve_reference(reference: str, shared: Mapping[str, Any]) -> Json:
+def resolve_reference(reference: str, shared: Mapping[str, UserValue]) -> Json:
     """Returns the schema that a reference within a document points to, or None for others."""
     found: Any = shared
     for name in reference.removeprefix("#/").split("/"):

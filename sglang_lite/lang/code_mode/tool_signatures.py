@@ -134,8 +134,8 @@ def place_of_function(function: Callable[..., UserValue]) -> str:
 def _read_parameters(
     name: str,
     function: Callable[..., UserValue],
-    schema: Mapping[str, Any],
-    shared: Mapping[str, Any],
+    schema: Mapping[str, UserValue],
+    shared: Mapping[str, UserValue],
     where: Location | None,
 ) -> list[ToolParameter]:
     if "$ref" in schema:

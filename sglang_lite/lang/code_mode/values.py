@@ -11,7 +11,7 @@ import inspect
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from sglang_lite.lang.code_mode.limits import MAX_DEPTH, Meter, ProgramFault, check_int
 from sglang_lite.lang.code_mode.static_types import field_names
@@ -54,7 +54,7 @@ class ResultReader:
         self._name = name
         self._size = 0
 
-    def read(self, value: Any, depth: int = 0) -> UserValue:
+    def read(self, value: UserValue, depth: int = 0) -> UserValue:
         """Returns the value. Raises ProgramFault if a program can't have it."""
         if depth > MAX_DEPTH:
             raise self._error(f"has values nested more than {MAX_DEPTH} times.")
@@ -80,7 +80,7 @@ class ResultReader:
             return ObjectValue(value, fields)
         return self._read_container(value, depth)
 
-    def _read_container(self, value: Any, depth: int) -> UserValue:
+    def _read_container(self, value: UserValue, depth: int) -> UserValue:
         if isinstance(value, list | set | frozenset):
             return [self.read(each, depth + 1) for each in value]
         if isinstance(value, tuple):
@@ -109,7 +109,7 @@ class ResultReader:
         )
 
 
-def original_value(value: Any, meter: Meter, depth: int = 0) -> UserValue:
+def original_value(value: UserValue, meter: Meter, depth: int = 0) -> UserValue:
     """Returns a program's value as the caller's functions take it, with the objects themselves.
     Lists and dicts are copied. Raises ProgramFault if it is too large.
     """
@@ -127,7 +127,7 @@ def original_value(value: Any, meter: Meter, depth: int = 0) -> UserValue:
     return value
 
 
-def has_objects(value: Any) -> bool:
+def has_objects(value: UserValue) -> bool:
     """Returns whether a value, whose size is known to be bounded, has objects of the caller's."""
     if isinstance(value, dict):
         return any(map(has_objects, value.values()))
@@ -136,7 +136,7 @@ def has_objects(value: Any) -> bool:
     return isinstance(value, ObjectValue)
 
 
-def as_text(value: Any, meter: Meter) -> str:
+def as_text(value: UserValue, meter: Meter) -> str:
     """Returns the text of a value, as `str` does. Raises ProgramFault if it has none."""
     if isinstance(value, str):
         return value
@@ -145,7 +145,7 @@ def as_text(value: Any, meter: Meter) -> str:
     return text
 
 
-def _repr(value: Any, meter: Meter, depth: int) -> str:
+def _repr(value: UserValue, meter: Meter, depth: int) -> str:
     meter.count_steps()
     if depth > MAX_DEPTH:
         raise ProgramFault(
@@ -173,7 +173,7 @@ def _repr(value: Any, meter: Meter, depth: int) -> str:
     return text
 
 
-def are_equal(left: Any, right: Any, meter: Meter, depth: int = 0) -> bool:
+def are_equal(left: UserValue, right: UserValue, meter: Meter, depth: int = 0) -> bool:
     """Returns whether two values are equal, as `==` does."""
     meter.count_steps()
     if depth > MAX_DEPTH:
@@ -196,12 +196,12 @@ def are_equal(left: Any, right: Any, meter: Meter, depth: int = 0) -> bool:
     return bool(left == right)
 
 
-def is_same(left: Any, right: Any, meter: Meter, depth: int = 0) -> bool:
+def is_same(left: UserValue, right: UserValue, meter: Meter, depth: int = 0) -> bool:
     """Returns whether two items are the same or equal, as containers compare theirs."""
     return left is right or are_equal(left, right, meter, depth)
 
 
-def _are_equal_objects(left: Any, right: Any) -> bool:
+def _are_equal_objects(left: UserValue, right: UserValue) -> bool:
     originals = [each.original if isinstance(each, ObjectValue) else each for each in (left, right)]
     try:
         return bool(originals[0] == originals[1])

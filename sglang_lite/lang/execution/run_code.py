@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from sglang_lite.lang.code_mode.calls import ProgramCall
+from sglang_lite.lang.code_mode.calls import CodeCall
 from sglang_lite.lang.code_mode.code_tools import CheckedProgram, CodeTools
 from sglang_lite.lang.concurrency.pool import run_on_other_thread
 from sglang_lite.lang.execution.base_player import BasePlayer
@@ -43,10 +43,10 @@ async def run_code(
     """
     (answer,) = answers
     stopped = threading.Event()
-    made: list[ProgramCall] = []
+    made: list[CodeCall] = []
     name = op.node.name or ""
 
-    def note(call: ToolCall, record: ProgramCall | None) -> None:
+    def note(call: ToolCall, record: CodeCall | None) -> None:
         if record is None:
             event = ToolEvent("call", name, call)
         else:
@@ -73,7 +73,7 @@ def _start_thread(job: object) -> None:
     threading.Thread(target=job, name="sglang_lite-code", daemon=True).start()
 
 
-def _as_record(call: ProgramCall, began: float) -> dict[str, Json]:
+def _as_record(call: CodeCall, began: float) -> dict[str, Json]:
     """Returns the record of a call for the metadata, with times in seconds since the run began."""
     return {
         "tool": call.tool,
@@ -97,7 +97,7 @@ def _find_replayable(recorded: Json) -> Sequence[dict[str, Json]]:
     return found
 
 
-def _tell_calls(made: Sequence[ProgramCall]) -> str:
+def _tell_calls(made: Sequence[CodeCall]) -> str:
     """Tells the model which calls its failed program has made: a new one makes them again."""
     shown = ", ".join(dict.fromkeys(each.tool for each in made))
     return f" {len(made)} calls were made already ({shown})." if made else ""

@@ -98,7 +98,8 @@ calls: list[int] = []
 def test_an_escape_is_refused_before_anything_runs(text):
     with pytest.raises(sgl.CodeError) as caught:
         sgl.CodeTools([tool]).parse(text)
-    assert caught.value.kind in ("syntax", "type") and caught.value.hint
+    assert caught.value.kind in ("syntax", "type")
+    assert caught.value.hint
     assert not calls
 
 
@@ -107,7 +108,8 @@ def test_what_only_a_run_shows_ends_at_a_limit(text):
     code = sgl.CodeTools([tool])
     with pytest.raises(sgl.CodeError) as caught:
         code.run(code.parse(text), threading.Event(), [])
-    assert caught.value.kind == "limit" and caught.value.hint
+    assert caught.value.kind == "limit"
+    assert caught.value.hint
 
 
 def test_a_method_of_an_object_can_not_be_called():
