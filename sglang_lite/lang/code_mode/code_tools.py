@@ -6,6 +6,7 @@ import ast
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -149,7 +150,9 @@ class CodeTools:
         """
         meter = Meter(self.limits, stopped)
         limited = self.limits.tool_timeout is not None
-        runner = ToolRunner(CallOutcome.of, parallel=False, limits_functions=limited)
+        runner = ToolRunner(
+            lambda _: nullcontext(), CallOutcome.of, parallel=False, limits_functions=limited
+        )
         with runner:
             maker = CallMaker(
                 self.signatures, runner, meter, self.on_tool_error, recorded, note, made
