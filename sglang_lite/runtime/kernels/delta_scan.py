@@ -43,7 +43,7 @@ from sglang_lite.runtime.kernels.state_step import delta_step
 _BLOCK_K = 64  # channels that are multiplied at the same time
 _PART = 16  # tokens in whose pairs channels decay by factors of their own
 _MIN_TILE = 16  # rows and columns that matrix units take
-_TWO_CHUNKS = 160_000  # bytes of shared memory in which the next chunk is read ahead
+_BESIDE = 24 << 10  # bytes of shared memory that a program takes besides its chunks
 
 
 @triton.jit
@@ -409,8 +409,8 @@ def delta_scan(
     Returns:
         Outputs [T, Hv, Dv], in the data type of `v`. States are float32 within a row; operands of
         products have the precision of the inputs. The first kernel moves T (4 Dk + 2 Dv + 64) Hv
-        elements; the second one T (3 Dk + 64) Hv for every 64 columns of the values (32 in
-        float32), and 2 T Hv Dv more.
+        elements; the second one T (3 Dk + 64) Hv for every 32 columns of the values (16 in
+        float32; twice as many on Hopper), and 2 T Hv Dv more.
     """
     tokens, heads, dv = v.shape
     dk = k.shape[2]
@@ -421,7 +421,7 @@ def delta_scan(
     count = len(rows.read)
     precision = dot_precision(v.dtype, v.device)
     block_k = max(round_up_to_power_of_2(dk), _MIN_TILE)
-    columns = count_columns(precision)
+    columns = count_columns(precision, v.device)
     by_channel = decay.dim() == 3
     scratch = torch.bfloat16 if precision == "bf16" else torch.float32
     chunks = count_slots(tokens, count), heads, CHUNK
@@ -474,6 +474,8 @@ def delta_scan(
             num_warps=4,
             **shape,
         )
+    # what the second kernel reads of one: it reads the next one ahead where there is room
+    chunk = CHUNK * (3 * block_k + columns + CHUNK) * keys.element_size()
     _scan[(count, heads, cdiv(dv, columns))](
         q,
         k,
@@ -492,7 +494,7 @@ def delta_scan(
         BY_CHANNEL=by_channel,
         BLOCK_K=block_k,
         num_warps=8 if block_k > 64 else 4,
-        num_stages=2 if properties_of(v.device).shared_memory >= _TWO_CHUNKS else 1,
+        num_stages=2 if 2 * chunk + _BESIDE <= properties_of(v.device).shared_memory else 1,
         **shape,
     )
     return out

@@ -142,7 +142,7 @@ def mamba2_scan(
 
     Returns:
         Outputs [T, H, P], in the data type of `x`. States are float32 within a row; operands of
-        products have the precision of the inputs. Longer rows move 2 T H N elements for every 64
+        products have the precision of the inputs. Longer rows move 2 T H N elements for every 32
         rows of the state, mostly from caches, and 2 T H P more.
     """
     tokens, heads, p = x.shape
@@ -155,7 +155,7 @@ def mamba2_scan(
     # products of float32 in larger tiles overflow the registers
     whole = x.dtype == torch.float32
     precision = "ieee" if whole else dot_precision(x.dtype, x.device)
-    block_p = _BLOCK_P if whole else count_columns(precision)
+    block_p = _BLOCK_P if whole else count_columns(precision, x.device)
     _scan[(len(rows.read), heads, cdiv(p, block_p))](
         x,
         b,

@@ -196,7 +196,7 @@ def _case(draw, run, *rows, dtypes=(torch.float32, torch.bfloat16), **options):
             of_tokens, of_layer, states = draw(int(ROWS[name].offsets[-1]), dtype, **options)
             inputs = [each.to(DEVICE) for each in of_tokens]
             strided = [*map(_in_wider_rows, inputs[:3]), *inputs[3:]]
-            pool = states.to(DEVICE)
+            pool = states.to(DEVICE, dtype)  # matrix units round to it
             layer = (each.to(DEVICE) for each in of_layer)
             results.append((run(*strided, *layer, pool, moved(ROWS[name], DEVICE)), pool))
     return results

@@ -10,7 +10,7 @@ from sglang_lite.runtime.kernels.lora_own import own_expand, own_ranks, own_shri
 from sglang_lite.runtime.kernels.lora_weights import RANKS
 from sglang_lite.runtime.kernels.tiled import can_fuse_adapters, linear_by_tiles, linear_split_k
 from tests.runtime.kernels import needs_kernels
-from tests.runtime.kernels.adapters import DEVICE, lora_step, lora_weights
+from tests.runtime.kernels.adapters import DEVICE, first, lora_step, lora_weights
 from tests.runtime.kernels.test_kernels import close
 
 pytestmark = needs_kernels
@@ -49,7 +49,7 @@ def test_ragged_ranks_are_added_for_each_tokens_own_adapter(rows, dtype):
     ranks = (8, 256, 16, 0, 40) if GPU or rows < 64 else (8, 24, 0)
     step, weights, slots, x, product = drawn(rows, ranks, 264, (130, 24, 24), dtype)
     expected = by_token(x, weights, step, slots, product)
-    close(lora_add(x, weights, lora_rows(step, slots), product), expected, dtype)
+    close(lora_add(x, weights, first(lora_rows(step, slots)), product), expected, dtype)
 
 
 @pytest.mark.sampled(1)
@@ -58,7 +58,11 @@ def test_ragged_ranks_are_added_for_each_tokens_own_adapter(rows, dtype):
 def test_a_gated_pair_gets_its_adapters_before_the_activation(rows, dtype):
     step, weights, slots, x, product = drawn(rows, (16, 8), 72, (130, 130), dtype)
     expected = apply_gated(by_token(x, weights, step, slots, product).to(dtype), "silu")
-    close(lora_add_and_gate(x, weights, lora_rows(step, slots), product, "silu"), expected, dtype)
+    close(
+        lora_add_and_gate(x, weights, first(lora_rows(step, slots)), product, "silu"),
+        expected,
+        dtype,
+    )
 
 
 @pytest.mark.sampled(2)
@@ -70,7 +74,7 @@ def test_a_product_by_tiles_adds_adapters_where_its_sums_end(rows, inputs):
     step, weights, slots, x, _ = drawn(rows, ranks, inputs, (96, 96), half)
     weight = (torch.randn(192, inputs, device=DEVICE) / inputs**0.5).to(half)
     expected = by_token(x, weights, step, slots, x.double() @ weight.double().T)
-    joined = join_ranks(step, slots)
+    joined = first(join_ranks(step, slots))
     assert can_fuse_adapters(weight, weights.outputs)
     for _ in range(2):  # the counters are left as they were found
         close(linear_by_tiles(x, weight, None, shrunk=shrink(x, weights, joined)), expected, half)
@@ -88,7 +92,7 @@ def test_each_token_gets_the_products_of_its_own_adapter_alone(rows, dtype, outp
     step, weights, slots, x, product = drawn(rows, ranks, 1100, outputs, dtype)
     expected, low = (
         by_token(x, weights, step, slots, product),
-        own_shrink(x, weights, own_ranks(step, slots)),
+        own_shrink(x, weights, first(own_ranks(step, slots))),
     )
     if len(outputs) == 2:
         close(own_expand(low, product, "silu"), apply_gated(expected.to(dtype), "silu"), dtype)
@@ -103,7 +107,10 @@ def test_a_product_runs_beside_that_of_each_tokens_own_adapter(outputs):
     """
     step, weights, slots, _, _ = drawn(64, (16,) * 64, 4096, (outputs,), torch.bfloat16)
     weight = (torch.randn(outputs, 4096, device=DEVICE) / 64).bfloat16()
-    ranks, y = own_ranks(step, slots), torch.empty(64, outputs, device=DEVICE, dtype=torch.bfloat16)
+    ranks, y = (
+        first(own_ranks(step, slots)),
+        torch.empty(64, outputs, device=DEVICE, dtype=torch.bfloat16),
+    )
     for _ in range(20):
         x = torch.randn(64, 4096, device=DEVICE).bfloat16()
         expected = by_token(x, weights, step, slots, (x @ weight.T))
@@ -119,7 +126,9 @@ def test_a_product_runs_beside_that_of_each_tokens_own_adapter(outputs):
 def test_tokens_without_an_adapter_are_left_alone():
     step, weights, _, x, product = drawn(20, (8,), 40, (40,), torch.float32)
     slots = torch.full((20,), 1, device=DEVICE)
-    assert torch.equal(lora_add(x, weights, lora_rows(step, slots), product.clone()), product)
     assert torch.equal(
-        own_expand(own_shrink(x, weights, own_ranks(step, slots)), product.clone()), product
+        lora_add(x, weights, first(lora_rows(step, slots)), product.clone()), product
+    )
+    assert torch.equal(
+        own_expand(own_shrink(x, weights, first(own_ranks(step, slots))), product.clone()), product
     )

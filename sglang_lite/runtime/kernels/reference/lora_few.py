@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sglang_lite.runtime.kernels.lora_few import BLOCK_R, JoinedRanks, Shrunk
-from sglang_lite.runtime.kernels.lora_weights import RANKS, LoraStep, LoraWeights
+from sglang_lite.runtime.kernels.lora_weights import MAX_PARTS, RANKS, LoraStep, LoraWeights
 from sglang_lite.runtime.kernels.reference.activation import apply_activation
 
 
@@ -20,7 +20,7 @@ def join_ranks(step: LoraStep, slots: torch.Tensor) -> JoinedRanks:
         pages[used:end] = step.pages[adapter, : end - used]
         owners[used:end] = adapter
         used = end
-    counters = step.ranks.new_zeros(3 * -(-len(pages) * RANKS // BLOCK_R))
+    counters = step.ranks.new_zeros(MAX_PARTS * -(-len(pages) * RANKS // BLOCK_R))
     return JoinedRanks(of_token, pages, owners, step.ranks.new_full((1,), used), counters)
 
 
