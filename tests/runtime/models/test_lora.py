@@ -80,11 +80,19 @@ def test_logits_equal_those_of_peft(family, tmp_path):
             assert farthest(reference, ids, name, generation) <= 1e-4, name
 
 
-def test_adapters_of_projections_that_are_stored_in_groups(tmp_path):
-    """Queries, keys, values and gates of Qwen3-Next's linear attention, by key head."""
-    modules = ["in_proj_qkvz", "in_proj_ba", "linear_attn.out_proj", "q_proj", "v_proj", "o_proj"]
+@pytest.mark.parametrize(
+    ("family", "modules"),
+    [
+        # queries, keys, values and gates of linear attention by key head
+        ("qwen3-next", ["in_proj_qkvz", "in_proj_ba", "linear_attn.out_proj", "q_proj", "o_proj"]),
+        ("bamba", ["in_proj", "q_proj", "v_proj", "down_proj"]),
+        ("nemotron-h", ["in_proj", "q_proj", "v_proj", "o_proj"]),  # also called backbone
+        ("jamba", ["in_proj", "out_proj", "q_proj"]),
+    ],
+)
+def test_adapters_of_projections_that_one_matrix_stores(family, modules, tmp_path):
     adapters = {name: {"r": rank, "target_modules": modules} for name, rank in RANKS.items()}
-    base, reference = adapted("qwen3-next", tmp_path, adapters)
+    base, reference = adapted(family, tmp_path, adapters)
     (ids,) = prompts(20)
     paths = [f"{name}={folder}" for name, folder in reference.folders.items()]
     with engine(base, lora_paths=paths, max_loras_per_batch=2) as running:

@@ -243,12 +243,12 @@ class AdapterReader:
             for parameter in layer_parameters(spec, index):
                 for piece in parameter.slices:
                     module = piece.name.removesuffix(".weight")
-                    if parameter.role in taking:
-                        self._modules_of_model.setdefault(module, []).append(
-                            (index, parameter.role, piece.outputs_first)
-                        )
-                    else:
-                        self._others.add(module)
+                    of = (index, parameter.role, piece.outputs_first)
+                    for name in {module, re.sub(r"^backbone\.", "model.", module)}:
+                        if parameter.role in taking:
+                            self._modules_of_model.setdefault(name, []).append(of)
+                        else:
+                            self._others.add(name)
 
     def open(self, folder: Path) -> AdapterFiles:
         """Checks an adapter's config and the headers of its tensors. Reads no values.
@@ -489,7 +489,7 @@ class AdapterReader:
             return self._embedding_error(file, module)
         if module in self._others or ".experts." in module:
             return _merge_error(
-                f"{file}: the adapter changes {module}; only projections of attention and dense feed-forwards can."
+                f"{file}: the adapter changes {module}; only projections of attention, or of what is in its place, and of dense feed-forwards can."
             )
         return ModelError(
             f"{file}: the adapter changes {module}, which {self._model_name} does not have.",

@@ -1,0 +1,107 @@
+"""Models whose layers sum up the past, with what else an engine does: each gives what it gives
+without a cache.
+"""
+
+from __future__ import annotations
+
+import pytest
+import transformers
+
+import sglang_lite as sgl
+from tests.runtime.models.test_families import (
+    FAMILIES,
+    SHAPE,
+    ask,
+    differences,
+    engine,
+    limit,
+    prompts,
+)
+from tests.runtime.models.tiny import randomise, save
+
+KINDS = ("qwen3.5", "bamba", "jamba")
+
+
+def made(name, folder):
+    model, changes = FAMILIES[name]
+    if isinstance(model, str):
+        model = getattr(transformers, model)
+    reference = randomise(model(model.config_class(**SHAPE | changes)))
+    return save(reference, folder), reference
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request, tmp_path_factory):
+    """(folder, transformers' model, folder of a model with other weights, that model)"""
+    return [
+        each
+        for name in ("one", "two")
+        for each in made(request.param, tmp_path_factory.mktemp(name))
+    ]
+
+
+@sgl.function
+def program(s):
+    s += "abcdefghijklm" * 3
+    s += sgl.gen("forced", regex="x(yz){3}[ab]{4}", max_tokens=20)
+    branches = s.fork(3)
+    for i, branch in enumerate(branches):
+        branch += str(i) * 4
+        branch += sgl.gen("branch", max_tokens=5, ignore_eos=True)
+    s += "".join(branch["branch"] for branch in branches)
+    s += sgl.select("choice", choices=["aa", "ab", "bb"])
+    s += sgl.gen("more", max_tokens=6, n=3, temperature=1.0, ignore_eos=True)
+
+
+def texts(running):
+    state = program.run(backend=running, temperature=0, seed=5)
+    return state.text(), state["choice"], state["more"]
+
+
+def test_forced_text_forks_choices_drafts_and_sleep(kind):
+    folder = kind[0]
+    with engine(folder, prefix_cache=False, page_size=4) as plain:
+        expected = texts(plain)
+    with engine(folder, speculation="auto", page_size=4) as running:
+        for _ in range(3):
+            assert texts(running) == expected
+            running.sleep()
+            running.wake()
+
+
+def test_new_weights_drop_what_the_old_ones_summed_up(kind):
+    folder, _, other, reference = kind
+    asked = prompts(40, 33)
+    with engine(folder, page_size=4) as running:
+        running.update_weights(str(folder))
+        before = [ask(running, ids, prompt=False, most=60) for ids in asked]
+        running.update_weights(str(other))  # while they are answered
+        assert [len(each.result(timeout=60).token_ids) for each in before] == [60, 60]
+        for ids in asked:
+            generation = ask(running, ids, prompt=False).result(timeout=60)
+            assert differences(reference, ids, generation).max() <= limit(reference)
+
+
+def test_states_of_16_bits_sum_up_the_same_with_a_cache_and_without(kind):
+    folder, asked, found = kind[0], prompts(40, 33), []
+    for cached in (False, True):
+        with engine(folder, page_size=4, prefix_cache=cached, dtype="bfloat16") as running:
+            for _ in range(2):
+                answers = [ask(running, ids, prompt=False).result(timeout=60) for ids in asked]
+            assert any(each.usage.cached_tokens for each in answers) == cached
+            found.append([each.token_ids for each in answers])
+    assert found[0] == found[1]
+
+
+def test_exact_draws_begin_with_kept_states(kind):
+    @sgl.function
+    def drawn(s):
+        s += "abc" * 10
+        s += sgl.gen("text", regex="[ab]{4}", max_tokens=8, exact=True)
+
+    with engine(kind[0], page_size=4) as running:
+        first, second = (drawn.run(backend=running, temperature=1, seed=3) for _ in range(2))
+        assert first["text"] == second["text"]
+        assert first.exact("text").log_mass == pytest.approx(
+            second.exact("text").log_mass, abs=1e-3
+        )
