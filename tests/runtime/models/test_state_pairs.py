@@ -5,6 +5,7 @@ without a cache.
 from __future__ import annotations
 
 import pytest
+import torch
 import transformers
 
 import sglang_lite as sgl
@@ -105,3 +106,22 @@ def test_exact_draws_begin_with_kept_states(kind):
         assert first.exact("text").log_mass == pytest.approx(
             second.exact("text").log_mass, abs=1e-3
         )
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_request_whose_states_are_nan_fails_alone(name, tmp_path):
+    """States beside it, and those that take its places later, are as ever."""
+    _, reference = made(name, tmp_path)
+    embeddings = reference.get_input_embeddings().weight
+    with torch.no_grad():
+        embeddings[7] = torch.nan
+    folder = save(reference, tmp_path)
+    asked = [[each if each != 7 else 8 for each in ids] for ids in prompts(40, 33)]
+    with engine(folder, page_size=4, max_running=3, max_mamba_cache_size=3) as running:
+        for _ in range(3):
+            wrong = ask(running, [*asked[0][:20], 7, *asked[0][20:]], prompt=False)
+            right = [ask(running, ids, prompt=False) for ids in asked]
+            assert "NaN or infinite" in str(wrong.result(timeout=60))
+            for each, ids in zip(right, asked):
+                generation = each.result(timeout=60)
+                assert differences(reference, ids, generation).max() <= limit(reference)
