@@ -62,6 +62,7 @@ class Description:
         cache_bytes: size of one token's keys and values, in bytes; 0 for a model that keeps none.
         window: longest window of layers that keep only the last tokens; None if no layer does.
         window_bytes: size of one token's keys and values in these layers, in bytes.
+        state_bytes: size of what layers keep that sum up a sequence, in bytes; 0 if none do.
         context_length: longest sequence (or input text of an encoder), in tokens.
         tower_bytes: size of the encoder of images or sounds in memory, in bytes, in addition to
             `loaded_bytes`; None if there is none.
@@ -83,6 +84,7 @@ class Description:
     cache_bytes: int | None = None
     window: int | None = None
     window_bytes: int = 0
+    state_bytes: int = 0
     context_length: int | None = None
     tower_bytes: int | None = None
     media: tuple[MediaKind, ...] = ()
@@ -101,6 +103,8 @@ class Description:
         )
         if self.window is not None:
             keeps += f", {self.window_bytes:,} of them for the last {self.window:,} tokens only"
+        if self.state_bytes:
+            keeps += f"; {self.state_bytes:,} bytes a sequence"
         lines = {
             "path": self.path,
             "model": self.architecture or "not named",
@@ -270,6 +274,11 @@ class _Inspection:
             cache_bytes=spec.kv_layout.numbers * formats.cache.itemsize,
             window=spec.kv_layout.window,
             window_bytes=spec.kv_layout.window_elements_per_token * formats.cache.itemsize,
+            state_bytes=sum(
+                planes.count_bytes(formats.compute.itemsize, formats.states.itemsize)
+                for planes in spec.states
+                if planes is not None
+            ),
         )
         if (source := self._open_headers()) is not None:
             if self._media is not None and self._headers is not None:

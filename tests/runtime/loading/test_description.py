@@ -10,6 +10,7 @@ import re
 import huggingface_hub
 import pytest
 import torch
+import transformers
 from huggingface_hub.utils import SafetensorsFileMetadata, SafetensorsRepoMetadata, TensorInfo
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -32,6 +33,8 @@ from sglang_lite.runtime.loading.description import describe
 from sglang_lite.runtime.models.layers.linear import keeps_only_blocks, load_block_library
 from tests.runtime.embedding.tiny import saved
 from tests.runtime.media.seeing import FAMILIES, save_seeing
+from tests.runtime.models.test_families import FAMILIES as DELTA_FAMILIES
+from tests.runtime.models.test_families import SHAPE
 from tests.runtime.models.tiny import VOCAB, save
 
 SIZES = dict(
@@ -302,3 +305,14 @@ def test_a_model_that_is_described_loads(tmp_path):
     with sgl.Engine(tmp_path, in_process=True, threads=1, device="cpu") as engine:
         assert engine.context_length == found.context_length
         assert engine.core.loop.runner.model.token_bytes == found.cache_bytes
+
+
+def test_states_are_told_by_the_sequence(tmp_path):
+    """As much as an engine keeps of one."""
+    _, changes = DELTA_FAMILIES["qwen3.5"]
+    model = transformers.Qwen3_5ForCausalLM
+    folder = save(model(model.config_class(**SHAPE | changes)), tmp_path)
+    found = describe(str(folder), dtype="float32")
+    with sgl.Engine(str(folder), dtype="float32", in_process=True) as engine:
+        assert found.state_bytes == engine.core.runner.model.state_bytes > 0
+    assert f"; {found.state_bytes:,} bytes a sequence" in found.as_text()
