@@ -214,6 +214,13 @@ def prepare_batch(
     `method`.
     """
     for name in given:
+        if name == "journal":
+            raise ParameterError(
+                "journal",
+                f"{method} takes none: a journal belongs to one run.",
+                hint="Give checkpoint=…, which keeps finished items, or run the items with run(journal=…).",
+                where=user_location(),
+            )
         if name not in BATCH_OPTIONS:
             raise unknown_argument_error(method, name, BATCH_OPTIONS)
     try:
@@ -400,13 +407,14 @@ def _create_body_pool(kind: type[_BodyPool], plan: BatchPlan, report: Report) ->
 
 def _wrap_with_saving(report: Report, file: BatchFile | None) -> Report:
     """Wraps the `report` callback so that successful outcomes are also stored in the checkpoint
-    file. If storing one fails, the failure becomes that item's outcome.
+    file. If storing one fails, the failure becomes that item's outcome. A suspended item has no
+    result yet, so it is not stored.
     """
     if file is None:
         return report
 
     def save(index: int, outcome: Outcome) -> None:
-        if isinstance(outcome, ProgramState):
+        if isinstance(outcome, ProgramState) and not outcome.pending():
             try:
                 file.save_item(index, outcome)
             except Exception as error:  # saving failed: reported as the item's error

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Usage
+from tests.lang.test_tools import answer, call
 
 
 class Colour(enum.Enum):
@@ -557,3 +558,46 @@ def test_a_file_of_an_earlier_version_goes_on(path):
 def test_a_secret_that_protects_nothing_is_refused(options, said):
     with pytest.raises(sgl.ParameterError, match=said):
         square.run_batch(ITEMS, backend=script(), **options)
+
+
+def pay(n: int) -> str:
+    """Pays."""
+    return f"paid {n}"
+
+
+@sgl.function
+def payer(s, x):
+    s += sgl.user(f"{x}")
+    return sgl.use_tools(s, [pay], approve=lambda each: each.arguments["n"] < 2 or "ask")
+
+
+def pay_once(request):
+    text = request.prompt.text
+    if "Result of" in text:
+        return answer("done")
+    return call("pay", n=int(request.prompt.messages[0].content[0]))
+
+
+def test_suspended_items_are_not_stored_and_begin_anew(tmp_path):
+    path = tmp_path / "b.jsonl"
+    items = [{"x": i} for i in range(4)]
+    for begun in (4, 2):
+        backend = sgl.ScriptedBackend(pay_once)
+        states = payer.run_batch(items, backend=backend, checkpoint=path)
+        assert [len(state.pending()) for state in states] == [0, 0, 1, 1]
+        assert [state.ret_value for state in states] == ["done", "done", None, None]
+        first = [each for each in backend.calls if "Result of" not in each.prompt.text]
+        assert len(first) == begun
+    assert states[3].resume(states[3].pending()[0].approve()).ret_value == "done"
+
+
+@pytest.mark.parametrize("method", ["run_batch", "arun_batch"])
+def test_a_batch_takes_no_journal(method, tmp_path):
+    batch = getattr(square, method)
+    with pytest.raises(sgl.ParameterError) as caught:
+        found = batch(ITEMS, backend=script(), journal=tmp_path / "run.jsonl")
+        if method == "arun_batch":
+            asyncio.run(found)
+    assert caught.value.parameter == "journal"
+    assert "checkpoint=…" in caught.value.hint
+    assert "run(journal=…)" in caught.value.hint
