@@ -252,7 +252,7 @@ class ToolLoop:
             text, closing = self._show_results(node, calls, results)
             with s.user():
                 s += text
-            self._count_failures(calls, results)
+            self._count_failures(calls[:allowed], results)
         raise self._no_answer_error()
 
     def _show_results(
@@ -378,7 +378,9 @@ class ToolLoop:
         return msgspec.structs.replace(generation, tools=tools, value_type=tools.value_type(None))
 
     def _count_failures(self, calls: Sequence[ToolCall], results: Sequence[CallResult]) -> None:
-        """Counts the failures of each tool in a row. Raises ToolError if there are too many."""
+        """Counts the failures of each tool in a row; `calls` are those that were made. Raises
+        ToolError if there are too many.
+        """
         for call, result in zip(calls, results):
             if result.error is None:
                 self._failures.pop(call.name, None)

@@ -9,7 +9,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.lang import tool_loop, tool_runner
 from sglang_lite.lang.tool_results import cut_middle
-from tests.lang.test_tool_errors import add, agent, results, run
+from tests.lang.test_tool_errors import add, agent, broken, results, run
 from tests.lang.test_tools import answer, call
 from tests.waiting import until
 
@@ -234,6 +234,14 @@ def test_calls_that_are_not_made_are_no_failures():
     texts = [calls(*[call("add", a=1)] * 9), answer("ok")]
     options = {"max_calls_per_turn": 1, "max_failures": 1, "parallel_tool_calls": True}
     assert run(texts, [add], **options).ret_value == "ok"
+
+
+def test_a_call_that_is_not_made_does_not_end_a_row_of_failures():
+    texts = [calls(call("broken"), call("broken"))] * 3
+    options = {"max_calls_per_turn": 1, "max_failures": 3, "parallel_tool_calls": True}
+    with pytest.raises(sgl.ToolError) as caught:
+        run([*texts, answer("ok")], [broken], **options)
+    assert caught.value.limit == "max_failures"
 
 
 # ------------------------------------------------------------------------------------------ budgets
