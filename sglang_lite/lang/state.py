@@ -748,9 +748,9 @@ class ProgramState(AttributeHints, Generic[R]):
             decisions: about calls of `pending()`, made with their methods: `call.approve()`,
                 `call.deny(reason)` or `call.give_result(text)`. The run is suspended again at calls
                 without a decision.
-            **settings: stream, timeout, wind_down, retries, push_down, priority and use_thread, as
-                for `run`; those of the suspended run otherwise. (A loaded state has only its
-                retries.)
+            **settings: stream, timeout, wind_down, retries, push_down, priority, use_thread,
+                max_cost and max_total_tokens, as for `run`; those of the suspended run otherwise,
+                but `stream=False`. (A loaded state has only its retries.)
 
         Returns:
             The state of the resumed run. Its usage counts only what was done anew.
@@ -758,7 +758,7 @@ class ProgramState(AttributeHints, Generic[R]):
         Raises:
             ProgramError: the run is not suspended, or was loaded without its program.
             ParameterError: a decision is not about a pending call, or changes arguments to invalid
-                ones.
+                ones; a setting is unknown or has an invalid value.
             ResumeError: the body does something else than before, or the tools have changed.
         """
         resumed: ProgramState[R] = self._prepare_resume(decisions, settings).start()

@@ -60,8 +60,11 @@ def arun(*args, **options):
     return asyncio.run(async_agent.arun(*args, **options))
 
 
-def aresume(state, decisions):
-    return asyncio.run(state.aresume(decisions))
+def aresume(state, decisions, **settings):
+    async def resume():
+        return await state.aresume(decisions, **settings)
+
+    return asyncio.run(resume())
 
 
 BOTH = pytest.mark.parametrize(
@@ -364,6 +367,40 @@ def test_decisions_are_about_calls_that_wait():
             state.resume(wrong)
     with pytest.raises(sgl.ProgramError, match="not suspended"):
         agent.run(backend=other).resume(waiting.approve())
+
+
+@pytest.mark.parametrize("resume", [sgl.ProgramState.resume, aresume], ids=["plain", "async"])
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"tiemout": 3}, "resume has no such argument. Did you mean timeout=?"),
+        ({"temperature": 0}, "a resumed run keeps what the suspended run had."),
+        ({"backend": None}, "a resumed run keeps what the suspended run had."),
+        ({"journal": "x"}, "a resumed run keeps what the suspended run had."),
+        ({"timeout": "soon"}, "'soon' is not"),
+        ({"wind_down": 2}, "it has no effect without a timeout"),
+        ({"stream": 1}, "1 is not True or False."),
+        ({"max_total_tokens": -1}, "-1"),
+    ],
+)
+def test_settings_of_a_resumed_run_are_checked(resume, settings, problem):
+    state = agent.run(backend=model(REFUND, answer("done")))
+    decision = state.pending()[0].approve()
+    with pytest.raises(sgl.ParameterError) as caught:
+        resume(state, decision, **settings)
+    assert caught.value.parameter == next(iter(settings))
+    assert problem in str(caught.value)
+    assert "test_approval.py" in str(caught.value.where)
+    assert resume(state, decision).ret_value == "done"
+
+
+def test_limits_of_a_resumed_run_are_its_own_or_those_before():
+    state = agent.run(backend=model(REFUND, answer("done")), max_total_tokens=100_000, timeout=60)
+    decision = state.pending()[0].approve()
+    with pytest.raises(sgl.BudgetError):
+        state.resume(decision, max_total_tokens=1)
+    state = agent.run(backend=model(REFUND, answer("done")), max_total_tokens=100_000)
+    assert state.resume(state.pending()[0].approve(), timeout=60).ret_value == "done"
 
 
 def test_changed_arguments_have_to_fit_and_can_be_changed_again():

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
+from sglang_lite.lang.argument_names import unknown_argument_error
 from sglang_lite.lang.execution.branch import Branch
-from sglang_lite.lang.execution.run import Run
+from sglang_lite.lang.execution.run import Run, RunSettings
 from sglang_lite.lang.execution.run_log import RunLog
+from sglang_lite.lang.run_options import RUN_OPTIONS, convert_to_settings
 from sglang_lite.lang.runs.log import collect_branch_answers
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.protocol import ParameterError, ProgramError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.run_log import CallDecision, LoggedAnswer
+
+_LIMITS: Final = {"max_cost", "max_total_tokens"}
+_SETTINGS: Final = {
+    "stream",
+    "timeout",
+    "wind_down",
+    "retries",
+    "push_down",
+    "priority",
+    "use_thread",
+    *_LIMITS,
+}
 
 
 def complete_log(branch: Branch) -> None:
@@ -37,7 +51,8 @@ def prepare_resume(
 
     Raises:
         ProgramError: the run is not suspended, or was loaded without its program.
-        ParameterError: a decision is not about one of the pending calls.
+        ParameterError: a decision is not about one of the pending calls, or a setting is unknown or
+            has an invalid value.
     """
     where = user_location()
     log = run.log
@@ -51,8 +66,7 @@ def prepare_resume(
             where=where,
         )
     found = _check_decisions(run, decisions)
-    budget = None if run.settings.budget is None else run.settings.budget.copy_without_usage()
-    resumed = replace(run.settings, **{"stream": False, "budget": budget, **settings})
+    resumed = _read_settings(run.settings, settings)
     options: dict[str, UserValue] = {"backend": run.backend}
     continued = None
     if log.journal is None:
@@ -67,6 +81,40 @@ def prepare_resume(
         for decision in found:
             body.state.branch.run.log.add(decision, durable=True)
     return body
+
+
+def _read_settings(before: RunSettings, given: Mapping[str, UserValue]) -> RunSettings:
+    """Returns the settings of a resumed run, checked like those of `run`.
+
+    Args:
+        before: settings of the suspended run.
+        given: settings that are not those, by name.
+    """
+    for name in given:
+        if name in RUN_OPTIONS and name not in _SETTINGS:
+            raise ParameterError(
+                name,
+                "a resumed run keeps what the suspended run had.",
+                hint="Leave it out, or begin a new run.",
+                where=user_location(),
+            )
+        if name not in _SETTINGS:
+            raise unknown_argument_error("resume", name, _SETTINGS)
+    options = {name: getattr(before, name) for name in _SETTINGS if name not in _LIMITS}
+    options |= {"stream": False, "shortened": before.shortened}
+    budget = before.budget
+    if budget is not None:
+        options |= {"max_cost": budget.max_cost, "max_total_tokens": budget.max_total_tokens}
+    try:
+        resumed = convert_to_settings({**options, **given})
+    except ParameterError as error:
+        error.where = error.where or user_location()
+        raise
+    if budget is not None and not given.keys() & _LIMITS:
+        budget = budget.copy_without_usage()
+    else:
+        budget = resumed.budget
+    return replace(resumed, params=before.params, seed=before.seed, budget=budget)
 
 
 def _check_decisions(
