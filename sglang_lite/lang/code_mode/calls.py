@@ -7,19 +7,31 @@ from __future__ import annotations
 import inspect
 import json
 import time
+import typing
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
 
 from sglang_lite.lang.code_mode.limits import Meter, ProgramFault
 from sglang_lite.lang.code_mode.tool_signatures import ToolSignature
 from sglang_lite.lang.code_mode.values import ResultReader, has_objects, original_value
+from sglang_lite.lang.execution.run_log import Suspension
 from sglang_lite.lang.failure_text import describe_failure
 from sglang_lite.lang.tool_results import ENDS_PROGRAM, OnToolError, text_for_model
 from sglang_lite.lang.tool_runner import ToolRunner
-from sglang_lite.lang.tools import ReportedFailure, SchemaTool, ToolCall, tool_failure
+from sglang_lite.lang.tools import (
+    IDEMPOTENCY_KEY,
+    ReportedFailure,
+    SchemaTool,
+    ToolCall,
+    takes_key,
+    tool_failure,
+)
 from sglang_lite.protocol import ParameterError, ToolError
 from sglang_lite.protocol.anything import Json, UserValue
+from sglang_lite.protocol.run_log import CallDecision, LoggedResult
 
 _CURE: Final = "Give other arguments, or use another function."
 
@@ -67,6 +79,24 @@ class CallOutcome:
         return CallOutcome(result)
 
 
+class CallStore(Protocol):
+    """Stores the calls of a program, one at a time, so that none is made twice."""
+
+    def reach_call(self, tool: str, arguments: Json) -> LoggedResult | CallDecision | None:
+        """Goes on to the next call. Returns its result or what was decided about it, if one of them
+        is known.
+        """
+
+    def begin(self, tool: str, arguments: Json) -> AbstractContextManager[None]:
+        """Stores that the call is about to be made, in the `with` block."""
+
+    def add_result(self, result: Json, error: str | None, *, raised: bool = False) -> None:
+        """Stores the result of the call, or its failure."""
+
+    def make_key(self) -> str:
+        """Returns the idempotency key of the call."""
+
+
 class CallMaker:
     """Makes the calls of one program.
 
@@ -78,6 +108,7 @@ class CallMaker:
         recorded: results of the calls of an earlier run of the program, which are not made again.
         note: is told of each call before it is made, and after it with its record.
         made: list to which the calls are added.
+        log: log of the calls, or None.
     """
 
     def __init__(
@@ -89,6 +120,7 @@ class CallMaker:
         recorded: Sequence[Mapping[str, UserValue]],
         note: Callable[[ToolCall, CodeCall | None], None],
         made: list[CodeCall],
+        log: CallStore | None = None,
     ) -> None:
         self._tools = tools
         self._runner = runner
@@ -97,6 +129,7 @@ class CallMaker:
         self._recorded = list(recorded)
         self._note = note
         self._made = made
+        self._log = log
 
     def call(
         self, name: str, arguments: Sequence[UserValue], named: Mapping[str, UserValue], line: int
@@ -109,13 +142,12 @@ class CallMaker:
         call = self._read_arguments(tool, arguments, named)
         started = time.perf_counter()
         given = _as_json(call.arguments)
-        kept = self._recorded.pop(0) if self._recorded else None
-        if kept is not None and (kept["tool"], kept["arguments"]) == (name, given):
-            result, error = kept["result"], kept["error"]
-        else:
-            self._recorded.clear()
+        kept = self._find_result(tool, given)
+        if kept is None:
             self._note(call, None)
-            result, error = self._run(call)
+            result, error = self._run(call, given)
+        else:
+            result, error = kept
         reader = ResultReader(self._meter, name)
         fault = None
         value: UserValue = None
@@ -137,14 +169,60 @@ class CallMaker:
         )
         self._made.append(record)
         if kept is None:
+            if self._log is not None and record.replayable:
+                self._log.add_result(record.result, error)
             self._note(call, record)
         if error is not None:
             raise fault or ProgramFault("tool", f"{name}() failed: {error}", _CURE)
         return value
 
-    def _run(self, call: ToolCall) -> tuple[UserValue, str | None]:
-        """Runs a call. Returns its result, and what the model reads if it fails."""
-        (outcome,) = self._runner.run_turn([call], self._meter.limits.tool_timeout)
+    def _find_result(self, tool: ToolSignature, given: Json) -> tuple[UserValue, str | None] | None:
+        """Returns the result and the failure of a call that is not made again, or None.
+
+        Args:
+            given: its arguments.
+
+        Raises:
+            ResumeError: the log has another call in its place.
+            ToolError: the call's failure was raised in the program of the caller.
+        """
+        if self._log is None:
+            kept = self._recorded.pop(0) if self._recorded else None
+            if kept is not None and (kept["tool"], kept["arguments"]) == (tool.name, given):
+                return kept["result"], kept["error"]
+            self._recorded.clear()
+            return None
+        logged = self._log.reach_call(tool.name, given)
+        if isinstance(logged, LoggedResult):
+            if logged.raised and logged.error is not None:
+                raise ToolError(logged.error, tool=tool.name)
+            return json.loads(logged.text), logged.error
+        if logged is None or logged.verdict not in ("deny", "result"):
+            return None
+        if logged.verdict == "deny":
+            return None, f"Denied: {logged.text}"
+        return read_given_result(tool.function, logged.text), None
+
+    def _run(self, call: ToolCall, given: Json) -> tuple[UserValue, str | None]:
+        """Runs a call. Returns its result, and what the model reads if it fails.
+
+        Args:
+            given: its arguments as JSON.
+        """
+        if takes_key(call.function):
+            key = uuid.uuid4().hex if self._log is None else self._log.make_key()
+            call = replace(call, arguments={**call.arguments, IDEMPOTENCY_KEY: key})
+        begun = nullcontext() if self._log is None else self._log.begin(call.name, given)
+        try:
+            with begun:
+                (outcome,) = self._runner.run_turn([call], self._meter.limits.tool_timeout)
+        except Suspension as suspension:
+            raise ToolError(
+                f"{call.name} has run a program that waits for a decision about a call, which a "
+                "function of gen(code=) can't do.",
+                tool=call.name,
+                hint="Let the model call it with use_tools, or leave approve= out.",
+            ) from suspension
         if outcome.error is None:
             return outcome.result, None
         if isinstance(outcome.error, ENDS_PROGRAM):
@@ -156,6 +234,8 @@ class CallMaker:
             return text_for_model(error)
         if self._policy == "raise":
             failure = tool_failure(call.name, error)
+            if self._log is not None:
+                self._log.add_result(None, failure.message, raised=True)
             raise failure from error
         text = self._policy(call, error)
         if not isinstance(text, str):
@@ -186,8 +266,11 @@ class CallMaker:
             raise ProgramFault("argument", problem, f"It is {tool}.") from error
         if isinstance(tool.function, SchemaTool):
             return ToolCall(tool.name, values, tool.function)
+        if takes_key(tool.function):
+            values[IDEMPOTENCY_KEY] = ""
         bound = inspect.signature(tool.function).bind(**values)
         bound.apply_defaults()
+        bound.arguments.pop(IDEMPOTENCY_KEY, None)
         return ToolCall(tool.name, dict(bound.arguments), tool.function)
 
     def _validate(
@@ -210,6 +293,19 @@ class CallMaker:
             return tool.reader.validate_json(text)
         values: dict[str, Any] = tool.reader.validate_json(text, strict=True)
         return values
+
+
+def read_given_result(function: Callable[..., UserValue], text: str) -> UserValue:
+    """Returns the result of a call that somebody has given as text, as the function returns it:
+    JSON, or the text itself. Raises ValueError if it does not fit the function's annotation.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    adapter = TypeAdapter[Any](typing.get_type_hints(function).get("return", Any))
+    try:
+        return adapter.validate_json(text)
+    except ValidationError:
+        return adapter.validate_python(text)
 
 
 def _explain_invalid(error: Exception) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 
 from sglang_lite.lang.checks import check_positive, check_whole_number
 from sglang_lite.lang.code_mode.builtin_types import BUILTINS, METHOD_NAMES
-from sglang_lite.lang.code_mode.calls import CallMaker, CallOutcome, CodeCall
+from sglang_lite.lang.code_mode.calls import CallMaker, CallOutcome, CallStore, CodeCall
 from sglang_lite.lang.code_mode.check_types import check_types
 from sglang_lite.lang.code_mode.grammar import MAX_BLOCKS, write_grammar
 from sglang_lite.lang.code_mode.interpreter import ProgramInterpreter
@@ -134,6 +134,7 @@ class CodeTools:
         made: list[CodeCall],
         note: Callable[[ToolCall, CodeCall | None], None] = lambda call, made: None,
         recorded: Sequence[Mapping[str, UserValue]] = (),
+        log: CallStore | None = None,
     ) -> UserValue:
         """Runs a program and returns its result.
 
@@ -143,6 +144,7 @@ class CodeTools:
             made: list to which the calls are added as they are made.
             note: as in CallMaker.
             recorded: calls of an earlier run of the program, which are not made again.
+            log: log of the calls, or None.
 
         Raises:
             CodeError: the program fails, or goes over a limit.
@@ -155,7 +157,7 @@ class CodeTools:
         )
         with runner:
             maker = CallMaker(
-                self.signatures, runner, meter, self.on_tool_error, recorded, note, made
+                self.signatures, runner, meter, self.on_tool_error, recorded, note, made, log
             )
             interpreter = ProgramInterpreter(self.signatures, maker.call, meter, program.text)
             return interpreter.run(program.tree)

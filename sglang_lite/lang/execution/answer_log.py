@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from sglang_lite.lang.execution.kept import Kept, Question
+from sglang_lite.lang.execution.program_log import log_recorded_calls
 from sglang_lite.lang.execution.run_log import RunLog, difference_error
 from sglang_lite.protocol import Generation, ResumeError, Selection, TraceNode
 from sglang_lite.protocol.run_log import LoggedAnswer
@@ -66,6 +67,8 @@ def log_answer(
         player.run.path, op.variable.node, op.node.name, *question, tuple(results)
     )
     log.add(record)
+    # calls of a program that began before the log
+    log_recorded_calls(log, player.run.path, op.variable.node, results)
 
 
 def _answer_difference_error(found: LoggedAnswer, op: AnswerOp, text: str) -> ResumeError:

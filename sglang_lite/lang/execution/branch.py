@@ -33,6 +33,7 @@ from sglang_lite.lang.execution.operations import (
     SelectOp,
 )
 from sglang_lite.lang.execution.player import Player, cancel_tree, unknown_variable_error
+from sglang_lite.lang.execution.program_log import open_program_node
 from sglang_lite.lang.execution.reading import close_when_done, pieces_since_fork
 from sglang_lite.lang.execution.retries import check_repair
 from sglang_lite.lang.execution.run import Run
@@ -305,6 +306,9 @@ class Branch:
             own = _with_grammar_of_code(own, backend)
         shows_tools = own.tools is not None and self.blocks.role == "assistant"
         path = self.next_node_path()
+        if options.code is not None and self.run.is_logged:
+            functions = {name: each.function for name, each in options.code.signatures.items()}
+            open_program_node(self.run, path, functions)
         node = _make_gen_node(self, own, backend, path, where, shows_tools=shows_tools)
         kind = None if own.value_type is None else own.value_type.annotation
         thoughts = None

@@ -5,21 +5,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
 
 import msgspec
 
 from sglang_lite.lang.code_mode.calls import CodeCall
 from sglang_lite.lang.code_mode.code_tools import CheckedProgram, CodeTools
 from sglang_lite.lang.concurrency.pool import run_on_other_thread
+from sglang_lite.lang.execution.answer_log import digest_question
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.operations import GenOp
+from sglang_lite.lang.execution.program_log import (
+    CALLS,
+    ProgramLog,
+    log_program,
+    strip_program_number,
+)
 from sglang_lite.lang.tool_events import ToolEvent
 from sglang_lite.lang.tools import ToolCall
 from sglang_lite.protocol import CodeError, Generation, ToolError
 from sglang_lite.protocol.anything import Json, UserValue
-
-CALLS: Final = "code_calls"  # in the metadata of a generation
 
 
 async def run_code(
@@ -54,8 +58,9 @@ async def run_code(
             event = ToolEvent("result", name, call, f"{record.error or record.result}", error)
         player.run.record_event(event)
 
-    recorded = _find_replayable(answer.meta.get(CALLS))
-    run = partial(code.run, program, stopped, made, note, recorded)
+    log = _open_log(player, op, answer)
+    recorded = _find_replayable(answer.meta.get(CALLS)) if log is None else ()
+    run = partial(code.run, program, stopped, made, note, recorded, log)
     try:
         return await run_on_other_thread(_start_thread, run)
     except CodeError as error:
@@ -65,7 +70,18 @@ async def run_code(
         stopped.set()
         began = player.run.account.started
         calls = [_as_record(each, began) for each in made]
-        answers[0] = msgspec.structs.replace(answer, meta={**answer.meta, CALLS: calls})
+        meta = {**strip_program_number(answer.meta), CALLS: calls}
+        answers[0] = msgspec.structs.replace(answer, meta=meta)
+
+
+def _open_log(player: BasePlayer, op: GenOp, answer: Generation) -> ProgramLog | None:
+    """Logs a program before it runs, if its run has a log. Returns the log of its calls, or None."""
+    run = player.run
+    if not run.is_logged or run.log is None or not op.in_body:
+        return None
+    node = op.variable.node
+    number = log_program(run, node, op.node.name, digest_question(player, op), answer)
+    return ProgramLog(run, node, number)
 
 
 def _start_thread(job: object) -> None:

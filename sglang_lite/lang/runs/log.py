@@ -24,8 +24,8 @@ from sglang_lite.lang.execution.operations import (
     ScopeOp,
     SelectOp,
 )
+from sglang_lite.lang.execution.program_log import CALLS
 from sglang_lite.lang.execution.run import BoundCall
-from sglang_lite.lang.execution.run_code import CALLS
 from sglang_lite.lang.execution.transcript import text_without_images
 from sglang_lite.lang.expressions import MULTI_SEPARATOR
 from sglang_lite.lang.media import redact_media, thumbnail

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from sglang_lite.lang.argument_names import unknown_argument_error
 from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.execution.program_log import log_recorded_calls
 from sglang_lite.lang.execution.run import Run, RunSettings
 from sglang_lite.lang.execution.run_log import RunLog
 from sglang_lite.lang.run_options import RUN_OPTIONS, convert_to_settings
@@ -38,6 +39,7 @@ def complete_log(branch: Branch) -> None:
     for each in collect_branch_answers(branch.player):
         if each.asked and each.results and (run.path, each.node) not in log.answers:
             log.add(LoggedAnswer(run.path, each.node, each.name, each.asked, "", each.results))
+            log_recorded_calls(log, run.path, each.node, each.results)
 
 
 def prepare_resume(

@@ -1,0 +1,227 @@
+"""Calls of programs that a model wrote, in the log of the run: a call that is known is not made
+again, and one that was begun and has no result waits for a decision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from sglang_lite.errors import short_repr
+from sglang_lite.lang.code_mode.calls import read_given_result
+from sglang_lite.lang.execution.run import Run
+from sglang_lite.lang.execution.run_log import (
+    CallPlace,
+    RunLog,
+    Suspension,
+    current_call,
+    difference_error,
+)
+from sglang_lite.lang.tools import is_idempotent
+from sglang_lite.protocol import Generation, ParameterError
+from sglang_lite.protocol.anything import Json, UserValue
+from sglang_lite.protocol.run_log import (
+    CallDecision,
+    LoggedAnswer,
+    LoggedCall,
+    LoggedResult,
+    PendingCall,
+)
+
+CALLS: Final = "code_calls"  # in the metadata of a generation
+_PROGRAM: Final = "code_program"  # number of the program among those of its node
+
+
+class ProgramLog:
+    """What a program reads from the log of its run, and writes to it. Its calls come one at a time.
+
+    Args:
+        run: run that the program is part of.
+        node: path of the node that wrote it.
+        number: number of the program among those of the node, from 0.
+    """
+
+    def __init__(self, run: Run, node: str, number: int) -> None:
+        assert run.log is not None, "only programs of a run with a log have one"
+        self._run = run
+        self._log: RunLog = run.log
+        self._prefix = _path_prefix(node, number)
+        self._calls = 0
+        self._path = ""
+
+    def reach_call(self, tool: str, arguments: Json) -> LoggedResult | CallDecision | None:
+        """Goes on to the next call. Returns its result or what was decided about it, if the log has
+        that.
+
+        Raises:
+            ResumeError: the log has another call in its place.
+        """
+        self._path = f"{self._prefix}{self._calls}"
+        self._calls += 1
+        place = self._run.path, self._path
+        logged = self._log.calls.get(place)
+        now = json.dumps(arguments)
+        if logged is not None and (logged.tool, logged.arguments) != (tool, now):
+            raise difference_error(
+                f"a program calls {logged.tool}({logged.arguments})", f"calls {tool}({now})"
+            )
+        return self._log.results.get(place) or self._log.decisions.get(place)
+
+    @contextlib.contextmanager
+    def begin(self, tool: str, arguments: Json) -> Iterator[None]:
+        """Logs that the call is about to be made, in the `with` block, and waits until that is on
+        the disk.
+        """
+        record = LoggedCall(self._run.path, self._path, tool, json.dumps(arguments))
+        self._log.add(record, durable=True)
+        token = current_call.set(CallPlace(self._run, self._path))
+        try:
+            yield
+        finally:
+            current_call.reset(token)
+
+    def add_result(self, result: Json, error: str | None, *, raised: bool = False) -> None:
+        """Logs the result of the call, or its failure, and waits until it is on the disk."""
+        text = json.dumps(result)
+        record = LoggedResult(self._run.path, self._path, text, error, raised)
+        self._log.add(record, durable=True)
+
+    def make_key(self) -> str:
+        """Returns the idempotency key of the call."""
+        return self._log.key_of(self._run.path, self._path)
+
+
+def open_program_node(
+    run: Run, node: str, functions: Mapping[str, Callable[..., UserValue]]
+) -> None:
+    """Suspends a resumed run at a node whose program has calls that are in doubt. Called in the
+    body, where the node is added.
+
+    Args:
+        node: path of the node.
+        functions: the functions that its programs may call, by name.
+
+    Raises:
+        Suspension: calls are in doubt, and may not be repeated.
+        ParameterError: a decision about a call can't be used.
+    """
+    log = run.log
+    if log is None or not log.replays:
+        return
+    for place in log.calls:
+        if place[0] == run.path and place[1].startswith(f"{node}:"):
+            log.reach(*place)
+    answer = log.answers.get((run.path, node))
+    if answer is None:
+        return
+    pending = list[PendingCall]()
+    prefix = _path_prefix(node, _program_number(answer))
+    for call in log.calls_in_doubt(run.path):
+        function = functions.get(call.tool)
+        if call.run != run.path or not call.call.startswith(prefix):
+            continue
+        if function is None or not is_idempotent(function):
+            pending += [call, *log.calls_in_doubt(f"{call.run}{call.call}>")]
+    _check_decisions(log, run.path, prefix, functions)
+    if pending:
+        run.pending = tuple(pending)
+        raise Suspension(pending)
+
+
+def log_program(
+    run: Run, node: str, name: str | None, question: tuple[str, str] | None, answer: Generation
+) -> int:
+    """Logs a program that is about to run, unless the log has it. Returns its number among those of
+    its node.
+
+    Args:
+        name: variable of the node.
+        question: digest of the node's question, and the end of the text before it; None if the log
+            has an answer of the node.
+        answer: the program.
+    """
+    log = run.log
+    assert log is not None, "only programs of a run with a log are logged"
+    before = log.answers.get((run.path, node))
+    if before is not None:
+        number = _program_number(before)
+        if _PROGRAM in answer.meta or CALLS in answer.meta:  # the answer is that of the log
+            return number
+        number += 1
+        question = before.asked, before.before
+    else:
+        number = 0
+    assert question is not None, "a node without an answer in the log has one"
+    meta = {name: value for name, value in answer.meta.items() if name != CALLS}
+    program = msgspec.structs.replace(answer, meta={**meta, _PROGRAM: number})
+    log.add(LoggedAnswer(run.path, node, name, *question, (program,)))
+    log_recorded_calls(log, run.path, node, [answer], number)
+    return number
+
+
+def log_recorded_calls(
+    log: RunLog, run: str, node: str, answers: Sequence[object], number: int = 0
+) -> None:
+    """Adds the calls to a log that programs have made before the log began, or in the run that a
+    rerun repeats.
+
+    Args:
+        run: path of the run.
+        answers: answers of the node; the calls are in their metadata.
+        number: number of the program among those of the node.
+    """
+    for answer in answers:
+        calls = answer.meta.get(CALLS, ()) if isinstance(answer, Generation) else ()
+        for i, each in enumerate(calls):
+            path = f"{_path_prefix(node, number)}{i}"
+            log.add(LoggedCall(run, path, each["tool"], json.dumps(each["arguments"])))
+            if each["replayable"]:
+                log.add(LoggedResult(run, path, json.dumps(each["result"]), each["error"]))
+
+
+def strip_program_number(meta: Mapping[str, Json]) -> dict[str, Json]:
+    """Returns the metadata of an answer without the number that the log adds."""
+    return {name: value for name, value in meta.items() if name != _PROGRAM}
+
+
+def _path_prefix(node: str, number: int) -> str:
+    return f"{node}:{number}."
+
+
+def _program_number(answer: LoggedAnswer) -> int:
+    first = answer.results[0]
+    number: int = first.meta.get(_PROGRAM, 0) if isinstance(first, Generation) else 0
+    return number
+
+
+def _check_decisions(
+    log: RunLog, run: str, prefix: str, functions: Mapping[str, Callable[..., UserValue]]
+) -> None:
+    """Raises ParameterError if a decision about a call of a program can't be used."""
+    for (path, call), decision in list(log.decisions.items()):
+        if path != run or not call.startswith(prefix):
+            continue
+        tool = log.calls[path, call].tool
+        error = None
+        if decision.arguments:
+            error = ParameterError(
+                "arguments",
+                f"a program calls {tool}, so its arguments can't be changed.",
+                hint="Approve it as it is, or deny it: the model then writes another program.",
+            )
+        elif decision.verdict == "result" and tool in functions:
+            try:
+                read_given_result(functions[tool], decision.text)
+            except ValueError:
+                error = ParameterError(
+                    "text",
+                    f"{short_repr(decision.text)} is not what {tool} returns.",
+                    hint="Give its result as JSON.",
+                )
+        if error is not None:
+            log.add(CallDecision(path, call, "withdraw"), durable=True)
+            raise error
