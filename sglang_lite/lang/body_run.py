@@ -26,7 +26,12 @@ from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import call_when_done, completion_variable
 from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings, current_run
-from sglang_lite.lang.execution.run_log import JournalOptions, RunLog, Suspension
+from sglang_lite.lang.execution.run_log import (
+    JournalOptions,
+    RunLog,
+    Suspension,
+    find_suspension,
+)
 from sglang_lite.lang.execution.streamed_body import StreamedBody
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.global_config import global_config
@@ -171,12 +176,12 @@ class BodyRun:
     ) -> bool:
         branch = self._branch
         run = branch.run
-        suspended = error is not None and isinstance(error, Suspension)
+        suspension = find_suspension(error)
         try:
             if error is None:
                 pass
-            elif isinstance(error, Suspension):
-                run.pending = error.calls
+            elif suspension is not None:
+                run.pending = suspension.calls
                 complete_log(branch)
             else:
                 branch.abandon(error)
@@ -192,7 +197,9 @@ class BodyRun:
             raise nesting_error(self._program.name) from error
         if error is None and run.is_logged:
             self._check_end()
-        return suspended and (run.outer is None or run.is_item)
+        if suspension is None or run.outer is None or run.is_item:
+            return suspension is not None
+        raise suspension
 
     def _check_end(self) -> None:
         """Checks that a body that has ended has done what it did before it was resumed.

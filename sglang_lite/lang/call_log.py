@@ -4,9 +4,10 @@ have to wait for a decision.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sglang_lite.errors import short_repr
@@ -100,6 +101,31 @@ class CallLog:
     def add_turn(self, turn: str, text: str, closing: str) -> None:
         self._log.add(LoggedTurn(self._run.path, turn, text, closing))
 
+    async def run_beside_others(self, loop: Awaitable[str]) -> str:
+        """Awaits a loop of a coroutine and returns its answer. If it is suspended, waits for the
+        calls of the loops that run beside it, so that none is made after the body has ended.
+
+        Raises:
+            Suspension: the loop was suspended. It has the calls of all loops of the run that were.
+        """
+        place = current_call.get()
+        others = self._log.open_loops
+        ended = asyncio.get_running_loop().create_future()
+        others[ended] = place
+        try:
+            return await loop
+        except Suspension:
+            del others[ended]
+            ended.set_result(None)
+            await asyncio.sleep(0)  # tasks that were created before begin their loops
+            while beside := [each for each, its in others.items() if its is place]:
+                await asyncio.wait(beside)
+            raise Suspension(self._run.pending) from None
+        finally:
+            if not ended.done():
+                del others[ended]
+                ended.set_result(None)
+
     # --------------------------------------------------------------------------------------- calls
 
     def open_turn(self, turn: str, calls: Sequence[ToolCall]) -> TurnCalls:
@@ -142,13 +168,19 @@ class CallLog:
             turn.decisions[index] = decision
 
     def suspend_if_pending(self, turn: TurnCalls) -> None:
-        """Suspends the run if calls of a turn wait for a decision. None of the turn is made then.
+        """Suspends the run if calls of a turn wait for a decision, or if another loop of the run
+        was suspended. None of the turn is made then.
 
         Raises:
             Suspension: calls wait.
         """
         if turn.pending:
             raise Suspension(turn.pending)
+        run: Run | None = self._run
+        while run is not None:
+            if run.pending:
+                raise Suspension(run.pending)
+            run = run.outer
 
     def settle(self, turn: TurnCalls, toolbox: Toolbox) -> dict[int, ToolCall]:
         """Takes the results that were decided, and returns the calls that are made now, by index.

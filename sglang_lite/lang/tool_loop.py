@@ -123,6 +123,9 @@ class ToolLoop:
 
     async def arun(self) -> str:
         """Runs the loop in a coroutine, like `run`."""
+        return await self._call_log.run_beside_others(self._arun())
+
+    async def _arun(self) -> str:
         turns = self._play_turns()
         with self._carry_state(), contextlib.closing(turns), self._make_runner() as runner:
             wanted = next(turns)
@@ -150,7 +153,8 @@ class ToolLoop:
             error.state = error.state or self._s
             raise
         except Suspension as suspension:
-            self._s.branch.run.pending = suspension.calls
+            run = self._s.branch.run
+            run.pending = tuple(dict.fromkeys((*run.pending, *suspension.calls)))
             raise
 
     def _ask_approver(self, call: PendingCall) -> Verdict | Awaitable[Verdict]:

@@ -4,6 +4,7 @@ without asking models again and without calling tools again.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 import uuid
@@ -37,6 +38,17 @@ class Suspension(BaseException):
     def __init__(self, calls: Sequence[PendingCall]) -> None:
         super().__init__(f"{len(calls)} calls wait for a decision")
         self.calls = tuple(calls)
+
+
+def find_suspension(error: BaseException | None) -> Suspension | None:
+    """Returns the suspension that a body has ended with, also as a group of a TaskGroup that has
+    nothing else. None if it has ended in another way.
+    """
+    if isinstance(error, Suspension) or not isinstance(error, BaseExceptionGroup):
+        return error if isinstance(error, Suspension) else None
+    found = [find_suspension(each) for each in error.exceptions]
+    calls = [call for each in found if each is not None for call in each.calls]
+    return None if None in found else Suspension(list(dict.fromkeys(calls)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +106,7 @@ class RunLog:
         results: by run and call.
         turns: by run and turn.
         decisions: decisions that were not used yet, by run and call.
+        open_loops: loops of tools in coroutines that run now, and the call in which each runs.
     """
 
     def __init__(
@@ -114,6 +127,7 @@ class RunLog:
         self.results: dict[tuple[str, str], LoggedResult] = {}
         self.turns: dict[tuple[str, str], LoggedTurn] = {}
         self.decisions: dict[tuple[str, str], CallDecision] = {}
+        self.open_loops: dict[asyncio.Future[None], CallPlace | None] = {}
         self._lock = threading.Lock()
         self._write = write
         for record in records:
