@@ -10,8 +10,8 @@ import json
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sglang_lite.errors import short_repr
 from sglang_lite.lang.approval import Approver
+from sglang_lite.lang.execution.program_log import refuse_batch_in_journal
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.execution.run_log import CallPlace, RunLog, Suspension, current_call
 from sglang_lite.lang.tool_results import CallResult
@@ -23,7 +23,7 @@ from sglang_lite.lang.tools import (
     is_idempotent,
     takes_key,
 )
-from sglang_lite.protocol import ParameterError, ProgramError, ResumeError, ToolError
+from sglang_lite.protocol import ParameterError, ResumeError, ToolError
 from sglang_lite.protocol.run_log import (
     CallDecision,
     LoggedCall,
@@ -67,7 +67,7 @@ class CallLog:
     """
 
     def __init__(self, run: Run, approvers: Mapping[str, Approver]) -> None:
-        _refuse_batch_in_journal(run)
+        refuse_batch_in_journal(run)
         self._run = run
         self._log: RunLog = run.ensure_log()
         self._approvers = approvers
@@ -272,15 +272,3 @@ def _restore_result(call: ToolCall, logged: LoggedResult) -> CallResult:
     if logged.raised and error is not None:
         raise error
     return CallResult(logged.text, error)
-
-
-def _refuse_batch_in_journal(run: Run) -> None:
-    """Raises ProgramError if a run is an item of a batch that a program with a journal runs. The
-    journal could not tell the items apart.
-    """
-    outer = run.outer
-    if run.is_item and outer is not None and outer.log is not None and outer.log.journal:
-        raise ProgramError(
-            f"a batch inside a program can't be written to its journal {short_repr(outer.log.journal.path)}.",
-            hint="Run its items one by one: s.call(…).",
-        )

@@ -306,7 +306,7 @@ class Branch:
             own = _with_grammar_of_code(own, backend)
         shows_tools = own.tools is not None and self.blocks.role == "assistant"
         path = self.next_node_path()
-        if options.code is not None and self.run.is_logged:
+        if options.code is not None:
             functions = {name: each.function for name, each in options.code.signatures.items()}
             open_program_node(self.run, path, functions)
         node = _make_gen_node(self, own, backend, path, where, shows_tools=shows_tools)

@@ -22,7 +22,7 @@ from sglang_lite.lang.execution.run_log import (
     difference_error,
 )
 from sglang_lite.lang.tools import is_idempotent
-from sglang_lite.protocol import Generation, ParameterError
+from sglang_lite.protocol import Generation, ParameterError, ProgramError
 from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.protocol.run_log import (
     CallDecision,
@@ -106,11 +106,13 @@ def open_program_node(
         functions: the functions that its programs may call, by name.
 
     Raises:
+        ProgramError: the run is part of a batch in a program that has a journal.
         Suspension: calls are in doubt, and may not be repeated.
         ParameterError: a decision about a call can't be used.
     """
+    refuse_batch_in_journal(run)
     log = run.log
-    if log is None or not log.replays:
+    if not run.is_logged or log is None or not log.replays:
         return
     for place in log.calls:
         if place[0] == run.path and place[1].startswith(f"{node}:"):
@@ -130,6 +132,22 @@ def open_program_node(
     if pending:
         run.pending = tuple(pending)
         raise Suspension(pending)
+
+
+def refuse_batch_in_journal(run: Run) -> None:
+    """Raises ProgramError if a run is part of a batch that a program with a journal runs. The
+    journal could not tell the items apart.
+    """
+    inner: Run | None = run
+    while inner is not None:
+        outer = inner.outer
+        if inner.is_item and outer is not None and outer.log is not None and outer.log.journal:
+            path = short_repr(outer.log.journal.path)
+            raise ProgramError(
+                f"a batch inside a program can't be written to its journal {path}.",
+                hint="Run its items one by one: s.call(…).",
+            )
+        inner = outer
 
 
 def log_program(

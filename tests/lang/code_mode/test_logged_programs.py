@@ -271,3 +271,23 @@ def test_a_program_in_a_function_can_not_be_suspended(path):
         payer.run([delegate], backend=backend)
     assert "use_tools" in caught.value.hint
     assert not made
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_batch_in_a_program_with_a_journal_runs_no_program(path, nested):
+    @sgl.function
+    def item(s):
+        if nested:
+            payer.run()
+        else:
+            s += sgl.user("Pay!")
+            s += sgl.assistant(sgl.gen("paid", code=[pay]))
+
+    @sgl.function
+    def outer(s):
+        s += "x"
+        item.run_batch([{}])
+
+    with pytest.raises(sgl.BatchError, match="can't be written to its journal"):
+        outer.run(backend=writes("return pay(1)"), journal=path)
+    assert not made
