@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from textwrap import indent
 from typing import Final
 
 from sglang_lite.lang.checks import check_positive, check_whole_number
-from sglang_lite.lang.code_mode.builtin_types import BUILTINS, METHOD_NAMES
+from sglang_lite.lang.code_mode.builtin_types import BUILTINS
 from sglang_lite.lang.code_mode.calls import CallMaker, CallOutcome, CallStore, CodeCall
 from sglang_lite.lang.code_mode.check_types import check_types
 from sglang_lite.lang.code_mode.grammar import MAX_BLOCKS, write_grammar
@@ -20,7 +21,7 @@ from sglang_lite.lang.code_mode.interpreter import ProgramInterpreter
 from sglang_lite.lang.code_mode.limits import CodeLimits, Meter
 from sglang_lite.lang.code_mode.parse import parse_program
 from sglang_lite.lang.code_mode.static_types import StaticType
-from sglang_lite.lang.code_mode.tool_signatures import read_signatures
+from sglang_lite.lang.code_mode.tool_signatures import ToolSignature, read_signatures
 from sglang_lite.lang.tool_results import OnToolError
 from sglang_lite.lang.tool_runner import ToolRunner
 from sglang_lite.lang.tools import ToolCall
@@ -28,14 +29,22 @@ from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.protocol import Lark, ParameterError
 from sglang_lite.protocol.anything import UserValue
 
+_INTRODUCTION: Final = "You can call these Python functions, which are defined already:"
 _RULES: Final = f"""
-Write a program that calls them, and ends with `return` and the result. It is a small part of Python:
-- assignments, if, for over a list, a dict or range(), return
-- blocks are indented by 4 blanks, at most {MAX_BLOCKS} deep
-- lists, dicts, comprehensions, f-strings, arithmetic, comparisons, in, and, or, not
-- {", ".join(BUILTINS)}
-- the methods {", ".join(sorted(METHOD_NAMES))}
-There is nothing else: no import, def, class, while, try or lambda. Write the program alone."""
+Answer with the body of a Python function that does what the user asks for: it calls these functions, and ends with
+`return` and the result (`return None` if it has none). Write the code alone. There is no import, def, class, while,
+try, lambda or print, and no function but these and {", ".join(BUILTINS)}.
+Blocks are at most {MAX_BLOCKS} deep.
+
+For example, "How many of the numbers 3, 8 and 5 are above 4?" is answered with
+
+```python
+count = 0
+for number in [3, 8, 5]:
+    if number > 4:
+        count += 1
+return count
+```"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +118,13 @@ class CodeTools:
 
     def describe(self) -> str:
         """Describes the functions and the language of programs, for a prompt."""
-        lines = ["These functions are there:", ""]
         records = dict[str, StaticType]()
         for tool in self.signatures.values():
             _collect_records(tool.result, records)
-        for name, record in records.items():
-            fields = "; ".join(f"{field}: {kind}" for field, kind in record.fields)
-            lines.append(f"class {name}: {fields}")
-        for tool in self.signatures.values():
-            text = inspect.getdoc(tool.function) or "no description"
-            lines.append(f"def {tool}:  # {text.splitlines()[0]}")
-        return "\n".join(lines) + "\n" + _RULES
+        parts = [_describe_record(each) for each in records.values()]
+        parts += [_describe_function(tool) for tool in self.signatures.values()]
+        definitions = "\n\n".join(parts)
+        return f"{_INTRODUCTION}\n\n```python\n{definitions}\n```\n{_RULES}"
 
     def parse(self, text: str) -> CheckedProgram:
         """Parses a program and checks its types. Raises CodeError if it is not valid."""
@@ -168,3 +173,16 @@ def _collect_records(found: StaticType, records: dict[str, StaticType]) -> None:
         records[found.name] = found
     for each in (*found.items, *(kind for _, kind in found.fields)):
         _collect_records(each, records)
+
+
+def _describe_record(record: StaticType) -> str:
+    fields = [f"{name}: {kind}" for name, kind in record.fields]
+    return "\n    ".join([f"class {record.name}:", *fields])
+
+
+def _describe_function(tool: ToolSignature) -> str:
+    text = inspect.getdoc(tool.function)
+    if not text:
+        return f"def {tool}: ..."
+    closing = '\n"""' if "\n" in text else '"""'
+    return f"def {tool}:\n" + indent(f'"""{text}{closing}', "    ")

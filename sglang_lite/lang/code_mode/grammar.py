@@ -77,8 +77,11 @@ NUMBER: /(0|[1-9][0-9]{0,14})(\.[0-9]{1,10})?/
 CONSTANT: /True|False|None/
 STRING: /"([^"\\\n]|\\["'nt\\])*"|'([^'\\\n]|\\["'nt\\])*'/
 FSTRING: /f"([^"\\\n{}]|\\["'nt\\]|\{PLACE(:SPEC)?\})*"/
-WORD: /[A-Za-z_][A-Za-z0-9_]*/
+WORD: /[a-z_][a-z0-9_]{0,39}/
 """
+# A model that wants one of these statements, or a sentence, must not find itself in the middle of a name
+# that only begins like it: it would never come out. So no name begins with one, or has a capital letter.
+_STARTS: Final = "def import class while print break continue lambda raise".split()
 # What an f-string may have between braces: a variable, with fields, items and one operation.
 _PLACE: Final = (
     r"(len\([a-z][a-z0-9_]*\)|[a-z][a-z0-9_]*(\.[a-zA-Z][a-zA-Z0-9_]*|\['[^'\"\\\n\]]+'\]|\[[0-9]{1,6}\])*"
@@ -93,7 +96,8 @@ def write_grammar(tools: Mapping[str, ToolSignature]) -> str:
     calls = [writer.write_call(tool) for tool in tools.values()]
     text = _EXPRESSIONS.replace("call: builtin", f"call: {' | '.join(['builtin', *calls])}")
     text = text.replace("PLACE", _PLACE).replace("SPEC", _SPEC)
-    names = "|".join([*tools, *BUILTINS, *keyword.kwlist])
+    starts = [f"{each}[a-z0-9_]*" for each in _STARTS]
+    names = "|".join([*tools, *BUILTINS, *keyword.kwlist, *starts])
     # a name that is not one of these
     lines = [f"NAME: WORD & ~/{names}/", *_write_blocks(), text, *writer.rules]
     whole = "\n".join(lines) + "\n"

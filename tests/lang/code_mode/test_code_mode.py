@@ -124,14 +124,36 @@ def test_objects_are_read_by_their_fields_and_passed_on():
     assert seen == [(City("Rome", 2800), 2)]
 
 
-def test_describe_names_functions_and_fields():
+def test_describe_shows_functions_and_fields_as_python():
     def find(name: str) -> City:
-        """Finds a city."""
+        """Finds a city.
+
+        Args:
+            name: its name.
+        """
         return City(name, 1)
 
-    text = sgl.CodeTools([find]).describe()
-    assert "class City: name: str; population: int" in text
-    assert "def find(name: str) -> City:  # Finds a city." in text
+    def bare() -> None:
+        pass
+
+    _, shown, _, example, _ = sgl.CodeTools([find, bare]).describe().split("```")
+    expected = '''python
+class City:
+    name: str
+    population: int
+
+def find(name: str) -> City:
+    """Finds a city.
+
+    Args:
+        name: its name.
+    """
+
+def bare() -> None: ...
+'''
+    assert shown == expected
+    value = ask.run([find], backend=play(f"```{example}```")).ret_value
+    assert value == 2  # numbers above 4, of 3, 8 and 5
 
 
 # ------------------------------------------------------------------------------------------ errors

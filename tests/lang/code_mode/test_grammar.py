@@ -68,6 +68,8 @@ BAD = [
     'return "a".__class__', "x = 1", 'return look_up("x", city="x")', "return 2 ** x", "return 2 ** 65",
     "return f'{x!r}'", "print(1)", "return lambda: 1", "while True:\n    x = 1\nreturn 1", "rate = 1\nreturn 1",
     "if x:\n  y = 1\nreturn 1", "return rate([1], {'a': 1.5})", "return look_up",
+    # what small models slid into: sentences and other statements that became one long name
+    "Thesum = 1\nreturn 1", "defmain = 1\nreturn 1", "print_all = 1\nreturn 1", "a" * 41 + " = 1\nreturn 1",
     "if a:\n    if b:\n        if c:\n            if d:\n                x = 1\nreturn 1",
 ]  # fmt: skip
 
