@@ -149,16 +149,22 @@ def with_code(s, task, tools):  # type: ignore[no-untyped-def] # a program's bod
     s += sgl.system(code.describe())
     s += sgl.user(task)
     s += sgl.assistant(sgl.gen("answer", 250, code=code, temperature=0))
-    return s["answer"]
+    try:
+        return s["answer"]
+    except sgl.CodeError as error:
+        return error  # so that there is a state, with the usage of all attempts
 
 
 @sgl.function
 def with_calls(s, task, tools, parallel):  # type: ignore[no-untyped-def] # a program's body
     s += sgl.system("Use the tools. When all is done, answer shortly.")
     s += sgl.user(task)
-    return sgl.use_tools(
-        s, tools, max_steps=20, max_tokens=250, temperature=0, parallel_tool_calls=parallel
-    )
+    try:
+        return sgl.use_tools(
+            s, tools, max_steps=20, max_tokens=250, temperature=0, parallel_tool_calls=parallel
+        )
+    except sgl.SglError as error:
+        return error
 
 
 WAYS = {
@@ -175,25 +181,15 @@ def run_way(name: str, backend: object, count: int) -> None:
     began = time.perf_counter()
     for task in TASKS[:count]:
         world = World()
-        try:
-            state = WAYS[name](task.text, world.tools(), backend)
-            answer, usages = state.ret_value, state.usage()
-            generations = [node for node in state.trace().nodes if node.kind == "gen"]
-        except sgl.SglError as error:
-            failed += 1
-            print(f"  {name}: {task.text} {error.message:.100}", flush=True)
-            state = getattr(error, "state", None)
-            if state is None:
-                turns += 3  # a program that failed three times
-                if error.usage is not None:
-                    prompt += error.usage.prompt_tokens
-                    completion += error.usage.completion_tokens
-                continue
-            answer, usages = None, state.usage()
-            generations = [node for node in state.trace().nodes if node.kind == "gen"]
-        done = is_right(task, world, answer)
+        state = WAYS[name](task.text, world.tools(), backend)
+        answer, usages = state.ret_value, state.usage()
+        generations = [node for node in state.trace().nodes if node.kind == "gen"]
+        turns += sum(
+            len(node.attempts) + (not node.attempts or node.error is None) for node in generations
+        )
+        done = not isinstance(answer, sgl.SglError) and is_right(task, world, answer)
+        failed += isinstance(answer, sgl.SglError)
         right += done
-        turns += sum(1 + len(node.attempts) for node in generations)
         calls += world.calls
         prompt += usages.prompt_tokens
         completion += usages.completion_tokens

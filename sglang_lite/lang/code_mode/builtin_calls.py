@@ -104,6 +104,22 @@ def _find_extreme(name: str, items: Sequence[UserValue]) -> UserValue:
     return do_safely(lambda: min(items) if name == "min" else max(items))
 
 
+def order_items(
+    name: str,
+    items: Sequence[UserValue],
+    keys: Sequence[Any],  # numbers or texts, which is checked here
+    *,
+    reverse: bool,
+) -> UserValue:
+    """Returns the items in the order of their keys, or the one with the least or the largest key."""
+    check_ordered(name, keys)
+    places = range(len(items))
+    if name == "sorted":
+        return [items[i] for i in sorted(places, key=keys.__getitem__, reverse=reverse)]
+    choose = min if name == "min" else max
+    return items[do_safely(lambda: choose(places, key=keys.__getitem__))]
+
+
 def _add_up(items: Sequence[UserValue]) -> UserValue:
     if not all(isinstance(each, int | float) for each in items):
         raise type_error("sum() takes numbers.")

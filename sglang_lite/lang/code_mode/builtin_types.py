@@ -27,6 +27,8 @@ BUILTINS: Final = {
     "max": (1, 3), "sorted": (1, 1), "abs": (1, 1), "round": (1, 2), "str": (1, 1), "int": (1, 1),
     "float": (1, 1), "list": (1, 1),
 }  # fmt: skip
+# Those that take `key=`: a function of one argument, or a lambda.
+ORDERS: Final = ("min", "max", "sorted")
 # Those whose result can only be iterated over.
 ITERATORS: Final = ("range", "enumerate", "zip")
 # By the kind of the object: least and most arguments.
@@ -97,7 +99,7 @@ def result_of_builtin(name: str, arguments: Sequence[StaticType]) -> StaticType 
             own = INT if name == "int" else FLOAT
             return own if read else f"{name}() takes a number or its text, not {first}."
         case "min" | "max" if len(arguments) > 1:
-            return _check_order(name, join_types(map(widen, arguments)))
+            return check_order(name, join_types(map(widen, arguments)))
     return _result_of_iterating(name, arguments)
 
 
@@ -134,17 +136,18 @@ def _result_of_iterating(name: str, arguments: Sequence[StaticType]) -> StaticTy
         case "list":
             return list_of(item)
         case "sorted":
-            ordered = _check_order(name, widen(item))
+            ordered = check_order(name, widen(item))
             return ordered if isinstance(ordered, str) else list_of(ordered)
         case "sum":
             numbers = join_types(
                 INT if each.kind == "bool" else each for each in (INT, *widen(item).options())
             )
             return numbers if is_number(item) else f"sum() takes numbers, not {item}."
-    return _check_order(name, widen(item))
+    return check_order(name, widen(item))
 
 
-def _check_order(name: str, item: StaticType) -> StaticType | str:
+def check_order(name: str, item: StaticType) -> StaticType | str:
+    """Returns a type whose values have an order, or what is wrong with it."""
     if is_number(item) or is_text(item):
         return item
     return f"{name}() compares numbers, or texts, not {item}."

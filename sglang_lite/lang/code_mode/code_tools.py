@@ -33,7 +33,7 @@ _INTRODUCTION: Final = "You can call these Python functions, which are defined a
 _RULES: Final = f"""
 Answer with the body of a Python function that does what the user asks for: it calls these functions, and ends with
 `return` and the result (`return None` if it has none). Write the code alone. There is no import, def, class, while,
-try, lambda or print, and no function but these and {", ".join(BUILTINS)}.
+try or print, and no function but these and {", ".join(BUILTINS)}.
 Blocks are at most {MAX_BLOCKS} deep.
 
 For example, "How many of the numbers 3, 8 and 5 are above 4?" is answered with

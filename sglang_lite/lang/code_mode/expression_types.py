@@ -10,7 +10,9 @@ from sglang_lite.errors import CodeError
 from sglang_lite.lang.code_mode.builtin_types import (
     BUILTINS,
     METHODS,
+    ORDERS,
     can_be_text,
+    check_order,
     is_number,
     is_text,
     item_type,
@@ -139,10 +141,11 @@ class ExpressionTypes:
 
     def _type_of_name(self, node: ast.expr, name: str, env: Types) -> StaticType:
         if name not in env:
-            problem = f"{name!r} is not set."
             if name in self._unset:
                 problem = f"{name!r} may not be set, as only some paths set it."
-            raise self.error(node, problem, "Set it before.")
+                raise self.error(node, problem, "Set it before.")
+            cure = f"Set it before, or call one of the functions {', '.join(self._tools)}."
+            raise self.error(node, f"{name!r} is not set.", cure)
         return env[name]
 
     def _type_of_text(self, node: ast.JoinedStr, env: Types) -> StaticType:
@@ -344,7 +347,7 @@ class ExpressionTypes:
             case "str":
                 return STR
             case "tuple":
-                return join_types(option.items)
+                return _item_of_tuple(option.items, key)
             case "object" if key.kind == "literal":
                 fields = dict(option.fields)
                 found = [fields.get(str(each)) for each in key.values]
@@ -403,11 +406,33 @@ class ExpressionTypes:
         name = node.func.id
         if name in self._tools:
             return self._type_of_tool_call(node, self._tools[name], env)
+        if name in ORDERS and node.keywords:
+            return self._type_of_order(node, name, env)
         self._check_arity(node, f"{name}()", BUILTINS[name])
         found = result_of_builtin(name, [self.type_of(each, env) for each in node.args])
         if isinstance(found, str):
             raise self.error(node, found, f"Give {name}() another value.")
         return found
+
+    def _type_of_order(self, node: ast.Call, name: str, env: Types) -> StaticType:
+        """Returns the type of min(), max() or sorted() with `key` or `reverse`."""
+        given = {each.arg: each.value for each in node.keywords}
+        names = ["key", "reverse"] if name == "sorted" else ["key"]
+        if len(node.args) != 1 or not given.keys() <= {*names}:
+            problem = f"{name}() takes one list, and {' and '.join(names)} by name."
+            raise self.error(node, problem, f"Write {name}(…, key=lambda x: …).")
+        item = kind = self.item_of(node.args[0], env)
+        match given.get("key"):
+            case ast.Lambda(args=parameters, body=body):
+                kind = self.value_type(body, {**env, parameters.args[0].arg: item})
+            case ast.expr() as other:
+                raise self.error(other, "the key is no function.", "Write key=lambda x: …")
+        if "reverse" in given and not fits(self.value_type(given["reverse"], env), BOOL):
+            raise self.error(given["reverse"], "reverse is True or False.", "Write reverse=True.")
+        ordered = check_order(name, widen(kind))
+        if isinstance(ordered, str):
+            raise self.error(node, ordered, "Write a key that is a number or a text.")
+        return list_of(item) if name == "sorted" else item
 
     def _check_arity(self, node: ast.Call, shown: str, arity: tuple[int, int]) -> None:
         least, most = arity
@@ -454,3 +479,11 @@ class ExpressionTypes:
                     node, f"{tool.name}() lacks the argument {each.name!r}.", f"It is {tool}."
                 )
         return tool.result
+
+
+def _item_of_tuple(items: tuple[StaticType, ...], key: StaticType) -> StaticType:
+    """Returns the type of a tuple's item, whose place is known if it is a literal."""
+    size = len(items)
+    if key.kind == "literal" and all(-size <= place < size for place in key.values):
+        return join_types(items[place] for place in key.values)
+    return join_types(items)

@@ -67,10 +67,15 @@ METHOD: /\.(keys|values|items|lower|upper|strip)\(\)/
 text: STRING text_trailers operations | FSTRING operations | open
 items_or_each: items | expr each
 builtin: "len(" expr ")" | "round(" expr (", " whole)? ")" | CONVERT expr ")" | ONE items_or_each ")"
-    | FOLD folded ")"
-folded: items_or_each | expr ", " expr (", " expr)?
+    | FOLD folded ")" | "sorted(" sortable ")"
+folded: expr (each | ", " (by | expr (", " expr)?))?
 FOLD: /(min|max)\(/
-ONE: /(sum|sorted|list)\(/
+by: "key=" ("lambda " NAME ": " expr | FUNCTION)
+sortable: expr (each | ", " order)?
+order: by | by_reverse | reverse
+by_reverse: "key=" ("lambda " NAME ": " arith | FUNCTION) ", " reverse
+reverse: "reverse=" ("True" | "False")
+ONE: /(sum|list)\(/
 CONVERT: /(abs|str|int|float)\(/
 INT: /0|[1-9][0-9]{0,14}/
 NUMBER: /(0|[1-9][0-9]{0,14})(\.[0-9]{1,10})?/
@@ -81,7 +86,17 @@ WORD: /[a-z_][a-z0-9_]{0,39}/
 """
 # A model that wants one of these statements, or a sentence, must not find itself in the middle of a name
 # that only begins like it: it would never come out. So no name begins with one, or has a capital letter.
-_STARTS: Final = "def import class while print break continue lambda raise".split()
+_STARTS: Final = [
+    "def",
+    "import",
+    "class",
+    "while",
+    "print",
+    "break",
+    "continue",
+    "lambda",
+    "raise",
+]
 # What an f-string may have between braces: a variable, with fields, items and one operation.
 _PLACE: Final = (
     r"(len\([a-z][a-z0-9_]*\)|[a-z][a-z0-9_]*(\.[a-zA-Z][a-zA-Z0-9_]*|\['[^'\"\\\n\]]+'\]|\[[0-9]{1,6}\])*"
@@ -99,7 +114,15 @@ def write_grammar(tools: Mapping[str, ToolSignature]) -> str:
     starts = [f"{each}[a-z0-9_]*" for each in _STARTS]
     names = "|".join([*tools, *BUILTINS, *keyword.kwlist, *starts])
     # a name that is not one of these
-    lines = [f"NAME: WORD & ~/{names}/", *_write_blocks(), text, *writer.rules]
+    keys = [name for name, tool in tools.items() if tool.takes_one()]
+    functions = "|".join(["len", "abs", "str", "int", "float", *keys])
+    lines = [
+        f"NAME: WORD & ~/{names}/",
+        f"FUNCTION: /{functions}/",
+        *_write_blocks(),
+        text,
+        *writer.rules,
+    ]
     whole = "\n".join(lines) + "\n"
     fields = _find_fields(tools)
     if fields:

@@ -9,7 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from sglang_lite.errors import CodeError
-from sglang_lite.lang.code_mode.builtin_calls import call_builtin, call_method, iterate
+from sglang_lite.lang.code_mode.builtin_calls import (
+    call_builtin,
+    call_method,
+    iterate,
+    order_items,
+)
 from sglang_lite.lang.code_mode.limits import Meter, ProgramFault
 from sglang_lite.lang.code_mode.operations import (
     check_key,
@@ -278,8 +283,30 @@ class ProgramInterpreter:
         if not isinstance(node.func, ast.Name):
             raise type_error("only functions can be called.")
         name = node.func.id
+        if node.keywords and name not in self._tools:
+            return self._order(name, node, env)
         arguments = [self._evaluate(each, env) for each in node.args]
         if name not in self._tools:
             return call_builtin(name, arguments, self._meter)
         named = {str(each.arg): self._evaluate(each.value, env) for each in node.keywords}
         return self._call(name, arguments, named, node.lineno)
+
+    def _order(self, name: str, node: ast.Call, env: _Env) -> UserValue:
+        """Evaluates min(), max() or sorted() with `key` or `reverse`."""
+        items = list(iterate(self._evaluate(node.args[0], env), self._meter))
+        self._meter.count_memory(2 * len(items))
+        given = {each.arg: each.value for each in node.keywords}
+        reverse = "reverse" in given and is_true(self._evaluate(given["reverse"], env))
+        key = given.get("key")
+        keys = self._evaluate_keys(key, items, env) if isinstance(key, ast.Lambda) else items
+        return order_items(name, items, keys, reverse=reverse)
+
+    def _evaluate_keys(
+        self, function: ast.Lambda, items: Sequence[UserValue], env: _Env
+    ) -> list[UserValue]:
+        inside = dict(env)
+        keys = []
+        for item in items:
+            inside[function.args.args[0].arg] = item
+            keys.append(self._evaluate(function.body, inside))
+        return keys

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterator
 from typing import Final
 
 from sglang_lite.errors import CodeError
-from sglang_lite.lang.code_mode.builtin_types import BUILTINS, METHOD_NAMES
+from sglang_lite.lang.code_mode.builtin_types import BUILTINS, METHOD_NAMES, ORDERS
 
 MAX_CHARACTERS: Final = 20_000  # of a program
 MAX_NESTING: Final = 60  # of statements and expressions
@@ -20,10 +20,11 @@ _STATEMENTS = (ast.Assign, ast.AugAssign, ast.Expr, ast.For, ast.If, ast.Return)
 _EXPRESSIONS = (
     ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.Call, ast.Attribute, ast.Subscript, ast.Slice,
     ast.Name, ast.Constant, ast.JoinedStr, ast.FormattedValue, ast.List, ast.Dict, ast.Tuple, ast.ListComp,
-    ast.DictComp, ast.GeneratorExp,
+    ast.DictComp, ast.GeneratorExp, ast.Lambda,
 )  # fmt: skip
 _OTHERS = (
-    ast.Module, ast.Load, ast.Store, ast.comprehension, ast.keyword, ast.And, ast.Or, ast.Not, ast.USub, ast.UAdd,
+    ast.Module, ast.Load, ast.Store, ast.comprehension, ast.keyword, ast.arguments, ast.arg, ast.And, ast.Or, ast.Not,
+    ast.USub, ast.UAdd,
     ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt,
     ast.GtE, ast.Is, ast.IsNot, ast.In, ast.NotIn,
 )  # fmt: skip
@@ -35,7 +36,6 @@ _WORDS: Final = {
     "AsyncFunctionDef": "async def",
     "ClassDef": "class",
     "While": "while",
-    "Lambda": "lambda",
     "Starred": "*",
     "NamedExpr": ":=",
     "AnnAssign": "an annotation",
@@ -43,6 +43,7 @@ _WORDS: Final = {
     "AsyncFor": "async for",
     "AsyncWith": "async with",
 }
+_LAMBDA: Final = ("a lambda is the key= of min(), max() or sorted().", "Write key=lambda x: …")
 _SUBSET: Final = (
     "A program has assignments, calls, if, for and return, with lists, dicts, comprehensions, f-strings, arithmetic, "
     "comparisons, and, or, not."
@@ -85,7 +86,26 @@ def parse_program(text: str, tools: Container[str]) -> ast.Module:
     _check_nesting(tree, text)
     for node, parent, line in _walk(tree):
         _check_node(node, parent, tools, text, line)
+    _OrderNormalizer().visit(tree)
     return tree
+
+
+class _OrderNormalizer(ast.NodeTransformer):
+    """Writes the function of `max(…, key=function)` as a lambda that calls it."""
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        for each in node.keywords if _takes_order(node) else ():
+            if each.arg == "key" and isinstance(each.value, ast.Name):
+                made = ast.parse(f"lambda _item: {each.value.id}(_item)", mode="eval").body
+                each.value = ast.copy_location(made, each.value)
+                for inside in ast.walk(made):
+                    ast.copy_location(inside, each.value)
+        return node
+
+
+def _takes_order(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ORDERS
 
 
 def syntax_error(text: str, line: int, problem: str, cure: str) -> CodeError:
@@ -134,6 +154,11 @@ def _find_problem(node: ast.AST, parent: ast.AST, tools: Container[str]) -> tupl
             return _find_call_problem(node, tools)
         case ast.Attribute(attr=name):
             return _find_attribute_problem(node, name, parent)
+        case ast.arg(arg=name):
+            return _find_set_problem(name, tools)
+        case ast.keyword(value=ast.Name(id=name)) if node.arg == "key" and _takes_order(parent):
+            if name not in BUILTINS and name not in tools:
+                return f"there is no function {name!r}.", _list_functions(tools)
         case ast.Name():
             return _find_name_problem(node, parent, tools)
         case ast.Constant(value=value):
@@ -170,6 +195,11 @@ def _find_structure_problem(node: ast.AST, parent: ast.AST) -> tuple[str, str] |
                 return "a for can't have an else.", "Leave it out."
         case ast.ListComp() | ast.DictComp() | ast.GeneratorExp() if len(node.generators) > 1:
             return "a comprehension has one for.", "Use a loop."
+        case ast.Lambda() if not isinstance(parent, ast.keyword):
+            return _LAMBDA
+        case ast.arguments(args=args):
+            if len(args) != 1 or ast.unparse(node) != args[0].arg:
+                return "a lambda has one parameter, without a default.", "Write key=lambda x: …"
         case ast.GeneratorExp() if not isinstance(parent, ast.Call):
             return "a comprehension is in brackets.", "Write [… for … in …]."
         case ast.Dict(keys=keys) if None in keys:
@@ -197,6 +227,9 @@ def _find_format_problem(spec: ast.JoinedStr) -> tuple[str, str] | None:
 def _find_call_problem(node: ast.Call, tools: Container[str]) -> tuple[str, str] | None:
     if any(keyword.arg is None for keyword in node.keywords):
         return "arguments can't have **.", "Write each by its name."
+    for each in node.keywords:
+        if isinstance(each.value, ast.Lambda) and not (each.arg == "key" and _takes_order(node)):
+            return _LAMBDA
     match node.func:
         case ast.Name(id=name):
             if name in BUILTINS or name in tools:
@@ -228,16 +261,24 @@ def _find_attribute_problem(
     return None
 
 
+def _find_set_problem(name: str, tools: Container[str]) -> tuple[str, str] | None:
+    """Returns what is wrong with a variable's name."""
+    if name.startswith("__"):
+        return f"the name {name!r} can't be used.", "Use names without underscores in front."
+    if name in BUILTINS or name in tools:
+        return f"{name!r} is a function, so it can't be set.", "Use another name."
+    return None
+
+
 def _find_name_problem(
     node: ast.Name, parent: ast.AST, tools: Container[str]
 ) -> tuple[str, str] | None:
     name = node.id
     called = isinstance(parent, ast.Call) and parent.func is node
+    orders = isinstance(parent, ast.keyword) and parent.arg == "key"
     known = name in BUILTINS or name in tools
-    if name.startswith("__"):
-        return f"the name {name!r} can't be used.", "Use names without underscores in front."
-    if isinstance(node.ctx, ast.Store) and known:
-        return f"{name!r} is a function, so it can't be set.", "Use another name."
-    if known and not called:
+    if isinstance(node.ctx, ast.Store) or not known:
+        return _find_set_problem(name, tools)
+    if not called and not orders:
         return f"{name!r} is a function: it can only be called.", f"Write {name}(…)."
     return None

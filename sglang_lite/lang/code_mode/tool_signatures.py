@@ -61,6 +61,11 @@ class ToolSignature:
     result: StaticType
     positional: bool
 
+    def takes_one(self) -> bool:
+        """Returns whether it can be called with one argument, without a name."""
+        required = [each.required for each in self.parameters]
+        return self.positional and bool(required) and not any(required[1:])
+
     def __str__(self) -> str:
         inside = ", ".join(
             f"{each.name}: {each.type}" + (f" = {each.default}" if each.default else "")

@@ -127,6 +127,7 @@ class Maker:
             lambda: f"table({sub('bool')})[{sub('str')}]",
             lambda: f"({sub('int')} if {sub('bool')} else {sub('int')})",
             lambda: f"max({sub('int')}, {sub('int')})",
+            lambda: f"{self.random.choice(['min', 'max'])}({sub('list')}, key=lambda x: x % {self.random.randint(1, 4)})",
             lambda: f"{self.random.randint(0, 9)} ** {self.random.randint(0, 5)}",
         ])()  # fmt: skip
 
@@ -150,6 +151,7 @@ class Maker:
             lambda: f"({sub('str')} + {sub('str')})",
             lambda: f"str({sub('list')})",
             lambda: f"near({sub('str')})[{self.random.randint(-1, 2)}]",
+            lambda: f"max(near({sub('str')}), key=size)",
             lambda: f"{sub('str')}.upper()",
             lambda: f"', '.join(near({sub('str')}))",
             lambda: f"f'{{{self.known('int') or 3}}}: {{{self.known('str') or 5}}}'",
@@ -166,6 +168,7 @@ class Maker:
             lambda: f"[x * {sub('int')} for x in {sub('list')} if x > {sub('int')}]",
             lambda: f"[size(x) for x in near({sub('str')})]",
             lambda: f"sorted({sub('list')})",
+            lambda: f"sorted({sub('list')}, key=lambda x: -x * {sub('int')}, reverse={sub('bool')})",
             lambda: f"({sub('list')} + {sub('list')})",
             lambda: f"[v for k, v in table({sub('bool')}).items()]",
             lambda: f"({sub('list')} * {self.random.randint(0, 3)})",

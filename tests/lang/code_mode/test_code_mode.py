@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import re
 from typing import NamedTuple
 
 import pytest
@@ -122,6 +123,48 @@ def test_objects_are_read_by_their_fields_and_passed_on():
     value = ask.run([find, visit], backend=play(text)).ret_value
     assert value == ["Rome", 2800, City("Rome", 2800)]
     assert seen == [(City("Rome", 2800), 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('return max(["Oslo", "Rome"], key=look_up)', "Rome"),
+        ('return min(["Oslo", "Rome"], key=lambda city: look_up(city))', "Oslo"),
+        ('d = {"a": 1, "b": 2}\nreturn sorted(d.items(), key=lambda pair: -pair[1])[0][0]', "b"),
+        ('return sorted(["Oslo", "Rome"], key=look_up, reverse=True)', ["Rome", "Oslo"]),
+        ("n = 2\nreturn sorted(range(4), key=lambda i: i % n)", [0, 2, 1, 3]),
+    ],
+)
+def test_a_function_may_be_the_key_of_an_order(text, value):
+    assert ask.run(backend=play(text)).ret_value == value
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('return max(["Rome"], key=lookup)', "there is no function 'lookup'"),
+        ('return max(["Rome"], key=lambda: 1)', "one parameter"),
+        ('return max(["Rome"], key=lambda x=1: 1)', "one parameter"),
+        ('return max(["Rome"], key=lambda *x: 1)', "one parameter"),
+        ('return max(["Rome"], key=lambda __x: 1)', "'__x' can't be used"),
+        ('return max(["Rome"], key=lambda len: 1)', "'len' is a function"),
+        ('return max(["Rome"], key=lambda x: x.__class__)', "'__class__' can't be read"),
+        ("x = lambda y: y\nreturn 1", "a lambda is the key="),
+        ("return look_up(city=lambda y: y)", "a lambda is the key="),
+        ("return look_up(key=look_up)", "no parameter 'key'"),
+        ('return max(["Rome"], key="a")', "the key is no function"),
+        ('return max("a", "b", key=look_up)', "takes one list, and key by name"),
+        ('return max(["Rome"], reverse=True)', "takes one list, and key by name"),
+        ('return sorted(["Rome"], reverse="a")', "reverse is True or False"),
+        ("return max([1], key=look_up)", "takes str, not 1"),
+        ("return max([1], key=lambda x: [x])", "compares numbers, or texts"),
+        ("return max([1], key=lambda x: y)", "'y' is not set"),
+    ],
+)
+def test_other_keys_are_refused_before_anything_runs(text, problem):
+    with pytest.raises(sgl.CodeError, match=re.escape(problem)) as caught:
+        sgl.CodeTools([look_up]).parse(text)
+    assert caught.value.kind in ("syntax", "type")
 
 
 def test_describe_shows_functions_and_fields_as_python():

@@ -59,6 +59,11 @@ GOOD = [
     "return 1",
     "return rate([])",
     "return rate([1, 2.5], ok=True)",
+    'return max(["a"], key=len).lower()',
+    "return sorted([[1], [1, 2]], key=len)",
+    'return sorted(["a"], key=lambda x: look_up(x).population, reverse=True)',
+    "return sorted([1, 2], key=lambda x: -x, reverse=True)",
+    "key = 1\nreturn max(key, key)",
     LONG,
     f"```python\n{LONG}\n```",
 ]
@@ -66,7 +71,8 @@ BAD = [
     'return rate(["a"])', "return rate()", 'return lookup("x")', "return look_up(1)", 'return look_up("x", "y")',
     'return look_up("x", units="people")', 'return look_up("a", "people", "people")', "import os", "return x._y",
     'return "a".__class__', "x = 1", 'return look_up("x", city="x")', "return 2 ** x", "return 2 ** 65",
-    "return f'{x!r}'", "print(1)", "return lambda: 1", "while True:\n    x = 1\nreturn 1", "rate = 1\nreturn 1",
+    "return f'{x!r}'", "return max([1], key=sum)", "return sum([1], key=len)", "return max([1], reverse=True)",
+    "x = lambda y: y\nreturn 1", "return rate(lambda x: x)", "return max([1], key=lambda x, y: x)", "print(1)", "return lambda: 1", "while True:\n    x = 1\nreturn 1", "rate = 1\nreturn 1",
     "if x:\n  y = 1\nreturn 1", "return rate([1], {'a': 1.5})", "return look_up",
     # what small models slid into: sentences and other statements that became one long name
     "Thesum = 1\nreturn 1", "defmain = 1\nreturn 1", "print_all = 1\nreturn 1", "a" * 41 + " = 1\nreturn 1",
