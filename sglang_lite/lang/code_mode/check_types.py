@@ -95,7 +95,9 @@ class _TypeChecker:
             inside = types.bind_target(node.target, item, env)
             after = self.check_block(node.body, inside)
             if after is None:
-                return env
+                problem = "the loop always returns in its first round."
+                cure = "Return after the loop, or under an if. Write list(…)[0] for the first item."
+                raise types.error(node, problem, cure)
             types.note_unset(after.keys() - env.keys())
             changed = {
                 name: ANY if count == _MAX_ROUNDS - 1 else join_types([kind, after[name]])

@@ -126,8 +126,17 @@ def test_objects_are_read_by_their_fields_and_passed_on():
 
 
 @pytest.mark.parametrize(
+    "inside", ["return x", "if x:\n        return 1\n    else:\n        return 2"]
+)
+def test_a_loop_that_has_one_round_at_most_is_refused(inside):
+    with pytest.raises(sgl.CodeError, match="line 1: the loop always returns in its first round"):
+        sgl.CodeTools([look_up]).parse(f"for x in [1, 2]:\n    {inside}\nreturn 3")
+
+
+@pytest.mark.parametrize(
     ("text", "value"),
     [
+        ("for x in [1, 2]:\n    if x > 1:\n        return x\nreturn 3", 2),
         ('return max(["Oslo", "Rome"], key=look_up)', "Rome"),
         ('return min(["Oslo", "Rome"], key=lambda city: look_up(city))', "Oslo"),
         ('d = {"a": 1, "b": 2}\nreturn sorted(d.items(), key=lambda pair: -pair[1])[0][0]', "b"),
@@ -135,7 +144,7 @@ def test_objects_are_read_by_their_fields_and_passed_on():
         ("n = 2\nreturn sorted(range(4), key=lambda i: i % n)", [0, 2, 1, 3]),
     ],
 )
-def test_a_function_may_be_the_key_of_an_order(text, value):
+def test_programs_return_what_python_returns(text, value):
     assert ask.run(backend=play(text)).ret_value == value
 
 
