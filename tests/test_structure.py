@@ -288,6 +288,7 @@ MAY_WAIT = {
     "runtime/core/test_sleep_whole.py": "engines sleep",
     "runtime/media/test_encoder_weights.py": "engines sleep",
     "runtime/models/test_gguf.py": "engines sleep",
+    "runtime/models/test_state_pairs.py": "engines sleep",
     "constraints/test_fuzz.py": "ends what hangs after 20 s on the CPU",
     "runtime/structured_output/test_compiler.py": "has a worker that waits for longer than it may compute",
     "waiting.py": "looks again after a while, for a condition and not for a time",

@@ -23,10 +23,21 @@ from sglang_lite.lang.code_mode.static_types import (
 
 # Least and most arguments, by name.
 BUILTINS: Final = {
-    "len": (1, 1), "range": (1, 3), "enumerate": (1, 2), "zip": (2, 2), "sum": (1, 1), "min": (1, 3),
-    "max": (1, 3), "sorted": (1, 1), "abs": (1, 1), "round": (1, 2), "str": (1, 1), "int": (1, 1),
-    "float": (1, 1), "list": (1, 1),
-}  # fmt: skip
+    "len": (1, 1),
+    "range": (1, 3),
+    "enumerate": (1, 2),
+    "zip": (2, 2),
+    "sum": (1, 1),
+    "min": (1, 3),
+    "max": (1, 3),
+    "sorted": (1, 1),
+    "abs": (1, 1),
+    "round": (1, 2),
+    "str": (1, 1),
+    "int": (1, 1),
+    "float": (1, 1),
+    "list": (1, 1),
+}
 # Those that take `key=`: a function of one argument, or a lambda.
 ORDERS: Final = ("min", "max", "sorted")
 # Those whose result can only be iterated over.
@@ -34,12 +45,18 @@ ITERATORS: Final = ("range", "enumerate", "zip")
 # By the kind of the object: least and most arguments.
 METHODS: Final = {
     "str": {
-        "lower": (0, 0), "upper": (0, 0), "strip": (0, 0), "split": (0, 1), "join": (1, 1), "startswith": (1, 1),
-        "endswith": (1, 1), "replace": (2, 2),
+        "lower": (0, 0),
+        "upper": (0, 0),
+        "strip": (0, 0),
+        "split": (0, 1),
+        "join": (1, 1),
+        "startswith": (1, 1),
+        "endswith": (1, 1),
+        "replace": (2, 2),
     },
     "list": {"append": (1, 1)},
     "dict": {"get": (1, 2), "keys": (0, 0), "values": (0, 0), "items": (0, 0)},
-}  # fmt: skip
+}
 METHOD_NAMES: Final = frozenset(name for names in METHODS.values() for name in names)
 _NUMBERS: Final = frozenset(["bool", "int", "float"])
 

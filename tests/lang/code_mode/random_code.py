@@ -109,92 +109,122 @@ class Maker:
 
     def mistake(self):
         return self.random.choice(
-            ["unknown", "size(1)", "size()", "near(town='Oslo')", "nowhere('x')", "mean('a', 1)", "size('Oslo', 'x')",
-             "size('Oslo', 1, 2)", "table(1)", "mean([1.5], 1.5)", "near(None)", "size(city='Oslo', city2=3)"]
-        )  # fmt: skip
+            [
+                "unknown",
+                "size(1)",
+                "size()",
+                "near(town='Oslo')",
+                "nowhere('x')",
+                "mean('a', 1)",
+                "size('Oslo', 'x')",
+                "size('Oslo', 1, 2)",
+                "table(1)",
+                "mean([1.5], 1.5)",
+                "near(None)",
+                "size(city='Oslo', city2=3)",
+            ]
+        )
 
     def make_int(self, depth):
         sub = lambda kind: self.expression(kind, depth - 1)  # noqa: E731
         if depth <= 0:
             return str(self.random.randint(0, 20))
-        return self.random.choice([
-            lambda: f"({sub('int')} {self.random.choice(['+', '-', '*', '//', '%'])} {sub('int')})",
-            lambda: f"len({sub('list')})",
-            lambda: f"size({sub('str')}, {sub('int')})",
-            lambda: f"size(city={sub('str')})",
-            lambda: f"sum({sub('list')})",
-            lambda: f"{sub('list')}[{self.random.randint(-2, 3)}]",
-            lambda: f"table({sub('bool')})[{sub('str')}]",
-            lambda: f"({sub('int')} if {sub('bool')} else {sub('int')})",
-            lambda: f"max({sub('int')}, {sub('int')})",
-            lambda: f"{self.random.choice(['min', 'max'])}({sub('list')}, key=lambda x: x % {self.random.randint(1, 4)})",
-            lambda: f"{self.random.randint(0, 9)} ** {self.random.randint(0, 5)}",
-        ])()  # fmt: skip
+        return self.random.choice(
+            [
+                lambda: (
+                    f"({sub('int')} {self.random.choice(['+', '-', '*', '//', '%'])} {sub('int')})"
+                ),
+                lambda: f"len({sub('list')})",
+                lambda: f"size({sub('str')}, {sub('int')})",
+                lambda: f"size(city={sub('str')})",
+                lambda: f"sum({sub('list')})",
+                lambda: f"{sub('list')}[{self.random.randint(-2, 3)}]",
+                lambda: f"table({sub('bool')})[{sub('str')}]",
+                lambda: f"({sub('int')} if {sub('bool')} else {sub('int')})",
+                lambda: f"max({sub('int')}, {sub('int')})",
+                lambda: (
+                    f"{self.random.choice(['min', 'max'])}({sub('list')}, key=lambda x: x % {self.random.randint(1, 4)})"
+                ),
+                lambda: f"{self.random.randint(0, 9)} ** {self.random.randint(0, 5)}",
+            ]
+        )()
 
     def make_float(self, depth):
         sub = lambda kind: self.expression(kind, depth - 1)  # noqa: E731
         if depth <= 0:
             return f"{self.random.randint(0, 9)}.5"
-        return self.random.choice([
-            lambda: f"({sub('float')} + {sub('int')})",
-            lambda: f"({sub('int')} / {sub('int')})",
-            lambda: f"mean([{sub('float')}, {sub('float')}], {self.random.randint(0, 3)})",
-            lambda: f"round({sub('float')}, 1)",
-            lambda: f"abs({sub('float')})",
-        ])()  # fmt: skip
+        return self.random.choice(
+            [
+                lambda: f"({sub('float')} + {sub('int')})",
+                lambda: f"({sub('int')} / {sub('int')})",
+                lambda: f"mean([{sub('float')}, {sub('float')}], {self.random.randint(0, 3)})",
+                lambda: f"round({sub('float')}, 1)",
+                lambda: f"abs({sub('float')})",
+            ]
+        )()
 
     def make_str(self, depth):
         sub = lambda kind: self.expression(kind, depth - 1)  # noqa: E731
         if depth <= 0:
             return repr(self.random.choice([*CITIES, "Rom", ""]))
-        return self.random.choice([
-            lambda: f"({sub('str')} + {sub('str')})",
-            lambda: f"str({sub('list')})",
-            lambda: f"near({sub('str')})[{self.random.randint(-1, 2)}]",
-            lambda: f"max(near({sub('str')}), key=size)",
-            lambda: f"{sub('str')}.upper()",
-            lambda: f"', '.join(near({sub('str')}))",
-            lambda: f"f'{{{self.known('int') or 3}}}: {{{self.known('str') or 5}}}'",
-            lambda: f"f'{{{self.known('float') or 0.5}:.2f}}'",
-            lambda: f"{sub('str')}[{self.random.randint(0, 2)}:{self.random.randint(0, 4)}]",
-        ])()  # fmt: skip
+        return self.random.choice(
+            [
+                lambda: f"({sub('str')} + {sub('str')})",
+                lambda: f"str({sub('list')})",
+                lambda: f"near({sub('str')})[{self.random.randint(-1, 2)}]",
+                lambda: f"max(near({sub('str')}), key=size)",
+                lambda: f"{sub('str')}.upper()",
+                lambda: f"', '.join(near({sub('str')}))",
+                lambda: f"f'{{{self.known('int') or 3}}}: {{{self.known('str') or 5}}}'",
+                lambda: f"f'{{{self.known('float') or 0.5}:.2f}}'",
+                lambda: f"{sub('str')}[{self.random.randint(0, 2)}:{self.random.randint(0, 4)}]",
+            ]
+        )()
 
     def make_list(self, depth):
         sub = lambda kind: self.expression(kind, depth - 1)  # noqa: E731
         if depth <= 0:
             return f"[{self.random.randint(0, 9)}, {self.random.randint(0, 9)}]"
-        return self.random.choice([
-            lambda: f"[{sub('int')}, {sub('int')}]",
-            lambda: f"[x * {sub('int')} for x in {sub('list')} if x > {sub('int')}]",
-            lambda: f"[size(x) for x in near({sub('str')})]",
-            lambda: f"sorted({sub('list')})",
-            lambda: f"sorted({sub('list')}, key=lambda x: -x * {sub('int')}, reverse={sub('bool')})",
-            lambda: f"({sub('list')} + {sub('list')})",
-            lambda: f"[v for k, v in table({sub('bool')}).items()]",
-            lambda: f"({sub('list')} * {self.random.randint(0, 3)})",
-            lambda: f"{sub('list')}[{self.random.randint(-1, 2)}:]",
-        ])()  # fmt: skip
+        return self.random.choice(
+            [
+                lambda: f"[{sub('int')}, {sub('int')}]",
+                lambda: f"[x * {sub('int')} for x in {sub('list')} if x > {sub('int')}]",
+                lambda: f"[size(x) for x in near({sub('str')})]",
+                lambda: f"sorted({sub('list')})",
+                lambda: (
+                    f"sorted({sub('list')}, key=lambda x: -x * {sub('int')}, reverse={sub('bool')})"
+                ),
+                lambda: f"({sub('list')} + {sub('list')})",
+                lambda: f"[v for k, v in table({sub('bool')}).items()]",
+                lambda: f"({sub('list')} * {self.random.randint(0, 3)})",
+                lambda: f"{sub('list')}[{self.random.randint(-1, 2)}:]",
+            ]
+        )()
 
     def make_bool(self, depth):
         sub = lambda kind: self.expression(kind, depth - 1)  # noqa: E731
         if depth <= 0:
             return self.random.choice(["True", "False"])
-        return self.random.choice([
-            lambda: f"({sub('int')} < {sub('int')})",
-            lambda: f"({sub('str')} in near({sub('str')}))",
-            lambda: f"({sub('list')} == {sub('list')})",
-            lambda: f"({sub('bool')} and {sub('bool')})",
-            lambda: f"(not {sub('bool')})",
-            lambda: f"{sub('str')}.startswith({sub('str')})",
-            lambda: f"(1 < {sub('int')} <= {sub('int')})",
-        ])()  # fmt: skip
+        return self.random.choice(
+            [
+                lambda: f"({sub('int')} < {sub('int')})",
+                lambda: f"({sub('str')} in near({sub('str')}))",
+                lambda: f"({sub('list')} == {sub('list')})",
+                lambda: f"({sub('bool')} and {sub('bool')})",
+                lambda: f"(not {sub('bool')})",
+                lambda: f"{sub('str')}.startswith({sub('str')})",
+                lambda: f"(1 < {sub('int')} <= {sub('int')})",
+            ]
+        )()
 
     def make_dict(self, depth):
         sub = lambda kind: self.expression(kind, depth - 1)  # noqa: E731
         if depth <= 0:
             return "{'k': 1}"
-        return self.random.choice([
-            lambda: f"table({sub('bool')})",
-            lambda: f"{{x: x + 1 for x in {sub('list')}}}",
-            lambda: f"{{'n': {sub('int')}, 's': {sub('str')}}}",
-        ])()  # fmt: skip
+        return self.random.choice(
+            [
+                lambda: f"table({sub('bool')})",
+                lambda: f"{{x: x + 1 for x in {sub('list')}}}",
+                lambda: f"{{'n': {sub('int')}, 's': {sub('str')}}}",
+            ]
+        )()

@@ -489,7 +489,8 @@ class AdapterReader:
             return self._embedding_error(file, module)
         if module in self._others or ".experts." in module:
             return _merge_error(
-                f"{file}: the adapter changes {module}; only projections of attention, or of what is in its place, and of dense feed-forwards can."
+                f"{file}: the adapter changes {module}; only projections of attention, or of what is in its place, and "
+                "of dense feed-forwards can."
             )
         return ModelError(
             f"{file}: the adapter changes {module}, which {self._model_name} does not have.",
