@@ -8,7 +8,9 @@ import json
 import os
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import sglang_lite as sgl
 from sglang_lite.lang.tools import tool_schemas
@@ -55,7 +57,7 @@ def _program(folder):
     @sgl.function
     def agent(s):
         s += sgl.user("Pay.")
-        tools = [pay, keyed, look]
+        tools: list[Callable[..., Any]] = [pay, keyed, look]
         return sgl.use_tools(s, tools, max_steps=TURNS, parallel_tool_calls=True)
 
     return agent
@@ -95,7 +97,7 @@ def play_lives(folder, seed, kills):
         agents += 1
         lives = [_seen(own, killed=False)]
         while not (own / "end").exists():
-            growth = drawn.randint(0, 3000)
+            growth: int | None = drawn.randint(0, 3000)
             if len(seen) + len(lives) - 1 >= kills:
                 growth = None
             if _fork_life(own, growth):

@@ -7,8 +7,9 @@ import itertools
 import json
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
@@ -77,7 +78,7 @@ def draw_agent(seed):
     forks = drawn.choice([0, 0, 0, 2])
     for i in range(forks):
         scripts[f"fork{i}"] = draw_script(KINDS, drawn.randint(0, 2))
-    limits = {"max_steps": drawn.choice([1, 3, 9])}
+    limits: dict[str, int | None] = {"max_steps": drawn.choice([1, 3, 9])}
     if drawn.random() < 0.3:
         limits["max_calls_per_turn"] = drawn.randint(1, 2)
     limits["max_failures"] = drawn.choice([None, 2, 3])
@@ -120,7 +121,7 @@ class World:
     asked: list = field(default_factory=list)
     events: int = 0
     dead: bool = False
-    on_kill: object = None
+    on_kill: Callable[[], None] | None = None
 
     def event(self):
         """Counts an event. A process that was killed does nothing any more."""
@@ -199,7 +200,7 @@ def _refuse(number):
     raise ValueError(f"{number} is no number")
 
 
-APPROVE = {"asked": "ask", "judged": judge}
+APPROVE: Any = {"asked": "ask", "judged": judge}
 
 
 def programs(world):

@@ -5,6 +5,7 @@ import copy
 import pickle
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,13 +35,13 @@ def _nothing_is_made():
 
 
 @sgl.function
-def agent(s, approve="ask", tools=(look, refund), **options):
+def agent(s, /, approve="ask", tools=(look, refund), **options):
     s += sgl.user("Refund order 7.")
     return sgl.use_tools(s, list(tools), approve=approve, **options)
 
 
 @sgl.function
-async def async_agent(s, approve="ask", tools=(look, refund), **options):
+async def async_agent(s, /, approve="ask", tools=(look, refund), **options):
     s += sgl.user("Refund order 7.")
     return await sgl.use_tools(s, list(tools), approve=approve, **options)
 
@@ -362,7 +363,8 @@ def test_decisions_are_about_calls_that_wait():
     state = agent.run(backend=model(REFUND, answer("done")))
     other = sgl.ScriptedBackend(lambda _: answer("x"))
     (waiting,) = state.pending()
-    for wrong in ([], [True], [waiting.approve(), waiting.deny()]):
+    wrongs: list[Any] = [[], [True], [waiting.approve(), waiting.deny()]]
+    for wrong in wrongs:
         with pytest.raises(sgl.ParameterError, match=r"^decisions: "):
             state.resume(wrong)
     with pytest.raises(sgl.ProgramError, match="not suspended"):

@@ -48,6 +48,7 @@ class Life:
         """The file as it is when the process is killed: what comes later is not in it."""
         self.lives += 1
         copy = self.folder / f"{self.lives}.jsonl"
+        assert self.path is not None
         shutil.copy(self.path, copy)
         lines = copy.read_bytes().splitlines(keepends=True)
         if self.drawn.random() < 0.5:  # a line that was cut short

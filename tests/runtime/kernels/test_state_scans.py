@@ -4,6 +4,7 @@ CPU, in torch twins and in kernels.
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -207,7 +208,7 @@ def test_convolutions_of_any_window_with_and_without_activation(of, window, rows
     assert torch.equal(states.double(), after)
 
 
-SIZES = {
+SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3.5": ("delta", {"heads": (1, 2), "dims": (128, 128)}),
     "OLMo Hybrid": ("delta", {"heads": (2, 2), "dims": (96, 192)}),
     "Kimi Linear": ("delta", {"heads": (2, 2), "dims": (128, 128), "by_channel": True}),
