@@ -29,7 +29,6 @@ from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings, current_
 from sglang_lite.lang.execution.run_log import (
     JournalOptions,
     RunLog,
-    Suspension,
     find_suspension,
 )
 from sglang_lite.lang.execution.streamed_body import StreamedBody
@@ -38,6 +37,7 @@ from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.runs.journal import Journal
 from sglang_lite.lang.runs.resume import complete_log
 from sglang_lite.lang.state import ProgramState, user_location
+from sglang_lite.lang.suspension import Suspension
 from sglang_lite.lang.tracebacks import trimmed
 from sglang_lite.protocol import (
     Location,

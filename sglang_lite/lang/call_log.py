@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from sglang_lite.lang.approval import Approver
 from sglang_lite.lang.execution.program_log import refuse_batch_in_journal
 from sglang_lite.lang.execution.run import Run
-from sglang_lite.lang.execution.run_log import CallPlace, RunLog, Suspension, current_call
+from sglang_lite.lang.execution.run_log import CallPlace, RunLog, current_call
+from sglang_lite.lang.suspension import Suspension
 from sglang_lite.lang.tool_results import CallResult
 from sglang_lite.lang.tools import (
     IDEMPOTENCY_KEY,

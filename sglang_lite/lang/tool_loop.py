@@ -18,9 +18,9 @@ from sglang_lite.lang.api import gen
 from sglang_lite.lang.approval import Approver, Verdict, read_verdict
 from sglang_lite.lang.backend.token_counts import count_text_tokens, estimate_tokens
 from sglang_lite.lang.call_log import CallLog, TurnCalls, describe_change
-from sglang_lite.lang.execution.run_log import Suspension
 from sglang_lite.lang.expressions import SglGen
 from sglang_lite.lang.state import ProgramState
+from sglang_lite.lang.suspension import Suspension
 from sglang_lite.lang.tool_events import ToolEvent
 from sglang_lite.lang.tool_results import CallResult, OnToolError, cut_middle, finish_call
 from sglang_lite.lang.tool_runner import ToolRunner

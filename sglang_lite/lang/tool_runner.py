@@ -21,7 +21,7 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Generic, NoReturn, TypeVar
 
-from sglang_lite.lang.execution.run_log import Suspension
+from sglang_lite.lang.suspension import Suspension
 from sglang_lite.lang.tools import SchemaTool, ToolCall
 from sglang_lite.protocol import ToolError
 from sglang_lite.protocol.anything import UserValue

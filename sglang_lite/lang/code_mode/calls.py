@@ -17,8 +17,8 @@ from typing import Any, Final, Protocol
 from sglang_lite.lang.code_mode.limits import Meter, ProgramFault
 from sglang_lite.lang.code_mode.tool_signatures import ToolSignature
 from sglang_lite.lang.code_mode.values import ResultReader, has_objects, original_value
-from sglang_lite.lang.execution.run_log import Suspension
 from sglang_lite.lang.failure_text import describe_failure
+from sglang_lite.lang.suspension import Suspension
 from sglang_lite.lang.tool_results import ENDS_PROGRAM, OnToolError, text_for_model
 from sglang_lite.lang.tool_runner import ToolRunner
 from sglang_lite.lang.tools import (

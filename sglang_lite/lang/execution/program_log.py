@@ -17,10 +17,10 @@ from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.execution.run_log import (
     CallPlace,
     RunLog,
-    Suspension,
     current_call,
     difference_error,
 )
+from sglang_lite.lang.suspension import Suspension
 from sglang_lite.lang.tools import is_idempotent
 from sglang_lite.protocol import Generation, ParameterError, ProgramError
 from sglang_lite.protocol.anything import Json, UserValue

@@ -8,12 +8,13 @@ import asyncio
 import itertools
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from os import PathLike
 
+from sglang_lite.lang.suspension import Suspension
 from sglang_lite.protocol import ResumeError
 from sglang_lite.protocol.run_log import (
     CallDecision,
@@ -25,19 +26,6 @@ from sglang_lite.protocol.run_log import (
     LogRecord,
     PendingCall,
 )
-
-
-class Suspension(BaseException):
-    """Ends a body at calls that wait for a decision. It is no error, so that programs do not catch
-    it.
-
-    Args:
-        calls: the calls.
-    """
-
-    def __init__(self, calls: Sequence[PendingCall]) -> None:
-        super().__init__(f"{len(calls)} calls wait for a decision")
-        self.calls = tuple(calls)
 
 
 def find_suspension(error: BaseException | None) -> Suspension | None:

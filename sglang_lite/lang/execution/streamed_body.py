@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sglang_lite.lang.concurrency.variables import copy_as_sgl_error
 from sglang_lite.lang.execution.reading import check_may_block
 from sglang_lite.lang.execution.run import Run
-from sglang_lite.lang.execution.run_log import Suspension
+from sglang_lite.lang.suspension import Suspension
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.protocol import SglError
 from sglang_lite.protocol.anything import UserValue
