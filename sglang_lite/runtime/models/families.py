@@ -668,7 +668,7 @@ def _nemotron_left_out(config: Config) -> str:
     if config.get("moe_latent_size"):
         return "moe_latent_size"
     experts = "moe" in (config.get("layers_block_type") or config.get("layer_types") or ())
-    if config.get("mlp_bias") and (experts or "E" in config.get("hybrid_override_pattern", "")):
+    if config.get("mlp_bias") and (experts or "E" in (config.get("hybrid_override_pattern") or "")):
         return "mlp_bias with experts"
     return ""
 
@@ -1306,8 +1306,8 @@ FAMILIES: Mapping[str, Family] = {
         aliases={"max_position_embeddings": "model_max_length", "norm_topk_prob": "moe_renormalize",
                  "n_group": "num_expert_group", "num_experts_per_tok": "num_experts_per_token",
                  "n_shared_experts": "num_shared_experts"},
-        computed=kimi_layer_types, latent=True, has_rope=lambda c, i, window: False, mixer=kimi_mixer,
-        experts_fields=_glm4_lite_experts, left_out=_kimi_left_out,
+        computed=kimi_layer_types, biases=_ATTENTION, latent=True, has_rope=lambda c, i, window: False,
+        mixer=kimi_mixer, experts_fields=_glm4_lite_experts, left_out=_kimi_left_out,
         # transformers saves a dense feed-forward under the name of experts
         names={**{role: f"{name}|block_sparse_moe.{name.removeprefix('mlp.')}" for role, name in (
                    ("gate", "mlp.gate_proj"), ("up", "mlp.up_proj"), ("down", "mlp.down_proj"))},
@@ -1357,10 +1357,10 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "jamba": Family(
         ("JambaForCausalLM",),
-        {"hidden_act": "silu", "num_key_value_heads": 8, "max_position_embeddings": 262_144, "num_experts": 16,
-         "num_experts_per_tok": 2, "expert_layer_period": 2, "expert_layer_offset": 1, "attn_layer_period": 8,
-         "attn_layer_offset": 4, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": "auto",
-         "mamba_conv_bias": True, "mamba_proj_bias": False},
+        {"hidden_act": "silu", "rms_norm_eps": 1e-6, "num_key_value_heads": 8, "max_position_embeddings": 262_144,
+         "num_experts": 16, "num_experts_per_tok": 2, "expert_layer_period": 2, "expert_layer_offset": 1,
+         "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2,
+         "mamba_dt_rank": "auto", "mamba_conv_bias": True, "mamba_proj_bias": False},
         mixer=jamba_mixer, has_rope=lambda c, i, window: False, experts_fields=_jamba_experts,
         names={**_FED_BY_NAME, "mamba_dt_offset": "mamba.dt_proj.bias", "router": "feed_forward.router",
                "expert_gate": "feed_forward.experts.{}.gate_proj", "expert_up": "feed_forward.experts.{}.up_proj",
@@ -1370,8 +1370,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "granitemoehybrid": Family(
         ("GraniteMoeHybridForCausalLM",),
-        {**_GRANITE, **_MAMBA2, "max_position_embeddings": 2048, "num_local_experts": 8, "num_experts_per_tok": 2,
-         "shared_intermediate_size": 1024, "position_embedding_type": None},
+        {**_GRANITE, **_MAMBA2, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "num_local_experts": 8,
+         "num_experts_per_tok": 2, "shared_intermediate_size": 1024, "position_embedding_type": None},
         biases=_ATTENTION, dense_size="shared_intermediate_size", mixer=granite_mixer,
         has_rope=lambda c, i, window: c.get("position_embedding_type") == "rope",
         attention_fields=_granite_attention_settings, layer_fields=_granite_layer_settings,

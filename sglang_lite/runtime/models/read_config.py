@@ -131,7 +131,15 @@ def _complete_config(family: Family, given: Config, source: str) -> dict[str, Js
         computed = family.computed(whole)
     except KeyError as error:
         raise _missing_error(error, source) from error
-    return {**family.defaults, **computed, **named, **given}
+    except TypeError as error:
+        raise ModelError(
+            f"{source}: {error}, in the fields that tell the layers.",
+            hint="Correct them, or fetch the file again.",
+        ) from error
+    told = {
+        name: value for name, value in given.items() if value is not None or name not in computed
+    }
+    return {**family.defaults, **computed, **named, **told}
 
 
 def _missing_error(error: KeyError, source: str) -> ModelError:

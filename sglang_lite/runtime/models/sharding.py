@@ -424,7 +424,7 @@ def _mamba2_part(a: Mamba2Spec, matrix: str, heads: range, groups: range) -> Ran
 
 def _mamba1_part(matrix: str, channels: range) -> RankPart | None:
     """Returns the part of a parameter for a rank's channels."""
-    if matrix.endswith("_norm"):
+    if matrix.endswith("_norm") or not matrix.startswith("mamba_"):
         return None
     return _scale_range("inputs" if matrix == "mamba_low" else "outputs", channels)
 

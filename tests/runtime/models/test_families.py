@@ -324,7 +324,7 @@ FAMILIES: dict[str, Any] = {
         attention_bias=True, mlp_bias=True, projectors_bias=True, mamba_proj_bias=True, head_dim=12)),
     "falcon-h1-gated": ("FalconH1ForCausalLM", MAMBA | dict(
         mamba_d_ssm=64, mamba_n_groups=1, mamba_rms_norm=True, mamba_norm_before_gate=False)),
-    "jamba": ("JambaForCausalLM", JAMBA | dict(num_experts=4, num_experts_per_tok=2)),
+    "jamba": ("JambaForCausalLM", JAMBA | dict(num_experts=4, num_experts_per_tok=2, expert_layer_offset=0)),
     "jamba-dense": ("JambaForCausalLM", JAMBA | dict(num_experts=1, mamba_proj_bias=True, mamba_conv_bias=False)),
     "nemotron-h": ("NemotronHForCausalLM", NEMOTRON | dict(
         layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"])),
