@@ -27,6 +27,7 @@ from sglang_lite.lang.execution.answer_log import digest_question, log_answer
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.budget import max_generation_usage
 from sglang_lite.lang.execution.operations import GenOp, asked
+from sglang_lite.lang.execution.program_log import CALLS
 from sglang_lite.lang.execution.retries import (
     check_value,
     next_prompt_shows_answer,
@@ -185,7 +186,15 @@ async def _call_with_retries(player: BasePlayer, op: GenOp) -> None:
             and (bool(answers) or isinstance(error, ValueValidationError))
         )
 
-    generations, values = await run_attempts(run, retries, ask, note_failure)
+    def ends_program(error: Exception) -> bool:
+        """Returns True if a program has run and the error is not about its text or value, so that
+        the model could do nothing about it, and its calls would be made twice.
+        """
+        if not answers or CALLS not in answers[0].meta:
+            return False
+        return not (isinstance(error, ValueValidationError) and error.text in answers[0].text)
+
+    generations, values = await run_attempts(run, retries, ask, note_failure, ends_program)
     # else it is another reader's log
     if not live and player.transcript.log is not None and player.is_current(op):
         AnswerStream(player.transcript.log, op).show_rest(generations[0])

@@ -243,3 +243,13 @@ def _check_decisions(
         if error is not None:
             log.add(CallDecision(path, call, "withdraw"), durable=True)
             raise error
+
+
+def describe_calls(made: Sequence[Mapping[str, Json]]) -> str:
+    """Tells the model which calls its rejected program has made: a new one makes them again.
+
+    Args:
+        made: records of the calls.
+    """
+    shown = ", ".join(dict.fromkeys(each["tool"] for each in made))
+    return f" {len(made)} calls were made already ({shown})." if made else ""

@@ -19,6 +19,7 @@ from sglang_lite.lang.backend.rendering import with_user_reply
 from sglang_lite.lang.concurrency.loop import current_deadline, winds_down_at
 from sglang_lite.lang.concurrency.pool import run_on_other_thread
 from sglang_lite.lang.execution.operations import FailedAttempt, GenOp
+from sglang_lite.lang.execution.program_log import CALLS, describe_calls
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.expressions import SglGen
 from sglang_lite.protocol import (
@@ -66,7 +67,11 @@ _LONGEST_PAUSE = 2.0
 
 
 async def run_attempts(
-    run: Run, retries: int, ask: Callable[[int], Awaitable[_T]], failed: Callable[[Exception], bool]
+    run: Run,
+    retries: int,
+    ask: Callable[[int], Awaitable[_T]],
+    failed: Callable[[Exception], bool],
+    is_final: Callable[[Exception], bool] = lambda _: False,
 ) -> _T:
     """Awaits `ask` until it returns. Gives up when the run's deadline has passed or when `retries`
     more attempts have failed.
@@ -75,6 +80,7 @@ async def run_attempts(
         ask: makes an attempt; its argument is the number of the attempt, from 0.
         failed: called with the error of each attempt. Returns True if another one would fail the
             same way, so that none is made.
+        is_final: called with such an error, too. Returns True if another attempt could do harm.
     """
     remaining = None if run.deadline is None else run.deadline - time.monotonic()
     attempt = 0
@@ -85,7 +91,7 @@ async def run_attempts(
                 return await ask(attempt)
             except Exception as error:  # foreign backends may raise anything
                 same_again = failed(error)
-                if attempt >= retries or isinstance(error, _NOT_RETRIED):
+                if attempt >= retries or isinstance(error, _NOT_RETRIED) or is_final(error):
                     raise
                 if same_again:
                     if isinstance(error, SglError):
@@ -261,6 +267,8 @@ def repair_prompt(prompt: Prompt, op: GenOp, template: TurnTemplate | None) -> P
     wrong = error.message if isinstance(error, SglError) else f"{error}" or type(error).__name__
     if isinstance(error, CodeError):
         wrong += f" {error.hint}"
+    elif refused.answers:
+        wrong += describe_calls(refused.answers[0].meta.get(CALLS, ()))
     begun = prompt.partial.strip()
     again = f"Write again only what comes after {begun[-60:]!r}" if begun else "Answer again"
     return with_user_reply(

@@ -17,6 +17,7 @@ from sglang_lite.lang.execution.operations import GenOp
 from sglang_lite.lang.execution.program_log import (
     CALLS,
     ProgramLog,
+    describe_calls,
     log_program,
     strip_program_number,
 )
@@ -64,7 +65,7 @@ async def run_code(
     try:
         return await run_on_other_thread(_start_thread, run)
     except CodeError as error:
-        error.hint += _tell_calls(made)
+        error.hint += describe_calls([{"tool": each.tool} for each in made])
         raise
     finally:
         stopped.set()
@@ -111,9 +112,3 @@ def _find_replayable(recorded: Json) -> Sequence[dict[str, Json]]:
             break
         found.append(each)
     return found
-
-
-def _tell_calls(made: Sequence[CodeCall]) -> str:
-    """Tells the model which calls its failed program has made: a new one makes them again."""
-    shown = ", ".join(dict.fromkeys(each.tool for each in made))
-    return f" {len(made)} calls were made already ({shown})." if made else ""
