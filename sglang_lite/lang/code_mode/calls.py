@@ -34,6 +34,8 @@ from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.protocol.run_log import CallDecision, LoggedResult
 
 _CURE: Final = "Give other arguments, or use another function."
+_MAX_ERRORS: Final = 3  # of the arguments of a call that the model is told
+_MAX_SHOWN: Final = 100  # characters of each part of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,9 +315,10 @@ def _explain_invalid(error: Exception) -> str:
 
     if not isinstance(error, ValidationError):
         return describe_failure(error)
+    found = error.errors(include_url=False, include_context=False, include_input=False)
     return "; ".join(
-        f"{'.'.join(map(str, each['loc'])) or 'arguments'}: {each['msg']}"
-        for each in error.errors(include_url=False, include_context=False, include_input=False)
+        f"{'.'.join(map(str, each['loc'])) or 'arguments':.{_MAX_SHOWN}}: {each['msg']:.{_MAX_SHOWN}}"
+        for each in found[:_MAX_ERRORS]
     )
 
 

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from sglang_lite.errors import short_repr
 from sglang_lite.lang.code_mode.limits import MAX_BITS, Meter, ProgramFault, check_int
 from sglang_lite.lang.code_mode.parse import MAX_POWER
 from sglang_lite.lang.code_mode.values import KEY_TYPES, ObjectValue, are_equal, as_text, is_same
@@ -14,6 +15,7 @@ from sglang_lite.protocol.anything import UserValue
 
 _NUMBERS = (int, float, bool)
 _MAX_DIGITS: Final = 1000  # of a text that is read as a number
+_MAX_SHOWN: Final = 200  # characters of Python's own message
 _ARITHMETIC: Final[dict[type, Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -47,7 +49,9 @@ def do_safely(work: Callable[[], UserValue]) -> UserValue:
         return work()
     except _PYTHON_ERRORS as error:
         name = type(error).__name__
-        raise ProgramFault(name, f"{name}: {error}.", "Check the values before.") from error
+        raise ProgramFault(
+            name, f"{name}: {error!s:.{_MAX_SHOWN}}.", "Check the values before."
+        ) from error
 
 
 def compute(op: ast.operator, left: UserValue, right: UserValue, meter: Meter) -> UserValue:
@@ -142,7 +146,9 @@ def get_item(owner: UserValue, key: UserValue) -> UserValue:
         return do_safely(lambda: owner[check_key(key)])
     if isinstance(owner, list | tuple | str) and isinstance(key, int):
         return do_safely(lambda: owner[key])
-    raise type_error(f"{kind_of(owner)} has no item {key!r:.60}.")
+    # the text of a list may be far longer than the list
+    shown = short_repr(key) if type(key) in KEY_TYPES else f"of the type {kind_of(key)}"
+    raise type_error(f"{kind_of(owner)} has no item {shown}.")
 
 
 def set_item(owner: UserValue, key: UserValue, value: UserValue, meter: Meter) -> None:
