@@ -18,10 +18,7 @@ from sglang_lite.lang.code_mode.operations import (
 from sglang_lite.lang.code_mode.values import as_text
 from sglang_lite.protocol.anything import UserValue
 
-_ITERABLE: Final[tuple[type, ...]] = (
-    *(list, tuple, str, dict, range, enumerate, zip),
-    *(type({}.keys()), type({}.values()), type({}.items())),
-)
+_ITERABLE: Final = (list, tuple, str, dict, range, enumerate, zip)
 
 
 def iterate(value: UserValue, meter: Meter) -> Iterator[UserValue]:
@@ -144,7 +141,9 @@ def call_method(
         case dict():
             if name == "get":
                 return owner.get(check_key(arguments[0]), *arguments[1:])
-            return {"keys": owner.keys, "values": owner.values, "items": owner.items}[name]()
+            # lists, since Python compares and prints views without a limit
+            meter.count_memory(len(owner))
+            return list({"keys": owner.keys, "values": owner.values, "items": owner.items}[name]())
     return _call_text_method(owner, name, arguments, meter)
 
 

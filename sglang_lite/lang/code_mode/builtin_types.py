@@ -57,6 +57,8 @@ METHODS: Final = {
     "list": {"append": (1, 1)},
     "dict": {"get": (1, 2), "keys": (0, 0), "values": (0, 0), "items": (0, 0)},
 }
+# Those whose result can only be iterated over, too.
+VIEWS: Final = ("keys", "values", "items")
 METHOD_NAMES: Final = frozenset(name for names in METHODS.values() for name in names)
 _NUMBERS: Final = frozenset(["bool", "int", "float"])
 
@@ -178,6 +180,8 @@ def result_of_method(
     """
     found = widen(owner)
     if found.kind == "any":
+        if name in VIEWS:
+            return iterable_of(ANY)
         return NONE if name == "append" else ANY
     kind = "dict" if found.kind == "object" else found.kind
     if name not in METHODS.get(kind, {}):

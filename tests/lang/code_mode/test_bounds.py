@@ -51,3 +51,31 @@ def test_the_error_of_wrong_arguments_is_short():
         'd = get()\nfor i in range(300):\n    d["k" * 1000 + str(i)] = "x"\nreturn add_up(d)'
     )
     assert error.kind == "argument"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "p = get().items()\nreturn p == p",
+        "return get().keys()",
+        "return [get().values()]",
+        "return str(get().items())",
+        "return get().items() == get().items()",
+        'return f"{get().keys()}"',
+    ],
+)
+def test_views_of_a_dict_of_any_type_are_iterated_over_alone(text):
+    assert fail(text).kind == "type"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("return list(get().items())", [("a", 1), ("b", 2)]),
+        ("return [k for k in get().keys()]", ["a", "b"]),
+        ("return sum(get().values())", 3),
+        ('d = get()\nfor k in d.keys():\n    d[k + "x"] = 1\nreturn len(d)', 4),
+    ],
+)
+def test_views_are_read_as_lists(text, value):
+    assert run(text) == value
