@@ -158,6 +158,8 @@ class CallMaker:
                 value = reader.read(result)
             except ProgramFault as raised:
                 fault, error = raised, raised.problem
+            except Exception as raised:  # fields of objects may be computed, and raise anything
+                error = f"its result can't be read: {describe_failure(raised)}"
         plain = error is None and not has_objects(value)
         record = CodeCall(
             name,
@@ -285,6 +287,8 @@ class CallMaker:
             from pydantic import ValidationError
             from pydantic_core import to_json
 
+            if isinstance(tool.reader, SchemaTool):
+                return tool.reader.validate_json(to_json(plain).decode())
             try:
                 found: dict[str, Any] = tool.reader.validate_python(plain, strict=True)
             except ValidationError:

@@ -25,6 +25,7 @@ from sglang_lite.lang.code_mode.operations import (
     get_item,
     is_true,
     negate,
+    python_fault,
     set_item,
     slice_of,
     type_error,
@@ -62,6 +63,7 @@ class ProgramInterpreter:
         self._meter = meter
         self._text = text
         self._line = 1
+        self._call_error: Exception | None = None  # ends the whole program of the caller
 
     def run(self, tree: ast.Module) -> UserValue:
         """Runs the program and returns its result.
@@ -71,16 +73,22 @@ class ProgramInterpreter:
         """
         try:
             result = self._run_block(tree.body, {})
-            result = None if result is _NOT_RETURNED else original_value(result, self._meter)
+            return None if result is _NOT_RETURNED else original_value(result, self._meter)
         except ProgramFault as fault:
-            raise CodeError(
-                f"line {self._line}: {fault.problem}",
-                text=self._text,
-                line=self._line,
-                kind=fault.kind,
-                hint=fault.cure,
-            ) from fault.__cause__
-        return result
+            raise self._error(fault) from fault.__cause__
+        except Exception as error:  # an object of the caller's may raise anything
+            if error is self._call_error:
+                raise
+            raise self._error(python_fault(error)) from error
+
+    def _error(self, fault: ProgramFault) -> CodeError:
+        return CodeError(
+            f"line {self._line}: {fault.problem}",
+            text=self._text,
+            line=self._line,
+            kind=fault.kind,
+            hint=fault.cure,
+        )
 
     # ------------------------------------------------------------------------------ statements
 
@@ -289,7 +297,13 @@ class ProgramInterpreter:
         if name not in self._tools:
             return call_builtin(name, arguments, self._meter)
         named = {str(each.arg): self._evaluate(each.value, env) for each in node.keywords}
-        return self._call(name, arguments, named, node.lineno)
+        try:
+            return self._call(name, arguments, named, node.lineno)
+        except ProgramFault:
+            raise
+        except Exception as error:
+            self._call_error = error
+            raise
 
     def _order(self, name: str, node: ast.Call, env: _Env) -> UserValue:
         """Evaluates min(), max() or sorted() with `key` or `reverse`."""

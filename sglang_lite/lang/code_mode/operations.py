@@ -48,10 +48,13 @@ def do_safely(work: Callable[[], UserValue]) -> UserValue:
     try:
         return work()
     except _PYTHON_ERRORS as error:
-        name = type(error).__name__
-        raise ProgramFault(
-            name, f"{name}: {error!s:.{_MAX_SHOWN}}.", "Check the values before."
-        ) from error
+        raise python_fault(error) from error
+
+
+def python_fault(error: Exception) -> ProgramFault:
+    """Returns the error for one that Python raised."""
+    name = type(error).__name__
+    return ProgramFault(name, f"{name}: {error!s:.{_MAX_SHOWN}}.", "Check the values before.")
 
 
 def compute(op: ast.operator, left: UserValue, right: UserValue, meter: Meter) -> UserValue:
@@ -83,8 +86,10 @@ def _bound_number(op: ast.operator, left: UserValue, right: UserValue) -> None:
             check_int(1 << (MAX_BITS + 1))
 
 
-def _repeat(value: UserValue, count: int, meter: Meter) -> UserValue:
-    meter.count_memory(len(value) * max(count, 0))
+def _repeat(value: str | list[UserValue], count: int, meter: Meter) -> UserValue:
+    if not value or count <= 0:  # Python can't multiply by any number
+        return value[:0]
+    meter.count_memory(len(value) * count)
     return value * count
 
 
@@ -117,6 +122,7 @@ def compare(op: ast.cmpop, left: UserValue, right: UserValue, meter: Meter) -> b
             return not _contains(right, left, meter)
     both_numbers = isinstance(left, _NUMBERS) and isinstance(right, _NUMBERS)
     if both_numbers or (isinstance(left, str) and isinstance(right, str)):
+        meter.count_steps(0 if both_numbers else min(len(left), len(right)) // 1000)
         return _ORDER[type(op)](left, right)
     raise type_error(f"{kind_of(left)} and {kind_of(right)} have no order.")
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from sglang_lite.errors import CodeError
 from sglang_lite.lang.code_mode.builtin_types import BUILTINS, METHOD_NAMES, ORDERS
+from sglang_lite.lang.code_mode.limits import MAX_BITS
 
 MAX_CHARACTERS: Final = 20_000  # of a program
 MAX_NESTING: Final = 60  # of statements and expressions
@@ -206,6 +207,8 @@ def _find_problem(node: ast.AST, parent: ast.AST, tools: Container[str]) -> tupl
         case ast.Constant(value=value):
             if value is not None and type(value) not in (bool, int, float, str):
                 return "a literal is a number, a text, True, False or None.", "Write one of these."
+            if isinstance(value, int) and value.bit_length() > MAX_BITS:
+                return f"a number has more than {MAX_BITS} bits.", "Write a smaller one."
         case ast.BinOp(op=ast.Pow(), right=right):
             small = isinstance(right, ast.Constant) and type(right.value) is int
             if not small or not 0 <= right.value <= MAX_POWER:  # type: ignore[attr-defined] # a constant
@@ -252,7 +255,7 @@ def _find_structure_problem(node: ast.AST, parent: ast.AST) -> tuple[str, str] |
             return "a tuple can't be written.", "Write a list: […]."
         case ast.FormattedValue(conversion=conversion) if conversion != -1:
             return "an f-string can't have a conversion.", "Leave the ! out."
-        case ast.JoinedStr() if isinstance(parent, ast.FormattedValue):
+        case ast.JoinedStr() if getattr(parent, "format_spec", None) is node:
             return _find_format_problem(node)
         case ast.Return(value=None):
             return "return has no value.", "Write return and the result."

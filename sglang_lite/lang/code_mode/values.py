@@ -188,17 +188,23 @@ def are_equal(left: UserValue, right: UserValue, meter: Meter, depth: int = 0) -
                 is_same(a, b, meter, depth + 1) for a, b in zip(left, right)
             )
         case dict(), dict():
+            meter.count_steps(len(left) // 100)  # for the keys
             return left.keys() == right.keys() and all(
                 is_same(each, right[key], meter, depth + 1) for key, each in left.items()
             )
         case (list() | tuple() | dict(), _) | (_, list() | tuple() | dict()):
             return False
+        case str(), str() if len(left) == len(right):
+            meter.count_steps(len(left) // 1000)
     return bool(left == right)
 
 
 def is_same(left: UserValue, right: UserValue, meter: Meter, depth: int = 0) -> bool:
     """Returns whether two items are the same or equal, as containers compare theirs."""
-    return left is right or are_equal(left, right, meter, depth)
+    if left is right:
+        meter.count_steps()
+        return True
+    return are_equal(left, right, meter, depth)
 
 
 def _are_equal_objects(left: UserValue, right: UserValue) -> bool:

@@ -2,11 +2,14 @@
 each ends as a CodeError, soon and with a short message.
 """
 
+import dataclasses
+import datetime
 import threading
 
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.lang.tools import SchemaTool
 
 
 def get() -> object:
@@ -79,3 +82,111 @@ def test_views_of_a_dict_of_any_type_are_iterated_over_alone(text):
 )
 def test_views_are_read_as_lists(text, value):
     assert run(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("n = 10 ** 30\nreturn '' * n", ""),
+        ("n = 10 ** 30\nreturn [] * n", []),
+        ('n = -(10 ** 30)\nreturn ["a"] * n', []),
+        ("x = 1\nreturn f\"{f'{x}'}a\"", "1a"),
+        ("x = 2\nreturn f\"{f'{x:03}':>5}\"", "  002"),
+    ],
+)
+def test_odd_but_valid_programs_have_their_result(text, value):
+    assert run(text) == value
+
+
+def test_a_literal_is_as_short_as_any_number():
+    error = fail(f"return str(0x{'f' * 15000})")
+    assert (error.kind, error.hint) == ("syntax", "Write a smaller one.")
+
+
+class Broken:
+    """Object whose comparison fails."""
+
+    def __eq__(self, other):
+        raise RuntimeError("odd")
+
+    __hash__ = None
+
+
+@dataclasses.dataclass
+class Computed:
+    x: int
+
+    def __getattribute__(self, name):
+        if name == "x":
+            raise KeyError("computed")
+        return object.__getattribute__(self, name)
+
+
+class OddDate(datetime.date):
+    def __str__(self) -> str:
+        raise RuntimeError("odd")
+
+
+def test_arguments_of_a_servers_tool_may_be_objects():
+    seen = []
+    schema = {"type": "object", "properties": {"at": {"type": "object"}}, "required": ["at"]}
+    server = SchemaTool("visit", "Visits.", schema, seen.append)
+
+    def find() -> object:
+        return Site("a")
+
+    code = sgl.CodeTools([server, find])
+    code.run(code.parse("return visit(at=find())"), threading.Event(), [])
+    assert seen == [{"at": {"name": "a"}}]
+
+
+@dataclasses.dataclass
+class Site:
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("made", "text", "kind"),
+    [
+        (Broken, "return find() == find()", "TypeError"),
+        (lambda: OddDate(2020, 1, 1), "return str(find())", "RuntimeError"),
+        (lambda: Computed(1), "return find()", "tool"),
+    ],
+)
+def test_what_an_object_raises_is_an_error_of_the_program(made, text, kind):
+    def find() -> object:
+        return made()
+
+    code = sgl.CodeTools([find])
+    with pytest.raises(sgl.CodeError) as caught:
+        code.run(code.parse(text), threading.Event(), [])
+    assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize("note", [RuntimeError("handler"), ValueError("handler")])
+def test_what_on_tool_error_raises_is_no_error_of_the_program(note):
+    def failing() -> int:
+        raise OSError("no")
+
+    def handle(call, error):
+        raise note
+
+    code = sgl.CodeTools([failing], on_tool_error=handle)
+    with pytest.raises(type(note), match="handler"):
+        code.run(code.parse("return failing()"), threading.Event(), [])
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "a = [1] * 10000\nb = [1] * 10000\n",
+        "a = [get()] * 10000\nb = a + []\n",
+        'a = {"k" + str(i): 1 for i in range(10000)}\nb = {key: a[key] for key in a}\n',
+        'a = "a" * 4000000\nb = "a" * 4000000\n',
+    ],
+)
+@pytest.mark.parametrize("order", ["==", "!="])
+def test_comparisons_are_counted_by_length(made, order):
+    text = f"{made}for i in range(1000):\n    c = a {order} b\nreturn 1"
+    error = fail(text, max_steps=1_000_000)
+    assert (error.kind, "max_steps" in error.message) == ("limit", True)
