@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from sglang_lite.lang.code_mode.builtin_types import METHODS
@@ -143,7 +143,12 @@ def call_method(
                 return owner.get(check_key(arguments[0]), *arguments[1:])
             # lists, since Python compares and prints views without a limit
             meter.count_memory(len(owner))
-            return list({"keys": owner.keys, "values": owner.values, "items": owner.items}[name]())
+            views: dict[str, Iterable[Any]] = {
+                "keys": owner.keys(),
+                "values": owner.values(),
+                "items": owner.items(),
+            }
+            return list(views[name])
     return _call_text_method(owner, name, arguments, meter)
 
 

@@ -13,6 +13,7 @@ from sglang_lite.lang.code_mode.static_types import (
     dict_of,
     items_of_dict,
     join_types,
+    limit_size,
     list_of,
     widen,
 )
@@ -55,6 +56,7 @@ class _TypeChecker:
 
     def _check_statement(self, node: ast.stmt, env: _Env) -> _Env | None:
         types = self.expressions
+        types.count_steps(node, 1 + len(env) // 30)  # the variables are copied
         match node:
             case ast.Assign(targets=[target], value=value):
                 return self._assign(target, types.value_type(value, env), env)
@@ -85,7 +87,9 @@ class _TypeChecker:
             return second if first is None else first
         types.note_unset(first.keys() ^ second.keys())
         return {
-            name: join_types([kind, second[name]]) for name, kind in first.items() if name in second
+            name: limit_size(join_types([kind, second[name]]))
+            for name, kind in first.items()
+            if name in second
         }
 
     def _check_for(self, node: ast.For, env: _Env) -> _Env:
@@ -100,7 +104,9 @@ class _TypeChecker:
                 raise types.error(node, problem, cure)
             types.note_unset(after.keys() - env.keys())
             changed = {
-                name: ANY if count == _MAX_ROUNDS - 1 else join_types([kind, after[name]])
+                name: ANY
+                if count == _MAX_ROUNDS - 1
+                else limit_size(join_types([kind, after[name]]))
                 for name, kind in env.items()
                 if not _has_all(kind, after[name])
             }
@@ -118,11 +124,12 @@ class _TypeChecker:
         types.check_item_store(target, owner, value, env)
         if not isinstance(target.value, ast.Name):
             return env
-        return {**env, target.value.id: _with_item(owner, target.slice, value, types, env)}
+        changed = _with_item(owner, target.slice, value, types, env)
+        return {**env, target.value.id: limit_size(changed)}
 
 
 def _has_all(kind: StaticType, other: StaticType) -> bool:
-    return join_types([kind, other]) == kind
+    return kind is other or join_types([kind, other]) == kind
 
 
 def _as_load(target: ast.Name | ast.Subscript) -> ast.expr:
@@ -137,7 +144,7 @@ def _note_append(call: ast.expr, types: ExpressionTypes, env: _Env) -> _Env:
         case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="append"), args=[item]):
             if env[name].kind == "list":
                 added = join_types([*env[name].items, widen(types.type_of(item, env))])
-                return {**env, name: list_of(added)}
+                return {**env, name: limit_size(list_of(added))}
     return env
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from sglang_lite.errors import CodeError
 from sglang_lite.lang.code_mode.builtin_types import (
@@ -33,6 +33,7 @@ from sglang_lite.lang.code_mode.static_types import (
     items_of_dict,
     iterable_of,
     join_types,
+    limit_size,
     list_of,
     may_be_none,
     widen,
@@ -57,6 +58,9 @@ _SIGNS = {
 }
 _KEYS = ("str", "int", "bool", "float", "none", "any", "never")
 
+_MAX_STEPS: Final = 100_000  # expressions and statements that are checked, each time counted
+_MAX_SHOWN: Final = 400  # characters of an error, in which types may be long
+
 
 class ExpressionTypes:
     """Finds the types of expressions.
@@ -69,11 +73,14 @@ class ExpressionTypes:
     def __init__(self, tools: Mapping[str, ToolSignature], text: str) -> None:
         self._tools = tools
         self._text = text
+        self._steps = 0
         self._unset: set[str] = set()  # variables that only some paths set
 
     def error(self, where: ast.expr | ast.stmt | int, problem: str, cure: str) -> CodeError:
         """Returns the error for what is wrong at an expression or line."""
         line = where if isinstance(where, int) else where.lineno
+        if len(problem) > _MAX_SHOWN:
+            problem = f"{problem[:_MAX_SHOWN]}…"
         return CodeError(
             f"line {line}: {problem}", text=self._text, line=line, kind="type", hint=cure
         )
@@ -119,6 +126,19 @@ class ExpressionTypes:
         return {**env, **dict(zip(names, map(join_types, zip(*parts))))}
 
     def type_of(self, node: ast.expr, env: Types) -> StaticType:
+        """Returns the type of an expression. Raises CodeError if it has none."""
+        self.count_steps(node)
+        return limit_size(self._find_type(node, env))
+
+    def count_steps(self, node: ast.expr | ast.stmt, count: int = 1) -> None:
+        """Counts parts of the program that are checked: nested loops are checked several times each.
+        Raises CodeError if there were too many.
+        """
+        self._steps += count
+        if self._steps > _MAX_STEPS:
+            raise self.error(node, "the loops are too deep to be checked.", "Nest fewer of them.")
+
+    def _find_type(self, node: ast.expr, env: Types) -> StaticType:
         match node:
             case ast.Constant(value=None):
                 return NONE

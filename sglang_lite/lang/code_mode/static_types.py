@@ -35,6 +35,10 @@ TypeKind: TypeAlias = Literal[
 ]
 _MAX_DEPTH: Final = 8  # of a type; what is nested more deeply can be anything
 
+# Of a type that a program builds, by putting values into lists and dicts:
+_MAX_LEVELS: Final = 20
+_MAX_PARTS: Final = 500
+
 
 @dataclass(frozen=True, slots=True)
 class StaticType:
@@ -111,17 +115,18 @@ def iterable_of(item: StaticType) -> StaticType:
 
 def join_types(found: Iterable[StaticType]) -> StaticType:
     """Returns the smallest type that has all values of some types."""
-    options: list[StaticType] = []
-    for each in found:
-        for option in each.options():
-            if option not in options and option.kind != "never":
-                options.append(option)
+    different = {id(each): each for each in found}
+    if len(different) == 1:
+        return next(iter(different.values()))
+    every = (option for each in different.values() for option in each.options())
+    options = list(dict.fromkeys(option for option in every if option.kind != "never"))
     if ANY in options:
         return ANY
+    plain = {each for each in options if each.kind in ("none", "bool", "int", "float", "str")}
     options = [
         each
         for each in options
-        if each.kind != "literal" or not {_BY_CLASS.get(type(v)) for v in each.values} <= {*options}
+        if each.kind != "literal" or not {_BY_CLASS.get(type(v)) for v in each.values} <= plain
     ]
     if not options:
         return NEVER
@@ -160,6 +165,27 @@ def without_none(found: StaticType) -> StaticType:
     if found.kind == "union":
         return join_types(each for each in found.items if each.kind != "none")
     return found
+
+
+def limit_size(found: StaticType) -> StaticType:
+    """Returns a type that a program builds, or one that says less if it is too large to work with."""
+    if (not found.items and not found.fields) or _count_parts(found, 0) <= _MAX_PARTS:
+        return found
+    return iterable_of(ANY) if found.kind == "iterable" else ANY
+
+
+def _count_parts(found: StaticType, depth: int) -> int:
+    """Returns how many types a type has inside, or more than the limit if they are too deep."""
+    if found.kind == "record":  # what a function returns has a limit of its own
+        return 1
+    if depth > _MAX_LEVELS:
+        return _MAX_PARTS + 1
+    count = 1
+    for each in (*found.items, *(kind for _, kind in found.fields)):
+        count += _count_parts(each, depth + 1)
+        if count > _MAX_PARTS:
+            break
+    return count
 
 
 def may_be_none(found: StaticType) -> bool:

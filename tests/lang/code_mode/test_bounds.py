@@ -106,10 +106,8 @@ def test_a_literal_is_as_short_as_any_number():
 class Broken:
     """Object whose comparison fails."""
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         raise RuntimeError("odd")
-
-    __hash__ = None
 
 
 @dataclasses.dataclass
@@ -188,5 +186,44 @@ def test_what_on_tool_error_raises_is_no_error_of_the_program(note):
 @pytest.mark.parametrize("order", ["==", "!="])
 def test_comparisons_are_counted_by_length(made, order):
     text = f"{made}for i in range(1000):\n    c = a {order} b\nreturn 1"
-    error = fail(text, max_steps=1_000_000)
+    error = fail(text, max_steps=300_000)
     assert (error.kind, "max_steps" in error.message) == ("limit", True)
+
+
+def nest_loops(depth):
+    """A program whose loops each have to be checked five times, within those around them."""
+    lines = ["x0 = 1"]
+    for i in range(depth):
+        blank = "    " * i
+        lines.append(f"{blank}for i{i} in [1, 2]:")
+        lines += [f"{blank}    x{i} = [x{i}]", f"{blank}    x{i + 1} = 1"]
+    return "\n".join([*lines, "return x0"])
+
+
+def test_loops_are_checked_a_bounded_number_of_times():
+    assert run(nest_loops(3)) == [[1]]
+    error = fail(nest_loops(12))
+    assert (error.kind, error.hint) == ("type", "Nest fewer of them.")
+
+
+@pytest.mark.parametrize(
+    ("begin", "line", "count"),
+    [
+        ("x = 1", 'x = {"a": x, "b": x}', 40),
+        ("x = [1]", "x = list(zip(x, x))", 40),
+        ("x = 1", "x = [x]", 1500),
+        ("x = []", "x = [[y, x] for y in [x]]", 40),
+        ('x = {"a": 1}', 'x["a"] = {"a": x, "b": x}', 40),
+    ],
+)
+def test_a_type_that_grows_with_each_line_stays_small(begin, line, count):
+    code = sgl.CodeTools([get])
+    lines = "\n".join([begin, *[line] * count])
+    code.parse(f"{lines}\nfor i in [1]:\n    x = [x]\nreturn x")
+    assert fail(f"{lines}\nfor i in x + 1:\n    j = i\nreturn x").kind in ("type", "TypeError")
+
+
+def test_a_list_may_have_many_different_literals():
+    numbers = list(range(3000))
+    assert run(f"return len({numbers})", max_steps=10_000) == 3000
+    assert fail(f"return add_up({numbers})").kind == "type"
