@@ -63,15 +63,15 @@ def call_builtin(name: str, arguments: Sequence[UserValue], meter: Meter) -> Use
         case "int" | "float":
             return read_number(name, first)
         case "min" | "max" if len(arguments) > 1:
-            return _find_extreme(name, arguments)
+            return _find_extreme(name, arguments, meter)
     items = list(iterate(first, meter))
     if name in ("min", "max"):
-        return _find_extreme(name, items)
+        return _find_extreme(name, items, meter)
     if name == "sum":
         return _add_up(items)
     meter.count_memory(len(items))
     if name == "sorted":
-        check_ordered(name, items)
+        check_ordered(name, items, meter)
         return sorted(items)
     return items
 
@@ -96,8 +96,8 @@ def _round(name: str, arguments: Sequence[UserValue]) -> UserValue:
     return check_int(result) if isinstance(result, int) else result
 
 
-def _find_extreme(name: str, items: Sequence[UserValue]) -> UserValue:
-    check_ordered(name, items)
+def _find_extreme(name: str, items: Sequence[UserValue], meter: Meter) -> UserValue:
+    check_ordered(name, items, meter)
     return do_safely(lambda: min(items) if name == "min" else max(items))
 
 
@@ -105,11 +105,12 @@ def order_items(
     name: str,
     items: Sequence[UserValue],
     keys: Sequence[Any],  # numbers or texts, which is checked here
+    meter: Meter,
     *,
     reverse: bool,
 ) -> UserValue:
     """Returns the items in the order of their keys, or the one with the least or the largest key."""
-    check_ordered(name, keys)
+    check_ordered(name, keys, meter)
     places = range(len(items))
     if name == "sorted":
         return [items[i] for i in sorted(places, key=keys.__getitem__, reverse=reverse)]

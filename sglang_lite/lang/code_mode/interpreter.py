@@ -313,7 +313,7 @@ class ProgramInterpreter:
         reverse = "reverse" in given and is_true(self._evaluate(given["reverse"], env))
         key = given.get("key")
         keys = self._evaluate_keys(key, items, env) if isinstance(key, ast.Lambda) else items
-        return order_items(name, items, keys, reverse=reverse)
+        return order_items(name, items, keys, self._meter, reverse=reverse)
 
     def _evaluate_keys(
         self, function: ast.Lambda, items: Sequence[UserValue], env: _Env

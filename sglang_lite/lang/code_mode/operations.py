@@ -212,9 +212,13 @@ def read_number(name: str, value: UserValue) -> UserValue:
     return check_int(result) if isinstance(result, int) else result
 
 
-def check_ordered(name: str, values: Sequence[UserValue]) -> None:
-    """Raises ProgramFault if values are neither all numbers nor all texts."""
-    if not all(isinstance(each, _NUMBERS) for each in values) and not all(
-        isinstance(each, str) for each in values
-    ):
+def check_ordered(name: str, values: Sequence[UserValue], meter: Meter) -> None:
+    """Counts the characters that Python may compare to order values. Raises ProgramFault if they are
+    neither all numbers nor all texts.
+    """
+    if all(isinstance(each, _NUMBERS) for each in values):
+        return
+    texts = [each for each in values if isinstance(each, str)]
+    if len(texts) < len(values):
         raise type_error(f"{name}() compares numbers, or texts.")
+    meter.count_steps(sum(map(len, texts)) // 1000)

@@ -227,3 +227,12 @@ def test_a_list_may_have_many_different_literals():
     numbers = list(range(3000))
     assert run(f"return len({numbers})", max_steps=10_000) == 3000
     assert fail(f"return add_up({numbers})").kind == "type"
+
+
+@pytest.mark.parametrize(
+    "call", ["sorted(x)", "max(x)", "max(x, key=lambda y: y)", "sorted(x, reverse=True)"]
+)
+def test_ordering_texts_is_counted_by_length(call):
+    text = f'x = ["a" * 1000000, "a" * 1000000] * 100\ny = {call}\nreturn 1'
+    error = fail(text)
+    assert (error.kind, "max_steps" in error.message) == ("limit", True)
