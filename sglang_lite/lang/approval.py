@@ -56,7 +56,7 @@ def read_approvers(
             raise ParameterError(
                 "approve",
                 f"{getattr(approver, '__name__', approver)!r} is a coroutine function, which this body can't await.",
-                hint="Make it a plain function, or the body `async def`.",
+                hint="Make it a plain function, or the body a coroutine function.",
                 where=where,
             )
     return found

@@ -145,7 +145,7 @@ def refuse_batch_in_journal(run: Run) -> None:
             path = short_repr(outer.log.journal.path)
             raise ProgramError(
                 f"a batch inside a program can't be written to its journal {path}.",
-                hint="Run its items one by one: s.call(…).",
+                hint="Run its items one by one.",
             )
         inner = outer
 
