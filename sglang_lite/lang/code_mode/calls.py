@@ -11,12 +11,18 @@ import typing
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from sglang_lite.lang.code_mode.limits import Meter, ProgramFault
 from sglang_lite.lang.code_mode.tool_signatures import ToolSignature
-from sglang_lite.lang.code_mode.values import ResultReader, has_objects, original_value
+from sglang_lite.lang.code_mode.values import (
+    ResultReader,
+    has_objects,
+    is_plain,
+    original_value,
+)
 from sglang_lite.lang.failure_text import describe_failure
 from sglang_lite.lang.suspension import Suspension
 from sglang_lite.lang.tool_results import ENDS_PROGRAM, OnToolError, text_for_model
@@ -46,7 +52,7 @@ class CodeCall:
         tool: name of the function in the program.
         line: line of the program.
         arguments: arguments by name, with defaults, as JSON.
-        result: the result as JSON; None if it failed or has none.
+        result: the result as the program has it, if it is plain data; None if not, or if it failed.
         replayable: whether `result` is the whole result.
         error: what the model reads of a failure, or None.
         started, ended: `time.perf_counter()` at its beginning and end.
@@ -160,12 +166,12 @@ class CallMaker:
                 fault, error = raised, raised.problem
             except Exception as raised:  # fields of objects may be computed, and raise anything
                 error = f"its result can't be read: {describe_failure(raised)}"
-        plain = error is None and not has_objects(value)
+        plain = error is None and is_plain(value)
         record = CodeCall(
             name,
             line,
             given,
-            result if plain else None,
+            deepcopy(value) if plain else None,  # the program may change its own
             plain or error is not None,
             error,
             started,

@@ -136,6 +136,23 @@ def has_objects(value: UserValue) -> bool:
     return isinstance(value, ObjectValue)
 
 
+def is_plain(value: UserValue) -> bool:
+    """Returns whether a value, whose size is known to be bounded, is the same after it was saved as
+    JSON.
+    """
+    if isinstance(value, dict):
+        return all(type(key) is str and is_plain(key) for key in value) and all(
+            map(is_plain, value.values())
+        )
+    if isinstance(value, list):
+        return all(map(is_plain, value))
+    if isinstance(value, str):
+        return value.isascii() or value.encode("utf-8", "replace").decode() == value
+    if type(value) is int:
+        return -(2**63) <= value < 2**64  # what files of runs can have
+    return value is None or isinstance(value, bool | float)
+
+
 def as_text(value: UserValue, meter: Meter) -> str:
     """Returns the text of a value, as `str` does. Raises ProgramFault if it has none."""
     if isinstance(value, str):

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -230,6 +231,67 @@ def test_a_result_that_is_no_plain_data_is_in_doubt(path):
     state = state.resume(doubtful.give_result('{"n": 1}'))
     assert state.ret_value == 1
     assert made == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [{1: "one"}, (1, 2), {"rows": [(1,)]}, {None: 1}, 2**70, "\ud800", "\ud83d\ude00"],
+    ids=repr,
+)
+def test_a_result_that_json_changes_is_in_doubt(path, result):
+    def charge(n: int) -> Any:
+        """Pays."""
+        made.append(n)
+        return result
+
+    @sgl.function
+    def charger(s):
+        s += sgl.user("Pay!")
+        s += sgl.assistant(sgl.gen("paid", code=[charge, pay]))
+        return s["paid"]
+
+    backend = writes("a = charge(1)\npay(13)\nreturn 7")
+    end_run(charger, path, backend)
+    state = charger.run(backend=backend, journal=path)
+    assert [each.tool for each in state.pending()] == ["charge", "pay"]
+    assert made == [1, 13]
+
+
+@pytest.mark.parametrize(
+    "result", [{"a": [1, None, 2.5, True]}, {3, 1, 2}, [float("inf")], "é", []]
+)
+def test_a_result_that_json_keeps_is_known_again(path, tmp_path, result):
+    def charge(n: int) -> Any:
+        """Pays."""
+        made.append(n)
+        return result
+
+    @sgl.function
+    def charger(s):
+        s += sgl.user("Pay!")
+        s += sgl.assistant(sgl.gen("paid", code=[charge, pay]))
+        return s["paid"]
+
+    backend = writes("a = charge(1)\npay(13)\nreturn a")
+    end_run(charger, path, backend)
+    state = charger.run(backend=backend, journal=path)
+    (doubtful,) = state.pending()
+    state = state.resume(doubtful.give_result("130"))
+    assert state.ret_value == (list(result) if isinstance(result, set) else result)
+    assert made == [1, 13]
+    state.save(tmp_path / "state.json")
+
+
+def test_a_result_is_recorded_as_it_was_before_the_program_changed_it():
+    def rows(n: int) -> list[int]:
+        """Lists rows."""
+        made.append(n)
+        return [n]
+
+    backend = writes("a = rows(1)\na.append(5)\nreturn a")
+    state = payer.run([rows], backend=backend)
+    assert state.ret_value == [1, 5]
+    assert [each["result"] for each in state.get_meta_info("paid")["code_calls"]] == [[1]]
 
 
 def test_a_suspended_run_makes_no_call_of_its_programs_again(tmp_path):
