@@ -10,6 +10,7 @@ from threading import Thread
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.lang.runs import files
 from tests.lang.test_approval import model
 from tests.lang.test_tool_errors import results
 from tests.lang.test_tool_limits import calls
@@ -365,6 +366,42 @@ def test_a_changed_line_is_refused_with_its_number(path, secret):
         refuse(f"line {number + 1}: ", backend=backend, journal=path, secret=secret)
     path.write_bytes(b"".join([*lines[:2], b"\x00" * 20 + b"\n", *lines[2:]]))
     refuse("line 3: the line is damaged", backend=backend, journal=path, secret=secret)
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_lines_that_were_deleted_repeated_or_swapped_are_refused(path, secret):
+    backend = finished(path, secret=secret)
+    head, *lines = path.read_bytes().splitlines(keepends=True)
+    for i in range(len(lines)):
+        edits = [[*lines[: i + 1], *lines[i:]]]  # repeated
+        if i + 1 < len(lines):
+            edits += [
+                [*lines[:i], *lines[i + 1 :]],
+                [*lines[:i], lines[i + 1], lines[i], *lines[i + 2 :]],
+            ]
+        for edited in edits:
+            path.write_bytes(b"".join([head, *edited]))
+            refuse("was changed, or is damaged", backend=backend, journal=path, secret=secret)
+    path.write_bytes(b"".join([head, *lines]))
+    assert payer.run(backend=backend, journal=path, secret=secret).ret_value == "ok"
+    assert made == [1]
+
+
+def test_a_line_that_could_not_be_written_does_not_break_the_chain(path, monkeypatch):
+    append, failures = files.append, []
+
+    def fail_once(file, name, line, **options):
+        if b"LoggedCall" in line and not failures:
+            failures.append(line)
+            raise sgl.ParameterError("journal", "no room")
+        append(file, name, line, **options)
+
+    monkeypatch.setattr(files, "append", fail_once)
+    backend, _ = writes(pays(1), pays(2), answer("ok"))
+    text = payer.run(backend=backend, journal=path).text()
+    assert failures
+    assert payer.run(backend=backend, journal=path).text() == text
+    assert made == [2]
 
 
 def test_a_secret_has_to_be_the_same(path):

@@ -2,7 +2,8 @@
 run that was killed can be resumed.
 
 The first line identifies the run. If the process is killed while it writes, the incomplete last
-line is dropped later. Each line has a code, which reveals damage and, with a secret, also edits.
+line is dropped later. Each line has a code, which also depends on the lines before. It reveals
+damage and, with a secret, also edits, but not that the last lines were removed.
 """
 
 from __future__ import annotations
@@ -172,6 +173,7 @@ class Journal:
         if not self._codes.matches_code(line, head):
             what = "is of another secret, or was changed" if head.secret else "was changed"
             raise self._journal_error(1, f"the line {what}.")
+        self._codes.chain(line)
         if head.program != now.program:
             problem = f"the journal is of the program {head.program!r}, not of {now.program!r}."
             raise self._journal_error(1, problem)
@@ -192,14 +194,18 @@ class Journal:
         except WireError as error:
             raise self._journal_error(number, "the line is damaged.") from error
         if not isinstance(record, _RECORDS) or not self._codes.matches_code(line, record):
-            raise self._journal_error(number, "the line was changed, or is damaged.")
+            raise self._journal_error(
+                number, "the line was changed, or is damaged, or one is missing."
+            )
+        self._codes.chain(line)
         return record
 
     def _append(self, record: JournalHead | LogRecord, durable: bool) -> None:
         if self._file.closed:  # the run has ended, and this came later
             return
-        line = self._codes.encode_line(record) + b"\n"
-        files.append(self._file, self._path, line, parameter="journal", durable=durable)
+        line = self._codes.encode_line(record)
+        files.append(self._file, self._path, line + b"\n", parameter="journal", durable=durable)
+        self._codes.chain(line)  # if it could be written
 
     def _journal_error(self, line: int, problem: str, hint: str = _RESTORE) -> ProgramError:
         return ProgramError(

@@ -32,7 +32,8 @@ def check_secret(secret: UserValue) -> None:
 
 class LineCodes:
     """Codes of a file's lines. Each code also depends on the first line, so lines copied from
-    another file are detected.
+    another file are detected. If lines are chained, it depends on all lines before, so lines that
+    were deleted, repeated or moved are detected, too, except that the last ones are missing.
 
     Args:
         secret: text that every reader of the file must have; None for checksums.
@@ -41,7 +42,7 @@ class LineCodes:
     def __init__(self, secret: str | None) -> None:
         encoded = b"" if secret is None else secret.encode("utf-8", "surrogatepass")
         self._key = b"" if secret is None else blake2b(encoded).digest()
-        self._first = b""
+        self._before = b""  # digest of what the codes depend on besides their lines
 
     def encode_line(self, record: _Line) -> bytes:
         """Returns a record as a line with its code."""
@@ -57,10 +58,14 @@ class LineCodes:
             record.code, self._compute_code(content, record)
         )
 
+    def chain(self, line: bytes) -> None:
+        """Makes the codes of the lines after a line depend on it and so on those before it."""
+        self._before = blake2b(line).digest()
+
     def _compute_code(self, content: bytes, record: _Line) -> str:
         if isinstance(record, CheckpointHead | JournalHead):
-            self._first = blake2b(content).digest()
-        return blake2b(self._first + content, digest_size=_SIZE, key=self._key).hexdigest()
+            self._before = blake2b(content).digest()
+        return blake2b(self._before + content, digest_size=_SIZE, key=self._key).hexdigest()
 
 
 def _encode_code_suffix(code: str) -> bytes:
