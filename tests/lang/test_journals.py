@@ -341,6 +341,30 @@ def test_suspended_runs_are_resumed_from_their_journal(path):
     assert asked == [0, 1]
 
 
+@sgl.function
+def asking_payer(s):
+    s += sgl.user("Pay!")
+    return sgl.use_tools(s, [pay], approve="ask")
+
+
+@pytest.mark.parametrize("decide", [lambda call: call.approve(), lambda call: call.deny()])
+def test_an_old_decision_does_not_repeat_a_call_that_was_begun_meanwhile(path, decide):
+    backend, _ = writes(call("pay", n=13), answer("ok"))
+    old = asking_payer.run(backend=backend, journal=path)
+    new = asking_payer.run(backend=backend, journal=path)
+    with pytest.raises(Killed):
+        new.resume(new.pending()[0].approve())
+    with pytest.raises(sgl.ResumeError, match="was begun meanwhile"):
+        old.resume(decide(old.pending()[0]))
+    assert made == [13]
+    doubtful = asking_payer.run(backend=backend, journal=path)  # the file is free again
+    assert doubtful.pending()[0].in_doubt
+    assert doubtful.resume(doubtful.pending()[0].approve()).ret_value == "ok"
+    with pytest.raises(sgl.ResumeError, match="was begun meanwhile"):
+        doubtful.resume(doubtful.pending()[0].approve())
+    assert made == [13, 13]
+
+
 # --------------------------------------------------------------------------------------- bad input
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,9 +14,9 @@ from sglang_lite.lang.execution.run_log import RunLog
 from sglang_lite.lang.run_options import RUN_OPTIONS, convert_to_settings
 from sglang_lite.lang.runs.log import collect_branch_answers
 from sglang_lite.lang.tracebacks import user_location
-from sglang_lite.protocol import ParameterError, ProgramError
+from sglang_lite.protocol import ParameterError, ProgramError, ResumeError, SglError
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.run_log import CallDecision, LoggedAnswer
+from sglang_lite.protocol.run_log import CallDecision, LoggedAnswer, LoggedCall, LoggedResult
 
 _LIMITS: Final = {"max_cost", "max_total_tokens"}
 _SETTINGS: Final = {
@@ -53,6 +53,7 @@ def prepare_resume(
 
     Raises:
         ProgramError: the run is not suspended, or was loaded without its program.
+        ResumeError: a call was begun since the run was suspended, by another run with its journal.
         ParameterError: a decision is not about one of the pending calls, or a setting is unknown or
             has an invalid value.
     """
@@ -80,9 +81,42 @@ def prepare_resume(
         called.args, dict(called.kwargs), options, resumed, None, continued
     )
     if continued is None:
-        for decision in found:
-            body.state.branch.run.log.add(decision, durable=True)
+        reopened = body.state.branch.run.log
+        try:
+            _refuse_old_decisions(found, log, reopened)
+            for decision in found:
+                reopened.add(decision, durable=True)
+        except SglError:
+            with body:  # ends it
+                raise
     return body
+
+
+def _refuse_old_decisions(
+    decisions: Sequence[CallDecision], before: RunLog, reopened: RunLog
+) -> None:
+    """Raises ResumeError if calls that were decided about have been begun since then.
+
+    Args:
+        before: log of the suspended run.
+        reopened: the log as its journal has it now.
+    """
+    for decision in decisions:
+        place = decision.run, decision.call
+        if _count_records(before, place) < _count_records(reopened, place):
+            raise ResumeError(
+                f"the call {decision.call} was begun meanwhile, by another run with this journal.",
+                hint="Run the program with the journal again, and decide about its pending().",
+                where=user_location(),
+            )
+
+
+def _count_records(log: RunLog, place: tuple[str, str]) -> int:
+    """Returns how often a log has that a call was begun or has a result."""
+    return sum(
+        isinstance(each, LoggedCall | LoggedResult) and (each.run, each.call) == place
+        for each in log.records
+    )
 
 
 def _read_settings(before: RunSettings, given: Mapping[str, UserValue]) -> RunSettings:
