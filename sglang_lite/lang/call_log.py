@@ -226,7 +226,7 @@ class CallLog:
         if isinstance(call.function, InvalidCall):
             yield
             return
-        record = LoggedCall(self._run.path, path, call.name, write_arguments(call))
+        record = LoggedCall(self._run.path, path, call.name, call.written)
         self._log.add(record, durable=True)
         token = current_call.set(CallPlace(self._run, path))
         try:
@@ -249,23 +249,15 @@ class CallLog:
         self._log.add(CallDecision(self._run.path, path, "enter"), durable=True)
 
     def _describe(self, call: ToolCall, path: str, *, in_doubt: bool = False) -> PendingCall:
-        return PendingCall(call.name, write_arguments(call), in_doubt, path, self._run.path)
-
-
-def write_arguments(call: ToolCall) -> str:
-    """Returns the arguments of a call as JSON."""
-    from pydantic_core import to_json
-
-    arguments = {name: value for name, value in call.arguments.items() if name != IDEMPOTENCY_KEY}
-    return to_json(arguments, serialize_unknown=True, inf_nan_mode="strings").decode()
+        return PendingCall(call.name, call.written, in_doubt, path, self._run.path)
 
 
 def describe_change(written: ToolCall, made: ToolCall) -> str:
     """Tells the model that a call was made with other arguments than it wrote. Returns "" if it was
     not.
     """
-    before, now = write_arguments(written), write_arguments(made)
-    return "" if before == now else f"The arguments were changed to {now}."
+    same = written.written == made.written
+    return "" if same else f"The arguments were changed to {made.written}."
 
 
 def _restore_result(call: ToolCall, logged: LoggedResult) -> CallResult:

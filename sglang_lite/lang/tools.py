@@ -83,11 +83,14 @@ class ToolCall:
         name: name of the function.
         arguments: arguments by name, as values of the annotated types; defaults are filled in.
         function: the function.
+        written: arguments in JSON, as the model wrote them, with the defaults that JSON can keep;
+            "" if the call can't be made, or was not made by `use_tools` or `gen`.
     """
 
     name: str
     arguments: dict[str, Any]
     function: Callable[..., Any] = field(repr=False, compare=False)
+    written: str = field(default="", repr=False, compare=False)
 
     def run(self) -> UserValue:
         """Calls the function and returns its result. For an async function, the result is a
@@ -283,7 +286,7 @@ class Toolbox:
 
         try:
             return self.make_call(name, arguments)
-        except (KeyError, TypeError, ValueError, ValidationError) as error:
+        except (KeyError, TypeError, ValueError, ValidationError, RecursionError) as error:
             if self.keeps_invalid:
                 problem = self._explain_invalid_call(name, error)
                 return ToolCall(name, _arguments_as_written(arguments), InvalidCall(problem))
@@ -296,13 +299,16 @@ class Toolbox:
         tool, and ValueError or TypeError if they do not fit it.
         """
         tool, reader = self.tools[name]
-        values = reader.validate_json(arguments)
+        given = json.loads(arguments)
+        written = _write_json(given)
+        values = reader.validate_json(written)
         if isinstance(tool, SchemaTool):
-            return ToolCall(name, values, tool)
+            return ToolCall(name, values, tool, written)
         bound = inspect.signature(tool).bind_partial(**values)
         bound.apply_defaults()
         bound.arguments.pop(IDEMPOTENCY_KEY, None)
-        return ToolCall(name, dict(bound.arguments), tool)
+        written = _write_json(_add_defaults(given, bound.arguments, reader))
+        return ToolCall(name, dict(bound.arguments), tool, written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +371,41 @@ def _arguments_as_written(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return arguments if isinstance(arguments, dict) else {}
+
+
+def _write_json(value: Json) -> str:
+    """Returns a value as JSON, in ASCII if it has half of a surrogate pair, which is no text."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    if text.encode("utf-8", "replace").decode() == text:
+        return text
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _add_defaults(
+    given: Mapping[str, Json], used: Mapping[str, UserValue], reader: Any
+) -> dict[str, Json]:
+    """Returns the arguments that were given, in the order of the parameters, and those defaults
+    which are the same after they were read from JSON. A secret, for one, is not.
+
+    Args:
+        used: all arguments as values.
+        reader: pydantic TypeAdapter of the arguments.
+    """
+    from pydantic_core import to_json as dump
+
+    found = dict[str, Json]()
+    for name, value in used.items():
+        if name in given:
+            found[name] = given[name]
+            continue
+        try:
+            data = json.loads(dump(value, inf_nan_mode="strings"))
+            again = reader.validate_json(_write_json({**given, name: data}))[name]
+            if type(again) is type(value) and bool(again == value):
+                found[name] = data
+        except Exception:  # a user's class may raise anything
+            continue
+    return found
 
 
 def check_tools(tools: object, where: Location | None = None) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, Field, SecretStr
 
 import sglang_lite as sgl
 from tests.lang.test_tool_errors import results
@@ -79,6 +80,36 @@ REFUND = call("refund", order="7", amount=5)
 # ------------------------------------------------------------------------------------- suspension
 
 
+class Card(BaseModel):
+    number: str = Field(exclude=True)
+    holder: str = "me"
+
+
+def charge(
+    card: Card,
+    pin: SecretStr,
+    amount: int = 1,
+    backup: SecretStr = SecretStr("0000"),  # noqa: B008 # what is tested
+) -> str:
+    """Charges a card."""
+    made.append((card.number, pin.get_secret_value(), amount, backup.get_secret_value()))
+    return "paid"
+
+
+@BOTH
+@pytest.mark.parametrize("changed", [{}, {"amount": 50}])
+def test_arguments_are_shown_and_kept_as_the_model_wrote_them(play, resume, changed, tmp_path):
+    backend = model(call("charge", card={"number": "12é"}, pin="34"), answer("done"))
+    program = agent if play == agent.run else async_agent
+    state = play(tools=[charge], backend=backend)
+    state.save(tmp_path / "state.json")
+    state = sgl.load(tmp_path / "state.json", program, types=[charge, Card], backend=backend)
+    (waiting,) = state.pending()
+    assert waiting.arguments == {"card": {"number": "12é"}, "pin": "34", "amount": 1}
+    resume(state, waiting.approve(**changed))
+    assert made == [("12é", "34", changed.get("amount", 1), "0000")]
+
+
 @BOTH
 def test_a_run_stops_before_a_call_and_goes_on(play, resume):
     backend = model(REFUND, answer("done"))
@@ -108,7 +139,7 @@ def test_changed_arguments_are_used_and_told(play, resume):
     state = resume(state, [state.pending()[0].approve(amount=3)])
     assert made == [("7", 3.0)]
     assert results(state) == [
-        'Result of refund: The arguments were changed to {"order":"7","amount":3.0}.\n"paid"'
+        'Result of refund: The arguments were changed to {"order":"7","amount":3}.\n"paid"'
     ]
 
 
