@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from sglang_lite.lang.backend.token_counts import TiktokenEncoding, count_text_tokens
 from sglang_lite.lang.failure_text import describe_failure
-from sglang_lite.lang.tools import ReportedFailure, ToolCall, tool_failure
+from sglang_lite.lang.tools import ReportedFailure, ToolCall, replace_half_pairs, tool_failure
 from sglang_lite.protocol import (
     BudgetError,
     ParameterError,
@@ -104,13 +104,13 @@ def _show_failure(call: ToolCall, error: Exception, policy: OnToolError) -> Call
             "on_tool_error",
             f"the function returned {type(text).__name__}, not the text for the model.",
         ) from error
-    return CallResult(text, failure)
+    return CallResult(replace_half_pairs(text), failure)
 
 
 def text_for_model(error: Exception) -> str:
     if isinstance(error, ToolError):  # written for the model
-        return error.message if error.shown is None else error.shown
-    return describe_failure(error)
+        return replace_half_pairs(error.message if error.shown is None else error.shown)
+    return replace_half_pairs(describe_failure(error))
 
 
 def _result_as_text(name: str, result: Any) -> str:
@@ -126,7 +126,7 @@ def _result_as_text(name: str, result: Any) -> str:
         text = _str_of_result(name, result)
     except Exception as error:
         raise _no_text_error(name, kind) from error
-    return text.encode("utf-8", "replace").decode()  # halves of surrogate pairs are no text
+    return replace_half_pairs(text)
 
 
 def _str_of_result(name: str, result: Any) -> str:

@@ -109,12 +109,20 @@ class ToolCall:
 def tool_failure(name: str, error: Exception) -> ToolError:
     """Returns the error for a tool that raised an exception."""
     if isinstance(error, ToolError):
-        return ToolError(f"the tool {name} failed: {error.message}", tool=name)
+        return ToolError(f"the tool {name} failed: {replace_half_pairs(error.message)}", tool=name)
     try:
         problem = f"{type(error).__name__}: {error}"
     except Exception:  # its `__str__` fails, too
         problem = type(error).__name__
+    problem = replace_half_pairs(problem)
     return ToolError(f"the tool {name} raised {problem}", tool=name)
+
+
+def replace_half_pairs(text: str) -> str:
+    """Returns a text in which each half of a surrogate pair is a question mark: it is no text, which
+    neither models nor files take.
+    """
+    return text.encode("utf-8", "replace").decode()
 
 
 class ReportedFailure(str):
@@ -376,7 +384,7 @@ def _arguments_as_written(text: str) -> dict[str, Any]:
 def _write_json(value: Json) -> str:
     """Returns a value as JSON, in ASCII if it has half of a surrogate pair, which is no text."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    if text.encode("utf-8", "replace").decode() == text:
+    if replace_half_pairs(text) == text:
         return text
     return json.dumps(value, separators=(",", ":"))
 

@@ -11,6 +11,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.runs import files
+from sglang_lite.lang.tools import SchemaTool
 from tests.lang.test_approval import model
 from tests.lang.test_tool_errors import results
 from tests.lang.test_tool_limits import calls
@@ -239,6 +240,55 @@ def test_failures_are_kept_as_they_were(path):
         tries.run(backend=backend, journal=path)
     assert made == [1, 2, 13, 3]
     assert asked == [0, 1, 2, 3]
+
+
+HALF = "\ud800"  # of a surrogate pair
+
+
+@pytest.mark.parametrize(
+    ("city", "policy", "text"),
+    [
+        (HALF, "show", "Error: the arguments of find are not valid"),
+        ("x", "show", "Error: LookupError: no ?"),
+        ("x", lambda call, error: f"No {error}", "No no ?"),
+    ],
+)
+def test_halves_of_surrogate_pairs_become_failures_that_the_model_reads(path, city, policy, text):
+    def find(city: str) -> str:
+        """Finds a city."""
+        made.append(city)
+        raise LookupError(f"no {HALF}")
+
+    @sgl.function
+    def finder(s):
+        s += sgl.user("Find!")
+        return sgl.use_tools(s, [find, pay], on_tool_error=policy)
+
+    backend, _ = writes(call("find", city=city), call("pay", n=13), answer("ok"))
+    kill(finder, path, backend)
+    state = finder.run(backend=backend, journal=path)
+    state = state.resume(state.pending()[0].give_result("paid"))
+    assert state.ret_value == "ok"
+    assert results(state)[0].startswith(f"Result of find: {text}")
+    assert made == ["x"] * (city == "x") + [13]
+
+
+def test_a_tool_with_a_schema_may_get_half_of_a_surrogate_pair(path):
+    tool = SchemaTool(
+        "find", "Finds.", {"properties": {"city": {"type": "string"}}}, lambda given: given["city"]
+    )
+
+    @sgl.function
+    def finder(s):
+        s += sgl.user("Find!")
+        return sgl.use_tools(s, [tool], approve="ask")
+
+    backend, _ = writes(call("find", city=HALF), answer("ok"))
+    finder.run(backend=backend, journal=path)
+    state = finder.run(backend=backend, journal=path)
+    (waiting,) = state.pending()
+    assert waiting.arguments == {"city": HALF}
+    assert results(state.resume(waiting.approve())) == ['Result of find: "?"']
 
 
 def test_limits_of_time_and_tokens_are_taken_from_the_log(path):

@@ -32,6 +32,7 @@ from sglang_lite.lang.tools import (
     ReportedFailure,
     SchemaTool,
     ToolCall,
+    replace_half_pairs,
     takes_key,
     tool_failure,
 )
@@ -253,7 +254,7 @@ class CallMaker:
                 "on_tool_error",
                 f"the function returned {type(text).__name__}, not the text for the model.",
             ) from error
-        return text
+        return replace_half_pairs(text)
 
     def _read_arguments(
         self, tool: ToolSignature, arguments: Sequence[UserValue], named: Mapping[str, UserValue]
