@@ -37,9 +37,17 @@ def read_approvers(
     if not isinstance(approve, Mapping):
         found = dict.fromkeys(names, approve)
     else:
-        found = {
-            tool if isinstance(tool, str) else tool.__name__: each for tool, each in approve.items()
-        }
+        found = dict[str, Approver]()
+        for tool, each in approve.items():
+            name = tool if isinstance(tool, str) else tool.__name__
+            if name in found:
+                raise ParameterError(
+                    "approve",
+                    f"it has the tool {name!r:.60} twice.",
+                    hint="Give the tool or its name, not both.",
+                    where=where,
+                )
+            found[name] = each
     for name, approver in found.items():
         if name not in names:
             raise ParameterError(

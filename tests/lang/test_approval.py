@@ -372,6 +372,7 @@ def test_a_tool_of_a_server_is_approved():
     [
         ("always", "'always' approves no calls"),
         ({"refnd": "ask"}, "'refnd' is not one of the tools"),
+        ({"refund": "ask", refund: lambda call: True}, "it has the tool 'refund' twice"),
         ({refund: 3}, "3 approves no calls"),
         (lambda _: None, "the function returned None"),
         (lambda _: "no", "the function returned 'no'"),
