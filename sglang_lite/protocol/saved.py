@@ -153,7 +153,7 @@ class JournalHead(Record, frozen=True):
         program: name of the program.
         identity: random text from which the idempotency keys of calls are derived.
         arguments: arguments of the body.
-        params, seed, retries: settings of the run.
+        params, seed: settings of the run.
         secret: whether the codes of the lines depend on a secret.
         code: code of this line. It is the last field.
     """
@@ -163,6 +163,5 @@ class JournalHead(Record, frozen=True):
     arguments: SavedVariable
     params: SamplingParams = SamplingParams()
     seed: int | None = None
-    retries: int = 0
     secret: bool = False
     code: str = ""

@@ -415,6 +415,17 @@ def test_an_old_decision_does_not_repeat_a_call_that_was_begun_meanwhile(path, d
     assert made == [13, 13]
 
 
+@pytest.mark.parametrize("where", ["run", "resume"])
+def test_a_run_may_go_on_with_other_retries(path, where):
+    backend, _ = writes(call("pay", n=1), answer("ok"))
+    asking_payer.run(backend=backend, journal=path)
+    state = asking_payer.run(backend=backend, journal=path, retries=3 if where == "run" else 0)
+    decision = state.pending()[0].approve()
+    options = {"retries": 3} if where == "resume" else {}
+    assert state.resume(decision, **options).ret_value == "ok"
+    assert made == [1]
+
+
 # --------------------------------------------------------------------------------------- bad input
 
 

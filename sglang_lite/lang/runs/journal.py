@@ -101,7 +101,6 @@ class Journal:
             arguments,
             settings.params,
             settings.seed,
-            settings.retries,
             options.secret is not None,
         )
         try:
@@ -215,7 +214,7 @@ class Journal:
 
 def _describe_run(head: JournalHead) -> dict[str, UserValue]:
     """Returns what a run was given, by name."""
-    settings = {"seed": head.seed, "retries": head.retries, **given_values(head.params)}
+    settings = {"seed": head.seed, **given_values(head.params)}
     return {**head.arguments.value, **settings}
 
 
