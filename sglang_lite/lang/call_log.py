@@ -134,11 +134,14 @@ class CallLog:
 
         Args:
             turn: path of the node that wrote them.
+
+        Raises:
+            ToolError: it was raised before.
         """
         found = TurnCalls(calls, [f"{turn}:{i}" for i in range(len(calls))])
+        self._reach_calls(found)
         for i, (call, path) in enumerate(zip(calls, found.paths)):
             place = self._run.path, path
-            self._log.reach(*place)
             approver = self._approvers.get(call.name)
             if isinstance(call.function, InvalidCall):
                 found.decisions[i] = CallDecision(*place, "approve")
@@ -159,6 +162,18 @@ class CallLog:
             else:
                 found.undecided[i] = self._describe(call, path)
         return found
+
+    def _reach_calls(self, turn: TurnCalls) -> None:
+        """Records that the run has come to calls. Raises the failure of the first that raised one."""
+        raised = dict[tuple[str, str], ToolError]()
+        for call, path in zip(turn.calls, turn.paths):
+            place = self._run.path, path
+            self._log.reach(*place)
+            logged = self._log.results.get(place)
+            if logged is not None and logged.raised and logged.error is not None:
+                raised[place] = ToolError(logged.error, tool=call.name)
+        if raised:  # the log has results in the order of their ends
+            raise next(raised[place] for place in self._log.results if place in raised)
 
     def decide(self, turn: TurnCalls, index: int, decision: CallDecision | None) -> None:
         """Records what an approver has decided about a call; None if it has to wait."""
@@ -262,6 +277,4 @@ def describe_change(written: ToolCall, made: ToolCall) -> str:
 
 def _restore_result(call: ToolCall, logged: LoggedResult) -> CallResult:
     error = None if logged.error is None else ToolError(logged.error, tool=call.name)
-    if logged.raised and error is not None:
-        raise error
     return CallResult(logged.text, error)

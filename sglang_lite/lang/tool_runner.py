@@ -79,6 +79,7 @@ class ToolRunner(Generic[_R]):
         """
         began = time.monotonic()
         started = list[Future[UserValue] | None]()
+        ended = set[int]()  # calls whose results were asked for
         try:
             for call in calls:
                 started.append(self._start(call))
@@ -90,14 +91,39 @@ class ToolRunner(Generic[_R]):
             done = self._finish_in_order(
                 {i: (calls[i], waits[i]) for i, each in enumerate(started) if each is None}
             )
-            return [
-                done[i] if i in done else self._finish(call, waits[i])
-                for i, call in enumerate(calls)
-            ]
+            for i, future in enumerate(started):
+                if future is not None:
+                    ended.add(i)
+                    done[i] = self._finish(calls[i], waits[i])
+            return [done[i] for i in range(len(calls))]
+        except Exception:
+            self._finish_others(
+                calls, [None if i in ended else each for i, each in enumerate(started)]
+            )
+            raise
         finally:
             for future in started:
                 if future is not None:
                     future.cancel()
+
+    def _finish_others(
+        self,
+        calls: Sequence[ToolCall],
+        started: Sequence[Future[UserValue] | asyncio.Future[UserValue] | None],
+    ) -> None:
+        """Finishes the calls that have ended when another one ends the turn, so that they are known
+        to be made. Their own errors are dropped.
+
+        Args:
+            started: those that were not finished yet.
+        """
+        for call, future in zip(calls, started):
+            if future is None or not future.done() or future.cancelled():
+                continue
+            if future.exception() is None and inspect.isawaitable(future.result()):
+                continue
+            with contextlib.suppress(Exception):  # a tool may raise anything
+                self._finish(call, future.result)
 
     def _finish_in_order(
         self, waits: Mapping[int, tuple[ToolCall, Callable[[], UserValue]]]
@@ -189,12 +215,15 @@ class ToolRunner(Generic[_R]):
                         end = await self._await_call(call, None, began, seconds)
                         end, stopped = _keep_outcome(end)
                     done[i] = self._finish(call, end)
-            return [
-                done[i]
-                if i in done
-                else self._finish(call, await self._await_call(call, started[i], began, seconds))
-                for i, call in enumerate(calls)
-            ]
+            for i, task in enumerate(started):
+                if task is not None:
+                    end = await self._await_call(calls[i], task, began, seconds)
+                    started[i] = None
+                    done[i] = self._finish(calls[i], end)
+            return [done[i] for i in range(len(calls))]
+        except Exception:
+            self._finish_others(calls, started)
+            raise
         finally:
             await _cancel_tasks([each for each in started if each is not None])
 

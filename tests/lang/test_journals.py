@@ -242,6 +242,65 @@ def test_failures_are_kept_as_they_were(path):
     assert asked == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_calls_that_ended_are_known_if_another_one_is_raised(path, is_async):
+    ends = []
+
+    async def fail(n: int) -> str:
+        """Fails when the others have begun and have ended."""
+        for end in ends:
+            await asyncio.wait_for(end.wait(), 10)
+        raise LookupError(f"no row {n}")
+
+    async def save(n: int) -> str:
+        """Saves, and fails for 3."""
+        made.append(n)
+        asyncio.get_running_loop().call_soon(ends[len(made) - 1].set)
+        if n == 3:
+            raise LookupError(f"no row {n}")
+        return f"saved {n}"
+
+    def begin(s):
+        ends[:] = asyncio.Event(), asyncio.Event()
+        s += sgl.user("Save!")
+
+    @sgl.function
+    def saver(s):
+        begin(s)
+        try:
+            sgl.use_tools(s, [fail, save], "first", on_tool_error="raise", parallel_tool_calls=True)
+        except sgl.ToolError as error:
+            s += sgl.user(error.message)
+        return sgl.use_tools(s, [pay], approve="ask")
+
+    @sgl.function
+    async def async_saver(s):
+        begin(s)
+        try:
+            await sgl.use_tools(
+                s, [fail, save], "first", on_tool_error="raise", parallel_tool_calls=True
+            )
+        except sgl.ToolError as error:
+            s += sgl.user(error.message)
+        return await sgl.use_tools(s, [pay], approve="ask")
+
+    program = async_saver if is_async else saver
+    turn = calls(call("fail", n=1), call("save", n=2), call("save", n=3))
+    backend, _ = writes(turn, call("pay", n=1), answer("ok"))
+    program.run(backend=backend, journal=path)
+    state = program.run(backend=backend, journal=path)  # raises the same again
+    assert state.resume(state.pending()[0].approve()).ret_value == "ok"
+    assert made == [2, 3, 1]
+    ended = [
+        json.loads(each)["data"] for each in path.read_text().splitlines() if "LoggedResult" in each
+    ]
+    assert [(each.get("error"), each["text"]) for each in ended[1:3]] == [
+        (None, '"saved 2"'),
+        ("the tool save raised LookupError: no row 3", ""),
+    ]
+    assert "no row 1" in ended[0]["error"]
+
+
 HALF = "\ud800"  # of a surrogate pair
 
 
@@ -421,8 +480,8 @@ def test_a_run_may_go_on_with_other_retries(path, where):
     asking_payer.run(backend=backend, journal=path)
     state = asking_payer.run(backend=backend, journal=path, retries=3 if where == "run" else 0)
     decision = state.pending()[0].approve()
-    options = {"retries": 3} if where == "resume" else {}
-    assert state.resume(decision, **options).ret_value == "ok"
+    retries = 3 if where == "resume" else 0
+    assert state.resume(decision, retries=retries).ret_value == "ok"
     assert made == [1]
 
 
