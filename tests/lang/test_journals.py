@@ -5,6 +5,7 @@ from there. What does not fit is refused by name.
 import asyncio
 import itertools
 import json
+import os
 from threading import Thread
 
 import pytest
@@ -529,6 +530,23 @@ def test_lines_that_were_deleted_repeated_or_swapped_are_refused(path, secret):
     path.write_bytes(b"".join([head, *lines]))
     assert payer.run(backend=backend, journal=path, secret=secret).ret_value == "ok"
     assert made == [1]
+
+
+def test_a_new_journal_is_in_its_folder_on_the_disk_before_calls_are_made(path, monkeypatch):
+    synced = []
+    fsync = os.fsync
+
+    def note(descriptor):
+        synced.append((os.fstat(descriptor).st_ino, len(made)))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    finished(path)
+    folder = path.parent.stat().st_ino
+    assert [number for number, _ in synced].count(folder) == 1
+    assert (folder, 0) in synced
+    finished(path)  # it is there already
+    assert [number for number, _ in synced].count(folder) == 1
 
 
 def test_a_line_that_could_not_be_written_does_not_break_the_chain(path, monkeypatch):

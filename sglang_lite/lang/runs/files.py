@@ -8,6 +8,7 @@ import contextlib
 import errno
 import io
 import os
+import sys
 from pathlib import Path
 from typing import TypeAlias
 
@@ -89,6 +90,17 @@ def append(
         with contextlib.suppress(OSError):
             file.truncate(start)
         raise file_error(path, "written", error, parameter) from error
+
+
+def sync_folder(path: AnyPath) -> None:
+    """Waits until the name of a new file is on the disk, where the system can do that."""
+    if sys.platform == "win32":  # it opens no folders
+        return
+    folder = os.open(Path(path).absolute().parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def remove_if_empty(path: AnyPath) -> None:

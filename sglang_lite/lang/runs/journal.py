@@ -151,6 +151,8 @@ class Journal:
             self._file.truncate(self._file.tell() - len(torn))
         if not lines:
             self._append(head, durable=True)
+            with contextlib.suppress(OSError):  # some file systems can't do it
+                files.sync_folder(self._path)
         return RunLog(identity, records, self._append, self.close, self._options)
 
     def _read_head(self, line: bytes, now: JournalHead) -> str:
