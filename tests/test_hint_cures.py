@@ -93,9 +93,18 @@ def names(stack):
     def program(s, name):
         s += name + sgl.gen("a")
 
+    def agent(approve="ask"):
+        texts = iter(['{"tool": "search", "arguments": {"query": "x"}}', '{"answer": "done"}'])
+
+        def use(s):
+            s += sgl.user("Find x.")
+            sgl.use_tools(s, [search], approve=approve)
+
+        return run(use, backend=sgl.ScriptedBackend(lambda _: next(texts)))
+
     return {
         "sgl": sgl, "os": os, "Literal": Literal, "run": run, "search": search, "Point": Point, "program": program,
-        "EngineConfig": EngineConfig, "ServerSettings": ServerSettings, "SamplingParams": SamplingParams, "Prompt": Prompt,
+        "agent": agent, "EngineConfig": EngineConfig, "ServerSettings": ServerSettings, "SamplingParams": SamplingParams, "Prompt": Prompt,
         "Span": Span, "DATA": ROOT / "server/data", "__name__": "cures",
         "contextlib": contextlib, "tiny": tiny, "served": served, "made": made, "saved": saved, "serve": serve, "PROGRAM": PROGRAM, "plain": plain, "Path": Path,
         "NUMBER": {"type": "integer"}, "WORD": {"type": "string"},

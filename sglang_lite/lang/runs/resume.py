@@ -106,7 +106,7 @@ def _refuse_old_decisions(
         if _count_records(before, place) < _count_records(reopened, place):
             raise ResumeError(
                 f"the call {decision.call} was begun meanwhile, by another run with this journal.",
-                hint="Run the program with the journal again, and decide about its pending().",
+                hint="Run the program with the journal again, and decide about the calls that then wait.",
                 where=user_location(),
             )
 
