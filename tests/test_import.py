@@ -102,11 +102,11 @@ def test_every_public_name_loads_and_is_what_type_checkers_see():
 
 def test_what_is_shown_is_short_and_errors_are_shown_in_their_module():
     # 55, quote, mcp, audio, prose, describe, which most programs with a type need, plain, for what
-    # users wrote, and exact, a method of choosing beside SGLang's.
-    assert len(dir(sgl)) <= 62
+    # users wrote, exact, a method of choosing beside SGLang's, and idempotent, for tools of agents.
+    assert len(dir(sgl)) <= 63
     assert set(dir(sgl)) <= set(sgl.__all__)
     errors = {name for name in sgl.__all__ if name.endswith("Error")}
-    assert len(errors) == 23
+    assert len(errors) == 24
     assert all(getattr(sgl, name) is getattr(sgl.errors, name) for name in errors)
     assert not errors & set(dir(sgl))
     assert sgl.testing.server_for_tests is sgl.server_for_tests

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.host.installed import check_engine_packages
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.models.spec import ModelSpec
 
 # Fields that transformers' default configs leave without a usable value.
-_SIZES = {
+_SIZES: dict[str, dict[str, Json]] = {
+    "bamba": {"attn_layer_indices": [9, 18, 27]},
     "deepseek_v2": {
         "num_experts_per_tok": 6,
         "n_routed_experts": 64,
@@ -23,6 +25,7 @@ _SIZES = {
     },
     "dots1": {"num_experts_per_tok": 6, "n_routed_experts": 128, "n_shared_experts": 2},
     "glm4_moe": {"head_dim": 128},
+    "granitemoehybrid": {"layer_types": [*["mamba"] * 7, "attention"] * 4},
 }
 
 

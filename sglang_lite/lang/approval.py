@@ -31,15 +31,22 @@ def read_approvers(
     Args:
         is_async: whether the body can await an approver.
     """
-    names = [tool.__name__ for tool in tools]
     if approve is None:
         return {}
+    names = [getattr(tool, "__name__", repr(tool)) for tool in tools]
     if not isinstance(approve, Mapping):
         found = dict.fromkeys(names, approve)
     else:
         found = dict[str, Approver]()
         for tool, each in approve.items():
-            name = tool if isinstance(tool, str) else tool.__name__
+            name = tool if isinstance(tool, str) else getattr(tool, "__name__", None)
+            if name is None:
+                raise ParameterError(
+                    "approve",
+                    f"{tool!r:.60} is no tool.",
+                    hint="Give tools, or their names.",
+                    where=where,
+                )
             if name in found:
                 raise ParameterError(
                     "approve",

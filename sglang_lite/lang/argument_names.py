@@ -170,7 +170,7 @@ def suggest_argument(unknown: str, known: Collection[str]) -> str:
     here, _, value = _ELSEWHERE.get(unknown, "").partition("=")
     if here in known:
         return f"Use {here}={value} here."
-    near = difflib.get_close_matches(unknown, known, n=1, cutoff=0.61)
+    near = difflib.get_close_matches(unknown, known, n=1, cutoff=0.62)
     near = near or [name for name in known if len(unknown) > 2 and unknown in name][:1]
     return f"Did you mean {near[0]}=?" if near else ""
 

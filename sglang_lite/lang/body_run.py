@@ -176,7 +176,7 @@ class BodyRun:
     ) -> bool:
         branch = self._branch
         run = branch.run
-        suspension = find_suspension(error)
+        suspension = None if error is None else find_suspension(error)
         try:
             if error is None:
                 pass
