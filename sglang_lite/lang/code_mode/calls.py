@@ -232,7 +232,7 @@ class CallMaker:
                 f"{call.name} has run a program that waits for a decision about a call, which a "
                 "function of gen(code=) can't do.",
                 tool=call.name,
-                hint="Let the model call it as a tool, or let its calls need no approval.",
+                hint="Let the model call it with use_tools, or let its calls need no approval.",
             ) from suspension
         if outcome.error is None:
             return outcome.result, None
