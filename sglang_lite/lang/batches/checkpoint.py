@@ -142,18 +142,7 @@ class BatchFile:
             self._finalizer()
 
     def _lock_and_read(self) -> None:
-        try:
-            if sys.platform != "win32":  # Python has no such locks on Windows
-                import fcntl
-
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ProgramError(
-                f"{self._path} is being written by another run.",
-                hint="Wait for its end, or name another file.",
-            ) from error
-        except OSError as error:
-            raise ParameterError("checkpoint", f"{self._path} can't be locked: {error}") from error
+        files.lock(self._file, self._path, "checkpoint")
         self._file.seek(0)
         *lines, torn = self._file.read().split(b"\n")
         if lines:

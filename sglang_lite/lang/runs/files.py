@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from sglang_lite import wire
-from sglang_lite.protocol import ParameterError, WireError
+from sglang_lite.lang.tracebacks import user_location
+from sglang_lite.protocol import ParameterError, ProgramError, WireError
 
 AnyPath: TypeAlias = str | os.PathLike[str]
 
@@ -92,6 +93,35 @@ def append(
         raise file_error(path, "written", error, parameter) from error
 
 
+def lock(file: io.FileIO, path: AnyPath, parameter: str) -> None:
+    """Keeps other runs from writing a file until it is closed. Does nothing on Windows, where
+    Python has no such locks.
+
+    Args:
+        file: the open file.
+        path: its path, for errors.
+        parameter: name of the parameter that named it, for errors.
+
+    Raises:
+        ProgramError: another run writes it.
+        ParameterError: it can't be locked.
+    """
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ProgramError(
+            f"{os.fspath(path)} is being written by another run.",
+            hint="Wait for its end, or name another file.",
+            where=user_location(),
+        ) from error
+    except OSError as error:
+        raise file_error(path, "locked", error, parameter) from error
+
+
 def sync_folder(path: AnyPath) -> None:
     """Waits until the name of a new file is on the disk, where the system can do that."""
     if sys.platform == "win32":  # it opens no folders
@@ -123,7 +153,7 @@ def kv_file_path(path: AnyPath) -> str:
 
 
 def file_error(path: AnyPath, what: str, error: OSError, parameter: str = "path") -> ParameterError:
-    """Returns the error for a file that can't be read or written; `what` is "read" or "written"."""
+    """Returns the error for a file that can't be read, written or locked, which `what` says."""
     hint = _CURES.get(error.errno or 0, "") if what == "written" else ""
     if what == "read" and error.errno == errno.ENOENT:
         hint = "Check the path. A relative one begins where Python was started."

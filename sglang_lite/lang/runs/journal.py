@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 import uuid
 import weakref
 
@@ -124,19 +123,7 @@ class Journal:
         self._finalizer()
 
     def _lock_and_read(self, head: JournalHead) -> RunLog:
-        try:
-            if sys.platform != "win32":  # Python has no such locks on Windows
-                import fcntl
-
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ProgramError(
-                f"{os.fspath(self._path)} is being written by another run.",
-                hint="Wait for its end, or name another file.",
-                where=user_location(),
-            ) from error
-        except OSError as error:
-            raise ParameterError("journal", f"{self._path} can't be locked: {error}") from error
+        files.lock(self._file, self._path, "journal")
         self._file.seek(0)
         *lines, torn = self._file.read().split(b"\n")
         if not lines and torn and not (torn.startswith(_HEAD) or _HEAD.startswith(torn)):

@@ -3,6 +3,7 @@ a checker should find. Shares nothing with the package but the tools' signatures
 """
 
 import random
+from functools import partial
 
 NAMES = ["a", "b", "c", "total", "out"]
 CITIES = ["Oslo", "Rome", "Lima"]
@@ -126,7 +127,7 @@ class Maker:
         )
 
     def make_int(self, depth):
-        sub = lambda kind: self.expression(kind, depth - 1)  # noqa: E731
+        sub = partial(self.expression, depth=depth - 1)
         if depth <= 0:
             return str(self.random.randint(0, 20))
         return self.random.choice(
@@ -150,7 +151,7 @@ class Maker:
         )()
 
     def make_float(self, depth):
-        sub = lambda kind: self.expression(kind, depth - 1)  # noqa: E731
+        sub = partial(self.expression, depth=depth - 1)
         if depth <= 0:
             return f"{self.random.randint(0, 9)}.5"
         return self.random.choice(
@@ -164,7 +165,7 @@ class Maker:
         )()
 
     def make_str(self, depth):
-        sub = lambda kind: self.expression(kind, depth - 1)  # noqa: E731
+        sub = partial(self.expression, depth=depth - 1)
         if depth <= 0:
             return repr(self.random.choice([*CITIES, "Rom", ""]))
         return self.random.choice(
@@ -182,7 +183,7 @@ class Maker:
         )()
 
     def make_list(self, depth):
-        sub = lambda kind: self.expression(kind, depth - 1)  # noqa: E731
+        sub = partial(self.expression, depth=depth - 1)
         if depth <= 0:
             return f"[{self.random.randint(0, 9)}, {self.random.randint(0, 9)}]"
         return self.random.choice(
@@ -202,7 +203,7 @@ class Maker:
         )()
 
     def make_bool(self, depth):
-        sub = lambda kind: self.expression(kind, depth - 1)  # noqa: E731
+        sub = partial(self.expression, depth=depth - 1)
         if depth <= 0:
             return self.random.choice(["True", "False"])
         return self.random.choice(
@@ -218,7 +219,7 @@ class Maker:
         )()
 
     def make_dict(self, depth):
-        sub = lambda kind: self.expression(kind, depth - 1)  # noqa: E731
+        sub = partial(self.expression, depth=depth - 1)
         if depth <= 0:
             return "{'k': 1}"
         return self.random.choice(
