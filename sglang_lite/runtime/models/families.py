@@ -670,6 +670,10 @@ def _nemotron_left_out(config: Config) -> str:
     experts = "moe" in (config.get("layers_block_type") or config.get("layer_types") or ())
     if config.get("mlp_bias") and (experts or "E" in (config.get("hybrid_override_pattern") or "")):
         return "mlp_bias with experts"
+    for other, own in (("hidden_act", "mlp_hidden_act"), ("rms_norm_eps", "layer_norm_epsilon")):
+        given = {config[name] for name in (other, own) if config.get(name) is not None}
+        if len(given) > 1:  # transformers reads one of them alone
+            return f"{other} beside another {own}"
     return ""
 
 

@@ -691,6 +691,12 @@ def test_linear_attention_that_does_not_fit_is_told(changes, problem):
         ("nemotron-h", {"layers_block_type": ["mlp", "x"]}, "don't fit 2 layers of full_attention"),
         ("nemotron-h-moe", {"moe_latent_size": 8}, "moe_latent_size is not supported by our code"),
         ("nemotron-h-moe", {"mlp_bias": True}, "mlp_bias with experts is not supported"),
+        ("nemotron-h", {"hidden_act": "silu"}, "hidden_act beside another mlp_hidden_act is not"),
+        (
+            "nemotron-h",
+            {"rms_norm_eps": 0.5},
+            "rms_norm_eps beside another layer_norm_epsilon is not",
+        ),
     ],
 )
 def test_state_spaces_that_do_not_fit_are_told(name, changes, problem):
