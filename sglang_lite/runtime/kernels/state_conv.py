@@ -44,6 +44,50 @@ def _load_inputs(
     return tl.where((at < begin)[:, None], old.to(tl.float32), own.to(tl.float32))
 
 
+@triton.jit
+def _convolve(
+    inputs,
+    kernel,
+    tails,
+    input_stride,
+    tail_stride,
+    begin,
+    token,
+    read,
+    channel,
+    inside,
+    TAILED: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """Returns the sums of tokens of a row. TAILED: their windows may begin in the row's tail."""
+    has_channel = channel < CHANNELS
+    bias = tl.load(kernel + WINDOW * CHANNELS + channel, mask=has_channel, other=0.0)
+    total = tl.zeros(inside.shape, tl.float32) + bias[None, :]
+    for k in tl.static_range(WINDOW):
+        weight = tl.load(kernel + k * CHANNELS + channel, mask=has_channel, other=0.0)
+        at = token - (WINDOW - 1 - k)
+        if TAILED:
+            found = _load_inputs(
+                inputs,
+                tails,
+                input_stride,
+                tail_stride,
+                begin,
+                at,
+                read,
+                channel,
+                inside,
+                CHANNELS,
+                WINDOW,
+            )
+        else:
+            place = inputs + at.to(tl.int64)[:, None] * input_stride + channel[None, :]
+            found = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        total += weight[None, :] * found
+    return total
+
+
 @cached_launch
 @triton.jit(do_not_specialize=["count"])
 def _state_conv(
@@ -76,21 +120,35 @@ def _state_conv(
     target = tl.load(write + row)
     token = first + tl.arange(0, TOKENS)
     inside = (token < end)[:, None] & has_channel[None, :]
-    total = tl.zeros((TOKENS, BLOCK), tl.float32)
-    total += tl.load(kernel + WINDOW * CHANNELS + channel, mask=has_channel, other=0.0)[None, :]
-    for k in tl.static_range(WINDOW):
-        weight = tl.load(kernel + k * CHANNELS + channel, mask=has_channel, other=0.0)
-        at = token - (WINDOW - 1 - k)
-        total += weight[None, :] * _load_inputs(
+    if first - begin >= WINDOW - 1:
+        total = _convolve(
             inputs,
+            kernel,
             tails,
             input_stride,
             tail_stride,
             begin,
-            at,
+            token,
             source,
             channel,
             inside,
+            False,
+            CHANNELS,
+            WINDOW,
+        )
+    else:
+        total = _convolve(
+            inputs,
+            kernel,
+            tails,
+            input_stride,
+            tail_stride,
+            begin,
+            token,
+            source,
+            channel,
+            inside,
+            True,
             CHANNELS,
             WINDOW,
         )
