@@ -168,8 +168,9 @@ def compare_times(parts: list[str], layers: int, repeat: int) -> None:
         for name, engine in engines.items():
             times = []
             for i in range(repeat + 1):
+                text = draw_tokens(32_768, 70 + i)
                 begun = time.perf_counter()
-                complete(engine, [draw_tokens(32_768, 70 + i)], 1)
+                complete(engine, [text], 1)
                 times.append(time.perf_counter() - begun)
             print(f"prefill of 32,768: {median(times[1:]) * 1000:8.1f} ms, {name}", flush=True)
     if "decode" in parts:

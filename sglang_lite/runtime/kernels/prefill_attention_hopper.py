@@ -29,7 +29,7 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launcher import cached_launch
 
 QUERIES = gl.constexpr(64)  # queries of a warp group
-_TOKENS = gl.constexpr(128)  # tokens of a block
+_TOKENS_PER_BLOCK = 128  # of heads up to 128
 COLUMNS = gl.constexpr(64)  # columns of a copy: 128 bytes, the width of shared memory's swizzle
 STAGES = gl.constexpr(2)  # blocks of keys, and of values, in shared memory
 # for tiles of COLUMNS columns
@@ -341,6 +341,7 @@ def prefill_kernel(
     VALUE: gl.constexpr,
     PAGE: gl.constexpr,
     HEADS: gl.constexpr,
+    TOKENS: gl.constexpr,
     OWN: gl.constexpr,
 ):
     head = gl.program_id(0)
@@ -352,8 +353,8 @@ def prefill_kernel(
     if count <= 0:
         return
     end = position + count
-    blocks = (end + _TOKENS - 1) // _TOKENS
-    clear = (position + 1) // _TOKENS  # blocks that every query sees fully
+    blocks = (end + TOKENS - 1) // TOKENS
+    clear = (position + 1) // TOKENS  # blocks that every query sees fully
     pages = page_table + slot * pages_per_slot
     row = head // G * token_slots
     own = 0
@@ -363,12 +364,12 @@ def prefill_kernel(
 
     dtype: gl.constexpr = q.dtype.element_ty
     q_buffers = gl.allocate_shared_memory(dtype, [2, QUERIES, KEY], SHARED)
-    k_buffers = gl.allocate_shared_memory(dtype, [STAGES, _TOKENS, KEY], SHARED)
+    k_buffers = gl.allocate_shared_memory(dtype, [STAGES, TOKENS, KEY], SHARED)
     q_ropes, rope_buffers = q_buffers, k_buffers
     if ROPE_DIM:
         q_ropes = gl.allocate_shared_memory(dtype, [2, QUERIES, ROPE_DIM], SHARED)
-        rope_buffers = gl.allocate_shared_memory(dtype, [STAGES, _TOKENS, ROPE_DIM], SHARED)
-    v_buffers = gl.allocate_shared_memory(dtype, [STAGES, _TOKENS, VALUE], SHARED)
+        rope_buffers = gl.allocate_shared_memory(dtype, [STAGES, TOKENS, ROPE_DIM], SHARED)
+    v_buffers = gl.allocate_shared_memory(dtype, [STAGES, TOKENS, VALUE], SHARED)
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -390,15 +391,19 @@ def prefill_kernel(
     ], [4, 1], [240, 24])  # fmt: skip
 
 
+def _count_tokens(dim: int) -> int:
+    """Returns how many tokens a block has: of heads of 256, half as many fit into shared memory."""
+    return _TOKENS_PER_BLOCK if dim <= 128 else 64
+
+
 def supports(q: torch.Tensor, cache: KVCache, plan: DevicePlan) -> bool:
     """Returns whether the kernel supports these heads, data types and pages. It supports no window
     and no softcap.
     """
+    dim = q.shape[2]
     sixteen_bits = q.dtype in (torch.bfloat16, torch.float16) and cache.k[0].dtype == q.dtype
-    pages = plan.page_size % 8 == 0 and _TOKENS.value % plan.page_size == 0
-    return (
-        sixteen_bits and pages and q.shape[2] in (64, 128) and plan.block_size == 2 * QUERIES.value
-    )
+    pages = plan.page_size % 8 == 0 and _count_tokens(dim) % plan.page_size == 0
+    return sixteen_bits and pages and dim in (64, 128, 256) and plan.block_size == 2 * QUERIES.value
 
 
 def prefill_attention_hopper(
@@ -413,7 +418,7 @@ def prefill_attention_hopper(
 
     Reads, for each head and block, the keys and values of all tokens up to the block's end once: 4
     bytes for an element of both. The heads of a group find them in the L2 cache. Uses 160 KB of
-    shared memory for heads of 128.
+    shared memory for heads of 128, and 192 KB for those of 256, whose blocks have 64 tokens.
 
     Args:
         q: queries [T, heads, head_dim] as `rope_store` returns them; the heads of a token are
@@ -475,14 +480,14 @@ def uncached_attention_hopper(
     Reads as much as `prefill_attention_hopper`. Uses 208 KB of shared memory for keys of 192.
     """
     blocks = torch.arange(
-        -(-keys.shape[1] // _TOKENS.value), dtype=torch.int32, device=q.device
+        -(-keys.shape[1] // _TOKENS_PER_BLOCK), dtype=torch.int32, device=q.device
     ).view(1, -1)
     _launch(
         q,
         keys,
         rope_parts,
         values,
-        _TOKENS.value,
+        _TOKENS_PER_BLOCK,
         blocks,
         plan.blocks,
         out,
@@ -542,6 +547,7 @@ def _launch(
         VALUE=values.shape[2],
         PAGE=page_size,
         HEADS=heads,
+        TOKENS=_count_tokens(keys.shape[2]),
         OWN=rope_parts is not None,
         num_warps=4,
     )

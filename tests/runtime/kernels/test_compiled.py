@@ -57,11 +57,12 @@ def test_it_compiles_and_finds_room(compiler, name):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("head", "kernel", "name"),
     [
         (128, "prefill 128", "prefill_attention_hopper.prefill_kernel"),
+        (256, "prefill 128", "prefill_attention_hopper.prefill_kernel"),
         (128, "prefix", "prefix_attention_hopper.prefix_kernel"),
         (0, "latents", "latent_attention_hopper.latent_prefill_kernel"),
     ],

@@ -18,7 +18,13 @@ PAGE = 16
 @needs_hopper
 @pytest.mark.parametrize(
     ("heads", "dim", "dtype"),  # each is compiled, which takes seconds
-    [((4, 2), 128, torch.bfloat16), ((8, 1), 128, torch.float16), ((3, 3), 64, torch.bfloat16)],
+    [
+        ((4, 2), 128, torch.bfloat16),
+        ((8, 1), 128, torch.float16),
+        ((3, 3), 64, torch.bfloat16),
+        ((8, 2), 256, torch.bfloat16),
+        ((4, 4), 256, torch.float16),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize(
