@@ -664,15 +664,25 @@ def _nemotron_experts(config: Config, layer: int) -> dict[str, Any] | None:
     }
 
 
+# of the same fields of Nemotron-H, in early configs
+_NEMOTRON_ALIASES = {
+    "n_groups": "mamba_n_groups",
+    "conv_kernel": "mamba_d_conv",
+    "use_conv_bias": "mamba_conv_bias",
+    "time_step_limit": "mamba_dt_limit",
+}
+
+
 def _nemotron_left_out(config: Config) -> str:
     if config.get("moe_latent_size"):
         return "moe_latent_size"
     experts = "moe" in (config.get("layers_block_type") or config.get("layer_types") or ())
     if config.get("mlp_bias") and (experts or "E" in (config.get("hybrid_override_pattern") or "")):
         return "mlp_bias with experts"
-    for other, own in (("hidden_act", "mlp_hidden_act"), ("rms_norm_eps", "layer_norm_epsilon")):
-        given = {config[name] for name in (other, own) if config.get(name) is not None}
-        if len(given) > 1:  # transformers reads one of them alone
+    twice = {"hidden_act": "mlp_hidden_act", "rms_norm_eps": "layer_norm_epsilon"}
+    for other, own in {**twice, **_NEMOTRON_ALIASES}.items():
+        given = [config[name] for name in (other, own) if config.get(name) is not None]
+        if given[1:] and given[0] != given[1]:  # transformers reads one of them alone
             return f"{other} beside another {own}"
     return ""
 
@@ -1376,6 +1386,7 @@ FAMILIES: Mapping[str, Family] = {
         ("GraniteMoeHybridForCausalLM",),
         {**_GRANITE, **_MAMBA2, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "num_local_experts": 8,
          "num_experts_per_tok": 2, "shared_intermediate_size": 1024, "position_embedding_type": None},
+        aliases={"layer_types": "layers_block_type"},
         biases=_ATTENTION, dense_size="shared_intermediate_size", mixer=granite_mixer,
         has_rope=lambda c, i, window: c.get("position_embedding_type") == "rope",
         attention_fields=_granite_attention_settings, layer_fields=_granite_layer_settings,
@@ -1395,7 +1406,7 @@ FAMILIES: Mapping[str, Family] = {
          "moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688, "n_group": 1, "topk_group": 1,
          "norm_topk_prob": True, "routed_scaling_factor": 1.0},
         aliases={"layer_types": "layers_block_type", "hidden_act": "mlp_hidden_act",
-                 "rms_norm_eps": "layer_norm_epsilon"},
+                 "rms_norm_eps": "layer_norm_epsilon", **_NEMOTRON_ALIASES},
         computed=nemotron_layer_types, biases=_ALL, gated=False, mixer=nemotron_mixer,
         has_rope=lambda c, i, window: False, experts_fields=_nemotron_experts, left_out=_nemotron_left_out,
         has_feed_forward=lambda c, i: c["layer_types"][i] in ("mlp", "moe"),

@@ -123,7 +123,7 @@ def granite_mixer(config: Config, layer: int) -> Mamba2Spec | None:
 
 def falcon_h1_mixer(config: Config) -> Mamba2Spec:
     """Returns what each layer has beside its attention."""
-    mamba = _mamba2(config)
+    mamba = _mamba2(config, config.get("mamba_d_ssm"))
     factors = config.get("ssm_multipliers") or [1.0] * 5
     if len(factors) != 5:
         raise ValueError(f"ssm_multipliers has {len(factors)} numbers, for 5 projections")
@@ -158,34 +158,28 @@ def jamba_mixer(config: Config, layer: int) -> Mamba1Spec | None:
 
 
 def kimi_mixer(config: Config, layer: int) -> DeltaSpec | None:
-    heads = config["linear_num_heads"]
-    size = config["linear_head_dim"]
+    own = config.get("linear_attn_config") or {}  # which transformers reads first
+    heads = own.get("num_heads") or config["linear_num_heads"]
+    size = own.get("head_dim") or config["linear_head_dim"]
     named = {
         "full_attention_interval": 1,  # not used: the types of all layers are known
         **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), heads),
         **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), size),
     }
+    if "short_conv_kernel_size" in own:
+        named["linear_conv_kernel_dim"] = own["short_conv_kernel_size"]
     delta = qwen_mixer({**config, **named}, layer)
     return delta and replace(delta, gate_rank=size)
 
 
 def kimi_layer_types(config: Config) -> dict[str, Json]:
-    """Returns the types of layers, and sizes, which early configs have in an object of their own."""
-    given = config.get("linear_attn_config") or {}
-    ours = {
-        "linear_head_dim": "head_dim",
-        "linear_num_heads": "num_heads",
-        "linear_conv_kernel_dim": "short_conv_kernel_size",
-    }
-    count = range(config["num_hidden_layers"])
-    full = given.get("full_attn_layers")
+    """Returns the types of layers, which early configs have in an object of their own."""
+    full = (config.get("linear_attn_config") or {}).get("full_attn_layers")
     kinds = [
         _ATTENTION if (i and i % 4 == 0 if full is None else i + 1 in full) else _STATE
-        for i in count
+        for i in range(config["num_hidden_layers"])
     ]
-    return {"layer_types": kinds} | {
-        name: given[theirs] for name, theirs in ours.items() if theirs in given
-    }
+    return {"layer_types": kinds}
 
 
 def nemotron_mixer(config: Config, layer: int) -> MixerSpec | None:
@@ -198,14 +192,13 @@ def nemotron_mixer(config: Config, layer: int) -> MixerSpec | None:
         "hidden_act": config["mamba_hidden_act"],
         "mamba_n_heads": heads,
         "mamba_d_head": size,
-        "mamba_d_ssm": heads * size,
         "mamba_n_groups": config["n_groups"],
         "mamba_d_state": config["ssm_state_size"],
         "mamba_d_conv": config["conv_kernel"],
         "mamba_conv_bias": config["use_conv_bias"],
         "mamba_proj_bias": config["use_bias"],
     }
-    return _mamba2({**config, **named})
+    return _mamba2({**config, **named}, heads * size)
 
 
 def nemotron_layer_types(config: Config) -> dict[str, Json]:
@@ -229,8 +222,9 @@ def _layer_types(config: Config, kinds: Sequence[str], *others: str) -> list[str
     return named
 
 
-def _mamba2(config: Config) -> Mamba2Spec:
-    inner = config.get("mamba_d_ssm") or config["mamba_expand"] * config["hidden_size"]
+def _mamba2(config: Config, inner: int | None = None) -> Mamba2Spec:
+    """Returns the state space of a layer with `inner` elements of x; None for those of its config."""
+    inner = inner or config["mamba_expand"] * config["hidden_size"]
     heads = config["mamba_n_heads"]
     groups = config["mamba_n_groups"]
     size = config["mamba_d_head"]

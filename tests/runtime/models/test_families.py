@@ -697,6 +697,7 @@ def test_linear_attention_that_does_not_fit_is_told(changes, problem):
             {"rms_norm_eps": 0.5},
             "rms_norm_eps beside another layer_norm_epsilon is not",
         ),
+        ("nemotron-h", {"mamba_n_groups": 1}, "n_groups beside another mamba_n_groups is not"),
     ],
 )
 def test_state_spaces_that_do_not_fit_are_told(name, changes, problem):
@@ -736,6 +737,30 @@ def test_early_names_of_layers_in_configs():
         early = {field: value for field, value in (config | changes).items() if value is not None}
         specs = [spec_from_config(each, "config.json") for each in (config, early)]
         assert specs[0] == specs[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "dropped", "changes"),
+    [
+        ("nemotron-h", ["n_groups"], {"mamba_n_groups": 1}),
+        ("nemotron-h", ["conv_kernel", "use_conv_bias"], {"mamba_d_conv": 3, "mamba_conv_bias": False}),
+        ("nemotron-h", ["time_step_limit"], {"mamba_dt_limit": [0.1, 2.0]}),
+        ("bamba", [], {"mamba_d_ssm": 48}),
+        ("granite-hybrid", ["layer_types"], {"layers_block_type": ["mamba", "attention", "mamba"]}),
+        ("granite-hybrid", [], {"mamba_d_ssm": 48}),
+        ("kimi-linear", [], {"linear_attn_config": {"head_dim": 16, "num_heads": 2, "short_conv_kernel_size": 3}}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_earlier_and_other_names_mean_what_they_mean_to_transformers(name, dropped, changes):
+    model, settings = FAMILIES[name]
+    made = getattr(transformers, model).config_class
+    config = made(**SHAPE | settings).to_dict()
+    raw = {field: value for field, value in config.items() if field not in dropped} | changes
+    raw["architectures"] = [model]
+    known = made(**raw).to_dict() | {"architectures": [model]}
+    known = {field: value for field, value in known.items() if field not in changes}
+    assert spec_from_config(raw, "config.json") == spec_from_config(known, "config.json")
 
 
 @needs_kernels
