@@ -101,7 +101,7 @@ def hf_config(name: str) -> dict[str, object]:
     """Returns the `config.json` that a model of this shape would have on the Hugging Face hub."""
     spec = SHAPES[name]
     family = spec.architecture
-    attention = spec.attentions[0]
+    attention = spec.first_attention
     feed_forward = spec.layers[0].feed_forward
     others: dict[str, object] = {
         "num_key_value_heads": attention.kv_heads,

@@ -20,6 +20,9 @@ from sglang_lite.runtime.models.model import is_fused
 
 logger = logging.getLogger("sglang_lite")
 _MAX_STATES = 4096  # that are kept by default
+# of models without attention
+_KEPT_STATES = 4  # for each request, on a CPU
+_TOKENS_WITHOUT_KEYS = 1 << 24  # which cost no memory of the device
 _ENCODER_BYTES = 1 << 30  # used by an image encoder while it runs
 
 
@@ -42,36 +45,50 @@ def compute_capacity(config: EngineConfig, loaded: LoadedModel) -> Capacity:
     if loaded.media is not None and loaded.media.block:  # a step computes it whole
         least = loaded.media.block + sizes.max_running
         sizes = replace(sizes, step_tokens=max(sizes.step_tokens, least))
+    model = loaded.model
     pool = config.max_total_tokens or max(context_length, sizes.max_running * 512)
+    if not model.token_bytes and config.max_total_tokens is None:
+        pool = max(pool, min(sizes.max_running * context_length, _TOKENS_WITHOUT_KEYS))
     window = _find_longest_window(config, loaded)
+    state_room = (OWN + _KEPT_STATES) * sizes.max_running * model.state_bytes
     if device.type == "cuda" and config.max_total_tokens is None:
-        assert is_fused(loaded.model), "models on a GPU are made of kernels"
-        pool = kv_pool_size.pool_tokens(
-            loaded.model,
+        assert is_fused(model), "models on a GPU are made of kernels"
+        room = kv_pool_size.cache_room(
+            model,
             config.mem_fraction,
             sizes,
             context_length,
-            window,
             drafts=config.max_draft > 0,
             taken=0 if loaded.ranks is None else loaded.ranks.wait_until_loaded(),
             processes=_processes_per_gpu(config),
             layout=config.sharing,
-            states=None
-            if config.max_mamba_cache_size is None
-            else OWN * sizes.max_running + config.max_mamba_cache_size,
-            state_share=config.mamba_full_memory_ratio,
             images=0 if loaded.tower is None else (config.image_cache_mb << 20) + _ENCODER_BYTES,
         )
+        state_room = int(room.bytes)
+        if model.token_bytes:
+            pool = kv_pool_size.pool_tokens(
+                model,
+                room,
+                sizes,
+                context_length,
+                window,
+                states=None
+                if config.max_mamba_cache_size is None
+                else OWN * sizes.max_running + config.max_mamba_cache_size,
+                state_share=config.mamba_full_memory_ratio,
+            )
     pages = min(-(-pool // sizes.page_size), kv_pool_size.MAX_SLOTS // sizes.page_size - 1)
     longest = min(context_length, pages * sizes.page_size)
     tokens = pages * sizes.page_size
     window_pages = kv_pool_size.count_window_pages(window, pages, sizes, longest)
-    size = kv_pool_size.pool_bytes(loaded.model, pages, window_pages, sizes.page_size)
-    sizes = _limit_running_by_states(config, loaded.model.state_bytes, sizes, size)
-    states = count_states(config, loaded.model.state_bytes, sizes, size)
+    size = kv_pool_size.pool_bytes(model, pages, window_pages, sizes.page_size)
+    if model.token_bytes:
+        state_room = int(config.mamba_full_memory_ratio * size)
+    sizes = _limit_running_by_states(config, model.state_bytes, sizes, state_room)
+    states = count_states(config, model.state_bytes, sizes, state_room)
     parts = {f"{tokens:,} tokens of keys and values": size}
     if states:
-        parts[f"{states:,} states"] = states * loaded.model.state_bytes
+        parts[f"{states:,} states"] = states * model.state_bytes
     if device.type == "cpu":
         parts[f"{sizes.max_running:,} requests"] = sizes.max_running * (
             8 * longest + 2 * loaded.vocab_size
@@ -83,19 +100,19 @@ def compute_capacity(config: EngineConfig, loaded: LoadedModel) -> Capacity:
 
 
 def _limit_running_by_states(
-    config: EngineConfig, state_bytes: int, sizes: Sizes, kv_bytes: int
+    config: EngineConfig, state_bytes: int, sizes: Sizes, room: int
 ) -> Sizes:
     """Returns the sizes with fewer running requests, if the config leaves their number open and
-    the memory for states has no room for so many.
+    `room`, the memory for states, has none for so many.
     """
     open_sizes = config.max_running is None and config.max_mamba_cache_size is None
     if not state_bytes or not open_sizes:
         return sizes
-    room = int(config.mamba_full_memory_ratio * kv_bytes) // state_bytes
-    return replace(sizes, max_running=max(min(sizes.max_running, room // (OWN + 1)), 1))
+    most = room // state_bytes // (OWN + 1)
+    return replace(sizes, max_running=max(min(sizes.max_running, most), 1))
 
 
-def count_states(config: EngineConfig, state_bytes: int, sizes: Sizes, kv_bytes: int) -> int:
+def count_states(config: EngineConfig, state_bytes: int, sizes: Sizes, room: int) -> int:
     """Returns the number of places for states: those of running requests and those that are kept.
     Returns 0 for a model without states.
 
@@ -103,7 +120,7 @@ def count_states(config: EngineConfig, state_bytes: int, sizes: Sizes, kv_bytes:
         config: the engine's settings.
         state_bytes: size of a state.
         sizes: maximum number of running requests.
-        kv_bytes: size of all keys and values.
+        room: bytes for all states.
 
     Raises:
         ParameterError: `max_mamba_cache_size` is given for a model without states, or is too small.
@@ -124,8 +141,8 @@ def count_states(config: EngineConfig, state_bytes: int, sizes: Sizes, kv_bytes:
             hint=f"Take at least {sizes.max_running}, or lower max_running.",
         )
     if kept is None:
-        room = int(config.mamba_full_memory_ratio * kv_bytes) // state_bytes
-        kept = min(max(room - OWN * sizes.max_running, sizes.max_running), _MAX_STATES)
+        fitting = room // state_bytes - OWN * sizes.max_running
+        kept = min(max(fitting, sizes.max_running), _MAX_STATES)
     return OWN * sizes.max_running + kept
 
 

@@ -5,6 +5,7 @@ step.
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 
 import torch
 
@@ -76,31 +77,38 @@ def estimate_process_bytes(model: DeviceModel) -> int:
     )
 
 
-def pool_tokens(
+@dataclass(frozen=True, slots=True)
+class CacheRoom:
+    """Memory of a GPU that remains for the cache.
+
+    Attributes:
+        bytes: its size; may be negative.
+        explanation: what takes the rest, for messages.
+    """
+
+    bytes: float
+    explanation: str
+
+
+def cache_room(
     model: DeviceModel,
     fraction: float,
     sizes: Sizes,
     context_length: int,
-    window: int | None = None,
     *,
     drafts: bool = False,
     images: int = 0,
     taken: int = 0,
     processes: int = 1,
     layout: Parallel = ALONE,
-    states: int | None = None,
-    state_share: float = 0.0,
-) -> int:
-    """Returns the size of the KV pool in tokens. The pool consists of the whole pages that fit into
-    memory beside the weights and the largest step.
+) -> CacheRoom:
+    """Returns the memory that remains beside the weights and the largest step.
 
     Args:
         model: loaded model, on a GPU.
         fraction: fraction of the GPU's memory that all allocations together may use.
-        sizes: maximum numbers of rows and tokens of a step, and the page size.
-        context_length: longest sequence in tokens. The pool must hold one page more than the
-            smaller of this and 1,024 tokens.
-        window: longest window of layers with separate pages, in tokens; None if there are none.
+        sizes: maximum numbers of rows and tokens of a step.
+        context_length: longest sequence in tokens.
         drafts: whether steps check drafts, so that a row may have several logits.
         images: bytes for the features of images and for encoding them.
         taken: most bytes in use on another rank's GPU, which gets a pool of the same size.
@@ -109,11 +117,6 @@ def pool_tokens(
         layout: layout of the processes that hold parts of the model. Replicas compute feed-forwards
             of one another's rows, and a stage keeps the rows of a step for each of the other
             stages.
-        states: number of places for states of sequences; None for `state_share`.
-        state_share: memory of states, in multiples of that of the pool.
-
-    Raises:
-        ModelError: the pool would be smaller than this minimum; the message contains the numbers.
     """
     from sglang_lite.runtime.executor.prefill_graphs import max_captured_tokens  # needs Triton
     from sglang_lite.runtime.kernels.invariant_attention import piece_borders
@@ -141,7 +144,41 @@ def pool_tokens(
     partials = sum(
         2 * sizes.max_running * (chunks + 3) * heads * (size + 2) * 4 for heads, size in kinds
     )
-    available = fraction * total - taken - step - logits - partials - images - _SPARE
+    largest = step + logits + partials + images
+    others = "libraries" if processes > 1 else "other programs"
+    return CacheRoom(
+        fraction * total - taken - largest - _SPARE,
+        f"of {total / 2**30:.1f} GiB, {taken / 2**30:.1f} are taken (the weights and {others}) "
+        f"and a step takes up to {largest / 2**30:.1f}; with mem_fraction={fraction} that leaves room for ",
+    )
+
+
+def pool_tokens(
+    model: DeviceModel,
+    room: CacheRoom,
+    sizes: Sizes,
+    context_length: int,
+    window: int | None = None,
+    *,
+    states: int | None = None,
+    state_share: float = 0.0,
+) -> int:
+    """Returns the size of the KV pool in tokens. The pool consists of the whole pages that fit.
+
+    Args:
+        model: loaded model, on a GPU, whose tokens have keys and values.
+        room: memory for the cache.
+        sizes: maximum numbers of rows and tokens of a step, and the page size.
+        context_length: longest sequence in tokens. The pool must hold one page more than the
+            smaller of this and 1,024 tokens.
+        window: longest window of layers with separate pages, in tokens; None if there are none.
+        states: number of places for states of sequences; None for `state_share`.
+        state_share: memory of states, in multiples of that of the pool.
+
+    Raises:
+        ModelError: the pool would be smaller than this minimum; the message contains the numbers.
+    """
+    available = room.bytes
     if states is None and model.state_bytes:
         available /= 1 + state_share
     else:
@@ -155,11 +192,8 @@ def pool_tokens(
     if window is not None and tokens > 0:
         tokens = tokens_with_window_pages(model, available, tokens, sizes, context_length, window)
     if tokens < sizes.page_size + min(context_length, 1024):
-        others = "libraries" if processes > 1 else "other programs"
         raise ModelError(
-            f"out of GPU memory: of {total / 2**30:.1f} GiB, {taken / 2**30:.1f} are taken (the weights and {others}) "
-            f"and a step takes up to {(step + logits + partials + images) / 2**30:.1f}; with "
-            f"mem_fraction={fraction} that leaves room for {max(tokens, 0):,} tokens of keys and values "
+            f"out of GPU memory: {room.explanation}{max(tokens, 0):,} tokens of keys and values "
             f"({token:,} bytes each).",
             hint="Raise mem_fraction, lower step_tokens or max_running, or take a smaller model; engines that share "
             "a GPU need a mem_fraction or max_total_tokens each.",

@@ -103,8 +103,10 @@ class Description:
         )
         if self.window is not None:
             keeps += f", {self.window_bytes:,} of them for the last {self.window:,} tokens only"
+        if self.cache_bytes == 0:
+            keeps = "" if self.state_bytes else "none"
         if self.state_bytes:
-            keeps += f"; {self.state_bytes:,} bytes a sequence"
+            keeps += f"{'; ' if keeps else ''}{self.state_bytes:,} bytes a sequence"
         lines = {
             "path": self.path,
             "model": self.architecture or "not named",
@@ -116,7 +118,7 @@ class Description:
             + (f": {self.why}" if self.why else ""),
             "serves": ", ".join(self.serves) or "nothing",
             "weights": f"{stored} stored{formats}; {loaded} loaded{kind}",
-            "cache": "none" if self.cache_bytes == 0 else keeps,
+            "cache": keeps,
             "context": "not known"
             if self.context_length is None
             else f"{self.context_length:,} tokens",

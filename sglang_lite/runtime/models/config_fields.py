@@ -132,15 +132,15 @@ CONFIG: Mapping[str, Field] = {
         "moe_layer_interval", "global_attn_every_n_layers", "prefix_dense_sliding_window_pattern",
     ), _integer_field(1, MAX_POSITIONS)),
     **dict.fromkeys((
-        "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon",
+        "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon", "mixer_rms_eps",
     ), Field("number", 0.0, 1.0)),
     **dict.fromkeys(("conv_L_cache", "linear_conv_kernel_dim"), _integer_field(1, 64)),
     **dict.fromkeys(("mamba_d_conv", "conv_kernel"), _integer_field(1, 17)),
     **dict.fromkeys((
         "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_num_heads", "mamba_head_dim", "n_groups",
-        "ssm_state_size", "mamba_expand",
+        "ssm_state_size", "mamba_expand", "state_size", "expand", "num_heads",
     ), _integer_field(1, 1 << 16)),
-    **dict.fromkeys(("mamba_d_head", "mamba_dt_rank"), Field("pattern")),
+    **dict.fromkeys(("mamba_d_head", "mamba_dt_rank", "time_step_rank"), Field("pattern")),
     **dict.fromkeys(("attn_layer_period", "expert_layer_period"), _integer_field(1, 10_000)),
     **dict.fromkeys(("attn_layer_offset", "expert_layer_offset"), _integer_field(0, 10_000)),
     **dict.fromkeys(("mlp_multipliers", "ssm_multipliers"), Field("numbers", _SMALL, 1e30)),

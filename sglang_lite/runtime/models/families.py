@@ -24,6 +24,9 @@ from sglang_lite.runtime.models.mixers import (
     lfm2_mixer,
     lfm3_kinds,
     lfm3_mixer,
+    mamba1_mixer,
+    mamba1_size,
+    mamba2_mixer,
     nemotron_layer_types,
     nemotron_mixer,
     olmo_mixer,
@@ -777,6 +780,17 @@ _MAMBA2: dict[str, Json] = {
     "mamba_conv_bias": True,
     "mamba_proj_bias": False,
 }
+# of models without attention, and without a limit of positions
+_ALONE: dict[str, Json] = {
+    "num_attention_heads": 1,
+    "max_position_embeddings": 1 << 20,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "expand": 2,
+    "conv_kernel": 4,
+    "use_bias": False,
+    "use_conv_bias": True,
+}
 _NEMOTRON_NAMES = {
     role: f"mixer.{name}"
     for role, name in {
@@ -786,6 +800,8 @@ _NEMOTRON_NAMES = {
         "mamba_dt_offset": "dt_bias",
         "mamba_d": "D",
         "mamba_norm": "norm",
+        "mamba_low": "x_proj",
+        "mamba_steps": "dt_proj",
         "mamba_out": "out_proj",
         "q": "q_proj",
         "k": "k_proj",
@@ -802,7 +818,20 @@ _NEMOTRON_NAMES = {
         "shared_up": "shared_experts.up_proj",
         "shared_down": "shared_experts.down_proj",
     }.items()
+} | {
+    "input_norm": "norm",
+    "mlp_norm": "norm",
+    "embedding": "backbone.embeddings",
+    "layers": "backbone.layers",
+    "norm": "backbone.norm_f",
 }
+_MAMBA1: dict[str, Json] = {
+    **_ALONE,
+    "state_size": 16,
+    "time_step_rank": "auto",
+    "tie_word_embeddings": True,
+}
+_MAMBA1_NAMES = {**_NEMOTRON_NAMES, "mamba_dt_offset": "mixer.dt_proj.bias"}
 _FED_BY_NAME = {
     "gate": "feed_forward.gate_proj",
     "up": "feed_forward.up_proj",
@@ -1410,8 +1439,23 @@ FAMILIES: Mapping[str, Family] = {
         computed=nemotron_layer_types, biases=_ALL, gated=False, mixer=nemotron_mixer,
         has_rope=lambda c, i, window: False, experts_fields=_nemotron_experts, left_out=_nemotron_left_out,
         has_feed_forward=lambda c, i: c["layer_types"][i] in ("mlp", "moe"),
-        names={**_NEMOTRON_NAMES, "input_norm": "norm", "mlp_norm": "norm", "embedding": "backbone.embeddings",
-               "layers": "backbone.layers", "norm": "backbone.norm_f"},
+        names=_NEMOTRON_NAMES,
+    ),
+    "mamba2": Family(
+        ("Mamba2ForCausalLM",),
+        {**_ALONE, "intermediate_size": 1, "num_heads": 128, "head_dim": 64, "n_groups": 8, "state_size": 128},
+        aliases={"rms_norm_eps": "layer_norm_epsilon"}, mixer=mamba2_mixer,
+        has_feed_forward=lambda c, i: False, names=_NEMOTRON_NAMES,
+    ),
+    "mamba": Family(
+        ("MambaForCausalLM",), _MAMBA1,
+        aliases={"rms_norm_eps": "layer_norm_epsilon"}, computed=mamba1_size, mixer=mamba1_mixer,
+        has_feed_forward=lambda c, i: False, names=_MAMBA1_NAMES,
+    ),
+    "falcon_mamba": Family(
+        ("FalconMambaForCausalLM",), {**_MAMBA1, "mixer_rms_eps": 1e-6},
+        aliases={"rms_norm_eps": "layer_norm_epsilon"}, computed=mamba1_size, mixer=mamba1_mixer,
+        has_feed_forward=lambda c, i: False, names=_MAMBA1_NAMES,
     ),
     "llama4": Family(
         ("Llama4ForCausalLM",),

@@ -117,7 +117,7 @@ class GpuDecoder(Decoder):
 
     @property
     def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:
-        first = self.spec.attentions[0]
+        first = self.spec.first_attention
         mixers = (layer.attention for layer in self.spec.layers)
         return tuple(
             mixer if isinstance(mixer, AttentionSpec | LatentSpec) else first for mixer in mixers

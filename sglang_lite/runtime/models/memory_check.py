@@ -26,7 +26,7 @@ def weight_bytes(spec: ModelSpec, item: float) -> int:
 
 def rotary_bytes(spec: ModelSpec, positions: int) -> int:
     """Returns a lower bound on the bytes of the rotary tables for `positions` positions."""
-    size = spec.attentions[0].key_size
+    size = spec.first_attention.key_size
     return sum(positions * (rope.rotary_dim or size) * 4 for rope in spec.ropes)
 
 

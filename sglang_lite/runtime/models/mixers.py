@@ -145,16 +145,54 @@ def jamba_mixer(config: Config, layer: int) -> Mamba1Spec | None:
     if layer % period == offset:
         return None
     _reject_activation(config)
-    rank = config["mamba_dt_rank"]
     return Mamba1Spec(
         size=config["mamba_expand"] * config["hidden_size"],
         state_size=config["mamba_d_state"],
-        rank=-(-config["hidden_size"] // 16) if rank in ("auto", None) else rank,
+        rank=_step_rank(config, "mamba_dt_rank"),
         taps=config["mamba_d_conv"],
         norm_eps=config["rms_norm_eps"],
         conv_bias=config["mamba_conv_bias"],
         bias=config["mamba_proj_bias"],
     )
+
+
+def mamba1_mixer(config: Config, layer: int) -> Mamba1Spec:
+    _reject_activation(config)
+    return Mamba1Spec(
+        size=config["intermediate_size"],
+        state_size=config["state_size"],
+        rank=_step_rank(config, "time_step_rank"),
+        taps=config["conv_kernel"],
+        norm_eps=config.get("mixer_rms_eps"),
+        norm_weight=False,
+        conv_bias=config["use_conv_bias"],
+        bias=config["use_bias"],
+    )
+
+
+def mamba1_size(config: Config) -> dict[str, Json]:
+    """Returns the number of channels, which some configs name beside another `expand`."""
+    return {"intermediate_size": config["expand"] * config["hidden_size"]}
+
+
+def mamba2_mixer(config: Config, layer: int) -> Mamba2Spec:
+    named = {
+        "mamba_expand": config["expand"],
+        "mamba_n_heads": config["num_heads"],
+        "mamba_d_head": config["head_dim"],
+        "mamba_n_groups": config["n_groups"],
+        "mamba_d_state": config["state_size"],
+        "mamba_d_conv": config["conv_kernel"],
+        "mamba_conv_bias": config["use_conv_bias"],
+        "mamba_proj_bias": config["use_bias"],
+    }
+    return _mamba2({**config, **named})
+
+
+def _step_rank(config: Config, field: str) -> int:
+    """Returns the elements of the vectors that steps are projected from."""
+    rank = config[field]
+    return -(-config["hidden_size"] // 16) if rank in ("auto", None) else int(rank)
 
 
 def kimi_mixer(config: Config, layer: int) -> DeltaSpec | None:

@@ -349,9 +349,14 @@ def _mamba1_parameters(names: _Names, mamba: Mamba1Spec, hidden: int) -> Iterato
     yield names.array("mamba_a_log", (mamba.size, mamba.state_size))
     for role in ("mamba_dt_offset", "mamba_d"):
         yield names.vector(role, mamba.size, suffix="")
-    for role, size in zip(MAMBA1_NORMS, mamba.low_sizes) if mamba.norm_eps is not None else ():
+    for role, size in zip(mamba1_norms(mamba), mamba.low_sizes):
         yield names.vector(role, size)
     yield from names.matrices({"mamba_out": hidden}, mamba.size, bias=mamba.bias)
+
+
+def mamba1_norms(mamba: Mamba1Spec) -> tuple[str, ...]:
+    """Returns the roles of the weights of the norms of low, b and c."""
+    return MAMBA1_NORMS if mamba.norm_eps is not None and mamba.norm_weight else ()
 
 
 def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:

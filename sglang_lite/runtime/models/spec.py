@@ -136,6 +136,10 @@ class AttentionSpec:
         return hidden * (heads + self.heads * self.gate_size)
 
 
+# of models without attention: what kernels are prepared for, though none is launched
+NO_ATTENTION = AttentionSpec(1, 1, 64, 64, 0.125, NO_ROPE)
+
+
 @dataclass(frozen=True, slots=True)
 class LatentSpec:
     """Latent attention (MLA) of a layer (DeepSeek-V2, arXiv:2405.04434).
@@ -478,6 +482,7 @@ class Mamba1Spec(_WithoutKeys):
         rank: elements of low.
         taps: number of tokens that the convolution covers, the current one included.
         norm_eps: epsilon of RMS norms of low, b and c, or None for no norms.
+        norm_weight: whether these norms have weights.
         conv_bias: whether the convolution has a bias.
         bias: whether the projections of the hidden state and the output projection have biases.
     """
@@ -487,6 +492,7 @@ class Mamba1Spec(_WithoutKeys):
     rank: int
     taps: int
     norm_eps: float | None
+    norm_weight: bool = True
     conv_bias: bool = True
     bias: bool = False
     value_size: ClassVar[int] = 1  # of each channel
@@ -770,6 +776,11 @@ class ModelSpec:
         return tuple(mixer for mixer in mixers if isinstance(mixer, AttentionSpec | LatentSpec))
 
     @property
+    def first_attention(self) -> AttentionSpec | LatentSpec:
+        """Attention of the first layer that has it; `NO_ATTENTION` if none has."""
+        return next(iter(self.attentions), NO_ATTENTION)
+
+    @property
     def states(self) -> tuple[StatePlanes | None, ...]:
         """What each layer keeps of a sequence besides its tokens' keys and values; None for most."""
         mixers = (layer.state_mixer for layer in self.layers)
@@ -793,9 +804,9 @@ class ModelSpec:
 
     @property
     def ropes(self) -> list[RopeSpec]:
-        """Distinct rotary embeddings of the layers with attention."""
+        """Distinct rotary embeddings of the layers with attention; at least one."""
         ropes: list[RopeSpec] = []
-        for attention in self.attentions:
+        for attention in self.attentions or (NO_ATTENTION,):
             if attention.rope not in ropes:
                 ropes.append(attention.rope)
         return ropes

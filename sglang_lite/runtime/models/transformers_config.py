@@ -154,9 +154,9 @@ def _read_transformers_spec(config: Config, source: str) -> TransformersSpec:
         raise ModelError(f"{source}: {problem}", hint="Use a model that generates text.")
     if not limits and (state := next((name for name in _STATES if name in whole), None)):
         raise ModelError(
-            f"{source}: architecture {names[0]} keeps the state of {_STATES[state]} (`{state}`) from token to token; "
-            "only keys and values can be kept.",
-            hint="Use a model whose layers all have attention.",
+            f"{source}: architecture {names[0]} keeps the state of {_STATES[state]} (`{state}`) from token to token, "
+            "which transformers' code does in a way of its own.",
+            hint="Use a model whose architecture docs/models.md lists.",
         )
     if not limits:
         raise ModelError(

@@ -23,7 +23,6 @@ from sglang_lite.runtime.models.layers.state_mixer import StateWeights
 from sglang_lite.runtime.models.parameter_tensors import ParameterTensors, Table
 from sglang_lite.runtime.models.parameters import (
     DELTA_KERNELS,
-    MAMBA1_NORMS,
     MAMBA2_KERNELS,
     XIELU_ROLES,
     CheckpointSlice,
@@ -31,6 +30,7 @@ from sglang_lite.runtime.models.parameters import (
     head_name,
     input_projection_roles,
     layer_parameters,
+    mamba1_norms,
     output_projection_role,
     parameters,
     tensor_names,
@@ -215,7 +215,7 @@ class WeightReader:
     def rotary_tables(self, positions: int) -> list[RotaryTable]:
         """Builds rotary tables for `positions` positions, one for each of the spec's ropes."""
         name = "rope_freqs.weight"  # in GGUF files; applies to all layers
-        head = self.spec.attentions[0].key_size
+        head = self.spec.first_attention.key_size
         size = (self._ropes[0].rotary_dim or head) // 2
         divisors = self.source.take_tensor(name, (size,)) if self.source.has_tensor(name) else None
         assert not isinstance(divisors, EncodedMatrix), "only matrices are encoded"
@@ -427,12 +427,11 @@ class WeightReader:
 
     def _build_mamba1_weights(self, table: Table, spec: Mamba1Spec) -> Mamba1Weights:
         a_log = self._read_numbers(table, "mamba_a_log")
-        norms = MAMBA1_NORMS if spec.norm_eps is not None else ()
         return Mamba1Weights(
             kernel=self._read_state_kernel(table, MAMBA2_KERNELS[:1]),
             low=self._sensitive_linear(table, "mamba_low"),
             steps=self._sensitive_linear(table, "mamba_steps"),
-            norms=tuple(self._read_numbers(table, role) for role in norms),
+            norms=tuple(self._read_numbers(table, role) for role in mamba1_norms(spec)),
             a_log=a_log,
             rate=-a_log.exp(),
             dt=self._read_numbers(table, "mamba_dt_offset"),

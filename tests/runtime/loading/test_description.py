@@ -23,6 +23,8 @@ from transformers import (
     LlamaForSequenceClassification,
     MambaConfig,
     MambaForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
 )
@@ -235,12 +237,26 @@ def test_each_part_is_refused_by_itself(tmp_path):
 
 
 def test_a_model_with_other_state_is_refused(tmp_path):
+    config = RwkvConfig(
+        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, attention_hidden_size=32
+    )
+    save(RwkvForCausalLM(config), tmp_path)
+    assert "RwkvForCausalLM keeps the state of RWKV's layers" in describe(str(tmp_path)).refused[0]
+    changed(tmp_path, max_position_embeddings=64)
+    assert "RwkvForCausalLM can't be run through transformers" in describe(str(tmp_path)).refused[0]
+
+
+def test_a_model_without_attention_has_a_cache_of_states_alone(tmp_path):
     config = MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4)
     save(MambaForCausalLM(config), tmp_path)
-    changed(tmp_path, max_position_embeddings=64)
-    assert (
-        "MambaForCausalLM can't be run through transformers" in describe(str(tmp_path)).refused[0]
+    found = describe(str(tmp_path))
+    # two layers of 64 channels, with three inputs and four sums in 32 bits each
+    assert (found.refused, found.cache_bytes, found.state_bytes) == (
+        (),
+        0,
+        2 * 64 * (3 + 4) * 4,
     )
+    assert f"cache    {found.state_bytes:,} bytes a sequence\n" in found.as_text()
 
 
 def test_scales_of_8_bits_belong_to_their_matrices(tmp_path):

@@ -158,7 +158,7 @@ def pool_tokens(
     )  # fmt: skip
     sizes = EngineConfig().resolve_sizes(gpu=True, longest=spec.max_positions)
     assert sizes == Sizes(256, 8192, 16)
-    return kv_pool_size.pool_tokens(
+    room = kv_pool_size.cache_room(
         model,
         EngineConfig().mem_fraction,
         sizes,
@@ -167,6 +167,7 @@ def pool_tokens(
         processes=processes,
         layout=layout,
     )
+    return kv_pool_size.pool_tokens(model, room, sizes, spec.max_positions)
 
 
 def test_a_card_with_8_gb_takes_a_small_model(card):

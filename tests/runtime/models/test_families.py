@@ -130,6 +130,9 @@ KIMI = dict(
 JAMBA = dict(
     rms_norm_eps=0.03, attn_layer_period=3, attn_layer_offset=1, mamba_d_state=12, mamba_dt_rank=8
 )
+ALONE = dict(
+    layer_norm_epsilon=0.03, state_size=12, expand=2, time_step_min=1e-30, time_step_floor=1e-30
+)
 NEMOTRON = dict(
     layer_norm_epsilon=0.03,
     head_dim=12,
@@ -330,6 +333,11 @@ FAMILIES: dict[str, Any] = {
         layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"])),
     "nemotron-h-moe": ("NemotronHForCausalLM", NEMOTRON | SIGMOID | dict(
         layers_block_type=["moe", "linear_attention", "full_attention", "moe"], use_bias=True, use_conv_bias=False)),
+    "mamba2": ("Mamba2ForCausalLM", ALONE | dict(num_heads=8, head_dim=8, n_groups=2)),
+    "mamba2-biases": ("Mamba2ForCausalLM", ALONE | dict(
+        num_heads=4, head_dim=16, n_groups=1, use_bias=True, use_conv_bias=False, tie_word_embeddings=True)),
+    "mamba": ("MambaForCausalLM", ALONE),
+    "falcon-mamba": ("FalconMambaForCausalLM", ALONE | dict(time_step_rank=5, use_bias=True, mixer_rms_eps=1e-3)),
     "lfm3": ("Lfm3ForCausalLM", dict(
         head_dim=12, sliding_window=9, layer_types=["sliding_attention", "full_attention", "conv"],
         attention_bias=True)),
@@ -346,7 +354,7 @@ OTHER_KERNELS = (
     "gpt-neox", "olmo", "minimax-m2", "ernie4.5-moe", "ministral3", "hunyuan", "gpt2", "opt",
     "apertus", "afmoe", "cohere2-moe", "phimoe", "llama4", "llama4-dense", "bloom", "lfm3", "lfm2", "lfm2-biases", "lfm2-moe",
     "qwen3-next", "qwen3.5", "olmo-hybrid", "bamba", "bamba-biases", "granite-hybrid", "nemotron-h",
-    "falcon-h1", "falcon-h1-norms", "jamba", "kimi-linear",
+    "falcon-h1", "falcon-h1-norms", "jamba", "kimi-linear", "mamba2", "falcon-mamba",
 )  # fmt: skip
 
 
@@ -402,7 +410,9 @@ def limit(reference: PreTrainedModel) -> float:
     """Largest distance that rounding explains."""
     # The last bit of an embedding moves those of linear attention by up to 7e-4, more with experts.
     # What is wrong moves them by more than 0.01; kinds.tsv has whole models within 1e-4.
-    return 2e-3 if hasattr(reference.config, "linear_num_key_heads") else 1e-4
+    if hasattr(reference.config, "linear_num_key_heads"):
+        return 2e-3
+    return 1e-3 if hasattr(reference.config, "time_step_rank") else 1e-4
 
 
 def keeps_states(reference: PreTrainedModel) -> bool:

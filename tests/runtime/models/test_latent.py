@@ -296,7 +296,9 @@ def pool_tokens(monkeypatch):
             state_bytes=0,
             precision=SimpleNamespace(compute=half, cache=half, batch_invariant=False),
         )  # fmt: skip
-        return kv_pool_size.pool_tokens(model, 0.9, Sizes(256, 8192, 16), 16384)
+        sizes = Sizes(256, 8192, 16)
+        room = kv_pool_size.cache_room(model, 0.9, sizes, 16384)
+        return kv_pool_size.pool_tokens(model, room, sizes, 16384)
 
     assert spec.kv_layout.numbers == 27 * 576
     return tokens

@@ -20,7 +20,7 @@ from tests.runtime.models.test_families import (
 )
 from tests.runtime.models.tiny import randomise, save
 
-KINDS = ("qwen3.5", "bamba", "jamba")
+KINDS = ("qwen3.5", "bamba", "jamba", "mamba2")  # the last one has no attention
 
 
 def made(name, folder):
@@ -125,3 +125,16 @@ def test_a_request_whose_states_are_nan_fails_alone(name, tmp_path):
             for each, ids in zip(right, asked):
                 generation = each.result(timeout=60)
                 assert differences(reference, ids, generation).max() <= limit(reference)
+
+
+def test_a_model_without_attention_keeps_states_whatever_tokens_take(tmp_path):
+    folder, reference = made("mamba2", tmp_path)
+    with engine(folder, max_running=3) as running:
+        stats = running.stats()
+        assert stats["total_tokens"] >= 3 * 256  # all requests may be as long as the context
+        assert stats["states_total"] >= 3 * 6  # two for each request, and others to go on from
+        for ids in prompts(200, 9):
+            generation = ask(running, ids).result(timeout=60)
+            assert differences(reference, ids, generation).max() < limit(reference)
+    with engine(folder, mem_fraction=0.5, max_mamba_cache_size=7, max_running=5) as running:
+        assert running.stats()["states_total"] == 2 * 5 + 7

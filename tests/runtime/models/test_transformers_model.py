@@ -316,15 +316,12 @@ def test_a_model_that_keeps_another_state_is_refused_by_name(tmp_path):
     config.max_position_embeddings = 64
     folder = save(transformers.MambaForCausalLM(config), tmp_path)
     with pytest.raises(sgl.ModelError, match="MambaForCausalLM can't be run through transformers"):
-        sgl.Engine(folder, in_process=True, dtype="float32")
+        sgl.Engine(folder, in_process=True, dtype="float32", model_impl="transformers")
 
 
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("mamba", "MambaForCausalLM keeps the state of state space layers (`state_size`)"),
-        ("mamba2", "Mamba2ForCausalLM keeps the state of state space layers"),
-        ("falcon_mamba", "FalconMambaForCausalLM keeps the state of state space layers"),
         (
             "recurrent_gemma",
             "RecurrentGemmaForCausalLM keeps the state of recurrent layers (`lru_width`)",

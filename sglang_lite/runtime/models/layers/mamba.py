@@ -51,7 +51,7 @@ class Mamba1Weights:
         kernel: float32 [taps + 1, size], as in `Mamba2Weights`.
         low: linear layer of channels that returns low, b and c.
         steps: linear layer of low that returns the channels' steps.
-        norms: weights of the norms of low, b and c, float32; empty for no norms.
+        norms: weights of the norms of low, b and c, float32; empty for none.
         a_log: float32 [size, state_size], as in a checkpoint.
         rate: float32 [size, state_size], -exp(a_log).
         dt: float32 [size], added to steps.
@@ -96,7 +96,8 @@ def mamba1(
     parts: Sequence[torch.Tensor] = ranks.sum(weights.low(x)).split_with_sizes(spec.low_sizes, 1)
     if spec.norm_eps is not None:
         eps = spec.norm_eps
-        parts = [apply_norm(part, w, eps, "rms") for part, w in zip(parts, weights.norms)]
+        norms = weights.norms or [None] * len(parts)
+        parts = [apply_norm(part, norm, eps, "rms") for part, norm in zip(parts, norms)]
     low, b, c = parts
     step = F.softplus(weights.steps(low.to(x.dtype).contiguous()).float() + weights.dt)
     out = compute_waves(waves, scan, x, b, c, step)
