@@ -13,6 +13,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -319,6 +320,12 @@ class Toolbox:
         return ToolCall(name, dict(bound.arguments), tool, written)
 
 
+def place_of_function(function: Callable[..., UserValue]) -> str:
+    """Returns file and line of a function, in parentheses after a blank, or "" if unknown."""
+    code = getattr(function, "__code__", None)
+    return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+
+
 @dataclass(frozen=True, slots=True)
 class _Described:
     """Description of tools, built from their signatures and docstrings. For its attributes, see
@@ -524,6 +531,7 @@ class SchemaTool:
         call: function that takes the arguments as one dictionary.
         start: starts such a call and returns its future, which can be cancelled; None if calls
             only run in the caller's thread.
+        result_schema: valid JSON schema of the results; None if they can be anything.
 
     Raises:
         ParameterError: the schema is not that of an object, or can't be enforced on a model.
@@ -536,6 +544,8 @@ class SchemaTool:
         schema: Mapping[str, Json],
         call: Callable[[dict[str, Json]], UserValue],
         start: Callable[[dict[str, Json]], Future[Json]] | None = None,
+        *,
+        result_schema: Mapping[str, Json] | None = None,
     ) -> None:
         own = forbid_extra_members(
             {key: value for key, value in schema.items() if key != "$schema"}
@@ -545,6 +555,7 @@ class SchemaTool:
         self.__name__ = name
         self.__doc__ = description
         self.schema: Mapping[str, Json] = {"$id": f"tool:{name}", **own, "type": "object"}
+        self.result_schema = result_schema
         self._call = call
         self._start = start
         try:
@@ -580,6 +591,24 @@ class SchemaTool:
             raise ValueError(str(violation.message))
         assert isinstance(value, dict)
         return value
+
+    def read_result(self, text: str) -> Json:
+        """Returns a result that somebody has given as text: JSON, or the text itself. Raises
+        ValueError if it does not fit the schema of the results.
+        """
+        from jsonschema.validators import validator_for
+        from referencing.jsonschema import EMPTY_REGISTRY
+
+        values: list[Json] = [text]
+        with suppress(ValueError):
+            values.insert(0, json.loads(text))
+        if self.result_schema is None:
+            return values[0]
+        validator = validator_for(self.result_schema)(self.result_schema, registry=EMPTY_REGISTRY)
+        for value in values:
+            if validator.is_valid(value):
+                return value
+        raise ValueError(f"{text!r:.60} does not fit the schema of the results.")
 
     @property
     def parameters(self) -> str:

@@ -314,6 +314,8 @@ def read_given_result(function: Callable[..., UserValue], text: str) -> UserValu
     """
     from pydantic import TypeAdapter, ValidationError
 
+    if isinstance(function, SchemaTool):
+        return function.read_result(text)
     adapter = TypeAdapter[Any](typing.get_type_hints(function).get("return", Any))
     try:
         return adapter.validate_json(text)

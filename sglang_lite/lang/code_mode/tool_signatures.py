@@ -17,7 +17,7 @@ from sglang_lite.lang.code_mode.static_types import (
     type_of_result,
     type_of_schema,
 )
-from sglang_lite.lang.tools import SchemaTool, Toolbox, check_tools
+from sglang_lite.lang.tools import SchemaTool, Toolbox, check_tools, place_of_function
 from sglang_lite.protocol import Location, ParameterError
 from sglang_lite.protocol.anything import UserValue
 
@@ -91,10 +91,14 @@ def read_signatures(
     found: dict[str, ToolSignature] = {}
     for name, (function, reader) in toolbox.tools.items():
         own = name.replace("-", "_").replace(".", "_")
+        problem = f"{name!r} can't be the name of a function in a program."
+        if own in found:
+            first = getattr(found[own].function, "__name__", own)
+            problem = f"{first!r} and {name!r} are both {own} in a program."
         if not _NAME.fullmatch(own) or keyword.iskeyword(own) or own in BUILTINS or own in found:
             raise ParameterError(
                 "code",
-                f"{name!r} can't be the name of a function in a program.",
+                problem,
                 hint="Wrap it in a function with another name.",
                 where=where,
             )
@@ -105,10 +109,17 @@ def read_signatures(
             function,
             reader,
             tuple(_read_parameters(own, function, schema, shared, where)),
-            ANY if isinstance(function, SchemaTool) else type_of_result(function),
+            _type_of_results(function),
             positional=not isinstance(function, SchemaTool),
         )
     return found
+
+
+def _type_of_results(function: Callable[..., UserValue]) -> StaticType:
+    if not isinstance(function, SchemaTool):
+        return type_of_result(function)
+    schema = function.result_schema
+    return ANY if schema is None else type_of_schema(schema, schema)
 
 
 def _check_parameters(function: Callable[..., UserValue], where: Location | None) -> None:
@@ -128,12 +139,6 @@ def _check_parameters(function: Callable[..., UserValue], where: Location | None
         raise ParameterError(
             "code", f"{name}: {error.message}", hint=error.hint or cure, where=where
         ) from error
-
-
-def place_of_function(function: Callable[..., UserValue]) -> str:
-    """Returns file and line of a function, in parentheses after a blank, or "" if unknown."""
-    code = getattr(function, "__code__", None)
-    return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
 
 
 def _read_parameters(
