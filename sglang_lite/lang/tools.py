@@ -201,7 +201,7 @@ class Toolbox:
                     hint="Give functions: tools=[search].",
                 )
             if name in by_name:
-                raise ParameterError("tools", f"two tools are called {name!r}.")
+                raise _same_name_error(name, by_name[name], tool)
             by_name[name] = tool
         described = shown = _describe_with_cache(tuple(by_name.values()))
         chosen = choice if isinstance(choice, str) else getattr(choice, "__name__", "")
@@ -318,6 +318,25 @@ class Toolbox:
         bound.arguments.pop(IDEMPOTENCY_KEY, None)
         written = _write_json(_add_defaults(given, bound.arguments, reader))
         return ToolCall(name, dict(bound.arguments), tool, written)
+
+
+def _same_name_error(
+    name: str, first: Callable[..., UserValue], second: Callable[..., UserValue]
+) -> ParameterError:
+    places = [
+        (each.origin or "a tool with a schema")
+        if isinstance(each, SchemaTool)
+        else f"the function{place_of_function(each)}"
+        for each in (first, second)
+    ]
+    problem = f"two tools are called {name!r}, of {' and of '.join(places)}."
+    if not any(isinstance(each, SchemaTool) and each.origin for each in (first, second)):
+        return ParameterError("tools", problem, hint="Rename one of them.")
+    return ParameterError(
+        "tools",
+        problem,
+        hint='Put a text before the names of a server\'s tools: sgl.mcp(…, prefix="other_").',
+    )
 
 
 def place_of_function(function: Callable[..., UserValue]) -> str:
@@ -532,6 +551,7 @@ class SchemaTool:
         start: starts such a call and returns its future, which can be cancelled; None if calls
             only run in the caller's thread.
         result_schema: valid JSON schema of the results; None if they can be anything.
+        origin: where it comes from, for messages.
 
     Raises:
         ParameterError: the schema is not that of an object, or can't be enforced on a model.
@@ -546,6 +566,7 @@ class SchemaTool:
         start: Callable[[dict[str, Json]], Future[Json]] | None = None,
         *,
         result_schema: Mapping[str, Json] | None = None,
+        origin: str = "",
     ) -> None:
         own = forbid_extra_members(
             {key: value for key, value in schema.items() if key != "$schema"}
@@ -556,6 +577,7 @@ class SchemaTool:
         self.__doc__ = description
         self.schema: Mapping[str, Json] = {"$id": f"tool:{name}", **own, "type": "object"}
         self.result_schema = result_schema
+        self.origin = origin
         self._call = call
         self._start = start
         try:

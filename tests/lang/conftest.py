@@ -4,7 +4,10 @@ shut down after the test.
 """
 
 import asyncio
+import sys
+import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,3 +69,13 @@ def connected(api: ServerForTests) -> Iterator[Callable[..., Any]]:
     yield connect
     for backend in backends:
         backend.shutdown()
+
+
+@pytest.fixture(scope="module")
+def raw():
+    """Tools, resources and prompts of the raw MCP server of the newest version."""
+    server = Path(__file__).with_name("mcp_raw_server.py")
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of an odd tool
+        tools = sgl.mcp([sys.executable, str(server), "2026-07-28"])
+    with tools:
+        yield tools

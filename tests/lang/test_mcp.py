@@ -241,7 +241,8 @@ def test_programs_are_tools_of_a_server():
         assert "there is nobody" in tool(name="nobody")
 
 
-def test_the_command_serves_programs_to_the_official_client(tmp_path, caplog):
+@pytest.mark.parametrize(("mode", "version"), [("auto", "2026-07-28"), ("legacy", "2025-11-25")])
+def test_the_command_serves_programs_to_the_official_client(mode, version, tmp_path, caplog):
     file = tmp_path / "served_file.py"
     file.write_text(
         "import sglang_lite as sgl\nprint('imported')\nsgl.set_default_backend(sgl.ScriptedBackend({'': 'yes'}))\n"
@@ -252,7 +253,8 @@ def test_the_command_serves_programs_to_the_official_client(tmp_path, caplog):
     )
 
     async def ask():
-        async with Client(command) as client:
+        async with Client(command, mode=mode) as client:
+            assert client.protocol_version == version
             return await client.call_tool("asks", {"question": "Is it so?"})
 
     answer = asyncio.run(ask())
@@ -342,15 +344,3 @@ def test_a_server_that_lies_about_its_schemas_answers_the_rest():
             sgl.mcp(command, tools=[name])
     with pytest.raises(sgl.ParameterError, match="has no tool 'other'"):
         sgl.mcp(command, tools=["other"])
-
-
-def test_an_endless_list_of_tools_is_told():
-    command = [sys.executable, str(Path(__file__).with_name("mcp_odd_server.py")), "--endless"]
-    with warnings.catch_warnings(record=True, action="always") as told, sgl.mcp(command) as (good,):
-        assert good(x=3) == "3"
-    said = "".join(str(each.message) for each in told)
-    assert "the tool good 100 times; the first one is used" in said
-    assert (
-        "its tools on more than 100 pages; those after are not read. Name the tools that you need"
-        in said
-    )

@@ -1,10 +1,87 @@
 """Programs of `gen(code=…)` that call tools of MCP servers, with results of any JSON type."""
 
+import asyncio
+
 import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.tools import SchemaTool
 from tests.lang.code_mode.test_code_mode import Free
+
+
+def run_code(text, tools, **options):
+    @sgl.function
+    def coder(s):
+        s += sgl.user("Do it.")
+        s += sgl.assistant(sgl.gen("value", code=sgl.CodeTools(list(tools))))
+        return s["value"]
+
+    texts = iter([text] * 3)
+    return coder.run(backend=Free(lambda _: next(texts)), **options)
+
+
+def test_programs_call_tools_of_a_server_and_get_their_values(raw):
+    state = run_code(
+        "found = numbers(count=4)\n"
+        "if is_even(value=len(found)):\n"
+        '    parts = row(name=shout(text="a"))["parts"]\n'
+        "    return total(values=found + parts)\n"
+        "return 0",
+        raw,
+    )
+    assert state["value"] == 9
+    calls = state.get_meta_info("value")["code_calls"]
+    assert [each["tool"] for each in calls] == ["numbers", "is_even", "shout", "row", "total"]
+
+
+def test_programs_in_coroutines_and_python_functions_beside_a_servers_tools(raw):
+    def double(x: int) -> int:
+        """Doubles."""
+        return 2 * x
+
+    @sgl.function
+    async def coder(s):
+        s += sgl.user("Do it.")
+        s += sgl.assistant(sgl.gen("value", code=[*raw, double]))
+        return await s.get("value")
+
+    program = "return [double(each) for each in numbers(count=3)]"
+    backend = Free(lambda _: program)
+    assert asyncio.run(coder.arun(backend=backend)).ret_value == [0, 2, 4]
+
+
+def test_models_see_the_types_of_results(raw):
+    shown = sgl.CodeTools(list(raw)).describe()
+    for line in (
+        "def words(*, text: str) -> any:",
+        "def row(*, name: str) -> {'name': str, 'parts': list[int]}:",
+        "def numbers(*, count: int) -> list[int]:",
+        "def total(*, values: list[int]) -> int:",
+        "def find(*, value: int) -> int | None:",
+    ):
+        assert line in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        ('return numbers(count=3) + "x"', "type", "list[int]"),
+        ("return total(values=numbers(count=3)).upper()", "type", "int"),
+        ('return row(name="x")["size"]', "type", "size"),
+        ('return total(values=["one"])', "type", "total"),
+        ("return find(value=1) + 1", "type", "None"),
+        ("return lies()", "tool", "'three' is not of type 'integer'"),
+        ("return refuses()", "tool", "not today"),
+        ("return numbers(3)", "type", "numbers() takes its arguments by name"),
+    ],
+)
+def test_programs_that_misuse_a_servers_results_are_refused(raw, text, kind, said):
+    with pytest.raises(sgl.CodeError) as refused:
+        run_code(text, raw)
+    assert refused.value.kind == kind
+    assert said in refused.value.message
+    assert "mcp_raw_server" not in refused.value.message
+
 
 NUMBERS = {"type": "array", "items": {"type": "integer"}}
 
