@@ -1,5 +1,5 @@
-"""Tools of Model Context Protocol servers (modelcontextprotocol.io), using the official package
-`mcp`.
+"""Tools, resources and prompts of Model Context Protocol servers (modelcontextprotocol.io), using the
+official package `mcp`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,24 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Final, Self, overload
+from typing import TYPE_CHECKING, Final, Self, overload
 
-from sglang_lite.lang.checks import check_positive
+from sglang_lite.lang.checks import check_positive, check_whole_number
 from sglang_lite.lang.mcp_connection import McpConnection
+from sglang_lite.lang.mcp_content import (
+    MAX_BYTES,
+    McpPrompt,
+    McpResource,
+    convert_prompt,
+    convert_resource,
+)
 from sglang_lite.lang.tools import SchemaTool
+from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Foreign, Json
+
+if TYPE_CHECKING:
+    from sglang_lite.program.nodes import Expression, Expressions
 
 _PREFIX: Final = re.compile(r"[A-Za-z0-9_.-]*")
 
@@ -92,7 +103,7 @@ def mcp(
 
 
 class McpTools(Sequence[SchemaTool]):
-    """Tools of an MCP server, in a fixed order; created by `sgl.mcp`."""
+    """Tools of an MCP server, in a fixed order, and its resources and prompts; created by `sgl.mcp`."""
 
     def __init__(
         self, connection: McpConnection, names: Sequence[str] | None, prefix: str = ""
@@ -145,6 +156,66 @@ class McpTools(Sequence[SchemaTool]):
     def protocol_version(self) -> str:
         """Version of the protocol that the server speaks, such as "2026-07-28"."""
         return self._lease.connection.protocol_version
+
+    def resources(self) -> list[McpResource]:
+        """Lists the server's resources. Blocks until the server has answered.
+
+        Raises:
+            ToolError: the server does not answer in time, or fails; the list has more than 100
+                pages, or repeats a cursor.
+        """
+        return [McpResource.of(each) for each in self._lease.connection.list_all("resources")]
+
+    def read_resource(self, uri: str, *, max_bytes: int = MAX_BYTES) -> Expression:
+        """Reads a resource, to be added to a program: `s += sgl.user(tools.read_resource(uri))`.
+        Blocks until the server has answered.
+
+        Args:
+            uri: its address.
+            max_bytes: its maximum size in bytes.
+
+        Returns:
+            Text in which control tokens are plain text, an image or a sound; several of them if the
+            resource has several parts.
+
+        Raises:
+            ParameterError: `max_bytes` is no whole number of 1 or more.
+            ToolError: the server has no such resource, does not answer in time, or fails; the
+                resource is larger than `max_bytes`, or is neither text nor an image or sound of a
+                known format.
+        """
+        check_whole_number("max_bytes", max_bytes, 1, user_location())
+        answer = self._lease.connection.read_resource(uri)
+        return convert_resource(uri, answer.contents, max_bytes)
+
+    def prompts(self) -> list[McpPrompt]:
+        """Lists the server's prompts. Blocks and raises errors like `resources`."""
+        return [McpPrompt.of(each) for each in self._lease.connection.list_all("prompts")]
+
+    def get_prompt(self, name: str, /, **arguments: str) -> Expressions:
+        """Gets a prompt, to be added to a program: `s += tools.get_prompt("review", code=code)`.
+        Blocks until the server has answered.
+
+        Args:
+            name: name of the prompt.
+            arguments: its arguments.
+
+        Returns:
+            A user or assistant turn for each message of the prompt.
+
+        Raises:
+            ParameterError: there is no such prompt, it does not take these arguments, or it needs
+                others.
+            ToolError: the server does not answer in time, or fails; the prompt has more than
+                10,000,000 bytes, or something else than text, images and sounds.
+        """
+        found = {each.name: each for each in self.prompts()}
+        if name not in found:
+            server, known = self._lease.connection.server, ", ".join(found) or "none"
+            problem = f"{server} has no prompt {name!r:.60}; it has: {known}."
+            raise ParameterError("get_prompt", problem)
+        found[name].check_arguments(arguments)
+        return convert_prompt(name, self._lease.connection.get_prompt(name, arguments).messages)
 
 
 class _Lease:

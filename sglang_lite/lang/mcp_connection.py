@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 from typing import Any, Final, Literal, Self
 
 from sglang_lite.lang.failure_text import redact
@@ -215,6 +216,26 @@ class McpConnection:
 
         return self._start(call)
 
+    def list_all(self, kind: Literal["resources", "prompts"]) -> list[Foreign]:
+        """Lists the server's resources or prompts, and blocks until they are there. Raises
+        ToolError if the server fails.
+        """
+        listing = partial(self._list_pages, kind)
+        found: list[Foreign] = self._ask(lambda: self._limit(f"{kind}/list", listing()))
+        return found
+
+    def read_resource(self, uri: str) -> Foreign:
+        """Reads a resource, and blocks until it is there. Raises ToolError if the server fails."""
+        return self._ask(
+            lambda: self._limit(f"resources/read {uri:.200}", self._client.read_resource(uri))
+        )
+
+    def get_prompt(self, name: str, arguments: dict[str, str]) -> Foreign:
+        """Gets a prompt, and blocks until it is there. Raises ToolError if the server fails."""
+        return self._ask(
+            lambda: self._limit(f"prompts/get {name}", self._client.get_prompt(name, arguments))
+        )
+
     def _start(self, work: Callable[[], Awaitable[Json]]) -> Future[Json]:
         """Starts a coroutine on the connection's event loop."""
         with self._lock:
@@ -224,6 +245,9 @@ class McpConnection:
         failed = Future[Json]()
         failed.set_exception(self._disconnected_error())
         return failed
+
+    def _ask(self, work: Callable[[], Awaitable[Foreign]]) -> Foreign:
+        return self.wait_for(self._start(work))
 
     def wait_for(self, answering: Future[Json]) -> Json:
         """Blocks until a call of this connection has ended, and returns its result."""

@@ -1,15 +1,106 @@
-"""Converts what MCP servers send to values."""
+"""Converts what MCP servers send (results of tools, resources, prompts) to values and expressions."""
 
 from __future__ import annotations
 
+import base64
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from sglang_lite.lang.api import assistant, audio, image, user
+from sglang_lite.lang.expressions import SglImage
+from sglang_lite.lang.plain_text import plain
 from sglang_lite.lang.tools import ReportedFailure
-from sglang_lite.protocol import ToolError
-from sglang_lite.protocol.anything import Foreign, Json
+from sglang_lite.program.nodes import Expression, Expressions
+from sglang_lite.protocol import ParameterError, ToolError
+from sglang_lite.protocol.anything import Foreign, Json, UserValue
 
 MAX_RESULT: Final = 1 << 20  # characters of a result, far more than fits in a prompt
+MAX_BYTES: Final = 10_000_000  # of a resource or prompt
+_MEDIA: Final = {"image": image, "audio": audio}
+_TURNS: Final = {"user": user, "assistant": assistant}
+
+
+@dataclass(frozen=True, slots=True)
+class McpResource:
+    """Resource of an MCP server.
+
+    Attributes:
+        uri: its address, for `read_resource`.
+        name: name, for people.
+        description: what it has; "" if the server does not say.
+        media_type: type of its content, such as "text/plain"; "" if the server does not say.
+        size: size in bytes; None if the server does not say.
+    """
+
+    uri: str
+    name: str
+    description: str
+    media_type: str
+    size: int | None
+
+    @staticmethod
+    def of(listed: Foreign) -> McpResource:
+        """Converts a resource from the SDK's type."""
+        described, kind = listed.description or "", listed.mime_type or ""
+        return McpResource(listed.uri, listed.name, described, kind, listed.size)
+
+
+@dataclass(frozen=True, slots=True)
+class McpPromptArgument:
+    """Argument of a prompt, whose value is a text.
+
+    Attributes:
+        name: its name.
+        description: what it means; "" if the server does not say.
+        required: whether it has to be given.
+    """
+
+    name: str
+    description: str
+    required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class McpPrompt:
+    """Prompt of an MCP server.
+
+    Attributes:
+        name: its name, for `get_prompt`.
+        description: what it is for; "" if the server does not say.
+        arguments: its arguments.
+    """
+
+    name: str
+    description: str
+    arguments: tuple[McpPromptArgument, ...]
+
+    @staticmethod
+    def of(listed: Foreign) -> McpPrompt:
+        """Converts a prompt from the SDK's type."""
+        arguments = tuple(
+            McpPromptArgument(each.name, each.description or "", bool(each.required))
+            for each in listed.arguments or ()
+        )
+        return McpPrompt(listed.name, listed.description or "", arguments)
+
+    def check_arguments(self, given: Mapping[str, UserValue]) -> None:
+        """Raises ParameterError if the prompt does not take these arguments."""
+        known = {each.name: each.required for each in self.arguments}
+        shown = ", ".join(name if required else f"{name}?" for name, required in known.items())
+        takes = f"It takes: {shown}." if known else "It takes none."
+        for name, value in given.items():
+            if name not in known:
+                problem = f"the prompt {self.name} has no argument {name!r}."
+                raise ParameterError("get_prompt", problem, hint=takes)
+            if not isinstance(value, str):
+                problem = f"{name}: {value!r:.60} is no text, like all arguments of prompts."
+                raise ParameterError("get_prompt", problem)
+        missing = [name for name, required in known.items() if required and name not in given]
+        if missing:
+            problem = f"the prompt {self.name} needs {', '.join(missing)}."
+            raise ParameterError("get_prompt", problem, hint=takes)
 
 
 def convert_tool_result(name: str, answer: Foreign, schema: Json) -> Json:
@@ -35,3 +126,86 @@ def convert_tool_result(name: str, answer: Foreign, schema: Json) -> Json:
         return ReportedFailure(f"Error: {text or 'no reason was given'}")
     # without a schema, null stands for nothing; with one, the SDK has checked that it is the value
     return text if found is None and schema is None else found
+
+
+def convert_resource(uri: str, contents: Sequence[Foreign], limit: int) -> Expression:
+    """Converts the contents of a resource to text, images and sounds.
+
+    Args:
+        uri: its address, for messages.
+        contents: its contents, as the SDK has them.
+        limit: maximum size in bytes.
+
+    Raises:
+        ToolError: it is too large, or something else than text, images and sounds.
+    """
+    name = f"the resource {uri}"
+    size = sum(map(_size_of_contents, contents))
+    _check_size(name, size, limit, hint="Give another limit: read_resource(uri, max_bytes=…).")
+    parts = [_convert_contents(name, each) for each in contents]
+    return parts[0] if len(parts) == 1 else Expressions(tuple(parts))
+
+
+def convert_prompt(name: str, messages: Sequence[Foreign]) -> Expressions:
+    """Converts a prompt to turns. Raises ToolError like `convert_resource`."""
+    name = f"the prompt {name}"
+    _check_size(name, sum(_size_of_block(each.content) for each in messages), MAX_BYTES)
+    turns = [_TURNS[each.role](_convert_block(name, each.content)) for each in messages]
+    return Expressions(tuple(turns))
+
+
+def _check_size(name: str, size: int, limit: int, hint: str = "") -> None:
+    if size > limit:
+        raise ToolError(f"{name} has {size:,} bytes; at most {limit:,} are taken.", hint=hint)
+
+
+def _size_of_contents(contents: Foreign) -> int:
+    if hasattr(contents, "text"):
+        return len(contents.text.encode("utf-8", "replace"))
+    return len(contents.blob) * 3 // 4  # base64
+
+
+def _size_of_block(block: Foreign) -> int:
+    if block.type == "resource":
+        return _size_of_contents(block.resource)
+    return (
+        len(getattr(block, "text", "").encode("utf-8", "replace"))
+        or len(getattr(block, "data", "")) * 3 // 4
+    )
+
+
+def _convert_block(name: str, block: Foreign) -> Expression:
+    """Converts the content of a message."""
+    if block.type == "text":
+        return plain(block.text)
+    if block.type == "resource":
+        return _convert_contents(f"the resource {block.resource.uri} of {name}", block.resource)
+    if block.type == "resource_link":
+        raise ToolError(
+            f"{name} only has the address of a resource, {block.uri}, which is not followed."
+        )
+    return _convert_medium(name, block.data, block.mime_type)
+
+
+def _convert_contents(name: str, contents: Foreign) -> Expression:
+    """Converts the contents of a resource."""
+    if hasattr(contents, "text"):
+        return plain(contents.text)
+    return _convert_medium(name, contents.blob, contents.mime_type or "")
+
+
+def _convert_medium(name: str, encoded: str, media_type: str) -> SglImage:
+    """Converts an image or sound in base64."""
+    kind = media_type.partition("/")[0]
+    if kind not in _MEDIA:
+        raise ToolError(
+            f"{name} is of the type {media_type or 'unknown'}. Only text, images and sounds can be added."
+        )
+    try:
+        medium = _MEDIA[kind](base64.b64decode(encoded, validate=True))
+        medium.load_media()  # its format is checked here, where the server's fault can be named
+    except ParameterError as error:
+        raise ToolError(f"{name} is of the type {media_type}: {error.message}") from error
+    except ValueError as error:
+        raise ToolError(f"{name} is of the type {media_type}, but no base64: {error}.") from error
+    return medium

@@ -17,7 +17,7 @@ import uvicorn
 import sglang_lite as sgl
 from tests.lang.code_mode.test_server_tools import run_code
 from tests.lang.mcp_library_server import make_server, refuse_discovery
-from tests.lang.mcp_raw_server import STATELESS, RawServer
+from tests.lang.mcp_raw_server import RESOURCES, STATELESS, RawServer
 from tests.waiting import until
 
 HANDSHAKE = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"]
@@ -87,6 +87,8 @@ def test_a_raw_server_of_each_version_answers_over_pipes(version):
         row = {"name": "x", "parts": [1, 2]}
         # before 2025-06-18, results were only text
         assert by_name(tools)["row"](name="x") in (row, json.dumps(row))
+        assert len(tools.resources()) == len(RESOURCES)
+        assert tools.get_prompt("picture")
 
 
 @pytest.mark.filterwarnings("ignore:.*the tool odd is left out")
@@ -96,6 +98,7 @@ def test_a_raw_server_of_each_age_answers_over_http(version):
     with over_http(raw) as (url, headers), sgl.mcp(url) as tools:
         assert tools.protocol_version == version
         assert by_name(tools)["words"](text="one") == "one and so on"
+        assert len(tools.resources()) == len(RESOURCES)
     greeted = {"initialize", "notifications/initialized"} & {*raw.seen}
     assert bool(greeted) == (version != STATELESS)
     called = {name.lower(): value for name, value in dict(headers)["tools/call"].items()}
@@ -129,6 +132,11 @@ def test_the_official_servers_of_both_ages_answer(transport, old):
         assert tools[0](count=3) == {"count": 3}
         if not old:
             assert tools[1](count=3) == [0, 1, 2]
+        (listed,) = tools.resources()
+        assert (listed.uri, listed.name, listed.size) == ("note://a", "a", 5)
+        assert tools.read_resource(listed.uri).text == "A note"
+        (prompt,) = tools.prompts()
+        assert (prompt.name, [each.name for each in prompt.arguments]) == ("greet", ["name"])
 
 
 # ----------------------------------------------------------------------------------------- results
