@@ -9,6 +9,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from typing_extensions import is_typeddict
@@ -325,44 +326,55 @@ def field_names(kind: type) -> tuple[str, ...] | None:
 # ----------------------------------------------------------------------------------------- schemas
 
 
-def type_of_schema(schema: Json, shared: Mapping[str, UserValue], depth: int = 0) -> StaticType:
+def type_of_schema(
+    schema: Json,
+    shared: Mapping[str, UserValue],
+    depth: int = 0,
+    known: dict[str, StaticType] | None = None,
+) -> StaticType:
     """Returns the type of the values that are valid under a JSON schema.
 
     Args:
         shared: a schema with the definitions (`$defs`) that it refers to.
+        known: types of definitions, to which those that are found are added. A definition inside
+            itself can then be anything, and each is only read once.
     """
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return ANY
+    inner = partial(type_of_schema, shared=shared, depth=depth + 1, known=known)
     if "$ref" in schema:
-        return type_of_schema(resolve_reference(schema["$ref"], shared), shared, depth + 1)
+        reference = schema["$ref"]
+        if known is None:
+            return inner(resolve_reference(reference, shared))
+        if reference not in known:
+            known[reference] = ANY
+            known[reference] = limit_size(inner(resolve_reference(reference, shared)))
+        return known[reference]
     if "enum" in schema or "const" in schema:
         values = schema["enum"] if "enum" in schema else [schema["const"]]
         plain = all(isinstance(each, str | int | float | bool | None) for each in values)
         return StaticType("literal", values=tuple(values)) if plain else ANY
     for name in ("anyOf", "oneOf"):
         if name in schema:
-            return join_types(type_of_schema(each, shared, depth + 1) for each in schema[name])
+            return join_types(map(inner, schema[name]))
     kind = schema.get("type")
     if isinstance(kind, list):
-        return join_types(
-            type_of_schema({**schema, "type": each}, shared, depth + 1) for each in kind
-        )
+        return join_types(inner({**schema, "type": each}) for each in kind)
     if kind == "array":
-        return list_of(type_of_schema(schema.get("items"), shared, depth + 1))
+        return list_of(inner(schema.get("items")))
     if kind == "object":
-        return _type_of_object(schema, shared, depth)
+        return _type_of_object(schema, inner)
     return _BY_SCHEMA.get(str(kind), ANY)
 
 
 def _type_of_object(
-    schema: Mapping[str, UserValue], shared: Mapping[str, UserValue], depth: int
+    schema: Mapping[str, UserValue], inner: Callable[[Json], StaticType]
 ) -> StaticType:
+    """Returns the type of an object. `inner` returns the types of its members."""
     members = schema.get("properties", {})
     if not members:
-        return dict_of(ANY, type_of_schema(schema.get("additionalProperties"), shared, depth + 1))
-    fields = tuple(
-        (name, type_of_schema(each, shared, depth + 1)) for name, each in members.items()
-    )
+        return dict_of(ANY, inner(schema.get("additionalProperties")))
+    fields = tuple((name, inner(each)) for name, each in members.items())
     return StaticType("object", fields=fields, required=frozenset(schema.get("required", ())))
 
 

@@ -13,6 +13,7 @@ from sglang_lite.lang.code_mode.builtin_types import BUILTINS
 from sglang_lite.lang.code_mode.static_types import (
     ANY,
     StaticType,
+    limit_size,
     resolve_reference,
     type_of_result,
     type_of_schema,
@@ -119,7 +120,7 @@ def _type_of_results(function: Callable[..., UserValue]) -> StaticType:
     if not isinstance(function, SchemaTool):
         return type_of_result(function)
     schema = function.result_schema
-    return ANY if schema is None else type_of_schema(schema, schema)
+    return ANY if schema is None else limit_size(type_of_schema(schema, schema, known={}))
 
 
 def _check_parameters(function: Callable[..., UserValue], where: Location | None) -> None:

@@ -126,3 +126,32 @@ def test_two_names_that_are_one_in_programs_are_an_error():
     tools = [SchemaTool(name, "", {"type": "object"}, dict) for name in ("look-up", "look.up")]
     with pytest.raises(sgl.ParameterError, match=r"'look-up' and 'look\.up' are both look_up in a"):
         sgl.CodeTools(tools)
+
+
+@pytest.mark.parametrize(
+    ("members", "shown"),
+    [
+        ({}, "{'name': str, 'near': list[any]}"),
+        ({f"p{i}": {"$ref": "#/$defs/place"} for i in range(99)}, None),
+        ({f"p{i}": {"$ref": f"#/$defs/d{i}"} for i in range(99)}, "any"),
+    ],
+)
+def test_types_of_results_have_a_limit(members, shown):
+    place = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "near": {"type": "array", "items": {"$ref": "#/$defs/place"}},
+            **members,
+        },
+    }
+    all_of_them = {"type": "object", "properties": members}
+    schema = {
+        "$ref": "#/$defs/place",
+        "$defs": {"place": place, **{f"d{i}": all_of_them for i in range(99)}},
+    }
+    tool = SchemaTool("find", "Finds.", {"type": "object"}, dict, result_schema=schema)
+    line = sgl.CodeTools([tool]).describe().splitlines()[3]
+    assert len(line) < 2000
+    if shown is not None:
+        assert line == f"def find() -> {shown}:"
