@@ -352,5 +352,8 @@ def _first_error_in_groups(error: BaseException) -> BaseException:
 def _error_summary(error: Exception) -> str:
     inner = _first_error_in_groups(error)
     # an error about a result that breaks its schema prints the whole schema, over many lines
-    text = " ".join(str(inner).split())
-    return text[:_MAX_TOLD].rstrip(".") or type(inner).__name__
+    text = " ".join(str(inner).split())[:_MAX_TOLD].rstrip(".")
+    details = getattr(getattr(inner, "error", None), "data", None)
+    if isinstance(details, dict) and "supported" in details:  # versions of the protocol
+        text += f" (it speaks {details['supported']!s:.80})"
+    return text or type(inner).__name__

@@ -1,7 +1,8 @@
 """An MCP server for tests that does one thing wrong, named by its argument; by hand, since the SDK
 refuses to.
 
-The tool `bad` does it when it is called, unless it is one that begins with `start`.
+The tool `bad` does it when it is called, unless it is one that begins with `start`. With a second
+argument, `stateless`, it is a server of the version 2026-07-28.
 """
 
 import json
@@ -11,9 +12,12 @@ import threading
 from typing import Any
 
 FAULT = sys.argv[1]
+STATELESS = sys.argv[2:] == ["stateless"]
 
 
 def send(**message: Any) -> None:
+    if STATELESS and isinstance(message.get("result"), dict):
+        message["result"] = {"resultType": "complete", **message["result"]}
     print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
 
 
@@ -119,6 +123,10 @@ def answer_badly(id: Any) -> None:
             send(id="s2", method="ping")
             send(id="s3", method="unheard/of")
             send(id=id, result=text("fine"))
+        case "asks for input":
+            asked = {"message": "Name?", "requestedSchema": {"type": "object", "properties": {}}}
+            ask = {"method": "elicitation/create", "params": {"mode": "form", **asked}}
+            send(id=id, result={"resultType": "input_required", "inputRequests": {"name": ask}})
         case "changes its tools":
             notify("notifications/tools/list_changed")
             send(id=id, result=text("fine"))
@@ -139,12 +147,19 @@ def start_badly() -> None:
             sys.exit(2)
 
 
+CACHED = {"ttlMs": 0, "cacheScope": "private"}
 COUNT = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
 
 
 def answer(asked: dict[str, Any]) -> None:
     id = asked.get("id")
     match asked.get("method"):
+        case "server/discover" if FAULT == "start: knows no version of ours":
+            known = {"supported": ["2099-01-01"], "requested": "2026-07-28"}
+            send(id=id, error={"code": -32022, "message": "too old", "data": known})
+        case "server/discover" if STATELESS:
+            about = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
+            send(id=id, result={**about, **CACHED})
         case "initialize" if FAULT == "start: refuses":
             send(id=id, error={"code": -32603, "message": "not today"})
         case "initialize" if FAULT == "start: speaks another version":
@@ -173,7 +188,7 @@ def answer(asked: dict[str, Any]) -> None:
             tool = {"name": "bad", "inputSchema": {"type": "object"}}
             if FAULT == "lies":
                 tool["outputSchema"] = COUNT
-            send(id=id, result={"tools": [tool]})
+            send(id=id, result={"tools": [tool], **(CACHED if STATELESS else {})})
         case "tools/call":
             answer_badly(id)
         case _ if "id" in asked and "method" in asked:

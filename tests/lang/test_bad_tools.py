@@ -23,7 +23,21 @@ CASES = re.findall(r'case "([^"]+)"(?: if|:)', SERVER.read_text())
 FAULTS = [
     case
     for case in CASES
-    if case in SERVER.read_text() and not case.startswith(("start", "initialize", "tools/"))
+    if case in SERVER.read_text()
+    and not case.startswith(("start", "initialize", "tools/", "server/"))
+]
+NEW = [  # of a stateless server, too
+    "dies",
+    "stays silent",
+    "answers with the id as text",
+    "answers and dies",
+    "gives no content",
+    "lies",
+    "floods",
+    "notifies oddly",
+    "asks back",
+    "asks for input",
+    "closes its output",
 ]
 STARTS = re.findall(r'"(start: [^"]+)"', SERVER.read_text())
 TOKEN = "heliotrope"
@@ -90,9 +104,13 @@ def carrying_state():
         raise
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_an_agent_with_a_bad_server_still_answers(fault, nothing_stays):
-    with sgl.mcp([sys.executable, str(SERVER), fault]) as tools:
+@pytest.mark.parametrize(
+    ("fault", "age"),
+    [(fault, "handshake") for fault in FAULTS] + [(fault, "stateless") for fault in NEW],
+)
+def test_an_agent_with_a_bad_server_still_answers(fault, age, nothing_stays):
+    with sgl.mcp([sys.executable, str(SERVER), fault, age]) as tools:
+        assert (tools.protocol_version == "2026-07-28") == (age == "stateless")
         state = agent.run(
             [*tools, token],
             tool_timeout=1.0,

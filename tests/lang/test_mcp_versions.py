@@ -112,6 +112,12 @@ def test_a_server_that_ends_at_what_is_no_handshake_is_started_again():
         assert tools[0](text="one") == "one and so on"
 
 
+def test_a_server_without_a_version_of_ours_says_which_it_speaks():
+    server = Path(__file__).with_name("mcp_bad_server.py")
+    with pytest.raises(sgl.ToolError, match=r"too old \(it speaks \['2099-01-01'\]\)"):
+        sgl.mcp([sys.executable, str(server), "start: knows no version of ours"])
+
+
 # A server in this process is called without messages, so it needs no handshake.
 @pytest.mark.parametrize(
     ("transport", "old"),
