@@ -23,10 +23,10 @@ from transformers import (
     LlamaForSequenceClassification,
     MambaConfig,
     MambaForCausalLM,
-    RwkvConfig,
-    RwkvForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
 )
 
 import sglang_lite as sgl
