@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 from os import PathLike
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
 
@@ -61,7 +62,7 @@ from sglang_lite.lang.tracebacks import trim
 
 # for modules that import states
 from sglang_lite.lang.tracebacks import user_location as user_location
-from sglang_lite.lang.unawaited import must_await
+from sglang_lite.lang.unawaited import Unawaited, must_await
 from sglang_lite.notebook.markup import shorten_text
 from sglang_lite.notebook.output import in_kernel
 from sglang_lite.program.nodes import (
@@ -728,6 +729,41 @@ class ProgramState(AttributeHints, Generic[R]):
         """
         refuse_position_ids_offset(position_ids_offset, user_location())
         return CopyScope(self)
+
+    def compact(
+        self, keep: int = 4, *, max_tokens: int = 512, prompt: str | None = None, name: str = "summary"
+    ) -> UserValue:
+        """Shortens a long conversation: drops the turns between the system turn and the last ones,
+        and puts a summary of them, written by the model, into a user turn in their place. Waits for
+        the summary. In an event loop, a coroutine body awaits it: `await s.compact()`.
+
+        The text then begins anew, so the engine has only its system turn in its cache. `rerun`,
+        `fork_at` and values from before still work. Does nothing if there is no turn to drop.
+
+        Args:
+            keep: number of turns at the end that stay as they are; 0 for none. If the first of them
+                has the results of tools, the turn with the calls is kept, too.
+            max_tokens: maximum number of tokens of the summary. A summary that is cut by it is kept
+                with a warning, unless the run's `shortened` says otherwise.
+            prompt: what the model is told to write; None for a text that asks for all that it needs
+                to go on.
+            name: variable that holds the summary.
+
+        Returns:
+            The summary, or None if there was no turn to drop.
+
+        Raises:
+            ParameterError: an argument is invalid.
+            ProgramError: a turn, a grammar or a scope is open, or the text has no turns.
+            CapabilityError: the backend has SGLang's blocking hooks.
+        """
+        from sglang_lite.lang.compaction import Compactor
+
+        branch = self.branch_after_body
+        compactor = Compactor(branch, keep, max_tokens, prompt, name, user_location())
+        if branch.run.is_async and in_event_loop():
+            return Unawaited(compactor.arun(partial(text_streams.read_variable, branch)), "compact")
+        return compactor.run(self._wait_for_value)
 
     # ------------------------------------------------------------------------ suspending and resuming
 

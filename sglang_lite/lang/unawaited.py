@@ -34,9 +34,9 @@ def must_await(
 class Unawaited(Coroutine[Foreign, Foreign, _T]):
     """Coroutine that raises ProgramError if it is compared or tested for truth."""
 
-    def __init__(self, coroutine: Coroutine[Foreign, Foreign, _T]) -> None:
+    def __init__(self, coroutine: Coroutine[Foreign, Foreign, _T], name: str = "") -> None:
         self._coroutine = coroutine
-        self.__name__: str = getattr(coroutine, "__name__", "…")
+        self.__name__: str = name or getattr(coroutine, "__name__", "…")
 
     def __await__(self) -> Generator[Foreign, Foreign, _T]:
         return self._coroutine.__await__()

@@ -8,6 +8,7 @@ from sglang_lite.notebook.markup import Markup, element, shorten_text
 from sglang_lite.program.graph import (
     Branching,
     Call,
+    Compact,
     Edge,
     GraphNode,
     GraphRecord,
@@ -70,6 +71,8 @@ def label(node: GraphNode) -> str:
             return f"if {asked} {question}".rstrip() + "?"
         case Rollback():
             return "rollback"
+        case Compact(keep, turns):
+            return f"compact: {turns} turns dropped, {keep} kept"
     return node.kind.lower()
 
 

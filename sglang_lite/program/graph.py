@@ -53,6 +53,19 @@ class Call(BaseNode, frozen=True, eq=False):
     program: str
 
 
+class Compact(BaseNode, frozen=True, eq=False):
+    """Place where the text of a branch begins anew: the system turn, a summary of the turns that
+    are dropped, and the last turns. The generation before it has written the summary.
+
+    Attributes:
+        keep: number of turns at the end that are kept.
+        turns: number of turns that are dropped.
+    """
+
+    keep: int
+    turns: int
+
+
 class Branching(BaseNode, frozen=True, eq=False):
     """Question about a value in the body, such as an `if`. The answer is only known at run time.
 
@@ -103,7 +116,7 @@ class GraphNode(Record, frozen=True):
         joins: paths of the branches that a join ends.
     """
 
-    node: Node | Value | Picture | Call | Branching
+    node: Node | Value | Picture | Call | Branching | Compact
     path: Path = ()
     role: str | None = None
     scopes: tuple[str, ...] = ()

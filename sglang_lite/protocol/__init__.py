@@ -78,7 +78,7 @@ from sglang_lite.protocol.results import (
     total_usage,
 )
 from sglang_lite.protocol.sampling import SamplingParams
-from sglang_lite.protocol.trace import Attempt, CacheMiss, TraceHead, TraceNode
+from sglang_lite.protocol.trace import Attempt, CacheMiss, Dropped, TraceHead, TraceNode
 from sglang_lite.protocol.trajectory import DrawnSpan, TokenSequence
 
 __all__ = [
@@ -100,6 +100,7 @@ __all__ = [
     "Delta",
     "DownloadError",
     "DrawnSpan",
+    "Dropped",
     "Ebnf",
     "EngineClosedError",
     "Generation",

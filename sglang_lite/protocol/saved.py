@@ -53,6 +53,7 @@ class SavedVariable(Record, frozen=True):
             finished turns, and the open turn (role and index of its first piece) or None. None
             if no node of the text produced the value.
         node: path in the program's tree of the node that produced the value; "" if none did.
+        text: index of that text among the run's earlier texts; their number for its last text.
     """
 
     name: str
@@ -61,6 +62,16 @@ class SavedVariable(Record, frozen=True):
     error: str | None = None
     behind: tuple[int, int, tuple[str, int] | None] | None = None
     node: str = ""
+    text: int = 0
+
+
+class SavedText(Record, frozen=True):
+    """A text that a compaction has replaced. For its attributes, see SavedRun."""
+
+    pieces: tuple[SavedPiece, ...]
+    messages: tuple[Message, ...]
+    turn_ends: tuple[int, ...]
+    suffixes: tuple[str | None, ...]
 
 
 class SavedRun(Record, frozen=True):
@@ -82,6 +93,9 @@ class SavedRun(Record, frozen=True):
         turn: role of the open turn and the index of its first piece, or None.
         suffixes: texts that end the turns, the open one last; None where unknown. Earlier
             files have none.
+        turn_ends: for each finished turn, index of the piece behind its content. Earlier files
+            have none.
+        earlier: texts that compactions have replaced, in order.
         variables: values of the variables in the order in which they were set, including
             those that were replaced. The one with the name "" is the return value of the
             body.
@@ -115,6 +129,8 @@ class SavedRun(Record, frozen=True):
     pending: tuple[PendingCall, ...] = ()
     log: tuple[LogRecord, ...] = ()
     identity: str = ""
+    turn_ends: tuple[int, ...] = ()
+    earlier: tuple[SavedText, ...] = ()
 
 
 class CheckpointHead(Record, frozen=True):

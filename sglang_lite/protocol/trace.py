@@ -25,6 +25,7 @@ NodeKind: TypeAlias = Literal[
     "join",
     "mark",
     "rollback",
+    "compact",
     "call",
 ]
 MissReason: TypeAlias = Literal[
@@ -36,6 +37,7 @@ MissReason: TypeAlias = Literal[
     "changed",
     "page",
     "continued",
+    "compacted",
     "disabled",
     "on_host",
     "on_disk",
@@ -56,8 +58,9 @@ class CacheMiss(Record, frozen=True):
             namespace.
             "changed": the cache has a different text after the place. "page": less than a
             page remains, and the cache stores only whole pages. "continued": the prompt
-            continues an earlier generation in its slot, and the rest is new. "disabled": the
-            engine has no prefix cache. "on_host": the host's memory has the tokens, but
+            continues an earlier generation in its slot, and the rest is new. "compacted": the
+            text began anew before this prompt (`s.compact`). "disabled": the engine has no prefix
+            cache. "on_host": the host's memory has the tokens, but
             computing them was faster than copying them, or there were few. "on_disk": the
             same for files that this engine has written or read.
         at: number of tokens before the place.
@@ -72,6 +75,22 @@ class CacheMiss(Record, frozen=True):
     left: int | None = None
     now: str = ""
     before: str = ""
+
+
+class Dropped(Record, frozen=True):
+    """What a compaction has dropped from a text.
+
+    Attributes:
+        turns: number of turns.
+        tokens: number of their tokens; estimated if the model's tokenizer is not known.
+        text: their text, with the template's marks.
+        images: number of their images, videos and sounds.
+    """
+
+    turns: int
+    tokens: int
+    text: str
+    images: int = 0
 
 
 class Attempt(Record, frozen=True):
@@ -113,6 +132,8 @@ class TraceNode(Record, frozen=True):
             bytes are not available.
         token_texts: texts of the tokens of the first sample; empty if the backend does not
             know them.
+        dropped: what a compaction has dropped; None for other nodes. The `text` of a compaction is
+            the whole text with which its branch begins anew.
         call: call that a model's program made (`gen(code=…)`), and its result, as text; "" for other
             nodes. Its `name` is the function's.
     """
@@ -138,6 +159,7 @@ class TraceNode(Record, frozen=True):
     thumbnail: str = ""
     token_texts: tuple[str, ...] = ()
     call: str = ""
+    dropped: Dropped | None = None
 
     def __repr__(self) -> str:
         failed = "" if self.error is None else f", failed: {shorten_text(self.error, 60)}"
@@ -150,6 +172,7 @@ class TraceNode(Record, frozen=True):
             "line": self.where and f"{self.where[0]}:{self.where[1]}",
             "error": self.error,
             "call": self.call,
+            "dropped": self.dropped and _describe_dropped(self.dropped),
             "adapter": self.adapter,
             "image": self.image,
         }
@@ -207,6 +230,11 @@ class TraceNode(Record, frozen=True):
         else:
             found = [(self.text[: self.cached], "cached"), (self.text[self.cached :], "constant")]
         return tuple((text, origin) for text, origin in found if text)
+
+
+def _describe_dropped(dropped: Dropped) -> str:
+    images = f", {dropped.images} images" if dropped.images else ""
+    return f"{dropped.turns} turns, {dropped.tokens:,} tokens{images}"
 
 
 class TraceHead(Record, frozen=True):

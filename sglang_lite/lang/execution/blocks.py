@@ -28,6 +28,7 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
             lacks it.
         grammar: the open grammar, or None.
         matcher: matcher of the open grammar while all of its text is known, else None.
+        compacted: whether the text began anew since the branch was forked.
     """
 
     turns: tuple[str, ...] = ()
@@ -35,10 +36,16 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
     suffixes: tuple[str | None, ...] = ()
     grammar: Constraint | None = None
     matcher: ByteMatcher | None = None
+    compacted: bool = False
 
     def copy(self) -> OpenBlocks:
         return OpenBlocks(
-            self.turns, self.role, self.suffixes, self.grammar, self.matcher and self.matcher.copy()
+            self.turns,
+            self.role,
+            self.suffixes,
+            self.grammar,
+            self.matcher and self.matcher.copy(),
+            self.compacted,
         )
 
     def restore_turns(

@@ -23,12 +23,14 @@ from sglang_lite.lang.execution.names import NamesAtMark
 from sglang_lite.lang.execution.operations import (
     REASONING_SUFFIX,
     BranchMark,
+    Compaction,
     EventOp,
     ForkOp,
     GenOp,
     JoinOp,
     MarkOp,
     ReadOp,
+    ReplaceOp,
     ScopeOp,
     SelectOp,
 )
@@ -37,7 +39,7 @@ from sglang_lite.lang.execution.program_log import open_program_node
 from sglang_lite.lang.execution.reading import close_when_done, pieces_since_fork
 from sglang_lite.lang.execution.retries import check_repair
 from sglang_lite.lang.execution.run import Run
-from sglang_lite.lang.execution.transcript import Piece
+from sglang_lite.lang.execution.transcript import BranchText
 from sglang_lite.lang.execution.waits import Place, Waits
 from sglang_lite.lang.expressions import (
     NUMBER_STOPS,
@@ -130,10 +132,11 @@ class Branch:
 
     Attributes:
         blocks: the turn and the grammar that are open.
+        shown_tools: tools that the last prompt with tools has shown, or None.
     """
 
     __slots__ = (
-        "__weakref__", "backend", "blocks", "names", "node_count", "path", "planner", "player", "run",
+        "__weakref__", "backend", "blocks", "names", "node_count", "path", "planner", "player", "run", "shown_tools",
     )  # fmt: skip
 
     def __init__(
@@ -147,6 +150,7 @@ class Branch:
         self.names = player.names
         self.blocks = OpenBlocks()
         self.node_count = node_count
+        self.shown_tools: Toolbox | None = None
 
     def submit_expression(self, expr: Expression | str, where: Location | None = None) -> None:
         """Queues the operations of an expression. Raises errors of misuse that can be detected
@@ -305,6 +309,8 @@ class Branch:
         if options.code is not None:
             own = _with_grammar_of_code(own, backend)
         shows_tools = own.tools is not None and self.blocks.role == "assistant"
+        if shows_tools:
+            self.shown_tools = own.tools
         path = self.next_node_path()
         if options.code is not None:
             functions = {name: each.function for name, each in options.code.signatures.items()}
@@ -373,6 +379,8 @@ class Branch:
         for child in children:
             child.names.fork_from(self.names)
             child.blocks = self.blocks.copy()
+            child.blocks.compacted = False
+            child.shown_tools = self.shown_tools
         players = [child.player for child in children]
         self.player.children += players
         if size > 1:
@@ -391,18 +399,33 @@ class Branch:
 
     def restore_text(
         self,
-        pieces: Sequence[Piece],
-        messages: Sequence[Message],
+        text: BranchText,
         turn: tuple[str, int] | None,
-        suffixes: tuple[str | None, ...],
+        earlier: tuple[BranchText, ...],
     ) -> None:
-        """Restores the text of an earlier run. Arguments are those of `Transcript.restore_pieces` and
-        `OpenBlocks.restore_turns`.
-        """
-        self.player.transcript.restore_pieces(pieces, messages, turn)
+        """Restores the text of an earlier run. Arguments are those of `Transcript.restore_text`."""
+        self.player.transcript.restore_text(text, turn, earlier)
         self.blocks.restore_turns(
-            tuple(message.role for message in messages), turn and turn[0], suffixes
+            tuple(message.role for message in text.messages), turn and turn[0], text.suffixes
         )
+
+    def replace_text(self, text: BranchText, compaction: Compaction | None = None) -> None:
+        """Replaces the text by a shorter one, with which it begins anew in the backend's cache. No
+        block may be open, and everything must have been executed.
+        """
+        before = self.player.pushed
+        self.player.play_or_queue(ReplaceOp(text, compaction))
+        roles = tuple([message.role for message in text.messages])
+        self.blocks = OpenBlocks(roles, None, text.suffixes, compacted=True)
+        now = self.player.pushed
+        if before is None or now is None:
+            return
+        if before.path or self.player.children:  # others may add to that program
+            self.run.later_programs.append(before.program)
+        else:
+            close_when_done(self.player, before.program)
+        if not self.run.body_open:
+            close_when_done(self.player, now.program)
 
     def notify_listener(self, event: str, children: Sequence[Player] = ()) -> None:
         """Queues an event for the backend's listener, if the listener wants this kind of event. The
@@ -422,6 +445,12 @@ class Branch:
         """Joins forked branches. With mode "concate_and_append", appends the texts that they have
         added so far.
         """
+        if mode == "concate_and_append" and any(child.blocks.compacted for child in children):
+            raise ProgramError(
+                "the text of a compacted branch can't be appended: it begins anew.",
+                hint="Join the values, group.join(), or add the texts yourself.",
+                where=where,
+            )
         players = [child.player for child in children]
         appended = (
             [player.read_when_played(pieces_since_fork, where) for player in players]
@@ -458,7 +487,10 @@ class Branch:
         """Marks the end of the body: no more names will be declared, and the text is complete."""
         self.run.body_open = False
         if self.player.pushed is not None:
-            close_when_done(self.player, self.player.pushed.program)
+            programs = (*self.run.later_programs, self.player.pushed.program)
+            self.run.later_programs = []
+            for program in dict.fromkeys(programs):
+                close_when_done(self.player, program)
         if self.names.awaited or self.player.children or self.player.log is not None:
             for player in self.player.tree():
                 player.names.fail_promises(partial(unknown_variable_error, player))

@@ -18,6 +18,7 @@ from sglang_lite.lang.execution.operations import (
     MarkOp,
     Op,
     ReadOp,
+    ReplaceOp,
     ScopeOp,
     SelectOp,
     on_pool,
@@ -78,6 +79,14 @@ def _play_mark(player: BasePlayer, op: MarkOp) -> bool:
     return True
 
 
+def _play_replace(player: BasePlayer, op: ReplaceOp) -> bool:
+    done = op.compaction
+    player.transcript.replace_text(op.text, None if done is None else done.whole)
+    if done is not None:  # `fork_at` the summary continues behind the compaction
+        done.summary.end_position = player.transcript.end_position
+    return True
+
+
 def _transcript_change_handler(
     change: Callable[[Transcript, Any], None],
 ) -> Callable[[BasePlayer, Any], bool]:
@@ -103,6 +112,7 @@ IMMEDIATE: dict[type, Callable[[BasePlayer, Any], bool]] = {
     JoinOp: play_join,
     ReadOp: _play_read,
     MarkOp: _play_mark,
+    ReplaceOp: _play_replace,
     EventOp: _play_event,
 }
 

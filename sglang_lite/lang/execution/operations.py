@@ -17,12 +17,13 @@ from sglang_lite.lang.concurrency.pool import ThreadPool
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.program import nodes
+from sglang_lite.program.graph import Compact
 from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ScopeBegin, ScopeEnd
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.base_player import BasePlayer
     from sglang_lite.lang.execution.push_down import PushedBranch
-    from sglang_lite.lang.execution.transcript import TranscriptPosition
+    from sglang_lite.lang.execution.transcript import BranchText, Piece, TranscriptPosition
     from sglang_lite.protocol import Generation
 
 REASONING_SUFFIX = "_reasoning_content"  # of the variable that has a generation's reasoning
@@ -142,6 +143,41 @@ class EventOp:
     call: Callable[[], object]
 
 
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What a compaction has done to a text.
+
+    Attributes:
+        node: the node.
+        whole: the text before.
+        turns: number of turns that were dropped.
+        dropped: pieces of these turns.
+        summary: variable of the summary.
+        name: its name.
+    """
+
+    node: Compact
+    whole: BranchText
+    turns: int
+    dropped: Sequence[Piece]
+    summary: Variable
+    name: str
+
+
+@dataclass(slots=True)
+class ReplaceOp:
+    """Replaces the text of the branch by a shorter one, which begins anew in the backend's cache.
+
+    Attributes:
+        text: the new text.
+        compaction: the compaction that ends here; None where one begins, to ask for the summary of
+            what it will drop.
+    """
+
+    text: BranchText
+    compaction: Compaction | None = None
+
+
 Op: TypeAlias = (
     nodes.Content
     | GrammarBegin
@@ -152,6 +188,7 @@ Op: TypeAlias = (
     | ForkOp
     | JoinOp
     | MarkOp
+    | ReplaceOp
     | ReadOp
     | EventOp
 )

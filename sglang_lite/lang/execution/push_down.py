@@ -40,10 +40,11 @@ from sglang_lite.lang.execution.operations import (
     MarkOp,
     Op,
     ReadOp,
+    ReplaceOp,
     ScopeOp,
     SelectOp,
 )
-from sglang_lite.lang.execution.transcript import Piece, pieces_to_spans
+from sglang_lite.lang.execution.transcript import Piece, pieces_to_nodes, pieces_to_spans
 from sglang_lite.program.nodes import (
     Gen,
     Join,
@@ -432,9 +433,11 @@ class PushedBranch:
 
     def push_op(self, op: Op, pieces: Sequence[Piece]) -> PushedBranch:
         """Pushes an operation down and returns the branch that received it. This is the branch
-        itself, unless the program is closed. Then it is a branch of a new program, which begins
-        with the text so far.
+        itself, unless the program is closed or the text begins anew. Then it is a branch of a
+        new program, which begins with the text.
         """
+        if type(op) is ReplaceOp:
+            return self._start_new_program(op.text.pieces)
         with self.program.lock:
             if not self.program.closed:
                 if type(op) is Text:  # like most operations
@@ -448,10 +451,13 @@ class PushedBranch:
         """Creates the same branch in a new program. The program begins with a mark and with the
         branch's text so far.
         """
-        pushed = PushedBranch(PushedProgram(self.program.run))
+        run = self.program.run
+        pushed = PushedBranch(PushedProgram(run))
+        if run.body_open:
+            run.later_programs.append(pushed.program)
         pushed.push_op(MarkOp(BranchMark(), back=False), ())
-        for span in pieces_to_spans(pieces):
-            pushed.push_op(Text(span.text, span.ids, span.special), ())
+        for node in pieces_to_nodes(pieces):
+            pushed.push_op(node, ())
         return pushed
 
     def forget_ops(self, ops: Sequence[Op | None]) -> None:

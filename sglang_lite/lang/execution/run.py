@@ -183,6 +183,7 @@ class Run:
         pending: calls that wait for a decision, where the body was suspended.
         made: `fork_count()` when the run began.
         new_state: makes the state through which a body sees a branch.
+        later_programs: programs that branches of the body have begun since the first one.
         plain: True if the run has no retries, deadline or budget, and is not a rerun.
         budgets: budgets of this run and of the enclosing runs.
         state: returns the main branch's state, for budget errors; None if there is no body or no
@@ -195,7 +196,7 @@ class Run:
     __slots__ = (
         "__weakref__", "_events", "_inner_runs", "_inside", "_log", "_seeds", "_stopped", "_template", "account",
         "backend", "body", "body_end", "body_open", "budgets", "called", "context", "deadline", "is_async", "is_item",
-        "is_logged", "kept", "level", "loop", "made", "new_state", "outer", "path", "pending", "plain", "push_down",
+        "is_logged", "kept", "later_programs", "level", "loop", "made", "new_state", "outer", "path", "pending", "plain", "push_down",
         "remembered", "settings", "spelled", "state", "timeout", "unbound", "winds_down_at",
     )  # fmt: skip
 
@@ -267,6 +268,7 @@ class Run:
         self._inside: set[weakref.ref[Inner]] = set()
         self._stopped: SglError | None = None  # set if the run was stopped for good
         self.account = RunUsage()
+        self.later_programs: list[PushedProgram] = []
 
     def new_pushed_branch(self) -> PushedBranch | None:
         """Creates the main branch of a program to push down. Returns None if the backend is called

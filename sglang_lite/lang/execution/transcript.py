@@ -31,18 +31,39 @@ class Reasoned:
 
 
 Piece: TypeAlias = str | Span | Media | Reasoned
-# Numbers of pieces and finished turns, and the open turn.
-EndPosition: TypeAlias = tuple[int, int, tuple[str, int] | None]
+# Numbers of pieces and finished turns, the open turn, and the number of texts before this one.
+EndPosition: TypeAlias = tuple[int, int, tuple[str, int] | None, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BranchText:
+    """Text of a branch between turns.
+
+    Attributes:
+        pieces: pieces of the text.
+        messages: its turns.
+        turn_ends: for each turn, index of the piece behind its content.
+        suffixes: for each turn, the text that the template puts behind it; None where unknown.
+    """
+
+    pieces: Sequence[Piece]
+    messages: Sequence[Message]
+    turn_ends: Sequence[int]
+    suffixes: tuple[str | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TranscriptPosition:
-    """Position in a transcript to roll back to."""
+    """Position in a transcript to roll back to: the lists that the transcript writes to, and how
+    many items they have.
+    """
 
     pieces: int
     messages: int
     turn: tuple[str, int] | None
     matcher: ByteMatcher | None
+    lists: tuple[list[Piece], list[Message], list[int]]
+    earlier: tuple[BranchText, ...]
 
 
 class Transcript:
@@ -51,6 +72,8 @@ class Transcript:
     Attributes:
         pieces: pieces of the text, in order.
         messages: finished turns.
+        turn_ends: for each of them, index of the piece behind its content.
+        earlier: texts that were replaced by a shorter one.
         log: text log written as the text grows, or None if no stream is read.
         matcher: matcher of the open grammar, or None if no grammar is open.
         turn: role of the open turn, and index of its first piece; None if no turn is open.
@@ -61,13 +84,15 @@ class Transcript:
     """
 
     __slots__ = (
-        "_cached_pieces", "_span_cache", "forks", "has_images", "log", "matcher", "messages", "mixed", "pieces",
-        "start", "turn",
+        "_cached_pieces", "_span_cache", "earlier", "forks", "has_images", "log", "matcher", "messages", "mixed",
+        "pieces", "start", "turn", "turn_ends",
     )  # fmt: skip
 
     def __init__(self, log: TextLog | None = None) -> None:
         self.pieces: list[Piece] = []
         self.messages: list[Message] = []
+        self.turn_ends: list[int] = []
+        self.earlier: tuple[BranchText, ...] = ()
         self.log = log
         self.turn: tuple[str, int] | None = None
         self.matcher: ByteMatcher | None = None
@@ -109,7 +134,7 @@ class Transcript:
         self.mixed = True
         if self.matcher is not None:
             self.matcher.push(self.collect_text(start))
-        return len(self.pieces), len(self.messages), self.turn
+        return len(self.pieces), len(self.messages), self.turn, len(self.earlier)
 
     def append_from_join(self, pieces: Sequence[Piece]) -> None:
         """Appends pieces of joined branches and logs their text."""
@@ -133,6 +158,7 @@ class Transcript:
         assert self.turn is not None
         role, start = self.turn
         self.messages.append(Message(role, _message_content(self.pieces[start:])))
+        self.turn_ends.append(len(self.pieces))
         self.turn = None
 
     def begin_grammar(self, node: GrammarBegin) -> None:
@@ -147,17 +173,39 @@ class Transcript:
         if walk is not None:
             walk.check_complete()
 
-    def restore_pieces(
-        self, pieces: Sequence[Piece], messages: Sequence[Message], turn: tuple[str, int] | None
+    def restore_text(
+        self,
+        text: BranchText,
+        turn: tuple[str, int] | None,
+        earlier: tuple[BranchText, ...] = (),
     ) -> None:
         """Restores the text of an earlier run.
 
         Args:
             turn: role of the open turn, and index of its first piece; None if no turn is open.
+            earlier: as the attribute.
         """
-        self.pieces = list(pieces)
-        self.messages = list(messages)
+        self._begin_with(text)
         self.turn = turn
+        self.earlier = earlier
+
+    def replace_text(self, text: BranchText, replaced: BranchText | None) -> None:
+        """Replaces the text between two turns; later text follows the new one. The log of the text
+        stays as it is.
+
+        Args:
+            replaced: the text so far, if it has to be kept as an earlier one.
+        """
+        if replaced is not None:
+            self.earlier = (*self.earlier, replaced)
+        self._begin_with(text)
+        self.start = len(self.pieces)
+        self.forks = ()
+
+    def _begin_with(self, text: BranchText) -> None:
+        self.pieces = list(text.pieces)
+        self.messages = list(text.messages)
+        self.turn_ends = list(text.turn_ends)
         self._refresh_caches()
 
     def _refresh_caches(self) -> None:
@@ -177,6 +225,8 @@ class Transcript:
         """Copies the parent's transcript into this empty one, which continues from here."""
         self.pieces = list(parent.pieces)
         self.messages = list(parent.messages)
+        self.turn_ends = list(parent.turn_ends)
+        self.earlier = parent.earlier
         self.turn = parent.turn
         self.matcher = parent.matcher and parent.matcher.copy()
         self.mixed = parent.mixed
@@ -187,13 +237,21 @@ class Transcript:
 
     def position(self) -> TranscriptPosition:
         return TranscriptPosition(
-            len(self.pieces), len(self.messages), self.turn, self.matcher and self.matcher.copy()
+            len(self.pieces),
+            len(self.messages),
+            self.turn,
+            self.matcher and self.matcher.copy(),
+            (self.pieces, self.messages, self.turn_ends),
+            self.earlier,
         )
 
     def rewind_to(self, position: TranscriptPosition) -> None:
         self.turn = position.turn
         self.matcher = position.matcher and position.matcher.copy()
-        del self.pieces[position.pieces :], self.messages[position.messages :]
+        self.earlier = position.earlier
+        self.pieces, self.messages, self.turn_ends = position.lists
+        del self.pieces[position.pieces :]
+        del self.messages[position.messages :], self.turn_ends[position.messages :]
         self._refresh_caches()
 
     # -------------------------------------------------------------------------------------- reading
@@ -201,7 +259,7 @@ class Transcript:
     @property
     def end_position(self) -> EndPosition:
         """Position after the last piece."""
-        return len(self.pieces), len(self.messages), self.turn
+        return len(self.pieces), len(self.messages), self.turn, len(self.earlier)
 
     @property
     def role(self) -> str | None:
@@ -312,6 +370,20 @@ def pieces_to_spans(pieces: Sequence[Piece]) -> Iterator[Span]:
             yield Span(piece)
         elif not isinstance(piece, Media):
             yield from (piece,) if isinstance(piece, Span) else piece.spans
+
+
+def pieces_to_nodes(pieces: Sequence[Piece]) -> Iterator[Text | ImagePart]:
+    """Yields pieces as nodes of a program. An image stands before its placeholder."""
+    image = None
+    for piece in pieces:
+        if isinstance(piece, Media):
+            image = piece
+        elif image is not None:
+            assert isinstance(piece, Span)
+            yield ImagePart(image, piece.text)
+            image = None
+        else:
+            yield from (Text(s.text, s.ids, s.special) for s in pieces_to_spans((piece,)))
 
 
 def _message_content(pieces: Sequence[Piece]) -> tuple[str | Media, ...]:

@@ -11,7 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from sglang_lite.lang.backend.base import Backend, name_of
+from sglang_lite.lang.backend.token_counts import count_text_tokens
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.kept import Question
 from sglang_lite.lang.execution.operations import (
@@ -21,6 +24,7 @@ from sglang_lite.lang.execution.operations import (
     JoinOp,
     MarkOp,
     Op,
+    ReplaceOp,
     ScopeOp,
     SelectOp,
 )
@@ -43,6 +47,7 @@ from sglang_lite.program.nodes import (
 )
 from sglang_lite.protocol import (
     Attempt,
+    Dropped,
     Generation,
     Location,
     Media,
@@ -54,6 +59,8 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.sampling import adapter_of
 
 _MAX_CALL = 2000  # characters of a call and its result
+# reasons for a miss in the cache that a text has which begins anew
+_REASONS_OF_ANOTHER_TEXT = ("changed", "never_seen", "page")
 
 
 @dataclass(slots=True)
@@ -63,13 +70,15 @@ class _TextSoFar:
     Attributes:
         question: the text, as the beginning of the question of a node at this place.
         unknown: texts whose cache status is not known yet.
+        compacted: whether no generation has followed since the text began anew.
     """
 
     question: Question = field(default_factory=Question)
     unknown: list[_Entry] = field(default_factory=list)
+    compacted: bool = False
 
     def copy(self) -> _TextSoFar:
-        return _TextSoFar(self.question.copy(), list(self.unknown))
+        return _TextSoFar(self.question.copy(), list(self.unknown), self.compacted)
 
 
 @dataclass(slots=True)
@@ -250,6 +259,8 @@ class _Reader:
                 self._add_entry(kind, node.where, name=node.name)
             case MarkOp():
                 self._read_mark_op(op)
+            case ReplaceOp():
+                self._read_replacement(op)
             case GrammarBegin():
                 self._add_entry("grammar_begin", None)
                 self._text.question.grammar = op.constraint, ""
@@ -274,8 +285,47 @@ class _Reader:
         self._now = max(self._now, fields["end"])
         return entry
 
+    def _read_replacement(self, op: ReplaceOp) -> None:
+        """Reads the beginning of a compaction, which adds nothing, or its end."""
+        done = op.compaction
+        pieces = op.text.pieces
+        images = [piece for piece in pieces if isinstance(piece, Media)]
+        self._text = _TextSoFar()
+        if done is None:
+            self._text.question.add_question_text(text_without_images(pieces), images)
+            return
+        text = text_without_images(done.dropped)
+        dropped = Dropped(
+            done.turns,
+            count_text_tokens(text, self._backend.tokenizer),
+            text,
+            sum(isinstance(piece, Media) for piece in done.dropped),
+        )
+        entry = self._add_entry(
+            "compact",
+            done.node.where,
+            images,
+            name=done.name,
+            text=text_without_images(pieces),
+            dropped=dropped,
+        )
+        self._text = _TextSoFar(self._text.question, [entry], compacted=True)
+
+    def _with_reason(self, found: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Returns the results of the next node. If the text began anew before it, that is the reason
+        for which the first one's prompt was not cached.
+        """
+        miss = found[0].meta.get("cache_miss") if found else None
+        if not self._text.compacted or not found:
+            return found
+        self._text.compacted = False
+        if not isinstance(miss, dict) or miss.get("reason") not in _REASONS_OF_ANOTHER_TEXT:
+            return found
+        meta = {**found[0].meta, "cache_miss": {**miss, "reason": "compacted"}}
+        return msgspec.structs.replace(found[0], meta=meta), *found[1:]
+
     def _read_generation(self, op: GenOp) -> None:
-        found = _list_op_results(op)
+        found = self._with_reason(_list_op_results(op))
         text = ""
         forced = tuple[tuple[int, int], ...]()
         if found:
@@ -308,7 +358,7 @@ class _Reader:
                 )
 
     def _read_selection(self, op: SelectOp) -> None:
-        found = _list_op_results(op)
+        found = self._with_reason(_list_op_results(op))
         text = ""
         if found:
             self._set_cache_status(found[0])

@@ -19,7 +19,7 @@ from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings
 from sglang_lite.lang.execution.run_log import RunLog
-from sglang_lite.lang.execution.transcript import Piece, Reasoned
+from sglang_lite.lang.execution.transcript import BranchText, Piece, Reasoned
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.runs import files
 from sglang_lite.lang.runs.carried import FileValues, ValueCodec
@@ -44,6 +44,7 @@ from sglang_lite.protocol.saved import (
     SavedResult,
     SavedRun,
     SavedSamples,
+    SavedText,
     SavedVariable,
 )
 
@@ -137,6 +138,8 @@ def to_saved_run(
         messages=tuple(transcript.messages),
         turn=transcript.turn,
         suffixes=branch.blocks.suffixes,
+        turn_ends=tuple(transcript.turn_ends),
+        earlier=tuple(map(_save_text, transcript.earlier)),
         variables=(*variables, SavedVariable("", values.to_data(ret_value, "the return value"))),
         answers=(*run.remembered, *collect_branch_answers(branch.player)) if again else (),
         usage=run.account.usage(),
@@ -181,6 +184,15 @@ def _arguments_data(called: BoundCall) -> SavedVariable | None:
         return None
 
 
+def _save_text(text: BranchText) -> SavedText:
+    return SavedText(
+        tuple(map(_save_piece, text.pieces)),
+        tuple(text.messages),
+        tuple(text.turn_ends),
+        text.suffixes,
+    )
+
+
 def _save_piece(piece: Piece) -> SavedPiece:
     match piece:
         case Media():
@@ -211,9 +223,16 @@ def _save_variable(
         return SavedVariable(name, error=str(failure), node=node)
     # A variable may come from a branch whose text is not part of this one.
     in_text = bool(node) and f"{branch.path}/".startswith(f"{node.rpartition('/')[0]}/")
-    behind = variable.end_position if in_text else None
+    behind, text = None, 0
+    if in_text and variable.end_position is not None:
+        *behind, text = variable.end_position
     return SavedVariable(
-        name, value, _save_result(variable.record, whole=whole), behind=behind, node=node
+        name,
+        value,
+        _save_result(variable.record, whole=whole),
+        behind=None if behind is None else tuple(behind),
+        node=node,
+        text=text,
     )
 
 
@@ -278,8 +297,8 @@ def restore_branch(
         player.pushed.program.close()
     branch = Branch(player, saved.branch, saved.nodes, run.planner_for_backend(backend))
     same = has_same_tokens(saved, backend)
-    pieces = [_restore_piece(piece, same_tokens=same) for piece in saved.pieces]
-    branch.restore_text(pieces, saved.messages, saved.turn, saved.suffixes)
+    earlier = tuple(_restore_text(text, same_tokens=same) for text in saved.earlier)
+    branch.restore_text(_restore_text(saved, same_tokens=same), saved.turn, earlier)
     ret_value = None
     for each in saved.variables:
         variable = Variable()
@@ -288,7 +307,7 @@ def restore_branch(
             variable.set_error(ProgramError(each.error))
         else:
             variable.record = _restore_result(each.result)
-            variable.end_position = each.behind
+            variable.end_position = None if each.behind is None else (*each.behind, each.text)
             variable.set(values.from_data(each.value))
         if each.name:
             branch.names.declare(each.name, variable)
@@ -334,15 +353,19 @@ def truncate_run(saved: SavedRun, name: str, index: int) -> SavedRun:
     until = saved.variables[: places[name] + 1]
     assert until[-1].behind is not None
     pieces, messages, turn = until[-1].behind
+    number = until[-1].text
+    text = (*saved.earlier, saved)[number]
     return msgspec.structs.replace(
         saved,
         program="",
         parts=(),
         arguments=None,
-        pieces=saved.pieces[:pieces],
-        messages=saved.messages[:messages],
+        pieces=text.pieces[:pieces],
+        messages=text.messages[:messages],
         turn=turn,
-        suffixes=saved.suffixes[: messages + (turn is not None)],
+        suffixes=text.suffixes[: messages + (turn is not None)],
+        turn_ends=text.turn_ends[:messages],
+        earlier=saved.earlier[:number],
         variables=until,
         branch=f"{saved.branch}/{until[-1].node}.{index}",
         nodes=0,
@@ -352,6 +375,11 @@ def truncate_run(saved: SavedRun, name: str, index: int) -> SavedRun:
 def has_same_tokens(saved: SavedRun, backend: Backend) -> bool:
     """Returns True if the token ids of a saved run are those of the backend's tokenizer."""
     return saved.tokenizer is not None and saved.tokenizer == backend.tokenizer_digest
+
+
+def _restore_text(text: SavedText | SavedRun, *, same_tokens: bool) -> BranchText:
+    pieces = [_restore_piece(piece, same_tokens=same_tokens) for piece in text.pieces]
+    return BranchText(pieces, text.messages, text.turn_ends, text.suffixes)
 
 
 def _restore_piece(piece: SavedPiece, *, same_tokens: bool) -> Piece:

@@ -23,11 +23,12 @@ from sglang_lite.lang.execution.operations import (
     MarkOp,
     Op,
     ReadOp,
+    ReplaceOp,
     ScopeOp,
     SelectOp,
 )
 from sglang_lite.lang.execution.player import Player
-from sglang_lite.lang.execution.reading import pieces_since_fork, read_nothing
+from sglang_lite.lang.execution.reading import pieces_since_fork, read_branch_text, read_nothing
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.expressions import SglGen, SglGetForkItem, SglImage, SglSelect
 from sglang_lite.lang.state import ProgramState, user_location
@@ -286,6 +287,8 @@ class Recorder(Player):
     def read_when_played(
         self, what: Callable[[Player], UserValue], where: Location | None = None
     ) -> Variable:
+        if what is read_branch_text:
+            return Variable.from_value(what(self))
         if what not in (read_nothing, pieces_since_fork):
             SglVariable("the text").__refuse__("read the text or the messages")
         return super().read_when_played(read_nothing, where)
@@ -347,6 +350,10 @@ class Recorder(Player):
                 self._record_node(Mark(where=user_location()), None)
                 mark.position = self.transcript.position()
                 self._marks.append((mark, self.scopes))
+            case ReplaceOp(text, compaction):
+                if compaction is not None:
+                    self._record_node(compaction.node, None)
+                self.transcript.replace_text(text, None)
             case TurnBegin():
                 turn = _replace_struct_fields(op, role=way.expand_symbol_marks(op.role))
                 self._record_node(turn, op)

@@ -1,0 +1,274 @@
+"""Compaction of a conversation: turns are dropped, and a summary takes their place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from sglang_lite.lang.api import gen
+from sglang_lite.lang.backend.base import unsupported_feature_error
+from sglang_lite.lang.checks import check_whole_number
+from sglang_lite.lang.concurrency.variables import Variable
+from sglang_lite.lang.execution.blocks import OpenBlocks
+from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.execution.operations import Compaction
+from sglang_lite.lang.execution.reading import check_name, read_branch_text
+from sglang_lite.lang.execution.transcript import BranchText, Transcript
+from sglang_lite.lang.expressions import SglGen
+from sglang_lite.program.graph import Compact
+from sglang_lite.program.nodes import Expressions, Text, TurnBegin, TurnEnd
+from sglang_lite.protocol import Location, Message, ParameterError, ProgramError
+from sglang_lite.text.tool_calls import parse_answer
+
+if TYPE_CHECKING:
+    from sglang_lite.protocol.anything import UserValue
+
+_HEADING: Final = "Summary of the conversation so far:"
+_PROMPT: Final = (
+    "Summarize the conversation above. You will go on with it, and then see only this summary and the "
+    "last turns. Write down the task, every fact, number and name that may still be needed, what was "
+    "done, and what is left to do. Write nothing but the summary."
+)
+
+
+class Compactor:
+    """Compacts the text of a branch.
+
+    Args:
+        keep, max_tokens, prompt, name: arguments of `ProgramState.compact`, which are checked here.
+        where: line of its call.
+    """
+
+    def __init__(
+        self,
+        branch: Branch,
+        keep: int,
+        max_tokens: int,
+        prompt: str | None,
+        name: str,
+        where: Location | None,
+    ) -> None:
+        check_whole_number("keep", keep, 0, where)
+        check_whole_number("max_tokens", max_tokens, 1, where)
+        check_name(name, where)
+        if prompt is not None and (not isinstance(prompt, str) or not prompt.strip()):
+            raise ParameterError(
+                "prompt",
+                f"{prompt!r:.60} is not a text that asks for a summary.",
+                hint="Leave it out, or write what the summary has to contain.",
+                where=where,
+            )
+        self._branch = branch
+        self._keep = keep
+        self._max_tokens = max_tokens
+        self._prompt = _PROMPT if prompt is None else prompt
+        self._name = name
+        self._where = where
+        self._check_place()
+
+    def run(self, wait: Callable[[Variable], UserValue]) -> UserValue:
+        """Compacts the text. `wait` waits for a variable and returns its value.
+
+        Returns:
+            The summary, or None if there was nothing to drop.
+        """
+        steps = self._steps()
+        try:
+            variable = next(steps)
+            while True:
+                variable = steps.send(wait(variable))
+        except StopIteration as ended:
+            return ended.value
+
+    async def arun(
+        self, wait: Callable[[Variable], Coroutine[Any, Any, UserValue]]
+    ) -> UserValue:
+        """Compacts the text in a coroutine, like `run`."""
+        steps = self._steps()
+        try:
+            variable = next(steps)
+            while True:
+                variable = steps.send(await wait(variable))
+        except StopIteration as ended:
+            return ended.value
+
+    def _check_place(self) -> None:
+        """Checks that the branch is between two turns, and that its backend reads prompts."""
+        branch = self._branch
+        branch.names.raise_if_removed(self._where)
+        blocks = branch.blocks
+        problem = ""
+        if blocks.role is not None:
+            problem, hint = f"the {blocks.role!r} turn is open", "Compact after its end."
+        elif blocks.grammar is not None:
+            problem, hint = "a grammar is open", "Compact after its end."
+        elif branch.names.scopes:
+            problem, hint = "a scope is open", "Compact after its end."
+        elif not blocks.turns:
+            problem = "it has no turns"
+            hint = "Write turns: s += sgl.user(…), s += sgl.assistant(…)."
+        if problem:
+            raise ProgramError(
+                f"the text can't be compacted here: {problem}.", hint=hint, where=self._where
+            )
+        if not branch.backend.capabilities.reads_prompts:
+            raise unsupported_feature_error(
+                branch.backend,
+                "compact",
+                "replacing the text of a state",
+                "Use another backend, or begin a new program with what it has to know.",
+                self._where,
+            )
+
+    def _steps(self) -> Generator[Variable, UserValue, str | None]:
+        """Compacts the text. Yields the variables that it waits for, and is sent their values."""
+        branch = self._branch
+        branch.player.prepare_for_addition(self._where)
+        before = self._additions()
+        whole: Any = yield branch.read_when_played(read_branch_text, self._where)
+        self._check_unchanged(before)
+        whole = replace(whole, suffixes=branch.blocks.suffixes)
+        if len(whole.turn_ends) < len(whole.messages):
+            raise ProgramError(
+                "the state was saved by an earlier version, which did not write where its turns end.",
+                hint="Run the program again.",
+                where=self._where,
+            )
+        roles = [message.role for message in whole.messages]
+        head = next((i for i, role in enumerate(roles) if role != "system"), len(roles))
+        first = self._first_kept(whole.messages, head)
+        if first == head:
+            return None
+        branch.replace_text(_first_turns(whole, first))
+        self._ask_for_summary()
+        before = self._additions()
+        variable = branch.names.variables[self._name]
+        summary = yield variable
+        yield branch.read_when_played(read_branch_text, self._where)
+        self._check_unchanged(before)
+        node = Compact(len(roles) - first, first - head, where=self._where)
+        dropped = whole.pieces[_start_of_turn(whole, head) : _start_of_turn(whole, first)]
+        branch.replace_text(
+            self._with_summary(whole, head, first, summary if isinstance(summary, str) else "…"),
+            Compaction(node, whole, node.turns, dropped, variable, self._name),
+        )
+        return summary  # type: ignore[return-value] # a symbol, in a trace
+
+    def _additions(self) -> tuple[int, tuple[str, ...], str | None]:
+        """Returns what changes if something is added to the state."""
+        blocks = self._branch.blocks
+        return self._branch.node_count, blocks.turns, blocks.role
+
+    def _check_unchanged(self, before: tuple[int, tuple[str, ...], str | None]) -> None:
+        """Raises ProgramError if another task has added to the state."""
+        if self._additions() != before:
+            raise ProgramError(
+                "something was added to the state while it was compacted.",
+                hint="Await s.compact(…) first.",
+                where=self._where,
+            )
+
+    def _first_kept(self, messages: Sequence[Message], head: int) -> int:
+        """Returns the index of the first turn that is kept, behind the `head` system turns. Results
+        of tools are kept together with their calls.
+        """
+        first = max(len(messages) - self._keep, head)
+        family = self._branch.backend.tool_family()
+        while first > head and _has_tool_call(messages[first - 1], family):
+            first -= 1
+        return first
+
+    def _ask_for_summary(self) -> None:
+        """Adds the turns in which the model writes the summary. They show the tools that the
+        prompts before have shown, so that the cache has their beginning.
+        """
+        branch = self._branch
+        asked = gen(self._name, max_tokens=self._max_tokens, shortened=_policy(branch))
+        tools = branch.shown_tools
+        if tools is not None:
+            tools = replace(tools, choice="none", keeps_invalid=False)
+            kind = tools.value_type(None)
+            node = msgspec.structs.replace(asked.node, constraint=kind.constraint)
+            asked = SglGen(node, kind, asked.options, tools)
+        branch.submit_expression(
+            Expressions((TurnBegin("user"), self._prompt, TurnEnd("user"))), self._where
+        )
+        branch.submit_expression(
+            Expressions((TurnBegin("assistant"), asked, TurnEnd("assistant"))), self._where
+        )
+
+    def _with_summary(self, whole: BranchText, head: int, first: int, summary: str) -> BranchText:
+        """Returns the new text: the first `head` turns, the summary as a user turn, and the turns
+        from `first` on.
+        """
+        begun = _first_turns(whole, head)
+        run = self._branch.run
+        draft = Transcript()
+        draft.restore_text(begun, None)
+        roles = tuple(message.role for message in begun.messages)
+        blocks = OpenBlocks(roles, None, begun.suffixes)
+        nodes = (
+            *blocks.begin_turn("user", run, self._where),
+            Text(f"{_HEADING}\n{summary}", special=False),
+            *blocks.end_turn("user", run, self._where),
+        )
+        for node in nodes:
+            match node:
+                case Text():
+                    draft.append_text(node)
+                case TurnBegin():
+                    draft.begin_turn(node)
+                case TurnEnd():
+                    draft.end_turn(node)
+        start = _start_of_turn(whole, first)
+        moved = len(draft.pieces) - start
+        return BranchText(
+            (*draft.pieces, *whole.pieces[start:]),
+            (*draft.messages, *whole.messages[first:]),
+            (*draft.turn_ends, *(end + moved for end in whole.turn_ends[first:])),
+            (*blocks.suffixes, *whole.suffixes[first:]),
+        )
+
+
+def _policy(branch: Branch) -> Any:
+    """Returns what happens to a summary that is cut: the run's setting, or else a warning."""
+    return branch.run.settings.shortened or "warn"
+
+
+def _start_of_turn(text: BranchText, turn: int) -> int:
+    """Returns the index of the first piece of a turn, its template's prefix included."""
+    if not turn:
+        return 0
+    end = text.turn_ends[turn - 1]
+    return end + (text.pieces[end : end + 1] == (text.suffixes[turn - 1],))
+
+
+def _first_turns(text: BranchText, count: int) -> BranchText:
+    """Returns the text of the first `count` turns."""
+    return BranchText(
+        text.pieces[: _start_of_turn(text, count)],
+        text.messages[:count],
+        text.turn_ends[:count],
+        text.suffixes[:count],
+    )
+
+
+def _has_tool_call(message: Message, family: str | None) -> bool:
+    """Returns True if a turn calls tools, so that the next one has their results.
+
+    Args:
+        family: name of the model's format of calls; None for one JSON object.
+    """
+    if message.role != "assistant":
+        return False
+    if family is not None:
+        return bool(parse_answer(family, message.text).calls)
+    try:
+        value = json.loads(message.text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and not {"tool", "calls"}.isdisjoint(value)
