@@ -310,7 +310,15 @@ def _run_lint(options: argparse.Namespace) -> int:
                 raise ParameterError(name, f"{price:g} is not a number of at least 0.")
         prices = Prices(options.price, options.cached_price)
         with redirect_stdout(sys.stderr):  # output of the file, whose code runs
-            reports = lint(file, function, options.data, options.model, options.fail_under, prices)
+            reports = lint(
+                file,
+                function,
+                options.data,
+                options.model,
+                options.fail_under,
+                prices,
+                options.context,
+            )
     except SglError as error:
         print(f"sglang-lite: {error}", file=sys.stderr)
         return 2
@@ -572,6 +580,10 @@ _GROUPS = {
                 _flag(
                     "--model",
                     help="model that the programs are for, whose tokens are counted (default: the default model's are)",
+                ),
+                _flag(
+                    "--context", type=int, metavar="TOKENS",
+                    help="longest text that the model takes: loops that outgrow it are found (default: the model's)",
                 ),
                 _flag(
                     "--fail-under", type=float, metavar="PERCENT",

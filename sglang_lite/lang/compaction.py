@@ -84,9 +84,7 @@ class Compactor:
         except StopIteration as ended:
             return ended.value
 
-    async def arun(
-        self, wait: Callable[[Variable], Coroutine[Any, Any, UserValue]]
-    ) -> UserValue:
+    async def arun(self, wait: Callable[[Variable], Coroutine[Any, Any, UserValue]]) -> UserValue:
         """Compacts the text in a coroutine, like `run`."""
         steps = self._steps()
         try:
@@ -124,7 +122,7 @@ class Compactor:
                 self._where,
             )
 
-    def _steps(self) -> Generator[Variable, UserValue, str | None]:
+    def _steps(self) -> Generator[Variable, UserValue, UserValue]:
         """Compacts the text. Yields the variables that it waits for, and is sent their values."""
         branch = self._branch
         branch.player.prepare_for_addition(self._where)
@@ -156,7 +154,7 @@ class Compactor:
             self._with_summary(whole, head, first, summary if isinstance(summary, str) else "…"),
             Compaction(node, whole, node.turns, dropped, variable, self._name),
         )
-        return summary  # type: ignore[return-value] # a symbol, in a trace
+        return summary
 
     def _additions(self) -> tuple[int, tuple[str, ...], str | None]:
         """Returns what changes if something is added to the state."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
-from os import PathLike
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
 
@@ -731,7 +731,12 @@ class ProgramState(AttributeHints, Generic[R]):
         return CopyScope(self)
 
     def compact(
-        self, keep: int = 4, *, max_tokens: int = 512, prompt: str | None = None, name: str = "summary"
+        self,
+        keep: int = 4,
+        *,
+        max_tokens: int = 512,
+        prompt: str | None = None,
+        name: str = "summary",
     ) -> UserValue:
         """Shortens a long conversation: drops the turns between the system turn and the last ones,
         and puts a summary of them, written by the model, into a user turn in their place. Waits for

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import msgspec
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.capabilities import MEDIA_NAMES
 from sglang_lite.lang.backend.rendering import shows_tools
+from sglang_lite.lang.backend.token_counts import count_text_tokens
 from sglang_lite.lang.dropped_parts import find_unadded_expressions
 from sglang_lite.lang.execution.control_text import collect_argument_control_tokens
 from sglang_lite.lang.function import SglFunction
@@ -26,13 +27,14 @@ from sglang_lite.lint.files import (
     programs_in,
     read_json_lines,
 )
+from sglang_lite.lint.growth import find_outgrowing_loops
 from sglang_lite.lint.report import LintReport, Prices
 from sglang_lite.lint.second_trace import Template, trace_in_other_process, tracing_backend
 from sglang_lite.lint.sharing import Sharing, measure_sharing
-from sglang_lite.program.graph import Picture
+from sglang_lite.program.graph import Compact, Picture
 from sglang_lite.program.nodes import Text
 from sglang_lite.program.prefixes import TokenCounter
-from sglang_lite.protocol import Location, MediaKind, ModelError, ParameterError
+from sglang_lite.protocol import Location, MediaKind, ModelError, ParameterError, Span
 from sglang_lite.text.chat_template import JinjaTemplate
 from sglang_lite.text.tool_formats import detect_tool_family
 
@@ -49,6 +51,7 @@ def lint(
     model: str | None = None,
     fail_under: float | None = None,
     prices: Prices | None = None,
+    context: int | None = None,
 ) -> list[LintReport]:
     """Checks the programs of a file and returns a report on each. Like `import`, executes the code
     of the file.
@@ -63,6 +66,8 @@ def lint(
         fail_under: minimum percentage of prompt tokens, over the rows, that the cache must serve;
             None for no minimum.
         prices: prices of prompt tokens, for costs in the report.
+        context: tokens of the longest text that the model takes; None for the limit of `model`.
+            Without both, growing loops are not looked at.
 
     Raises:
         ParameterError: the file, the program or a row is invalid.
@@ -75,6 +80,8 @@ def lint(
         raise ParameterError("--data", f"{file} has {len(programs)} programs.", hint=hint)
     if fail_under is not None and not 0 <= fail_under <= 100:
         raise ParameterError("--fail-under", f"{fail_under:g} is not between 0 and 100.")
+    if context is not None and context < 1:
+        raise ParameterError("--context", f"{context} is not a whole number of at least 1.")
     if data is None:
         for name, given in (("--fail-under", fail_under), ("--price", prices and prices.computed)):
             if given is not None:
@@ -89,6 +96,8 @@ def lint(
     )
     if counter is None and fail_under is not None:
         raise ModelError(missing)
+    if context is None and files is not None and model is not None:
+        context = files.spec.max_positions
     template = _chat_template_of(counter)
     later = trace_in_other_process(
         file, {name: rows[0] if rows else {} for name in programs}, template
@@ -97,7 +106,14 @@ def lint(
     for name, program in programs.items():
         arguments = bind_rows(program, rows, data) if data is not None else []
         report = _lint_program(
-            name, program, arguments, later.get(name), counter, tracing_backend(template), kinds
+            name,
+            program,
+            arguments,
+            later.get(name),
+            counter,
+            tracing_backend(template),
+            kinds,
+            context,
         )
         notes = (*report.notes, *([missing] if missing else []))
         found = tuple(
@@ -122,8 +138,9 @@ def _hidden_tool_findings(graph: Graph, backend: Backend) -> Iterator[Finding]:
         template, detect_tool_family(template.source)
     ):
         return
+    compactions = {node.where for node in graph.nodes if isinstance(node.node, Compact)}
     for node in graph.nodes:
-        if node.tools and node.role == "assistant":
+        if node.tools and node.role == "assistant" and node.where not in compactions:
             yield Finding(
                 "hidden-tools",
                 f"{node.name or 'gen'!r}: the model's chat template has no place for tools, or its format of calls is "
@@ -131,6 +148,27 @@ def _hidden_tool_findings(graph: Graph, backend: Backend) -> Iterator[Finding]:
                 node.where,
                 "A model that was trained with tools calls them more reliably.",
             )
+
+
+def _growth_findings(
+    program: SglFunction,
+    graph: Graph,
+    context: int | None,
+    counter: TokenCounter | None,
+    backend: Backend,
+) -> list[Finding]:
+    """Returns findings for loops that outgrow the context, if it is known."""
+    if context is None:
+        return []
+    count = partial(count_text_tokens, tokenizer=None)
+    if counter is not None:
+        count = partial(_count_tokens, counter)
+    unset = backend.unset_max_tokens or 0
+    return find_outgrowing_loops(program.func, graph, context, lru_cache(count), unset)
+
+
+def _count_tokens(counter: TokenCounter, text: str) -> int:
+    return len(counter.encode_spans((Span(text),), first=False))
 
 
 def _control_token_findings(
@@ -219,6 +257,7 @@ def _lint_program(
     counter: TokenCounter | None,
     backend: Backend,
     kinds: Container[MediaKind] | None,
+    context: int | None,
 ) -> LintReport:
     first_row = arguments[0] if arguments else dict(program.bind_arguments)
     graph, notes = _trace_graph(program, first_row, backend, MAX_WAYS)
@@ -235,6 +274,7 @@ def _lint_program(
             *_hidden_tool_findings(graph, backend),
             *_media_findings(graph, kinds),
             *unadded_expression_findings(program),
+            *_growth_findings(program, graph, context, counter, backend),
             *_control_token_findings(program, graph, first_row, counter),
         )
     )

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
 from sglang_lite.notebook.markup import element, notebook_html, shorten_text
-from sglang_lite.program.graph import GraphNode, GraphRecord, Picture, Value
-from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Path, Rollback, Select, Text
+from sglang_lite.program.graph import Compact, GraphNode, GraphRecord, Picture, Value
+from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Path, Rollback, Select, Text, TurnEnd
 from sglang_lite.protocol import Span
 from sglang_lite.protocol.sampling import adapter_of
 
@@ -150,6 +150,7 @@ def iterate_prompts(
     """
     texts: dict[Path, list[Span | _Unknown]] = {}
     marks: dict[Path, list[int]] = {}
+    heads: dict[Path, int] = {}  # number of segments up to the end of the system turn
     for i in graph.ways[0].nodes:
         node = graph.nodes[i]
         here = texts.setdefault(node.path, [])
@@ -169,6 +170,10 @@ def iterate_prompts(
             case Fork(branches):
                 for number in range(len(branches)):
                     texts[(*node.path, i, number)] = list(here)
+            case TurnEnd("system"):
+                heads[node.path] = len(here) + 1  # with the template's text behind the turn
+            case Compact():
+                here[heads.get(node.path, 0) :] = [(run, i)]
             case Mark():
                 marks.setdefault(node.path, []).append(len(here))
             case Rollback(mark=mark):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sglang_lite.constraints.json_schema.keywords import REPEATS
@@ -17,6 +18,7 @@ from sglang_lite.lang.backend.capabilities import (
     Demands,
 )
 from sglang_lite.lang.backend.profiles.prices import Price, find_price
+from sglang_lite.lang.backend.token_counts import TiktokenEncoding, count_text_tokens
 from sglang_lite.lang.concurrency.pool import ThreadPool
 from sglang_lite.notebook.markup import shorten_text
 from sglang_lite.program.nodes import Node, Path, Verdict
@@ -40,7 +42,6 @@ from sglang_lite.text.chat_template import TurnTemplate
 
 if TYPE_CHECKING:
     from sglang_lite.lang.backend.planning import Planner, RunFacts
-    from sglang_lite.lang.backend.token_counts import TiktokenEncoding
 
 
 ALL_CONSTRAINTS = frozenset(CONSTRAINT_NAMES)
@@ -320,6 +321,13 @@ class Backend:
         return None
 
     @property
+    def count_tokens(self) -> Callable[[str], int]:
+        """Function that counts the tokens of a text. If the model's tokenizer is not known, it
+        estimates them and errs on the high side.
+        """
+        return partial(count_text_tokens, tokenizer=self.tokenizer)
+
+    @property
     def control_texts(self) -> Sequence[str] | None:
         """Texts that the model reads as control tokens outside turns. None if they are not known."""
         return None
@@ -457,6 +465,10 @@ class DelegatingBackend(Backend):
     @property
     def token_text(self) -> Callable[[int], str] | None:
         return self.backend.token_text
+
+    @property
+    def count_tokens(self) -> Callable[[str], int]:
+        return self.backend.count_tokens
 
     @property
     def control_texts(self) -> Sequence[str] | None:

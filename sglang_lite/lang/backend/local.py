@@ -194,6 +194,11 @@ class LocalBackend(Backend):
         return lambda token: str(decode((token,), skip_special=False))
 
     @property
+    def count_tokens(self) -> Callable[[str], int]:
+        encode = self.engine.tokenizer.encode
+        return lambda text: len(encode(text, first=False))
+
+    @property
     def control_texts(self) -> Sequence[str]:
         found: list[str] = self.engine.tokenizer.control_texts
         return found

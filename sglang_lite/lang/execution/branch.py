@@ -81,7 +81,6 @@ from sglang_lite.protocol import (
     Lark,
     Location,
     MediaKind,
-    Message,
     Number,
     ParameterError,
     ProgramError,

@@ -517,7 +517,7 @@ class PushedBranch:
                 op.mark.pushed = self, self._append_node(Mark())
             case ScopeOp():
                 self._append_node(op.node)
-            case ReadOp() | EventOp():
+            case ReadOp() | EventOp() | ReplaceOp():  # the last is handled in `push_op`
                 pass
             case node:
                 self._append_node(node)

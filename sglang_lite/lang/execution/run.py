@@ -196,8 +196,8 @@ class Run:
     __slots__ = (
         "__weakref__", "_events", "_inner_runs", "_inside", "_log", "_seeds", "_stopped", "_template", "account",
         "backend", "body", "body_end", "body_open", "budgets", "called", "context", "deadline", "is_async", "is_item",
-        "is_logged", "kept", "later_programs", "level", "loop", "made", "new_state", "outer", "path", "pending", "plain", "push_down",
-        "remembered", "settings", "spelled", "state", "timeout", "unbound", "winds_down_at",
+        "is_logged", "kept", "later_programs", "level", "loop", "made", "new_state", "outer", "path", "pending",
+        "plain", "push_down", "remembered", "settings", "spelled", "state", "timeout", "unbound", "winds_down_at",
     )  # fmt: skip
 
     def __init__(

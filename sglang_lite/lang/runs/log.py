@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from sglang_lite.lang.backend.base import Backend, name_of
-from sglang_lite.lang.backend.token_counts import count_text_tokens
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.kept import Question
 from sglang_lite.lang.execution.operations import (
@@ -297,7 +296,7 @@ class _Reader:
         text = text_without_images(done.dropped)
         dropped = Dropped(
             done.turns,
-            count_text_tokens(text, self._backend.tokenizer),
+            self._backend.count_tokens(text),
             text,
             sum(isinstance(piece, Media) for piece in done.dropped),
         )

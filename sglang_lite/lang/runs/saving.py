@@ -354,7 +354,7 @@ def truncate_run(saved: SavedRun, name: str, index: int) -> SavedRun:
     assert until[-1].behind is not None
     pieces, messages, turn = until[-1].behind
     number = until[-1].text
-    text = (*saved.earlier, saved)[number]
+    text: SavedText | SavedRun = saved if number == len(saved.earlier) else saved.earlier[number]
     return msgspec.structs.replace(
         saved,
         program="",

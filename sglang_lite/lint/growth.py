@@ -1,0 +1,259 @@
+"""Predicts which loops outgrow the model's context.
+
+The prompts of a traced program are measured in order: texts are counted, and each generation adds
+its max_tokens. Values that only a run knows, images, and results of tools add nothing, so the
+prediction errs on the low side there.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import math
+import textwrap
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sglang_lite.lang.symbolic.graph_checks import Finding
+from sglang_lite.program.graph import Branching, Compact, GraphNode, GraphRecord, Way
+from sglang_lite.program.nodes import (
+    Fork,
+    Gen,
+    Join,
+    Mark,
+    Path,
+    Rollback,
+    Select,
+    Text,
+    TurnEnd,
+)
+from sglang_lite.protocol import Location, Unset
+from sglang_lite.protocol.anything import UserValue
+
+_ADVICE = "Drop turns in the loop, s.compact(keep=…), or bound it."
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """A loop of a body.
+
+    Attributes:
+        where: location of its first line.
+        last_line: its last line.
+        decided: lines whose decisions may end it: those of the test of a `while`, all of a `while
+            True`, none of a `for`.
+    """
+
+    where: Location
+    last_line: int
+    decided: range
+
+    def contains(self, where: Location | None) -> bool:
+        return (
+            where is not None
+            and where.file == self.where.file
+            and self.where.line <= where.line <= self.last_line
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """Prompt of a generation.
+
+    Attributes:
+        node: the generation.
+        tokens: tokens of the prompt.
+        answer: maximum number of tokens of the answer.
+    """
+
+    node: GraphNode
+    tokens: int
+    answer: int
+
+
+def find_outgrowing_loops(
+    body: Callable[..., UserValue],
+    graph: GraphRecord,
+    context: int,
+    count: Callable[[str], int],
+    unset_max_tokens: int,
+) -> list[Finding]:
+    """Returns a finding for each loop of a body whose prompts and answers exceed the context.
+
+    Args:
+        graph: graph of the program.
+        context: tokens of the longest text that the model takes.
+        count: counts the tokens of a text.
+        unset_max_tokens: tokens of an answer whose generation sets no `max_tokens`.
+    """
+    loops = _loops_of(body)
+    found: dict[_Loop, Finding] = {}
+    for way in graph.ways if loops else ():
+        asked = _measure_prompts(graph, way, count, unset_max_tokens)
+        for loop in loops:
+            inside = [each for each in asked if loop.contains(each.node.where)]
+            full = _first_full_turn(inside, context)
+            if full is None and _is_endless(graph, loop):
+                full = _predict_full_turn(inside, context)
+            if full is not None and not any(each.contains(loop.where) for each in found):
+                turn, growth = full
+                found[loop] = Finding(
+                    "outgrows-context",
+                    f"each turn of this loop adds up to {growth:,} tokens, so in turn {turn:,} the text and its answer "
+                    f"no longer fit into the context of {context:,}.",
+                    loop.where,
+                    _ADVICE,
+                )
+    return list(found.values())
+
+
+def _loops_of(body: Callable[..., UserValue]) -> list[_Loop]:
+    """Returns the loops of a body, outer ones first."""
+    try:
+        lines, first = inspect.getsourcelines(body)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return []
+    code = inspect.unwrap(body).__code__
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For | ast.AsyncFor | ast.While):
+            line = node.lineno + first - 1
+            last = (node.end_lineno or node.lineno) + first - 1
+            where = Location(code.co_filename, line, code.co_qualname)
+            found.append(_Loop(where, last, _deciding_lines(node, first)))
+    return found
+
+
+def _deciding_lines(loop: ast.For | ast.AsyncFor | ast.While, first: int) -> range:
+    """Returns `_Loop.decided` of a loop in a function whose source begins at line `first`."""
+    if not isinstance(loop, ast.While):
+        return range(0)
+    end = loop if isinstance(loop.test, ast.Constant) else loop.test
+    return range(loop.lineno + first - 1, (end.end_lineno or loop.lineno) + first)
+
+
+def _is_endless(graph: GraphRecord, loop: _Loop) -> bool:
+    """Returns True if only decisions that a run makes end a loop, and it has no compaction."""
+    inside = [node for node in graph.nodes if loop.contains(node.where)]
+    return (
+        not graph.complete
+        and any(isinstance(node.node, Branching) and node.line in loop.decided for node in inside)
+        and not any(isinstance(node.node, Compact) for node in inside)
+    )
+
+
+def _turns(prompts: Sequence[_Prompt]) -> Mapping[tuple[object, ...], list[_Prompt]]:
+    """Groups the prompts of a loop by generation: each group has one prompt for each turn."""
+    found: dict[tuple[object, ...], list[_Prompt]] = defaultdict(list)
+    for each in prompts:
+        found[each.node.where, each.node.path].append(each)
+    return found
+
+
+def _first_full_turn(prompts: Sequence[_Prompt], context: int) -> tuple[int, int] | None:
+    """Returns the number of the first turn that does not fit into the context, and by how much the
+    turns grow; None if all fit, or if the loop does not grow.
+    """
+    for turns in _turns(prompts).values():
+        for i, each in enumerate(turns):
+            if i and each.tokens + each.answer > context:
+                return i + 1, max(_growths(turns))
+    return None
+
+
+def _predict_full_turn(prompts: Sequence[_Prompt], context: int) -> tuple[int, int] | None:
+    """Returns the same as `_first_full_turn` for a loop that goes on like its last turns."""
+    for turns in _turns(prompts).values():
+        growth = max(_growths(turns), default=0)
+        if growth > 0:
+            left = context - turns[-1].tokens - turns[-1].answer
+            return len(turns) + math.floor(left / growth) + 1, growth
+    return None
+
+
+def _growths(turns: Sequence[_Prompt]) -> list[int]:
+    return [after.tokens - before.tokens for before, after in itertools.pairwise(turns)]
+
+
+@dataclass(slots=True)
+class _BranchSize:
+    """Size of a branch's text in tokens.
+
+    Attributes:
+        tokens: tokens so far.
+        at_fork: tokens at the fork of the branch.
+        ends: role and size at the end of each turn.
+        answer: maximum number of tokens of the last answer.
+        marks: sizes at the marks, and numbers of turns.
+    """
+
+    tokens: int = 0
+    at_fork: int = 0
+    ends: list[tuple[str, int]] = field(default_factory=list)
+    answer: int = 0
+    marks: list[tuple[int, int]] = field(default_factory=list)
+
+    def fork(self) -> _BranchSize:
+        return _BranchSize(self.tokens, self.tokens, list(self.ends), self.answer)
+
+    def compact(self, keep: int) -> None:
+        """Leaves the system turn, the summary and the last turns. The two turns at the end, which
+        ask for the summary, go, too.
+        """
+        ends = self.ends[:-2]
+        first = len(ends) - keep
+        system = [end for end in ends[:1] if end[0] == "system"]
+        start = ends[first - 1][1] if first else 0
+        kept = [(role, end - start) for role, end in ends[first:]]
+        size = (system[0][1] if system else 0) + self.answer
+        self.ends = [*system, ("user", size), *((role, size + end) for role, end in kept)]
+        self.tokens = self.ends[-1][1]
+
+
+def _measure_prompts(
+    graph: GraphRecord, way: Way, count: Callable[[str], int], unset_max_tokens: int
+) -> list[_Prompt]:
+    """Returns the prompts on a path, without those that ask for a summary: they are shorter than
+    the ones before.
+    """
+    sizes: dict[Path, _BranchSize] = defaultdict(_BranchSize)
+    found: dict[int, _Prompt] = {}
+    last: dict[Path, int] = {}
+    for i in way.nodes:
+        node = graph.nodes[i]
+        size = sizes[node.path]
+        match node.node:
+            case Text(text):
+                size.tokens += count(text)
+            case Gen(params=params):
+                limit = params.max_tokens
+                size.answer = unset_max_tokens if isinstance(limit, Unset) else limit or 0
+                found[i] = _Prompt(node, size.tokens, size.answer)
+                last[node.path] = i
+                size.tokens += size.answer
+            case Select(choices=choices):
+                size.tokens += max(map(count, choices), default=0)
+            case TurnEnd(role):
+                size.ends.append((role, size.tokens))
+            case Compact(keep):
+                found.pop(last[node.path], None)
+                size.compact(keep)
+            case Fork(branches):
+                for number in range(len(branches)):
+                    sizes[*node.path, i, number] = size.fork()
+            case Join(mode="concate_and_append"):
+                size.tokens += sum(_added_tokens(sizes, node.joins))
+            case Mark():
+                size.marks.append((size.tokens, len(size.ends)))
+            case Rollback(mark):
+                size.tokens, turns = size.marks[mark]
+                del size.ends[turns:]
+    return list(found.values())
+
+
+def _added_tokens(sizes: Mapping[Path, _BranchSize], joined: Sequence[Path]) -> Iterator[int]:
+    for path in joined:
+        yield sizes[path].tokens - sizes[path].at_fork
