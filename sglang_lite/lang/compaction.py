@@ -185,7 +185,7 @@ class Compactor:
         prompts before have shown, so that the cache has their beginning.
         """
         branch = self._branch
-        asked = gen(self._name, max_tokens=self._max_tokens, shortened=_policy(branch))
+        asked = gen(self._name, max_tokens=self._max_tokens)
         tools = branch.shown_tools
         if tools is not None:
             tools = replace(tools, choice="none", keeps_invalid=False)
@@ -230,11 +230,6 @@ class Compactor:
             (*draft.turn_ends, *(end + moved for end in whole.turn_ends[first:])),
             (*blocks.suffixes, *whole.suffixes[first:]),
         )
-
-
-def _policy(branch: Branch) -> Any:
-    """Returns what happens to a summary that is cut: the run's setting, or else a warning."""
-    return branch.run.settings.shortened or "warn"
 
 
 def _start_of_turn(text: BranchText, turn: int) -> int:

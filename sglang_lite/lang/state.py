@@ -749,7 +749,9 @@ class ProgramState(AttributeHints, Generic[R]):
             keep: number of turns at the end that stay as they are; 0 for none. If the first of them
                 has the results of tools, the turn with the calls is kept, too.
             max_tokens: maximum number of tokens of the summary. A summary that is cut by it is kept
-                with a warning, unless the run's `shortened` says otherwise.
+                like other texts, with the finish reason "length". (If the model has no format of
+                calls, and tools are shown, it is written in JSON, and being cut is a
+                TruncatedError.)
             prompt: what the model is told to write; None for a text that asks for all that it needs
                 to go on.
             name: variable that holds the summary.
