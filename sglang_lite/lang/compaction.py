@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
-from sglang_lite.lang.api import gen
 from sglang_lite.lang.backend.base import unsupported_feature_error
 from sglang_lite.lang.checks import check_whole_number
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.blocks import OpenBlocks
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.operations import Compaction
-from sglang_lite.lang.execution.reading import check_name, read_branch_text
-from sglang_lite.lang.execution.transcript import BranchText, Transcript
+from sglang_lite.lang.execution.reading import check_name, read_finished_text
+from sglang_lite.lang.execution.transcript import FinishedText, Transcript
 from sglang_lite.lang.expressions import SglGen
 from sglang_lite.program.graph import Compact
-from sglang_lite.program.nodes import Expressions, Text, TurnBegin, TurnEnd
-from sglang_lite.protocol import Location, Message, ParameterError, ProgramError
+from sglang_lite.program.nodes import Expressions, Gen, Text, TurnBegin, TurnEnd
+from sglang_lite.protocol import Location, Message, ParameterError, ProgramError, SamplingParams
 from sglang_lite.text.tool_calls import parse_answer
 
 if TYPE_CHECKING:
@@ -84,7 +81,7 @@ class Compactor:
         except StopIteration as ended:
             return ended.value
 
-    async def arun(self, wait: Callable[[Variable], Coroutine[Any, Any, UserValue]]) -> UserValue:
+    async def arun(self, wait: Callable[[Variable], Awaitable[UserValue]]) -> UserValue:
         """Compacts the text in a coroutine, like `run`."""
         steps = self._steps()
         try:
@@ -127,7 +124,7 @@ class Compactor:
         branch = self._branch
         branch.player.prepare_for_addition(self._where)
         before = self._additions()
-        whole: Any = yield branch.read_when_played(read_branch_text, self._where)
+        whole: Any = yield branch.read_when_played(read_finished_text, self._where)
         self._check_unchanged(before)
         whole = replace(whole, suffixes=branch.blocks.suffixes)
         if len(whole.turn_ends) < len(whole.messages):
@@ -146,7 +143,7 @@ class Compactor:
         before = self._additions()
         variable = branch.names.variables[self._name]
         summary = yield variable
-        yield branch.read_when_played(read_branch_text, self._where)
+        yield branch.read_when_played(read_finished_text, self._where)
         self._check_unchanged(before)
         node = Compact(len(roles) - first, first - head, where=self._where)
         dropped = whole.pieces[_start_of_turn(whole, head) : _start_of_turn(whole, first)]
@@ -185,13 +182,15 @@ class Compactor:
         prompts before have shown, so that the cache has their beginning.
         """
         branch = self._branch
-        asked = gen(self._name, max_tokens=self._max_tokens)
-        tools = branch.shown_tools
-        if tools is not None:
-            tools = replace(tools, choice="none", keeps_invalid=False)
+        params = SamplingParams(max_tokens=self._max_tokens)
+        asked: SglGen[UserValue]
+        if branch.shown_tools is None:
+            asked = SglGen(Gen(self._name, params, where=self._where))
+        else:
+            tools = replace(branch.shown_tools, choice="none", keeps_invalid=False)
             kind = tools.value_type(None)
-            node = msgspec.structs.replace(asked.node, constraint=kind.constraint)
-            asked = SglGen(node, kind, asked.options, tools)
+            node = Gen(self._name, params, kind.constraint, where=self._where)
+            asked = SglGen(node, kind, tools=tools)
         branch.submit_expression(
             Expressions((TurnBegin("user"), self._prompt, TurnEnd("user"))), self._where
         )
@@ -199,7 +198,9 @@ class Compactor:
             Expressions((TurnBegin("assistant"), asked, TurnEnd("assistant"))), self._where
         )
 
-    def _with_summary(self, whole: BranchText, head: int, first: int, summary: str) -> BranchText:
+    def _with_summary(
+        self, whole: FinishedText, head: int, first: int, summary: str
+    ) -> FinishedText:
         """Returns the new text: the first `head` turns, the summary as a user turn, and the turns
         from `first` on.
         """
@@ -224,7 +225,7 @@ class Compactor:
                     draft.end_turn(node)
         start = _start_of_turn(whole, first)
         moved = len(draft.pieces) - start
-        return BranchText(
+        return FinishedText(
             (*draft.pieces, *whole.pieces[start:]),
             (*draft.messages, *whole.messages[first:]),
             (*draft.turn_ends, *(end + moved for end in whole.turn_ends[first:])),
@@ -232,7 +233,7 @@ class Compactor:
         )
 
 
-def _start_of_turn(text: BranchText, turn: int) -> int:
+def _start_of_turn(text: FinishedText, turn: int) -> int:
     """Returns the index of the first piece of a turn, its template's prefix included."""
     if not turn:
         return 0
@@ -240,9 +241,9 @@ def _start_of_turn(text: BranchText, turn: int) -> int:
     return end + (text.pieces[end : end + 1] == (text.suffixes[turn - 1],))
 
 
-def _first_turns(text: BranchText, count: int) -> BranchText:
+def _first_turns(text: FinishedText, count: int) -> FinishedText:
     """Returns the text of the first `count` turns."""
-    return BranchText(
+    return FinishedText(
         text.pieces[: _start_of_turn(text, count)],
         text.messages[:count],
         text.turn_ends[:count],

@@ -82,7 +82,7 @@ class Expected:
 
 
 def draw_steps(drawn, names, *, forks=True):
-    found = []
+    found: list[tuple] = []
     for _ in range(drawn.randint(1, 8)):
         kind = drawn.choice(["ask", "ask", "call", "compact", "compact", "fork"])
         if kind == "ask":

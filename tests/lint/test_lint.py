@@ -325,3 +325,70 @@ def test_arguments_that_name_control_tokens_outside_turns_are_found(lint, tmp_pa
         text.replace("@sgl.function", "@sgl.function(untrusted_arguments=True)")
     )
     assert [each for each in found() if each[0] == "control-token"] == []
+
+
+LOOP = """
+import sglang_lite as sgl
+
+def look(city: str) -> int:
+    "Population."
+    return 1
+
+@sgl.function
+def f(s, question="Go on."):
+    s += sgl.system("Be kind.")
+    LOOP
+        s += sgl.user(question)
+        s += sgl.assistant(sgl.gen("a", max_tokens=100))
+        END
+"""
+STOPS = "if s['a'] == 'stop': break"
+
+
+@pytest.mark.parametrize(
+    ("loop", "end", "turn"),
+    [
+        ("for i in range(50):", "", range(8, 11)),
+        ("for i in range(5):", "", None),
+        ("for i in range(50):", "if i % 4 == 3: s.compact(keep=2, max_tokens=50)", None),
+        ("for i in range(50):", "s.compact(keep=2)", range(0)),  # its own limit is 512 tokens
+        ("while True:", STOPS, range(8, 11)),
+        ("while True:", f"s.compact(keep=0, max_tokens=50)\n        {STOPS}", None),
+        ("while True:", "break", None),
+        ("while 'a' not in s or s['a'] != 'stop':", "", range(8, 11)),
+        ("for i in range(9):", "f = s.fork(2)\n        f += sgl.user('x' * 900)", None),
+        ("for i in range(50):", "sgl.use_tools(s, [look], max_tokens=100)", range(4, 7)),
+    ],
+    ids=str,
+)
+def test_a_loop_that_outgrows_the_context_is_predicted(lint, tmp_path, loop, end, turn):
+    (tmp_path / "prog.py").write_text(LOOP.replace("LOOP", loop).replace("END", end))
+    (report,) = lint(tmp_path / "prog.py", "--context", 1024)[1]["programs"]
+    found = [each for each in report["findings"] if each["code"] == "outgrows-context"]
+    if not turn:
+        assert found == []
+        return
+    (finding,) = found
+    assert finding["line"] == 11
+    assert "the context of 1,024" in finding["message"]
+    growth, full = re.search(r"up to (\d+) tokens, so in turn (\d+)", finding["message"]).groups()  # type: ignore[union-attr] # it matches
+    assert int(full) in turn
+    assert 100 < int(growth) < 400
+    assert "s.compact" in finding["advice"]
+
+
+def test_a_long_loop_is_predicted_from_its_first_turns(lint, tmp_path):
+    (tmp_path / "prog.py").write_text(LOOP.replace("LOOP", "while True:").replace("END", STOPS))
+    (report,) = lint(tmp_path / "prog.py", "--context", 100_000)[1]["programs"]
+    (finding,) = [each for each in report["findings"] if each["code"] == "outgrows-context"]
+    growth, full = map(
+        int,
+        re.search(r"up to (\d+) tokens, so in turn (\d+)", finding["message"]).groups(),  # type: ignore[union-attr] # it matches
+    )
+    assert (full - 2) * growth < 100_000 <= (full + 1) * growth
+
+
+def test_a_context_is_a_positive_number(lint):
+    status, error = lint(HERE / "programs" / "dead.py", "--context", 0)
+    assert status == 2
+    assert "--context: 0 is not" in error

@@ -511,7 +511,7 @@ def read(data):
     except protocol.WireError as error:
         place = error.pointer
         text = str(error)
-    assert len(text) < 1000
+    assert len(text) < 1100
     assert place == "" or place.startswith("/")
     return None
 

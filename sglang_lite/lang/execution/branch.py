@@ -39,7 +39,7 @@ from sglang_lite.lang.execution.program_log import open_program_node
 from sglang_lite.lang.execution.reading import close_when_done, pieces_since_fork
 from sglang_lite.lang.execution.retries import check_repair
 from sglang_lite.lang.execution.run import Run
-from sglang_lite.lang.execution.transcript import BranchText
+from sglang_lite.lang.execution.transcript import FinishedText
 from sglang_lite.lang.execution.waits import Place, Waits
 from sglang_lite.lang.expressions import (
     NUMBER_STOPS,
@@ -398,9 +398,9 @@ class Branch:
 
     def restore_text(
         self,
-        text: BranchText,
+        text: FinishedText,
         turn: tuple[str, int] | None,
-        earlier: tuple[BranchText, ...],
+        earlier: tuple[FinishedText, ...],
     ) -> None:
         """Restores the text of an earlier run. Arguments are those of `Transcript.restore_text`."""
         self.player.transcript.restore_text(text, turn, earlier)
@@ -408,7 +408,7 @@ class Branch:
             tuple(message.role for message in text.messages), turn and turn[0], text.suffixes
         )
 
-    def replace_text(self, text: BranchText, compaction: Compaction | None = None) -> None:
+    def replace_text(self, text: FinishedText, compaction: Compaction | None = None) -> None:
         """Replaces the text by a shorter one, with which it begins anew in the backend's cache. No
         block may be open, and everything must have been executed.
         """

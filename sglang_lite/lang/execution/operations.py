@@ -23,7 +23,7 @@ from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ScopeBegin, Scop
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.base_player import BasePlayer
     from sglang_lite.lang.execution.push_down import PushedBranch
-    from sglang_lite.lang.execution.transcript import BranchText, Piece, TranscriptPosition
+    from sglang_lite.lang.execution.transcript import FinishedText, Piece, TranscriptPosition
     from sglang_lite.protocol import Generation
 
 REASONING_SUFFIX = "_reasoning_content"  # of the variable that has a generation's reasoning
@@ -157,7 +157,7 @@ class Compaction:
     """
 
     node: Compact
-    whole: BranchText
+    whole: FinishedText
     turns: int
     dropped: Sequence[Piece]
     summary: Variable
@@ -174,7 +174,7 @@ class ReplaceOp:
             what it will drop.
     """
 
-    text: BranchText
+    text: FinishedText
     compaction: Compaction | None = None
 
 

@@ -19,7 +19,7 @@ from sglang_lite.lang.execution.budget import max_selection_usage
 from sglang_lite.lang.execution.player import Player, unknown_variable_error
 from sglang_lite.lang.execution.push_down import PushedProgram
 from sglang_lite.lang.execution.run import Run, current_run
-from sglang_lite.lang.execution.transcript import BranchText, Piece
+from sglang_lite.lang.execution.transcript import FinishedText, Piece
 from sglang_lite.lang.execution.waits import Everything, Place
 from sglang_lite.lang.expressions import SglGen, SglSelect, VariableName
 from sglang_lite.lang.results import messages_to_dicts
@@ -273,10 +273,10 @@ def pieces_since_fork(player: Player) -> list[Piece]:
     return player.transcript.added
 
 
-def read_branch_text(player: Player) -> BranchText:
+def read_finished_text(player: Player) -> FinishedText:
     """Returns a copy of the text between turns, without the suffixes of its turns."""
     transcript = player.transcript
-    return BranchText(
+    return FinishedText(
         tuple(transcript.pieces), tuple(transcript.messages), tuple(transcript.turn_ends), ()
     )
 

@@ -36,7 +36,7 @@ EndPosition: TypeAlias = tuple[int, int, tuple[str, int] | None, int]
 
 
 @dataclass(frozen=True, slots=True)
-class BranchText:
+class FinishedText:
     """Text of a branch between turns.
 
     Attributes:
@@ -63,7 +63,7 @@ class TranscriptPosition:
     turn: tuple[str, int] | None
     matcher: ByteMatcher | None
     lists: tuple[list[Piece], list[Message], list[int]]
-    earlier: tuple[BranchText, ...]
+    earlier: tuple[FinishedText, ...]
 
 
 class Transcript:
@@ -92,7 +92,7 @@ class Transcript:
         self.pieces: list[Piece] = []
         self.messages: list[Message] = []
         self.turn_ends: list[int] = []
-        self.earlier: tuple[BranchText, ...] = ()
+        self.earlier: tuple[FinishedText, ...] = ()
         self.log = log
         self.turn: tuple[str, int] | None = None
         self.matcher: ByteMatcher | None = None
@@ -175,9 +175,9 @@ class Transcript:
 
     def restore_text(
         self,
-        text: BranchText,
+        text: FinishedText,
         turn: tuple[str, int] | None,
-        earlier: tuple[BranchText, ...] = (),
+        earlier: tuple[FinishedText, ...] = (),
     ) -> None:
         """Restores the text of an earlier run.
 
@@ -189,7 +189,7 @@ class Transcript:
         self.turn = turn
         self.earlier = earlier
 
-    def replace_text(self, text: BranchText, replaced: BranchText | None) -> None:
+    def replace_text(self, text: FinishedText, replaced: FinishedText | None) -> None:
         """Replaces the text between two turns; later text follows the new one. The log of the text
         stays as it is.
 
@@ -202,7 +202,7 @@ class Transcript:
         self.start = len(self.pieces)
         self.forks = ()
 
-    def _begin_with(self, text: BranchText) -> None:
+    def _begin_with(self, text: FinishedText) -> None:
         self.pieces = list(text.pieces)
         self.messages = list(text.messages)
         self.turn_ends = list(text.turn_ends)

@@ -19,7 +19,7 @@ from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings
 from sglang_lite.lang.execution.run_log import RunLog
-from sglang_lite.lang.execution.transcript import BranchText, Piece, Reasoned
+from sglang_lite.lang.execution.transcript import FinishedText, Piece, Reasoned
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.runs import files
 from sglang_lite.lang.runs.carried import FileValues, ValueCodec
@@ -184,7 +184,7 @@ def _arguments_data(called: BoundCall) -> SavedVariable | None:
         return None
 
 
-def _save_text(text: BranchText) -> SavedText:
+def _save_text(text: FinishedText) -> SavedText:
     return SavedText(
         tuple(map(_save_piece, text.pieces)),
         tuple(text.messages),
@@ -377,9 +377,9 @@ def has_same_tokens(saved: SavedRun, backend: Backend) -> bool:
     return saved.tokenizer is not None and saved.tokenizer == backend.tokenizer_digest
 
 
-def _restore_text(text: SavedText | SavedRun, *, same_tokens: bool) -> BranchText:
+def _restore_text(text: SavedText | SavedRun, *, same_tokens: bool) -> FinishedText:
     pieces = [_restore_piece(piece, same_tokens=same_tokens) for piece in text.pieces]
-    return BranchText(pieces, text.messages, text.turn_ends, text.suffixes)
+    return FinishedText(pieces, text.messages, text.turn_ends, text.suffixes)
 
 
 def _restore_piece(piece: SavedPiece, *, same_tokens: bool) -> Piece:

@@ -28,7 +28,7 @@ from sglang_lite.lang.execution.operations import (
     SelectOp,
 )
 from sglang_lite.lang.execution.player import Player
-from sglang_lite.lang.execution.reading import pieces_since_fork, read_branch_text, read_nothing
+from sglang_lite.lang.execution.reading import pieces_since_fork, read_finished_text, read_nothing
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.expressions import SglGen, SglGetForkItem, SglImage, SglSelect
 from sglang_lite.lang.state import ProgramState, user_location
@@ -287,7 +287,7 @@ class Recorder(Player):
     def read_when_played(
         self, what: Callable[[Player], UserValue], where: Location | None = None
     ) -> Variable:
-        if what is read_branch_text:
+        if what is read_finished_text:
             return Variable.from_value(what(self))
         if what not in (read_nothing, pieces_since_fork):
             SglVariable("the text").__refuse__("read the text or the messages")
