@@ -163,7 +163,7 @@ class Compactor:
         if self._additions() != before:
             raise ProgramError(
                 "something was added to the state while it was compacted.",
-                hint="Await s.compact(…) first.",
+                hint="Wait for its end before more is added.",
                 where=self._where,
             )
 
