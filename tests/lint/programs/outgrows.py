@@ -2,8 +2,8 @@ import sglang_lite as sgl
 
 
 @sgl.function
-def conversation(s, questions="?" * 40):
+def conversation(s):
     s += sgl.system("Be brief.")
-    for question in questions:  # fault: outgrows-context
-        s += sgl.user(f"Answer this: {question}")
-        s += sgl.assistant(sgl.gen("answer", max_tokens=400))
+    for number in range(100):  # fault: outgrows-context
+        s += sgl.user(f"Write chapter {number}.")
+        s += sgl.assistant(sgl.gen("chapter", max_tokens=8000))
