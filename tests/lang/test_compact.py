@@ -318,17 +318,13 @@ def test_a_suspended_run_is_resumed_behind_a_compaction(tmp_path):
     suspended.save(tmp_path / "s")
     loaded = sgl.load(tmp_path / "s", cashier, backend=model(*texts[4:]), types=[refund])
     state = loaded.resume([loaded.pending()[0].approve()])
-    whole = cashier.run(backend=model(*texts[:4]))
-    assert [each["content"] for each in whole.messages()][:2] == [
-        "Be kind.",
-        summary("S1")["content"],
-    ]
     assert state.messages() == [
         SYSTEM,
         summary("S2"),
-        turn("user", "Result of refund: 7 paid"),
+        turn("assistant", call("refund", order="7")),
+        turn("user", 'Result of refund: "7 paid"'),
         turn("assistant", answer("Done.")),
-    ] or state.messages()[1] == summary("S2")
+    ]
     assert (state["summary"], state["answer"]) == ("S2", "Done.")
 
 
