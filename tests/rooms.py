@@ -68,7 +68,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "benchmarks/": ("tests/bench", "tests/test_docs.py"),
     "docs/": ("tests/test_docs.py", "tests/test_coming_from.py", "tests/docs/test_pages.py"),
     "docs/notebooks/": ("tests/docs/test_notebooks.py",),
-    "examples/": ("tests/test_examples.py", "tests/test_docs.py", "tests/lint"),
+    "examples/": ("tests/test_examples.py", "tests/test_agent_recipes.py", "tests/test_docs.py", "tests/lint"),
     "tests/conformance/programs/": ("tests/conformance", "tests/lint"),
     "tests/": ("tests/test_structure.py",),
     "tests/real/": ("tests/test_real_files.py",),

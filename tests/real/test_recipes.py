@@ -43,7 +43,10 @@ def model(request: pytest.FixtureRequest) -> Iterator[tuple[str, sgl.Engine]]:
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in OWN_MODEL])
 def test_a_recipe_is_right_with_the_models_that_the_docs_name(name, model):
     called, engine = model
-    text = printed(name, engine, str(file_of(called)))
+    try:
+        text = printed(name, engine, str(file_of(called)))
+    except sgl.SglError as error:  # with which an agent gives up
+        text = repr(error)
     said = verdicts(called)[name].partition(":")[0]
     if said == VARIES:
         said, text = "right", text.replace(*NEAR_TIES[name])
