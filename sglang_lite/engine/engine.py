@@ -469,9 +469,9 @@ class Engine:
                     "chat_template", f"{source!r} is neither a Jinja template nor a file."
                 )
             source = path.read_text()
-        from sglang_lite.text.chat_template import JinjaTemplate
+        from sglang_lite.text.chat_template import load_template
 
-        return None if source is None else JinjaTemplate(source, self.tokenizer.special_tokens)
+        return None if source is None else load_template(source, self.tokenizer.special_tokens)
 
     def start_profile(
         self,

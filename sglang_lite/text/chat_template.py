@@ -90,6 +90,8 @@ class JinjaTemplate:
         except Exception as error:  # jinja2's own, or Python's for deep nesting
             raise TemplateError(f"{name} is not valid: {_error_text(error)}") from error
         self._turn = lru_cache(maxsize=256)(self._prefix_and_suffix_for_roles)
+        # neighbouring turns need the same renderings, which take as long as the conversation is
+        self._marked = lru_cache(maxsize=16)(self._render_marks)
 
     @cached_property
     def variables(self) -> frozenset[str]:
@@ -191,43 +193,39 @@ class JinjaTemplate:
         return self._turn((*(m["role"] for m in hist_messages), role))
 
     def _prefix_and_suffix_for_roles(self, roles: tuple[str, ...]) -> tuple[str, str]:
-        messages = [{"role": role, "content": _mark(i)} for i, role in enumerate(roles)]
-        earlier = messages[:-1]
-        before, suffix = self._text_around_last_turn(messages)
+        earlier = roles[:-1]
+        before, suffix = self._text_around_last_turn(roles)
         if not earlier:
             return before, suffix
         if roles[-1] == "assistant":
             # The generation prompt may differ from the beginning of a finished answer.
-            history = self.render(earlier)
-            prompted = self.render(earlier, add_generation_prompt=True)
+            history = self._marked(earlier)
+            prompted = self._marked(earlier, add_generation_prompt=True)
             if not prompted.startswith(history):
                 raise self._unstable_error(roles)
             return prompted[len(history) :], suffix
-        between = before.split(earlier[-1]["content"])[-1]
+        between = before.split(_mark(len(earlier) - 1))[-1]
         previous_suffix = self._text_around_last_turn(earlier)[1]
         prefix = between[len(previous_suffix) :]
         if not between.startswith(previous_suffix) or "\ue000" in prefix:
             raise self._unstable_error(roles)
         return prefix, suffix
 
-    def _text_around_last_turn(self, messages: list[dict[str, str]]) -> tuple[str, str]:
-        """Returns the text before and after the content of the last message. The text after it is
+    def _text_around_last_turn(self, roles: tuple[str, ...]) -> tuple[str, str]:
+        """Returns the text before and after the content of the last turn. The text after it is
         empty if the template ends the last turn of a conversation differently from earlier turns,
         or rejects a conversation with only a system turn.
         """
-        role = messages[-1]["role"]
         own = None
         try:
-            own = self._text_around_turn(messages)
+            own = self._text_around_turn(roles)
         except TemplateError:
-            if role != "system":
+            if roles[-1] != "system":
                 raise
-        if own is not None and role == "user":
+        if own is not None and roles[-1] == "user":
             return own
         try:
-            before, between = self._text_around_turn(
-                [*messages, {"role": "user", "content": _mark(len(messages))}], -2
-            )
+            before, between = self._text_around_turn((*roles, "user"), -2)
         except TemplateError:
             if own is None:
                 raise
@@ -236,23 +234,40 @@ class JinjaTemplate:
             return before, ""
         return own[0], own[1] if between.startswith(own[1]) else ""
 
-    def _text_around_turn(self, messages: list[dict[str, str]], turn: int = -1) -> tuple[str, str]:
+    def _text_around_turn(self, roles: tuple[str, ...], turn: int = -1) -> tuple[str, str]:
         """Returns the text before and after the content of a turn, by default the last one."""
-        text = self.render(messages)
-        mark = messages[turn]["content"]
+        text = self._marked(roles)
+        mark = _mark(len(roles) + turn)
         before, found, suffix = text.partition(mark)
         if not found or mark in suffix:
             raise TemplateError(
-                f"{self.name} does not write a {messages[turn]['role']!r} turn as one piece of text.",
+                f"{self.name} does not write a {roles[turn]!r} turn as one piece of text.",
                 hint="Put its text into another role's turn, or set chat_template= to a template that has the role.",
             )
         return before, suffix
+
+    def _render_marks(self, roles: tuple[str, ...], *, add_generation_prompt: bool = False) -> str:
+        """Renders a conversation with marks as contents."""
+        messages = [{"role": role, "content": _mark(i)} for i, role in enumerate(roles)]
+        return self.render(messages, add_generation_prompt=add_generation_prompt)
 
     def _unstable_error(self, roles: tuple[str, ...]) -> TemplateError:
         return TemplateError(
             f"{self.name} changes earlier turns when a {roles[-1]!r} turn follows: it can't be written turn by turn.",
             hint="Set chat_template= to a template that only appends.",
         )
+
+
+def load_template(source: str, special_tokens: Mapping[str, str]) -> JinjaTemplate:
+    """Returns a model's template. The same one for the same texts, as it remembers the text around
+    turns. Raises TemplateError like JinjaTemplate.
+    """
+    return _load_template(source, tuple(special_tokens.items()))
+
+
+@lru_cache(maxsize=8)
+def _load_template(source: str, special_tokens: tuple[tuple[str, str], ...]) -> JinjaTemplate:
+    return JinjaTemplate(source, dict(special_tokens))
 
 
 def _with_reasoning_names(message: Mapping[str, Json]) -> Mapping[str, Json]:

@@ -3,7 +3,7 @@
 import pytest
 
 from sglang_lite.protocol import TemplateError
-from sglang_lite.text.chat_template import JinjaTemplate
+from sglang_lite.text.chat_template import JinjaTemplate, load_template
 
 CHATML_JINJA = (
     "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
@@ -187,3 +187,32 @@ def test_texts_are_those_of_transformers(shown, tools):
 def test_json_of_a_template_has_a_limit_on_what_separates():
     with pytest.raises(TemplateError, match="more than 100 characters"):
         JinjaTemplate("{{ messages | tojson(separators=('x' * 101, ':')) }}").render(CONVERSATION)
+
+
+def test_a_turn_is_found_with_few_renderings_of_the_conversation(monkeypatch):
+    rendered = []
+    render = JinjaTemplate.render
+
+    def count(self, messages, **options):
+        rendered.append(len(messages))
+        return render(self, messages, **options)
+
+    monkeypatch.setattr(JinjaTemplate, "render", count)
+    template = load_template(CHATML_JINJA, {"bos_token": "<few>"})
+    roles = ["user", "assistant"] * 20
+    found = [
+        template.get_prefix_and_suffix(role, [{"role": each} for each in roles[:i]])
+        for i, role in enumerate(roles)
+    ]
+    assert found[2:4] * 19 == found[2:]
+    assert len(rendered) <= 2 * len(roles)  # one for each turn, and one for each prompt to write
+    again = load_template(CHATML_JINJA, {"bos_token": "<few>"})
+    rendered.clear()
+    again.get_prefix_and_suffix("assistant", [{"role": role} for role in roles[:-1]])
+    assert rendered == []
+
+
+def test_templates_with_other_texts_are_others():
+    assert load_template(CHATML_JINJA, {}) is load_template(CHATML_JINJA, {})
+    assert load_template(CHATML_JINJA, {}) is not load_template(CHATML_JINJA, {"bos_token": "<s>"})
+    assert load_template(CHATML_JINJA + " ", {}) is not load_template(CHATML_JINJA, {})
