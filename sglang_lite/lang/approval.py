@@ -12,8 +12,9 @@ from sglang_lite.protocol.run_log import CallDecision, PendingCall
 
 Verdict: TypeAlias = bool | CallDecision | Literal["ask"]
 Approver: TypeAlias = Literal["ask"] | Callable[[PendingCall], Verdict | Awaitable[Verdict]]
-# one for all tools, or by tool: its name or its function
-Approve: TypeAlias = Approver | Mapping[str | Callable[..., UserValue], Approver]
+# One for all tools, or by tool: its name or its function. Keys are not typed more closely: they are
+# invariant, so a dict of names alone, or of functions of one signature, would not do.
+Approve: TypeAlias = Approver | Mapping[UserValue, Approver]
 
 _CURE = 'Give "ask" or a function of the call, or a mapping from tools to those.'
 

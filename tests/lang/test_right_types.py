@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Literal, TypedDict, assert_type
@@ -333,3 +333,32 @@ def numbers_of_texts(engine: sgl.Engine, text: str) -> None:
     assert_type(
         engine.score(text, ["a"], label_token_ids=[1]), ScoreResult | tuple[ChoiceScore, ...]
     )
+
+
+def look_up(order: int) -> str:
+    return str(order)
+
+
+def refund(order: int, amount: float) -> str:
+    return f"{order}: {amount}"
+
+
+def agrees(call: object) -> bool:
+    return call is not None
+
+
+def approval_by_tool(s: sgl.ProgramState) -> None:
+    by_name: dict[str, Literal["ask"]] = {"refund": "ask"}
+    functions_by_name: dict[str, Callable[[object], bool]] = {"refund": agrees}
+    by_tool: dict[Callable[[int], str], Literal["ask"]] = {look_up: "ask"}
+    by_either: dict[str | Callable[..., str], Callable[[object], bool]] = {refund: agrees}
+    sgl.use_tools(s, [look_up], approve=by_name)
+    sgl.use_tools(s, [look_up], approve=functions_by_name)
+    sgl.use_tools(s, [look_up], approve=by_tool)
+    sgl.use_tools(s, [look_up], approve=by_either)
+    sgl.use_tools(s, [look_up], approve={look_up: "ask"})
+    sgl.use_tools(s, [look_up], approve={"refund": "ask", look_up: agrees})
+    sgl.use_tools(s, [look_up], approve={look_up: agrees, refund: lambda call: call.deny()})
+    sgl.use_tools(s, [look_up], approve="ask")
+    sgl.use_tools(s, [look_up], approve=agrees)
+    sgl.use_tools(s, [look_up], approve=lambda call: call.approve(amount=1))

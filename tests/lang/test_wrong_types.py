@@ -114,3 +114,5 @@ def calls() -> None:
     _ = sgl.Engine("m", devcie="cpu")  # type: ignore[call-overload]
     _ = sgl.Engine("m", dtype=3)  # type: ignore[call-overload]
     sgl.set_default_backend("gpt-4o-mini")  # type: ignore[arg-type]
+    _ = sgl.use_tools(profile.run("a"), [], approve={"a": "no"})  # type: ignore[dict-item]
+    _ = sgl.use_tools(profile.run("a"), [], approve="no")  # type: ignore[arg-type]
