@@ -341,13 +341,17 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._closing = False
         self._thread = threading.Thread(target=self._run, name="sglang_lite-tools", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         loop = self._loop
         try:
-            loop.run_forever()
+            while not self._closing:
+                # One that a tool raises stops the loop, too. Its future is settled when the loop goes on.
+                with contextlib.suppress(KeyboardInterrupt, SystemExit):
+                    loop.run_forever()
             loop.run_until_complete(_cancel_tasks(asyncio.all_tasks(loop)))
             loop.run_until_complete(loop.shutdown_asyncgens())
             with contextlib.suppress(TimeoutError):
@@ -363,6 +367,7 @@ class _LoopThread:
 
     def close(self) -> None:
         """Cancels what runs, and ends the thread. If a tool blocks it, the thread is left behind."""
+        self._closing = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(3 * _GRACE_S)
         if self._thread.is_alive():

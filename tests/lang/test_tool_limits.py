@@ -9,6 +9,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.lang import tool_loop, tool_runner
 from sglang_lite.lang.tool_results import cut_middle
+from tests.lang.fakes import within
 from tests.lang.test_tool_errors import add, agent, broken, results, run
 from tests.lang.test_tools import answer, call
 from tests.waiting import until
@@ -127,6 +128,18 @@ def test_what_is_no_error_of_a_tool_passes_from_its_thread(options):
 
     with pytest.raises(KeyboardInterrupt):
         run([call("stops")], [stops], **options)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)], ids=repr)
+def test_what_is_no_error_of_an_async_tool_passes_from_its_loop(error):
+    async def stops() -> None:
+        raise error
+
+    def call_it() -> None:
+        with pytest.raises(type(error)):
+            run([call("stops")], [stops])
+
+    within(30, call_it)
 
 
 def test_a_tools_own_timeout_is_its_own():
