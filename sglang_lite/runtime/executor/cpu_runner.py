@@ -108,6 +108,10 @@ class CpuRunner:
         """Allocates host memory for copies of `slots` pages of the KV cache."""
         return CpuPageMemory(self._cache.planes, self._pages.page_size, slots)
 
+    def allocate_state_memory(self, slots: int) -> CpuPageMemory:
+        """Allocates host memory for copies of `slots` states. Its pages are the places of states."""
+        return CpuPageMemory(self._cache.state_planes, 1, slots)
+
     @property
     def cache_memory(self) -> Arena | None:
         return self._cache.memory if isinstance(self._cache, KVCache) else None

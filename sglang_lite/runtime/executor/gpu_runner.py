@@ -32,7 +32,7 @@ from sglang_lite.runtime.executor.gpu_inputs import (
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.mask_events import MaskEvents
-from sglang_lite.runtime.executor.page_memory import GpuPageMemory
+from sglang_lite.runtime.executor.page_memory import GpuPageMemory, GpuStateMemory
 from sglang_lite.runtime.executor.prefill_graphs import PrefillGraphs, max_captured_tokens
 from sglang_lite.runtime.executor.prefix_groups import (
     LATENT_SAVING_FACTOR,
@@ -246,6 +246,14 @@ class GpuRunner:
             ModelError: this much memory can't be pinned.
         """
         return GpuPageMemory(self._cache.planes, self._slot_pages.page_size, slots)
+
+    def allocate_state_memory(self, slots: int) -> GpuStateMemory:
+        """Allocates host memory for copies of `slots` states. Its pages are the places of states.
+
+        Raises:
+            ModelError: this much memory can't be pinned.
+        """
+        return GpuStateMemory(self._cache.state_planes, slots)
 
     @property
     def cache_memory(self) -> Arena | None:

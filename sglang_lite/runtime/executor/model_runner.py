@@ -82,6 +82,10 @@ class ModelRunner(Protocol):
         """Allocates host memory for copies of `slots` pages of the KV cache."""
         ...
 
+    def allocate_state_memory(self, slots: int) -> PageMemory:
+        """Allocates host memory for copies of `slots` states. Its pages are the places of states."""
+        ...
+
     @property
     def cache_memory(self) -> Arena | None:
         """Memory of the KV cache, if it can be released."""

@@ -8,7 +8,7 @@ import math
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from mmap import mmap
 from typing import Any
 
@@ -70,26 +70,24 @@ class CpuPageMemory:
         self.page_s = _moving_average(self.page_s, (time.perf_counter() - began) / len(pages))
 
 
-class GpuPageMemory:
-    """Pinned memory for the pages of a model on a GPU; a `PageMemory`. Copies run on a separate
-    stream, after everything launched before them on the current one.
+class PinnedMemory:
+    """Pinned memory for copies of what a GPU holds; a `PageMemory`. Copies run on a separate stream,
+    after everything launched before them on the current one. A subclass launches the copies.
 
     A copy to the host is requested at the end of each prompt and each answer. Requests are
     gathered until `count_completed` is called, as every plan of a step does, and are then launched
     as one copy.
 
     Args:
-        planes, page_size, slots: same as for `CpuPageMemory`.
+        device: the GPU, or the CPU if kernels are interpreted.
+        size: bytes of a page.
+        slots: number of pages that fit.
 
     Raises:
         ModelError: this much memory can't be pinned.
     """
 
-    def __init__(self, planes: Sequence[torch.Tensor], page_size: int, slots: int) -> None:
-        from sglang_lite.runtime.kernels.blocks import BlockCopy  # imports Triton
-
-        device = planes[0].device
-        size = page_bytes(planes, page_size)
+    def __init__(self, device: torch.device, size: int, slots: int) -> None:
         try:
             pinned = device.type == "cuda"  # else kernels are interpreted
             self._memory = (
@@ -106,7 +104,6 @@ class GpuPageMemory:
         self.rows: NDArray[np.uint8] = self._memory.numpy().reshape(slots, size)
         self.launched = 0
         self.page_s = 0.0
-        self._copy = BlockCopy(planes, self._memory, page_size)
         cuda: Any = torch.cuda  # which is untyped
         self._device = device
         self._stream = cuda.Stream(device) if device.type == "cuda" else None
@@ -114,13 +111,12 @@ class GpuPageMemory:
         self._running: deque[tuple[int, Any, Any, int]] = deque()
         self._gathered: dict[int, int] = {}  # by slot, the last page that is to be copied there
         self._completed = 0
-        if pinned:
-            # Compiles both kernels now, to keep this out of measured times. One page is copied out
-            # and back.
-            place = torch.zeros(1, dtype=torch.int32, device=device)
-            for to_host in (True, False):
-                self._copy(place, place, to_host=to_host)
-            cuda.synchronize(device)
+
+    def _prepare_copy(self, pages: Ints, slots: Ints) -> Callable[[bool], None]:
+        """Returns a function that launches a copy of pages to slots, or in the opposite direction,
+        on the current stream. It is called with whether to copy to the host.
+        """
+        raise NotImplementedError
 
     def count_completed(self) -> int:
         """Launches the gathered copies, and returns the number of copies that have completed."""
@@ -159,21 +155,84 @@ class GpuPageMemory:
         """Launches a copy between pages and slots. The copy has the number of the most recent
         request.
         """
-        count = len(pages)
-        both = np.zeros((2, -(-count // _ALIGNED) * _ALIGNED), dtype=np.int32)
-        both[:, :count] = pages, slots
         if self._stream is None:  # interpreted
-            self._copy(*torch.from_numpy(both)[:, :count], to_host=to_host)
+            self._prepare_copy(pages, slots)(to_host)
             return
         began = make_event(timed=True)
         ended = make_event(timed=True)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            places = torch.from_numpy(both).pin_memory().to(self._device, non_blocking=True)
+            copy = self._prepare_copy(pages, slots)
             began.record()
-            self._copy(places[0, :count], places[1, :count], to_host=to_host)
+            copy(to_host)
             ended.record()
-        self._running.append((self.launched, ended, began, 0 if to_host else count))
+        self._running.append((self.launched, ended, began, 0 if to_host else len(pages)))
+
+
+class GpuPageMemory(PinnedMemory):
+    """Pinned memory for the pages of a model on a GPU. One kernel copies pages of all layers.
+
+    Args:
+        planes, page_size, slots: same as for `CpuPageMemory`.
+
+    Raises:
+        ModelError: this much memory can't be pinned.
+    """
+
+    def __init__(self, planes: Sequence[torch.Tensor], page_size: int, slots: int) -> None:
+        from sglang_lite.runtime.kernels.blocks import BlockCopy  # imports Triton
+
+        device = planes[0].device
+        super().__init__(device, page_bytes(planes, page_size), slots)
+        self._copy = BlockCopy(planes, self._memory, page_size)
+        if device.type == "cuda":
+            # Compiles both kernels now, to keep this out of measured times. One page is copied out
+            # and back.
+            place = torch.zeros(1, dtype=torch.int32, device=device)
+            for to_host in (True, False):
+                self._copy(place, place, to_host=to_host)
+            torch.cuda.synchronize(device)
+
+    def _prepare_copy(self, pages: Ints, slots: Ints) -> Callable[[bool], None]:
+        count = len(pages)
+        both = np.zeros((2, -(-count // _ALIGNED) * _ALIGNED), dtype=np.int32)
+        both[:, :count] = pages, slots
+        places = torch.from_numpy(both)
+        if self._stream is not None:
+            places = places.pin_memory().to(self._device, non_blocking=True)
+        return lambda to_host: self._copy(places[0, :count], places[1, :count], to_host=to_host)
+
+
+class GpuStateMemory(PinnedMemory):
+    """Pinned memory for states of a model on a GPU. A state has one long piece for each layer, so
+    the GPU's copy engines copy it, and its multiprocessors compute on.
+
+    Args:
+        planes: the states of all layers as bytes, uint8 [1, places, bytes] each.
+        slots: number of states that fit.
+
+    Raises:
+        ModelError: this much memory can't be pinned.
+    """
+
+    def __init__(self, planes: Sequence[torch.Tensor], slots: int) -> None:
+        size = page_bytes(planes, 1)
+        super().__init__(planes[0].device, size, slots)
+        rows = self._memory.view(slots, size)
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []  # a plane's states, their parts
+        first = 0
+        for plane in planes:
+            self._pairs.append((plane[0], rows[:, first : first + plane.shape[2]]))
+            first += plane.shape[2]
+
+    def _prepare_copy(self, pages: Ints, slots: Ints) -> Callable[[bool], None]:
+        def copy(to_host: bool) -> None:
+            for page, slot in zip(pages.tolist(), slots.tolist()):
+                for plane, part in self._pairs:
+                    source, target = (plane[page], part[slot])[:: 1 if to_host else -1]
+                    target.copy_(source, non_blocking=True)
+
+        return copy
 
 
 def _moving_average(average: float, new: float) -> float:

@@ -200,6 +200,9 @@ class LeadRunner(Generic[_Runner]):
     def allocate_page_memory(self, slots: int) -> NoReturn:
         raise AssertionError("pages of several ranks have no copies in the host's memory")
 
+    def allocate_state_memory(self, slots: int) -> NoReturn:
+        raise AssertionError("states of several ranks have no copies in the host's memory")
+
     def drop_graphs(self) -> None:
         """Does nothing, as an engine with several ranks never sleeps."""
 

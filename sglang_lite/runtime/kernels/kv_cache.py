@@ -94,6 +94,21 @@ class KVCache:
         all_planes = (*self.k, *(v for k, v in zip(self.k, self.v) if v is not k), *recorded)
         return tuple(plane for plane in all_planes if plane.shape[2] > 0)
 
+    @property
+    def state_planes(self) -> tuple[torch.Tensor, ...]:
+        """The states of all layers as bytes, uint8 [1, places, bytes of a state] each. They share
+        the states' memory.
+        """
+        tensors = (
+            tensor
+            for layer in self.states
+            if layer is not None
+            for tensor in (layer.tails, layer.sums)
+        )
+        return tuple(
+            tensor.flatten(1).view(torch.uint8).unsqueeze(0) for tensor in tensors if tensor.numel()
+        )
+
     def record_experts(self, layer: int, at: torch.Tensor, chosen: torch.Tensor) -> None:
         """Records the experts `chosen` [T, top_k] for the tokens in slots `at`, int64 [T]. Does
         nothing if the cache doesn't record experts.

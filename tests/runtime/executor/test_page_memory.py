@@ -7,8 +7,13 @@ import pytest
 import torch
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.executor.page_memory import CpuPageMemory, GpuPageMemory, page_bytes
-from sglang_lite.runtime.kernels.kv_cache import KVCache, view_as_indexable
+from sglang_lite.runtime.executor.page_memory import (
+    CpuPageMemory,
+    GpuPageMemory,
+    GpuStateMemory,
+    page_bytes,
+)
+from sglang_lite.runtime.kernels.kv_cache import KVCache, LayerStates, view_as_indexable
 from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
 from tests.runtime.kernels import needs_kernels
 
@@ -74,6 +79,39 @@ def test_planes_come_back_bit_for_bit(layout, dtype, page_size, memory_of):
         old, new = (x.view(x.shape[0], PAGES, -1) for x in (old, new))
         assert torch.equal(new[:, [3, 1, 0]], old[:, [0, 5, 4]])
         assert not new[:, [2, 4, 5]].any()
+
+
+def random_states(device):
+    """States of two layers, between which one has none."""
+    shapes = [((PAGES, 3, 5), torch.bfloat16), ((PAGES, 2, 4, 3), torch.float32)]
+    noise = [
+        torch.randn(shape, generator=torch.Generator().manual_seed(i)).to(device, dtype)
+        for i, (shape, dtype) in enumerate(shapes * 2)
+    ]
+    layers = LayerStates(*noise[:2]), None, LayerStates(noise[2][:, :0], noise[3])
+    return KVCache((), (), states=layers), [*noise[:2], noise[3]]
+
+
+@pytest.mark.parametrize("on_gpu", [False, True], ids=["CpuPageMemory", "GpuStateMemory"])
+def test_states_come_back_bit_for_bit(on_gpu):
+    cache, tensors = random_states(DEVICE if on_gpu else torch.device("cpu"))
+    before = [each.cpu().clone() for each in tensors]
+    planes = cache.state_planes
+    memory = GpuStateMemory(planes, 4) if on_gpu else CpuPageMemory(planes, 1, 4)
+    assert memory.rows.shape == (4, 3 * 5 * 2 + 2 * 24 * 4)
+    memory.copy_to_host(np.array([4, 0, 5], np.int32), np.array([1, 2, 3], np.int32))
+    while memory.count_completed() < 1:
+        pass
+    for tensor in tensors:
+        tensor.zero_()
+    memory.copy_to_device(np.array([2, 3], np.int32), np.array([3, 1], np.int32))
+    memory.copy_to_device(np.array([1], np.int32), np.array([0], np.int32))
+    while memory.count_completed() < 3:
+        pass
+    for old, new in zip(before, tensors):
+        assert torch.equal(new.cpu()[[3, 1, 0]], old[[0, 5, 4]])
+        assert not new.cpu()[[2, 4, 5]].any()
+    memory.close()
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="no GPU")
