@@ -256,9 +256,10 @@ class EngineConfig:
         enable_hierarchical_cache: whether pages that leave the device are kept in the host's
             memory, and copied back for prompts with the same beginning. Outputs don't change. Needs
             `prefix_cache`.
-        hicache_ratio: size of that memory, in multiples of the KV pool. Ignored if `hicache_size`
-            is given.
-        hicache_size: the same in GB; 0 for `hicache_ratio`.
+        hicache_ratio: size of that memory, in multiples of the KV pool and of the states kept.
+            Ignored if `hicache_size` is given.
+        hicache_size: the same in GB; 0 for `hicache_ratio`. Shared by pages and states as
+            `mamba_full_memory_ratio` says.
         hicache_write_policy: when a page is copied to the host: "write_through", when it is
             computed; "write_through_selective", when a second request begins with it; "write_back",
             when it is evicted.

@@ -416,6 +416,8 @@ class SteppedEngine(Engine):
             self.loop.runner = ShortRunner(self.loop.runner, fails)  # type: ignore[assignment]  # a fake around it
         if isinstance(tiers := self.store.source, Tiers):
             tiers.host.memory = LateMemory(tiers.host.memory, late)
+            if tiers.states is not None:
+                tiers.states.host.memory = LateMemory(tiers.states.host.memory, late)
         if drafter is not None and self.scheduler.drafts is not None:
             self.scheduler.drafts.drafting.cost = FreeDrafts()  # so that no guess is too unlikely
         self.built = []  # all requests, in their order

@@ -22,6 +22,8 @@ from sglang_lite.runtime.kv_cache.page_names import PageNames
 from sglang_lite.runtime.kv_cache.page_store import make_store
 from sglang_lite.runtime.kv_cache.page_sums import compile_sum_pages
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
+from sglang_lite.runtime.kv_cache.state_pages import OWN
+from sglang_lite.runtime.kv_cache.state_tier import StateTier
 from sglang_lite.runtime.kv_cache.tiers import Tiers
 from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.models.memory_check import check_free_memory
@@ -52,17 +54,14 @@ def make_tiers(
         ParameterError: the store of files is unknown, or can't be used.
     """
     size = capacity.sizes.page_size * max(loaded.model.token_bytes, 1)
-    slots = max(
-        int(
-            config.hicache_size * 1e9 / size
-            if config.hicache_size
-            else config.hicache_ratio * capacity.pages
-        ),
-        1,
-    )
+    state_bytes = loaded.model.state_bytes
+    slots, state_slots = _count_host_slots(config, capacity, size, state_bytes)
     hint = "Lower hicache_size or hicache_ratio."
+    parts = {f"{slots:,} pages of the host's cache": slots * size}
+    if state_slots:
+        parts[f"{state_slots:,} states of the host's cache"] = state_slots * state_bytes
     check_free_memory(
-        {f"{slots:,} pages of the host's cache": slots * size},
+        parts,
         torch.device("cpu"),
         loaded.name,
         hint,
@@ -79,6 +78,13 @@ def make_tiers(
             writer,
         )
     host = HostTier(runner.allocate_page_memory(slots))
+    states = None
+    if store.states is not None:
+        states = StateTier(
+            store.states,
+            HostTier(runner.allocate_state_memory(state_slots)),
+            on_drop=config.hicache_write_policy == "write_back",
+        )
     return Tiers(
         store,
         host,
@@ -93,7 +99,31 @@ def make_tiers(
         config.hicache_write_policy,
         disk,
         config.hicache_storage_prefetch_policy,
+        states,
     )
+
+
+def _count_host_slots(
+    config: EngineConfig, capacity: Capacity, page_bytes: int, state_bytes: int
+) -> tuple[int, int]:
+    """Returns how many pages and how many states the host keeps: by `hicache_ratio` those of the
+    device, or so many that both fit into `hicache_size`, whose share for states is that of
+    `mamba_full_memory_ratio`.
+
+    Args:
+        page_bytes, state_bytes: size of a page, and of a state; 0 for models without states.
+    """
+    if not config.hicache_size:
+        kept = capacity.states - OWN * capacity.sizes.max_running
+        return (
+            max(int(config.hicache_ratio * capacity.pages), 1),
+            max(int(config.hicache_ratio * kept), 1) if state_bytes else 0,
+        )
+    size = config.hicache_size * 1e9
+    if not state_bytes:
+        return max(int(size / page_bytes), 1), 0
+    pages = size / (1 + config.mamba_full_memory_ratio)
+    return max(int(pages / page_bytes), 1), max(int((size - pages) / state_bytes), 1)
 
 
 def page_names(
@@ -125,7 +155,20 @@ def page_names(
         "records": [config.enable_return_routed_experts, config.enable_return_hidden_states],
         "kv_scales": config.quantization_param_path and _fingerprint(Path(config.quantization_param_path)),
     }  # fmt: skip
+    if model.state_bytes:
+        header["states"] = describe_states(config, model)
     return PageNames(json.dumps(header).encode(), capacity.sizes.page_size)
+
+
+def describe_states(config: EngineConfig, model: Model) -> str:
+    """Returns a description of a model's states that differs if their bytes mean something else;
+    empty for a model without states.
+    """
+    if not model.state_bytes:
+        return ""
+    shapes = [] if model.spec is None else [planes for planes in model.spec.states if planes]
+    layers = "; ".join(f"{each.tail} x {each.channels}, {each.sums}" for each in shapes)
+    return f"{model.state_bytes:,} bytes in {config.mamba_ssm_dtype} ({layers})"
 
 
 def _fingerprint(path: Path) -> str:

@@ -165,7 +165,6 @@ class EngineCore:
         self.parts = parts
         self.capacity = compute_capacity(config, loaded)
         self.device = loaded.model.device
-        self.description = _describe_engine(loaded, self.capacity)
         sizes = self.capacity.sizes
         longest = self.capacity.longest
         store = _make_prefix_cache(config, self.capacity, loaded)
@@ -215,6 +214,7 @@ class EngineCore:
                 store.source = make_tiers(
                     config, loaded, self.capacity, store, self.runner, encoder
                 )
+            self.description = _describe_engine(loaded, self.capacity, store)
             wait(warming)
             self.loop = StepLoop(
                 self.scheduler,
@@ -571,11 +571,13 @@ def _make_step_file(runner: ModelRunner, capacity: Capacity) -> Path | None:
     return folder / "steps"
 
 
-def _describe_engine(loaded: LoadedModel, capacity: Capacity) -> str:
+def _describe_engine(loaded: LoadedModel, capacity: Capacity, store: PrefixCache) -> str:
     own = capacity.window_pages * capacity.sizes.page_size
     windows = f", for {own:,} in layers with a window" if own else ""
     running = capacity.sizes.max_running  # fewer than by default if states are large
     states = f", {capacity.states:,} states for {running} requests" if capacity.states else ""
+    if isinstance(tiers := store.source, Tiers) and tiers.states is not None:
+        states += f", {tiers.states.host.slots:,} states on the host"
     return (
         f"{loaded.name} on {loaded.model.device}, {loaded.model.format}, "
         f"room for {capacity.tokens:,} tokens{windows}{states}"

@@ -72,6 +72,8 @@ class PrefixFiles:
                 "the engine keeps no prefixes below the device.",
                 hint="Make it with enable_hierarchical_cache=True.",
             )
+        if store.states is not None:
+            raise CapabilityError("the model has layers that sum up the past, which no file keeps.")
         self._store = store
         self._tiers = store.source
         self._host = store.source.host

@@ -65,6 +65,11 @@ class HostTier:
     def __len__(self) -> int:
         return len(self._slots)
 
+    @property
+    def slots(self) -> int:
+        """Number of pages that fit."""
+        return len(self.memory.rows)
+
     def __contains__(self, name: bytes) -> bool:
         return name in self._slots
 

@@ -46,6 +46,14 @@ class PageNames:
         assert node.names is not None
         return node.names
 
+    def names_of_prefix(self, node: Node) -> list[bytes]:
+        """Returns the names of all pages from the root to a node's end."""
+        path: list[list[bytes]] = []
+        while node.parent is not None:
+            path.append(self.names_of_node(node))
+            node = node.parent
+        return [name for names in reversed(path) for name in names]
+
     def last_name(self, node: Node) -> bytes:
         """Returns the name of a node's last page. For a root, returns the initial name of its
         namespace, from which the names of the namespace's pages are derived.

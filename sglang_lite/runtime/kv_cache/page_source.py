@@ -128,6 +128,9 @@ class PageSource:
     def save_published(self, node: Node) -> None:
         """May save a node whose pages have been added to the tree."""
 
+    def save_kept_states(self, node: Node) -> None:
+        """May save the states that are kept behind pages of a prefix, from the root to `node`."""
+
     def save_reused(self, node: Node) -> None:
         """May save the nodes of a prefix that is reused or will be, from the root to `node`."""
 

@@ -433,6 +433,12 @@ class PrefixCache:
             self.states.keep_current(
                 handle.slot, self.table.pages[handle.slot, : handle.owned_from]
             )
+            self._save_kept_states(handle)
+
+    def _save_kept_states(self, handle: SlotHandle) -> None:
+        """Lets the source save the states kept behind a request's pages, if there are any."""
+        if self.states is not None and self.source.has_pages and handle.lock.node is not None:
+            self.source.save_kept_states(handle.lock.node)
 
     # ------------------------------------------------------------- between pool, tree and requests
 
@@ -490,6 +496,7 @@ class PrefixCache:
         self.pop_pending_copies(handle.slot)
         self.publish_pages(handle)
         self._release_pages(handle)
+        self._save_kept_states(handle)
         handle.lock.unlock_prefix()
         self.table.release_slot(handle.slot)
 

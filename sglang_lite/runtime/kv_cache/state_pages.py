@@ -8,11 +8,15 @@ elsewhere.
 
 A kept state belongs to the page in which its last token is, and to the number of the page's tokens
 that it covers. A cached prefix can be used up to any token behind which a state is kept.
+
+Kept states may be copied to other memory and back (state_tier.py). A place is not written again
+before the copies that read it have completed, and belongs to nobody else while a copy writes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,7 +62,8 @@ class RowStates:
 
 
 class StatePages(Companion):
-    """Places of states. Each is free, belongs to a slot, or holds the state of a page.
+    """Places of states. Each is free, belongs to a slot, holds the state of a page, or is in use by
+    a copy.
 
     Args:
         pages: number of pages in the first pool.
@@ -73,6 +78,7 @@ class StatePages(Companion):
         of: int32 [pages]; place of the state of each page, or `total` if it has none.
         at: int32 [pages]; number of the page's tokens that its state covers.
         ends: int32 [slots]; number of tokens that a running request's state covers.
+        before_drop: called with the place of each kept state before it is dropped; None for nothing.
         hits, recomputed: number of requests that have begun with a kept state, and of cached tokens
             that were computed again because no state was kept behind them.
     """
@@ -87,6 +93,7 @@ class StatePages(Companion):
         self.of: Ints = np.full(pages, self.total, dtype=np.int32)
         self.at: Ints = np.zeros(pages, dtype=np.int32)
         self.ends: Ints = np.zeros(slots, dtype=np.int32)
+        self.before_drop: Callable[[int], object] | None = None
         self.hits = self.recomputed = 0
         # places that a slot may write
         self._own: Ints = np.arange(OWN * slots, dtype=np.int32).reshape(slots, OWN)
@@ -96,6 +103,10 @@ class StatePages(Companion):
         # of pages that were freed while a request still needed their states
         self._orphans = set[int]()
         self._marked = set[int]()  # places of marks of a step that was not recorded yet
+        self._arriving = set[int]()  # that a copy writes
+        self._last_copy: NDArray[np.int64] = np.zeros(self.total, np.int64)  # that reads a place
+        self._settled_copy = 0
+        self._quarantine = deque[int]()  # dropped places that copies still read
         self._current: Ints = np.full(slots, self.total, dtype=np.int32)
         self._previous: Ints = np.full(slots, self.total, dtype=np.int32)
         self._previous_ends: Ints = np.full(slots, -1, dtype=np.int32)
@@ -115,7 +126,7 @@ class StatePages(Companion):
             "states_total": self.total,
             "states_running": int((self._current != self.total).sum()),
             "states_kept": kept,
-            "states_free": len(self._free) + len(idle),
+            "states_free": len(self._free) + len(idle) + len(self._quarantine),
             "state_hits": self.hits,
             "state_recomputed_tokens": self.recomputed,
         }
@@ -370,6 +381,7 @@ class StatePages(Companion):
         self.of[page] = place
         self.at[page] = (end - 1) % self._size + 1
         self._page_of[place] = page
+        self._last_copy[place] = 0
         self._saves[place] = end - last
         self._worth[place] = self._age + end - last
 
@@ -383,6 +395,8 @@ class StatePages(Companion):
     def _drop_state(self, page: int) -> None:
         """Takes the state from a page."""
         place = int(self.of[page])
+        if self.before_drop is not None:
+            self.before_drop(place)
         self.of[page] = self.total
         self._page_of[place] = _NO_PAGE
         self._spare[self._spare == page] = _NO_PAGE
@@ -393,31 +407,101 @@ class StatePages(Companion):
 
     def _free_place(self, place: int) -> None:
         self._previous_ends[self._previous == place] = _NO_PAGE
-        self._free.append(place)
+        if self._last_copy[place] > self._settled_copy:
+            self._quarantine.append(place)
+        else:
+            self._free.append(place)
 
     def _take_place(self) -> int | None:
         """Returns a place for a state, dropping the least useful kept state if none is free. Returns
-        None if running requests need all of them.
+        None if running requests and copies need all of them.
         """
         if not self._free and self._orphans:
             for place in self._orphans.difference(self._current.tolist()):
                 self._orphans.discard(place)
                 self._free_place(place)
-        if not self._free:
-            places = np.flatnonzero(self._page_of != _NO_PAGE)
-            needed = np.isin(places, self._current) | np.isin(self._page_of[places], self._spare)
-            places = places[~needed]
-            if not len(places):
-                return None
+        if not self._free and not self._quarantine:
+            self._drop_least_useful()
+        return self._free.pop() if self._free else None
+
+    def _drop_least_useful(self) -> None:
+        """Drops the least useful kept state that no running request needs, if there is one."""
+        places = np.flatnonzero(self._page_of != _NO_PAGE)
+        needed = np.isin(places, self._current) | np.isin(self._page_of[places], self._spare)
+        places = places[~needed]
+        if len(places):
             place = int(places[self._worth[places].argmin()])
             self._age = float(self._worth[place])
             self._drop_state(int(self._page_of[place]))
-        return self._free.pop()
 
     def _reclaim_marks(self) -> None:
         """Frees the places of marks of a step that failed."""
         self._free.extend(self._marked)
         self._marked.clear()
+
+    # --------------------------------------------------------------------------------------- copies
+
+    def places_at_ends(self, pages: Ints, *, new: bool = False) -> tuple[Ints, Ints]:
+        """Returns which of these pages have a kept state behind their last token, as indices, and
+        the places of these states. Leaves out states that only follow a running request and, if
+        `new` is set, those that have been copied.
+        """
+        places = self.of[pages]
+        kept = (places != self.total) & (self.at[pages] == self._size)
+        if new and kept.any():
+            kept[kept] = self._last_copy[places[kept]] == 0
+        if kept.any():
+            kept &= ~np.isin(pages, self._spare)
+        return np.flatnonzero(kept).astype(np.int32), places[kept]
+
+    def record_copy(self, places: Ints, copy: int) -> None:
+        """Records the number of the last copy that reads these places."""
+        self._last_copy[places] = copy
+
+    def settle_copies(self, copy: int) -> None:
+        """Records that all copies up to `copy` have completed."""
+        self._settled_copy = copy
+        while self._quarantine and self._last_copy[self._quarantine[0]] <= copy:
+            self._free.append(self._quarantine.popleft())
+
+    def spare_places(self, count: int) -> None:
+        """Drops kept states until `count` places are free or will be after the running copies, as
+        far as running requests don't need them.
+        """
+        for _ in range(count - len(self._free) - len(self._quarantine) - len(self._orphans)):
+            self._drop_least_useful()
+
+    def take_place_for_copy(self) -> int | None:
+        """Returns a place for a copy to write, until `adopt_copy` or `abandon_copy`. Returns None if
+        none is available.
+        """
+        place = self._take_place()
+        if place is not None:
+            self._arriving.add(place)
+        return place
+
+    def adopt_copy(self, place: int, pages: Ints) -> None:
+        """Keeps a state that a copy has written as that behind the last token of these pages.
+
+        Args:
+            place: the place, from `take_place_for_copy`.
+            pages: pages of the tree from the beginning of the sequence.
+        """
+        self._arriving.remove(place)
+        page = int(pages[-1])
+        covered = self.count_covered(page)
+        if covered == self._size:
+            self._free_place(place)
+            return
+        if covered:
+            self._drop_state(page)
+        self._bind(place, page, len(pages) * self._size, pages)
+
+    def abandon_copy(self, place: int, copy: int) -> None:
+        """Gives back a place that copies up to `copy` may still write."""
+        self._arriving.remove(place)
+        self._last_copy[place] = copy
+        self._free_place(place)
 
     # --------------------------------------------------------------------------------------- checks
 
@@ -433,7 +517,7 @@ class StatePages(Companion):
         assert np.isin(bound, pages_in_use).all(), "a state of a free page"
         assert ((self.at[bound] > 0) & (self.at[bound] <= self._size)).all(), "a state outside"
         owned = [*self._own.ravel().tolist(), *self.of[bound].tolist(), *self._free]
-        owned += [*self._orphans, *self._marked]
+        owned += [*self._orphans, *self._marked, *self._arriving, *self._quarantine]
         assert sorted(owned) == list(range(self.total)), "places with two owners, or without one"
         running = self._current[self._current != self.total]
         assert not set(running.tolist()) & set(self._free), "a state in use at a free place"

@@ -28,6 +28,7 @@ from sglang_lite.runtime.kv_cache.page_sums import Rows
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.radix import Match, Node, PrefixLock
+from sglang_lite.runtime.kv_cache.state_tier import StateFetch, StateTier
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
@@ -54,8 +55,9 @@ class Fetch(PromisedPages):
         lock: lock on the preceding pages, which are in the tree.
         before: int32, the preceding pages.
         pages: int32, pages that are written.
-        first: name of the first one.
+        first: name of the first one; without pages, that of the state's.
         copy: number of the copy.
+        state: state that arrives with the pages; None for models without states.
     """
 
     tokens: Ints
@@ -65,6 +67,11 @@ class Fetch(PromisedPages):
     pages: Ints
     first: bytes
     copy: int
+    state: StateFetch | None
+
+    def has_arrived(self, copies: int, states: int) -> bool:
+        """Returns whether pages and state have arrived, after these numbers of completed copies."""
+        return self.copy <= copies and (self.state is None or self.state.copy <= states)
 
 
 @dataclass(eq=False, slots=True)
@@ -104,6 +111,43 @@ class DiskRead(PromisedPages):
     dropped: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _MissingPages:
+    """Pages of a sequence that the device lacks.
+
+    Attributes:
+        match: pages that it has, with and without states.
+        usable: number of tokens that can be reused without a fetch.
+        names: names of the pages behind the match.
+    """
+
+    match: Match
+    usable: int
+    names: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _WantedPages:
+    """Pages of a sequence to fetch from the host.
+
+    Attributes:
+        names: names of the pages.
+        end: number of the sequence's tokens that can be reused then.
+        state: name of the state to fetch with them; None for models without states.
+    """
+
+    names: Sequence[bytes]
+    end: int
+    state: bytes | None = None
+
+    @property
+    def first(self) -> bytes:
+        """Name of the first page; without pages, of the state."""
+        first = self.names[0] if self.names else self.state
+        assert first is not None
+        return first
+
+
 class Tiers(PageSource):
     """Moves pages between the device and the tiers below.
 
@@ -117,9 +161,10 @@ class Tiers(PageSource):
         disk: tier below the host, or None.
         prefetch_policy: how long requests wait for files: "best_effort", "wait_complete" or
             "timeout".
+        states: tier of states, which move with the pages; None for models without states.
 
     Attributes:
-        host, names, disk: the arguments of these names.
+        host, names, disk, states: the arguments of these names.
         fetching: pages being copied to the device.
         fetched_pages, read_pages: numbers of pages fetched from the host, and from the disk, so
             far.
@@ -135,6 +180,7 @@ class Tiers(PageSource):
         policy: str,
         disk: DiskTier | None = None,
         prefetch_policy: str = "timeout",
+        states: StateTier | None = None,
     ) -> None:
         self._store = store
         self.host = host
@@ -142,6 +188,7 @@ class Tiers(PageSource):
         self._policy = policy
         self.disk = disk
         self._prefetch_policy = prefetch_policy
+        self.states = states
         self.fetching: list[Fetch] = []
         self.fetched_pages = self.read_pages = 0
         self._run = -(-RUN_TOKENS // store.page_size)  # pages in a file
@@ -166,11 +213,15 @@ class Tiers(PageSource):
         is the number of copies that have completed.
         """
         reading = any(not each.done for each in self._reading.values())
+        if self.states is not None and self.states.copies_are_running:
+            return True
         return bool(self.fetching) or reading or completed < self.host.memory.launched
 
     def check_invariants(self) -> None:
         """Raises AssertionError if the host's slots are miscounted."""
         self.host.check_slots()
+        if self.states is not None:
+            self.states.host.check_slots()
 
     def stats(self) -> dict[str, int]:
         """Returns counts for `Engine.stats`."""
@@ -180,6 +231,7 @@ class Tiers(PageSource):
             "host_total_tokens": len(self.host.memory.rows) * size,
             "host_tokens_fetched": self.fetched_pages * size,
             "disk_tokens_read": self.read_pages * size,
+            **({} if self.states is None else self.states.stats()),
         }
 
     def count_extra_pages(self, token_s: float) -> int:
@@ -199,21 +251,30 @@ class Tiers(PageSource):
         """Returns whether measurements say that fetching a page takes longer than computing it."""
         return bool(token_s) and page_s > token_s * self._store.page_size
 
-    def _should_compute(self, page_s: float, token_s: float) -> bool:
-        """Returns whether to compute a sequence because fetching its pages is slower. Occasionally
+    def _should_compute(self, fetch_s: float, tokens: int, token_s: float) -> bool:
+        """Returns whether to compute tokens because fetching them takes longer. Occasionally
         returns False anyway, to measure again.
+
+        Args:
+            fetch_s: seconds that the fetch takes; 0 if unknown.
+            tokens: number of tokens.
+            token_s: seconds to compute a token; 0 if unknown.
         """
-        if not self._is_fetching_slower(page_s, token_s):
+        if not token_s or fetch_s <= token_s * tokens:
             return False
         self._computed += 1
         return self._computed % _AGAIN > 0
 
     def find_next_page(self, match: Match, tokens: Ints) -> NextPage | None:
-        """Returns the tier that has the page after a match: "on_host", or "on_disk" if a file with
-        the page is known. Returns None if neither has it.
+        """Returns the tier that has the page after a match, or with states a later state: "on_host",
+        or "on_disk" if a file with the page is known. Returns None if neither has it.
         """
         size = self._store.page_size
         at = len(match.pages)
+        if self.states is not None:
+            rest = tokens[at * size :]
+            names = list(self.names.names_after(self.names.last_name(match.node), rest))
+            return "on_host" if self.states.find_last(names) else None
         end = (at // self._run + 1) * self._run  # of its file
         behind = list(
             self.names.names_after(self.names.last_name(match.node), tokens[at * size : end * size])
@@ -229,6 +290,24 @@ class Tiers(PageSource):
         """Saves a node whose pages have been added to the tree, if the policy is "write_through"."""
         if self._policy == "write_through":
             self.save_node(node)
+        self.save_kept_states(node)
+
+    def save_kept_states(self, node: Node) -> None:
+        """Saves the states of a prefix that have been kept since the last call, from the root to
+        `node`, if the policy is "write_through". With "write_back", they are saved when they are
+        dropped.
+        """
+        if self.states is None or self._policy == "write_through_selective":
+            return
+        path: list[Node] = []
+        while node.parent is not None:
+            path.append(node)
+            node = node.parent
+        for each in reversed(path):  # the last one counts as the most recently used
+            if self._policy == "write_through":
+                self.states.save_states(self.names, each, new=True)
+            else:
+                self.states.name_states(self.names, each)
 
     def save_reused(self, node: Node) -> None:
         """Saves the nodes of a prefix that a request reuses, from the root to `node`. Does nothing
@@ -249,6 +328,8 @@ class Tiers(PageSource):
     def save_node(self, node: Node) -> None:
         """Copies the pages of a node to the tiers below, as far as there is room."""
         self.host.save_pages(self.names.names_of_node(node), node.pages)
+        if self.states is not None:
+            self.states.save_states(self.names, node)
         if self.disk is not None and not self.disk.off:
             self._save_files(self.disk, node)
 
@@ -294,52 +375,54 @@ class Tiers(PageSource):
         """
         store = self._store
         size = self._store.page_size
-        at = len(match.pages)
         tokens = space.tree_ids(tokens)
-        behind = list(
-            self.names.names_after(
-                self.names.last_name(match.node), tokens[at * size : len(tokens) - 1]
-            )
-        )
-        found = list(takewhile(self.host.__contains__, behind))
+        missing = self._list_missing_pages(tokens, match, space)
+        wanted = self._choose_pages(missing, space)
         if self.disk is not None and not self.disk.off and not isinstance(before, DiskRead):
-            before = self._start_file_lookup(at, behind, len(found), token_s)
+            before = self._start_file_lookup(
+                len(missing.match.pages), missing.names, len(wanted.names), token_s
+            )
             if before is not None and not before.done:
                 return before
-            found = list(takewhile(self.host.__contains__, behind))
-        if len(found) * size < _MIN_FETCHED or self._should_compute(
-            self.host.memory.page_s, token_s
-        ):
+            wanted = self._choose_pages(missing, space)
+        gained = wanted.end - missing.usable
+        copies_s = len(wanted.names) * self.host.memory.page_s
+        if self.states is not None:
+            copies_s += self.states.host.memory.page_s
+        if gained < _MIN_FETCHED or self._should_compute(copies_s, gained, token_s):
             return None
         for other in self.fetching:
-            if other.first == found[0]:
+            if other.first == wanted.first:
                 return other
-        lock = store.tree.lock_node(match.node)
-        if len(found) > store.available + store.pool.quarantined:
+        lock = store.tree.lock_node(missing.match.node)
+        if len(wanted.names) > store.available + store.pool.quarantined:
             lock.unlock_prefix()
             return None
-        # marks them as recently used, so pages evicted to the host now replace others first
-        self.host.touch_pages(found)
-        pages = store.allocate(len(found))
-        found = list(takewhile(self.host.__contains__, found))
-        if pages is None or not found:
-            store.pool.quarantine_pages(_NONE if pages is None else pages, store.step)
+        pages = self._allocate_pages_for(wanted)
+        if pages is None:
             lock.unlock_prefix()
             return "later"
-        store.pool.quarantine_pages(pages[len(found) :], store.step)
-        pages = pages[: len(found)]
-        self.host.memory.copy_to_device(self.host.touch_pages(found), pages)
-        end = (at + len(found)) * size
-        from_disk = min(before.read, len(found)) if isinstance(before, DiskRead) else 0
-        copy = self.host.memory.launched
+        state = None
+        if self.states is not None and wanted.state is not None:
+            state = self.states.start_fetch(wanted.state, wanted.end // size)
+            if state is None:
+                store.pool.quarantine_pages(pages, store.step)
+                lock.unlock_prefix()
+                return None
+        if len(pages):
+            slots = self.host.touch_pages(wanted.names[: len(pages)])
+            self.host.memory.copy_to_device(slots, pages)
+        pages_before = missing.match.pages[: wanted.end // size]
+        from_disk = min(before.read, len(pages)) if isinstance(before, DiskRead) else 0
         fetch = Fetch(
-            tokens[:end].copy(),
+            tokens[: (len(pages_before) + len(pages)) * size].copy(),
             space.namespace,
             lock,
-            match.pages,
+            pages_before,
             pages,
-            found[0],
-            copy,
+            wanted.first,
+            self.host.memory.launched,
+            state,
             from_host=len(pages) - from_disk,
             from_files=from_disk,
         )
@@ -347,6 +430,56 @@ class Tiers(PageSource):
         self.fetched_pages += len(pages)
         self.add_arrived_pages()
         return fetch
+
+    def _list_missing_pages(self, tokens: Ints, match: Match, space: PrefixSpace) -> _MissingPages:
+        """Returns the pages of a sequence, int32 in the tree, that the device lacks behind a match
+        or that can't be used there for want of a state.
+        """
+        size = self._store.page_size
+        usable = len(match.pages) * size
+        if self.states is not None:
+            usable = self.states.count_usable_tokens(match)
+            match = self._store.tree.match_prefix(tokens[:-1], space.namespace)
+        rest = tokens[len(match.pages) * size : len(tokens) - 1]
+        names = list(self.names.names_after(self.names.last_name(match.node), rest))
+        return _MissingPages(match, usable, names)
+
+    def _choose_pages(self, missing: _MissingPages, space: PrefixSpace) -> _WantedPages:
+        """Returns which of a sequence's missing pages to fetch from the host: all that it has, or
+        those up to the last state that it has.
+        """
+        size = self._store.page_size
+        at = len(missing.match.pages)
+        found = list(takewhile(self.host.__contains__, missing.names))
+        if self.states is None:
+            return _WantedPages(found, (at + len(found)) * size)
+        names = [*self.names.names_of_prefix(missing.match.node), *found]
+        end = self.states.find_last(names)
+        if not end or space.count_trusted_tokens(end * size) != end * size:
+            return _WantedPages([], 0)
+        return _WantedPages(found[: max(end - at, 0)], end * size, names[end - 1])
+
+    def _allocate_pages_for(self, wanted: _WantedPages) -> Ints | None:
+        """Allocates pages of the device for copies of those on the host. If pages that were evicted
+        for them have replaced some there, allocates as many as can still be used. Returns None
+        without any.
+        """
+        store = self._store
+        # marks them as recently used, so pages evicted to the host now replace others first
+        self.host.touch_pages(wanted.names)
+        if self.states is not None and wanted.state is not None:
+            self.states.host.touch_pages([wanted.state])
+        pages = store.allocate(len(wanted.names))
+        if pages is None:
+            return None
+        left = sum(1 for _ in takewhile(self.host.__contains__, wanted.names))
+        if self.states is None:
+            can_start = left > 0
+        else:
+            can_start = left == len(pages) and self.states.has_state(wanted.state)
+        left = left if can_start else 0
+        store.pool.quarantine_pages(pages[left:], store.step)
+        return pages[:left] if can_start else None
 
     def read_ahead(self, tokens: Ints, space: PrefixSpace, token_s: float) -> DiskRead | None:
         """Starts to read a sequence's pages from files if neither the device nor the host has them;
@@ -385,7 +518,7 @@ class Tiers(PageSource):
         if (
             not ends
             or (ends[-1] - first) * size < _MIN_FETCHED
-            or self._should_compute(self._file_page_s, token_s)
+            or self._should_compute(self._file_page_s, size, token_s)
         ):
             return None
         name = behind[found]
@@ -424,15 +557,20 @@ class Tiers(PageSource):
         """
         self._advance_file_work()
         completed = self.host.memory.count_completed()
+        states = 0 if self.states is None else self.states.settle_copies()
         store = self._store
-        while self.fetching and self.fetching[0].copy <= completed:
+        while self.fetching and self.fetching[0].has_arrived(completed, states):
             fetch = self.fetching.pop(0)
             done = store.tree.insert_sequence(
                 fetch.tokens, np.concatenate((fetch.before, fetch.pages)), fetch.namespace
             )
             store.pool.quarantine_pages(done.duplicates, store.step)
+            if self.states is not None and fetch.state is not None:
+                self.states.adopt_fetched(fetch.state, done.pages)
             fetch.lock.unlock_prefix()
             fetch.done = True
+        if self.states is not None:
+            self.states.make_room()
         return completed
 
     def drop_pages(self, *, keep: bool = False) -> None:
@@ -442,6 +580,8 @@ class Tiers(PageSource):
         self.start_copies()
         for fetch in self.fetching:
             self._store.pool.quarantine_pages(fetch.pages, self._store.step, fetch.copy)
+            if self.states is not None and fetch.state is not None:
+                self.states.abandon_fetch(fetch.state)
             fetch.lock.unlock_prefix()
             fetch.done = True
         self.fetching.clear()
@@ -450,10 +590,14 @@ class Tiers(PageSource):
         for read in self._reading.values():
             read.done = read.dropped = True
         self.host.forget_pages()
+        if self.states is not None:
+            self.states.forget_states()
 
     def start_copies(self) -> None:
         """Launches the copies that wait for others."""
         self.host.memory.count_completed()
+        if self.states is not None:
+            self.states.settle_copies()
 
     def close(self) -> None:
         """Finishes pending file writes, and closes the disk tier and the host's memory. Stops
@@ -465,6 +609,8 @@ class Tiers(PageSource):
                 time.sleep(_CLOSE_S)
             self.disk.close()
         self.host.memory.close()
+        if self.states is not None:
+            self.states.host.memory.close()
 
     # ---------------------------------------------------------------------------------------- files
 

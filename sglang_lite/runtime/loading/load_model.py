@@ -802,9 +802,9 @@ def check_states(config: EngineConfig, spec: ModelSpec, device: torch.device) ->
             "whose states replicas were not tried with",
         ),
         (
-            "enable_hierarchical_cache",
-            config.enable_hierarchical_cache,
-            "whose states are not copied to the host, so pages there would be of no use",
+            "hicache_storage_backend",
+            config.hicache_storage_backend is not None,
+            "whose states are not kept in files",
         ),
         ("kv_dtype", config.kv_dtype == "fp8", "with which 8-bit keys were not tried"),
     ):

@@ -67,7 +67,7 @@ class Scheduling(RuleBasedStateMachine):
     ):
         if states is not None:
             stages = 1
-            window = writes = None
+            window = None
         drafter = drafter if stages == 1 else None  # stages check no drafts
         late = random.Random(seed)
         tiers = {

@@ -645,7 +645,6 @@ def test_states_of_16_bits_take_half_of_the_memory(family):
     ("settings", "problem"),
     [
         ({"deterministic": True}, "deterministic: the model has layers that sum up the past"),
-        ({"enable_hierarchical_cache": True}, "enable_hierarchical_cache: the model has layers"),
         ({"kv_dtype": "fp8"}, "kv_dtype: the model has layers that sum up the past"),
     ],
 )

@@ -83,6 +83,52 @@ def test_new_weights_drop_what_the_old_ones_summed_up(kind):
             assert differences(reference, ids, generation).max() <= limit(reference)
 
 
+TIERS = {"enable_hierarchical_cache": True, "hicache_ratio": 8, "page_size": 4, "max_running": 2}
+SMALL = {"max_total_tokens": 200, "max_mamba_cache_size": 4}
+
+
+def answers_of(running, asked):
+    """The ids of each answer, and the number of cached tokens of each prompt."""
+    # a model this small computes faster than it copies
+    running.core.scheduler.pauses.record_duration = lambda *_: None
+    found = [ask(running, ids, prompt=False).result(timeout=60) for ids in asked]
+    return [each.token_ids for each in found], [each.usage.cached_tokens for each in found]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("policy", ["write_through", "write_through_selective", "write_back"])
+def test_states_come_back_from_the_host(kind, policy):
+    folder, asked = kind[0], prompts(90, 61, 75, 82, 66)
+    with engine(folder, prefix_cache=False, page_size=4) as plain:
+        expected, _ = answers_of(plain, asked)
+    with engine(folder, **TIERS, **SMALL, hicache_write_policy=policy) as running:
+        again = [each for ids in asked for each in (ids, ids)]
+        assert answers_of(running, again)[0] == [ids for ids in expected for _ in range(2)]
+        ends = [(len(ids) - 1) // 4 * 4 for ids in asked]
+        assert answers_of(running, asked) == (expected, ends)
+        running.sleep()
+        running.wake()
+        computed = running.stats()["prompt_tokens"] - running.stats()["prompt_tokens_cached"]
+        assert answers_of(running, asked) == (expected, ends)
+        stats = running.stats()
+        computed = stats["prompt_tokens"] - stats["prompt_tokens_cached"] - computed
+        assert computed == sum(len(ids) for ids in asked) - sum(ends)
+        assert stats["host_states_fetched"]
+
+
+def test_new_weights_find_no_state_of_the_old_ones_on_the_host(kind):
+    folder, _, other, reference = kind
+    asked = prompts(90, 61, 75, 82, 66)
+    with engine(folder, **TIERS, **SMALL) as running:
+        answers_of(running, asked)
+        running.update_weights(str(other))
+        assert running.stats()["host_states_kept"] == 0
+        for ids in asked:
+            generation = ask(running, ids, prompt=False).result(timeout=60)
+            assert generation.usage.cached_tokens == 0
+            assert differences(reference, ids, generation).max() <= limit(reference)
+
+
 def test_states_of_16_bits_sum_up_the_same_with_a_cache_and_without(kind):
     folder, asked, found = kind[0], prompts(40, 33), []
     for cached in (False, True):
