@@ -264,10 +264,10 @@ class EngineConfig:
             computed; "write_through_selective", when a second request begins with it; "write_back",
             when it is evicted.
         hicache_storage_backend: "file" also keeps the host's pages in files, each of 256 tokens of
-            a prompt, which other engines on this machine, and later ones, read; "fsspec" keeps them
-            at a URL of fsspec, and other names are those of classes that are registered as entry
-            points of "sglang_lite.page_stores". Pages that only the device has when the engine ends
-            are lost. None for no files. Needs `enable_hierarchical_cache`.
+            a prompt, and its states, which other engines on this machine, and later ones, read;
+            "fsspec" keeps them at a URL of fsspec, and other names are those of classes that are
+            registered as entry points of "sglang_lite.page_stores". Pages that only the device has
+            when the engine ends are lost. None for no files. Needs `enable_hierarchical_cache`.
         hicache_storage_dir: folder of the files, URL, or other argument of the class. Anyone who
             can write there can forge what a model takes for its own computation.
         hicache_storage_prefetch_policy: how long a request waits for files before it computes the

@@ -2,6 +2,9 @@
 
 A file is named after its last page, so only an engine with the same tokens can find it. All work is
 done on threads of an executor.
+
+A state has a file of its own, under another name of its last page. The file begins with the pages
+between the last whole run and the state, and the state is the file's second part.
 """
 
 from __future__ import annotations
@@ -10,8 +13,11 @@ import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from typing import Final
 
+from sglang_lite.runtime.kv_cache.page_file import PageFile, pack_pages
+from sglang_lite.runtime.kv_cache.page_names import name_state_file
 from sglang_lite.runtime.kv_cache.page_store import PageStore
 from sglang_lite.runtime.kv_cache.page_sums import DamagedFileError, Rows
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -20,6 +26,19 @@ logger = logging.getLogger("sglang_lite")
 
 RUN_TOKENS: Final = 256  # minimum tokens of a file
 _KNOWN: Final = 1 << 16  # remembered names
+
+
+@dataclass(frozen=True, slots=True)
+class StateRow:
+    """Row of a host memory that holds a state, or is to hold one.
+
+    Attributes:
+        rows: uint8 [slots, bytes of a state].
+        slots: int32 [1], the row.
+    """
+
+    rows: Rows
+    slots: Ints
 
 
 class DiskTier:
@@ -50,21 +69,44 @@ class DiskTier:
         """Starts counting how many of these files exist, up to the first that doesn't."""
         return self.executor.submit(self._count_existing_now, names)
 
-    def start_read(self, name: bytes, rows: Rows, slots: Ints, skip: int) -> Future[bool]:
+    def find_last_state(
+        self, runs: Sequence[bytes], names: Sequence[bytes], whole: int, run: int, least: int
+    ) -> Future[int]:
+        """Starts looking for the last state of a sequence that has a file. Looks among the pages of
+        the last two runs up to which files of pages exist, and of the next run.
+
+        Args:
+            runs: names of the files of the sequence's runs from page `whole` on.
+            names: names of the sequence's pages.
+            whole: number of pages up to the end of a run, which need no file.
+            run: number of pages in a run.
+            least: minimum number of pages up to the state.
+
+        Returns:
+            Number of pages up to the state; 0 if there is none.
+        """
+        return self.executor.submit(self._find_last_state_now, runs, names, whole, run, least)
+
+    def start_read(
+        self, name: bytes, rows: Rows, slots: Ints, skip: int, state: StateRow | None = None
+    ) -> Future[bool]:
         """Starts reading a file into host memory.
 
         Args:
             name: name of the file.
             rows, slots: memory, and places in it for the pages after the first `skip`.
+            state: row for the state of a state's file.
 
         Returns:
-            Whether the slots have been filled.
+            Whether the slots, and the state's row, have been filled.
         """
-        return self.executor.submit(self._read_file, name, rows, slots, skip)
+        return self.executor.submit(self._read_file, name, rows, slots, skip, state)
 
-    def start_write(self, name: bytes, rows: Rows, slots: Ints) -> Future[None]:
-        """Starts writing a file, unless it exists."""
-        return self.writer.submit(self._write_file, name, rows, slots)
+    def start_write(
+        self, name: bytes, rows: Rows, slots: Ints, state: StateRow | None = None
+    ) -> Future[None]:
+        """Starts writing a file of pages, or with `state` of pages and a state, unless it exists."""
+        return self.writer.submit(self._write_file, name, rows, slots, state)
 
     def close(self) -> None:
         """Shuts down the threads after their current work, without waiting. Queued work is
@@ -94,6 +136,21 @@ class DiskTier:
             self._remember_existence(name, there=False)
         return found
 
+    def _find_last_state_now(
+        self, runs: Sequence[bytes], names: Sequence[bytes], whole: int, run: int, least: int
+    ) -> int:
+        whole += run * self._count_existing_now(runs)
+        last = min(len(names), whole + run - 1)
+        try:
+            for end in range(last, max(least, whole - 2 * run + 1) - 1, -1):
+                if self.off:
+                    return 0
+                if self._exists_in_store(name_state_file(names[end - 1])):
+                    return end
+        except Exception as error:  # of anybody's store
+            self.stop(error)
+        return 0
+
     def _exists_in_store(self, name: bytes) -> bool:
         return self._remember_existence(name, there=self._store.has_file(name))
 
@@ -106,15 +163,17 @@ class DiskTier:
                 del self.known[next(iter(self.known))]
         return there
 
-    def _read_file(self, name: bytes, rows: Rows, slots: Ints, skip: int) -> bool:
+    def _read_file(
+        self, name: bytes, rows: Rows, slots: Ints, skip: int, state: StateRow | None
+    ) -> bool:
         try:
             with self._store.open(name) as file:
-                if (
-                    file.header != name
-                    or file.page_bytes != rows.shape[1]
-                    or file.pages < skip + len(slots)
-                ):
-                    raise DamagedFileError("it has other pages than its name says")
+                _check_part(file, name, rows, skip + len(slots))
+                if state is not None:
+                    if file.following is None:
+                        raise DamagedFileError("it has no state")
+                    _check_part(file.following, name, state.rows, 1)
+                    file.following.read_into(state.rows, state.slots)
                 file.read_into(rows, slots, skip)
             return True
         except DamagedFileError as error:
@@ -128,10 +187,17 @@ class DiskTier:
             self.stop(error)
         return self._remember_existence(name, there=False)
 
-    def _write_file(self, name: bytes, rows: Rows, slots: Ints) -> None:
+    def _write_file(self, name: bytes, rows: Rows, slots: Ints, state: StateRow | None) -> None:
         try:
             if not self.off and not self._exists_in_store(name):
-                self._store.store_pages(name, rows, slots)
+                following = () if state is None else pack_pages(name, state.rows, state.slots)
+                self._store.store_pages(name, rows, slots, following)
                 self._remember_existence(name, there=True)
         except Exception as error:  # of anybody's store
             self.stop(error)
+
+
+def _check_part(part: PageFile, name: bytes, rows: Rows, pages: int) -> None:
+    """Raises DamagedFileError if a part of a file has another name, or other pages than expected."""
+    if part.header != name or part.page_bytes != rows.shape[1] or part.pages < pages:
+        raise DamagedFileError("it has other pages than its name says")

@@ -8,6 +8,9 @@ who may write a folder of files can write what a model will take for its own com
 A file written with a secret has authentication codes instead (keyed BLAKE2b), which take some five
 times as long. Each covers a page and its place, under a key derived from the secret, the header and
 the sizes. Without the secret, nobody can write one.
+
+Behind its pages, a file may have a second part of the same form, with its own header and size of
+pages: the state behind the last page.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import contextlib
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,6 +60,7 @@ class PageFile:
     Attributes:
         header: description of the pages.
         pages, page_bytes: number of pages, and bytes of each.
+        following: the file's next part; None without one.
     """
 
     header: bytes
@@ -66,6 +70,7 @@ class PageFile:
     _at: int  # place of the first page
     _checks: NDArray[Any]  # checksum or code of each page
     _key: bytes | None  # of the codes
+    following: PageFile | None = None
 
     def read_into(self, rows: Rows, slots: Ints, skip: int = 0) -> None:
         """Reads pages into rows of a memory.
@@ -127,15 +132,17 @@ def open_pages_in_memory(data: bytes) -> PageFile:
     return _read_header(data, len(data), None)
 
 
-def _read_header(source: _Source, size: int, secret: str | None) -> PageFile:
-    """Reads and checks the header of a file of `size` bytes, and returns its pages."""
+def _read_header(source: _Source, size: int, secret: str | None, begin: int = 0) -> PageFile:
+    """Reads and checks the headers of a file of `size` bytes from the part at `begin` on, and
+    returns this part.
+    """
 
     def read(count: int, at: int) -> bytes:
         found = bytearray(count)
         _fill_from(memoryview(found), source, at)
         return bytes(found)
 
-    start = read(min(_START.size, size), 0)
+    start = read(min(_START.size, size - begin), begin)
     if len(start) < _START.size or not start.startswith((_MAGIC, _MAGIC_OF_SECRET)):
         raise DamagedFileError("it is no file of pages of this version")
     if start.startswith(_MAGIC) != (secret is None):
@@ -145,19 +152,23 @@ def _read_header(source: _Source, size: int, secret: str | None) -> PageFile:
     _, header_bytes, pages, page_bytes, checksum = _START.unpack(start)
     kind = SUM if secret is None else _CODE
     sums_bytes = pages * kind.itemsize
-    at = _START.size + header_bytes + sums_bytes
+    at = begin + _START.size + header_bytes + sums_bytes
+    end = at + pages * page_bytes
+    is_last = size == end or begin > 0
     if (
         max(header_bytes, sums_bytes) > _MAX_HEADER
         or not page_bytes
-        or size != at + pages * page_bytes
+        or (size != end if is_last else size < end + _START.size)
     ):
         raise DamagedFileError(f"it has {size:,} bytes, which is not what its header says")
-    header = read(header_bytes, _START.size)
-    sums = read(sums_bytes, _START.size + header_bytes)
+    header = read(header_bytes, begin + _START.size)
+    sums = read(sums_bytes, begin + _START.size + header_bytes)
     if zlib.crc32(sums, zlib.crc32(header)) != checksum:
         raise DamagedFileError("the checksum of its header is another")
     key = None if secret is None else _derive_key(secret, header, pages, page_bytes)
-    return PageFile(header, pages, page_bytes, source, at, np.frombuffer(sums, kind), key)
+    following = None if is_last else _read_header(source, size, secret, end)
+    checks = np.frombuffer(sums, kind)
+    return PageFile(header, pages, page_bytes, source, at, checks, key, following)
 
 
 def _fill_from(view: memoryview, source: _Source, at: int) -> None:
@@ -187,7 +198,12 @@ def pack_pages(
 
 
 def write_pages(
-    path: Path, header: bytes, rows: Rows, slots: Ints, secret: str | None = None
+    path: Path,
+    header: bytes,
+    rows: Rows,
+    slots: Ints,
+    secret: str | None = None,
+    following: Sequence[bytes | memoryview] = (),
 ) -> int:
     """Writes a file of pages. Returns its size in bytes.
 
@@ -196,11 +212,12 @@ def write_pages(
         rows: uint8 [slots, bytes of a page].
         slots: int32 [N], rows of the pages, in order.
         secret: secret that readers must have; None for checksums.
+        following: contents of a second part, from `pack_pages` with the same secret.
 
     Raises:
         OSError: it can't be written; nothing is left of it.
     """
-    parts = pack_pages(header, rows, slots, secret)
+    parts = [*pack_pages(header, rows, slots, secret), *following]
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}{TEMPORARY}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

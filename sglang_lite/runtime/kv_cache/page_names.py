@@ -13,6 +13,11 @@ from sglang_lite.runtime.kv_cache.radix import Node
 NAME_BYTES = 16
 
 
+def name_state_file(page: bytes) -> bytes:
+    """Returns the name of the file with the state behind a page of this name."""
+    return blake2b(page, digest_size=NAME_BYTES, person=b"state").digest()
+
+
 class PageNames:
     """Computes the names of one engine's pages.
 

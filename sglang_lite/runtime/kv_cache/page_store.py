@@ -9,7 +9,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -76,8 +76,12 @@ class PageStore(Protocol):
         """
         ...
 
-    def store_pages(self, name: bytes, rows: Rows, slots: Ints) -> None:
-        """Writes the pages in some slots of a host memory to a file."""
+    def store_pages(
+        self, name: bytes, rows: Rows, slots: Ints, following: Sequence[bytes | memoryview]
+    ) -> None:
+        """Writes the pages in some slots of a host memory to a file, and then its next part, which
+        may be empty.
+        """
         ...
 
     def remove(self, name: bytes) -> bool:
@@ -129,8 +133,10 @@ class Folder:
         if time.time() - path.stat().st_mtime > _FRESH_S:
             os.utime(path)
 
-    def store_pages(self, name: bytes, rows: Rows, slots: Ints) -> None:
-        size = write_pages(self._path(name), name, rows, slots)
+    def store_pages(
+        self, name: bytes, rows: Rows, slots: Ints, following: Sequence[bytes | memoryview]
+    ) -> None:
+        size = write_pages(self._path(name), name, rows, slots, following=following)
         with self._lock:
             self._size += size
             if self._size > self._max_bytes:
@@ -162,8 +168,11 @@ class Blobs:
     def open(self, name: bytes) -> Iterator[PageFile]:
         yield open_pages_in_memory(self._store.get(name.hex() + _SUFFIX))
 
-    def store_pages(self, name: bytes, rows: Rows, slots: Ints) -> None:
-        self._store.put(name.hex() + _SUFFIX, b"".join(pack_pages(name, rows, slots)))
+    def store_pages(
+        self, name: bytes, rows: Rows, slots: Ints, following: Sequence[bytes | memoryview]
+    ) -> None:
+        parts = [*pack_pages(name, rows, slots), *following]
+        self._store.put(name.hex() + _SUFFIX, b"".join(parts))
         self._damaged.discard(name)
 
     def remove(self, name: bytes) -> bool:

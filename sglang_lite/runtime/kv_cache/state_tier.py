@@ -61,14 +61,16 @@ class StateTier:
         if on_drop:
             states.before_drop = self._save_dropped
 
-    def save_states(self, names: PageNames, node: Node, *, new: bool = False) -> None:
+    def save_states(self, names: PageNames, node: Node, *, new: bool = False) -> list[int]:
         """Copies the kept states of a node's pages to the host, as far as there is room. If `new` is
-        set, leaves out those that have been copied once.
+        set, leaves out those that have been copied once. Returns the indices of their pages.
         """
         indices, places = self._states.places_at_ends(node.pages, new=new)
         if len(places):
             of_pages = names.names_of_node(node)
             self._copy_to_host([of_pages[i] for i in indices.tolist()], places)
+        found: list[int] = indices.tolist()
+        return found
 
     def name_states(self, names: PageNames, node: Node) -> None:
         """Remembers the names of a node's kept states, which are copied when they are dropped."""

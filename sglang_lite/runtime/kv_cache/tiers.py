@@ -22,12 +22,13 @@ import numpy as np
 from sglang_lite.runtime.kv_cache.disk_tier import RUN_TOKENS, DiskTier
 from sglang_lite.runtime.kv_cache.file_writes import FileWrites
 from sglang_lite.runtime.kv_cache.host_tier import HostTier
-from sglang_lite.runtime.kv_cache.page_names import PageNames
+from sglang_lite.runtime.kv_cache.page_names import PageNames, name_state_file
 from sglang_lite.runtime.kv_cache.page_source import NextPage, PageSource, PromisedPages
 from sglang_lite.runtime.kv_cache.page_sums import Rows
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.radix import Match, Node, PrefixLock
+from sglang_lite.runtime.kv_cache.state_read import StateRead
 from sglang_lite.runtime.kv_cache.state_tier import StateFetch, StateTier
 
 if TYPE_CHECKING:
@@ -119,11 +120,19 @@ class _MissingPages:
         match: pages that it has, with and without states.
         usable: number of tokens that can be reused without a fetch.
         names: names of the pages behind the match.
+        before: names of the match's pages; empty for models without states.
     """
 
     match: Match
     usable: int
     names: Sequence[bytes]
+    before: Sequence[bytes] = ()
+
+    def were_read_by(self, promise: PromisedPages | None) -> bool:
+        """Returns whether a promise has read all that files have of them."""
+        if isinstance(promise, StateRead):  # which may be that of another sequence
+            return promise.names == [*self.before, *self.names]
+        return isinstance(promise, DiskRead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +202,9 @@ class Tiers(PageSource):
         self.fetched_pages = self.read_pages = 0
         self._run = -(-RUN_TOKENS // store.page_size)  # pages in a file
         self._reading: dict[bytes, DiskRead] = {}  # by the first page's name
+        self._reading_states: dict[bytes, StateRead] = {}  # likewise
         self._last_read = 0.0  # when a read ended, as perf_counter()
-        self._writes = FileWrites(host)
+        self._writes = FileWrites(host, None if states is None else states.host)
         self._file_page_s = 0.0  # seconds to read a page of a file, as measured; 0 if unknown
         self._computed = 0  # sequences that seemed faster to compute than to fetch
 
@@ -208,11 +218,15 @@ class Tiers(PageSource):
         """Number of copies to and from the host that have been launched so far."""
         return self.host.memory.launched
 
+    @property
+    def _reads(self) -> list[DiskRead | StateRead]:
+        return [*self._reading.values(), *self._reading_states.values()]
+
     def has_pending_pages(self, completed: int) -> bool:
         """Returns whether pages are being fetched or read, or copies are still running. `completed`
         is the number of copies that have completed.
         """
-        reading = any(not each.done for each in self._reading.values())
+        reading = any(not each.done for each in self._reads)
         if self.states is not None and self.states.copies_are_running:
             return True
         return bool(self.fetching) or reading or completed < self.host.memory.launched
@@ -305,7 +319,7 @@ class Tiers(PageSource):
             node = node.parent
         for each in reversed(path):  # the last one counts as the most recently used
             if self._policy == "write_through":
-                self.states.save_states(self.names, each, new=True)
+                self._save_states(self.states, each, new=True)
             else:
                 self.states.name_states(self.names, each)
 
@@ -329,9 +343,26 @@ class Tiers(PageSource):
         """Copies the pages of a node to the tiers below, as far as there is room."""
         self.host.save_pages(self.names.names_of_node(node), node.pages)
         if self.states is not None:
-            self.states.save_states(self.names, node)
+            self._save_states(self.states, node)
         if self.disk is not None and not self.disk.off:
             self._save_files(self.disk, node)
+
+    def _save_states(self, states: StateTier, node: Node, *, new: bool = False) -> None:
+        """Copies the kept states of a node's pages to the host, and queues their files to be
+        written. If `new` is set, leaves out those that have been copied once.
+        """
+        saved = states.save_states(self.names, node, new=new)
+        if not saved or self.disk is None or self.disk.off:
+            return
+        names = self.names.names_of_prefix(node)
+        for index in saved:
+            end = len(names) - len(node.pages) + index + 1
+            first = end - end % self._run
+            page = names[end - 1]
+            if name_state_file(page) not in self.disk.known and not self._writes.full:
+                self.host.save_pages(names[first:end], _pages_from(node, first)[: end - first])
+                self._writes.queue_state_file(names[first:end], page)
+        self._advance_file_work()
 
     def _save_files(self, disk: DiskTier, node: Node) -> None:
         """Queues files to be written: those that end with a page of this node. Their earlier pages
@@ -378,10 +409,8 @@ class Tiers(PageSource):
         tokens = space.tree_ids(tokens)
         missing = self._list_missing_pages(tokens, match, space)
         wanted = self._choose_pages(missing, space)
-        if self.disk is not None and not self.disk.off and not isinstance(before, DiskRead):
-            before = self._start_file_lookup(
-                len(missing.match.pages), missing.names, len(wanted.names), token_s
-            )
+        if self.disk is not None and not self.disk.off and not missing.were_read_by(before):
+            before = self._start_lookup(missing, wanted, token_s)
             if before is not None and not before.done:
                 return before
             wanted = self._choose_pages(missing, space)
@@ -413,7 +442,7 @@ class Tiers(PageSource):
             slots = self.host.touch_pages(wanted.names[: len(pages)])
             self.host.memory.copy_to_device(slots, pages)
         pages_before = missing.match.pages[: wanted.end // size]
-        from_disk = min(before.read, len(pages)) if isinstance(before, DiskRead) else 0
+        from_disk = min(before.read, len(pages)) if isinstance(before, DiskRead | StateRead) else 0
         fetch = Fetch(
             tokens[: (len(pages_before) + len(pages)) * size].copy(),
             space.namespace,
@@ -437,12 +466,14 @@ class Tiers(PageSource):
         """
         size = self._store.page_size
         usable = len(match.pages) * size
+        before: Sequence[bytes] = ()
         if self.states is not None:
             usable = self.states.count_usable_tokens(match)
             match = self._store.tree.match_prefix(tokens[:-1], space.namespace)
+            before = self.names.names_of_prefix(match.node)
         rest = tokens[len(match.pages) * size : len(tokens) - 1]
         names = list(self.names.names_after(self.names.last_name(match.node), rest))
-        return _MissingPages(match, usable, names)
+        return _MissingPages(match, usable, names, before)
 
     def _choose_pages(self, missing: _MissingPages, space: PrefixSpace) -> _WantedPages:
         """Returns which of a sequence's missing pages to fetch from the host: all that it has, or
@@ -453,7 +484,7 @@ class Tiers(PageSource):
         found = list(takewhile(self.host.__contains__, missing.names))
         if self.states is None:
             return _WantedPages(found, (at + len(found)) * size)
-        names = [*self.names.names_of_prefix(missing.match.node), *found]
+        names = [*missing.before, *found]
         end = self.states.find_last(names)
         if not end or space.count_trusted_tokens(end * size) != end * size:
             return _WantedPages([], 0)
@@ -481,22 +512,60 @@ class Tiers(PageSource):
         store.pool.quarantine_pages(pages[left:], store.step)
         return pages[:left] if can_start else None
 
-    def read_ahead(self, tokens: Ints, space: PrefixSpace, token_s: float) -> DiskRead | None:
+    def read_ahead(
+        self, tokens: Ints, space: PrefixSpace, token_s: float
+    ) -> DiskRead | StateRead | None:
         """Starts to read a sequence's pages from files if neither the device nor the host has them;
         see `PageSource.read_ahead`.
         """
-        if self.disk is None or self.disk.off or len(self._reading) >= _MAX_READING:
+        if self.disk is None or self.disk.off or len(self._reads) >= _MAX_READING:
             return None
         match = self._store.match_usable(tokens, space)
+        missing = self._list_missing_pages(space.tree_ids(tokens), match, space)
+        return self._start_lookup(missing, self._choose_pages(missing, space), token_s)
+
+    def _start_lookup(
+        self, missing: _MissingPages, wanted: _WantedPages, token_s: float
+    ) -> DiskRead | StateRead | None:
+        """Starts looking for files with what the device and the host lack of a sequence. Returns
+        None if that is too little, or computing is faster.
+
+        Args:
+            missing: pages that the device lacks.
+            wanted: those of them to be fetched from the host.
+            token_s: seconds to compute a token; 0 if unknown.
+        """
+        at = len(missing.match.pages)
+        if self.states is None:
+            return self._start_file_lookup(at, missing.names, len(wanted.names), token_s)
+        return self._start_state_lookup(self.states, missing, wanted, token_s)
+
+    def _start_state_lookup(
+        self, states: StateTier, missing: _MissingPages, wanted: _WantedPages, token_s: float
+    ) -> StateRead | None:
+        """Does the work of `_start_lookup` for a model with states."""
+        assert self.disk is not None
         size = self._store.page_size
-        at = len(match.pages)
-        ids = space.tree_ids(tokens)
-        behind = list(
-            self.names.names_after(self.names.last_name(match.node), ids[at * size : len(ids) - 1])
-        )
-        return self._start_file_lookup(
-            at, behind, sum(1 for _ in takewhile(self.host.__contains__, behind)), token_s
-        )
+        run = self._run
+        names = [*missing.before, *missing.names]
+        on_host = sum(1 for _ in takewhile(self.host.__contains__, missing.names))
+        available = len(missing.match.pages) + on_host
+        usable = max(missing.usable, wanted.end) // size
+        least = usable + -(-_MIN_FETCHED // size)
+        if len(names) < least or self._should_compute(self._file_page_s, size, token_s):
+            return None
+        name = names[min(available, len(names) - 1)]
+        if name in self._reading_states:
+            return self._reading_states[name]
+        whole = available // run * run
+        files = [names[end - 1] for end in range(whole + run, len(names) + 1, run)]
+        found = self.disk.find_last_state(files, names, whole, run, least)
+        patience_s = _max_file_wait_s(self._prefetch_policy, (len(names) - usable) * size)
+        read = StateRead(self.host, states.host, run, names, available, usable, found, patience_s)
+        read.done = not patience_s
+        self._reading_states[name] = read
+        self._advance_file_work()
+        return read
 
     def _start_file_lookup(
         self, at: int, behind: Sequence[bytes], found: int, token_s: float
@@ -587,7 +656,7 @@ class Tiers(PageSource):
         self.fetching.clear()
         if keep:
             return
-        for read in self._reading.values():
+        for read in self._reads:
             read.done = read.dropped = True
         self.host.forget_pages()
         if self.states is not None:
@@ -621,21 +690,50 @@ class Tiers(PageSource):
         if self.disk is None:
             return
         completed = self.host.memory.count_completed()
-        self._writes.advance_writes(self.disk, completed)
+        completed_states = 0 if self.states is None else self.states.settle_copies()
+        self._writes.advance_writes(self.disk, completed, completed_states)
         for name, read in list(self._reading.items()):
-            now = time.perf_counter()
             if self._advance_read(read, completed):
-                read.done = True
-                self._last_read = now
+                self._end_read(read)
                 del self._reading[name]
-                continue
-            waited_s = now - read.asked
-            read.done = read.done or waited_s > read.patience_s
-            if waited_s > DEADLINE_S:
-                read.done = read.dropped = True  # a thread may still write its slots
-            # A slow store that still returns files is used on.
-            if now - max(read.asked, self._last_read) > DEADLINE_S and not self.disk.off:
-                self.disk.stop(f"a file was not read in {DEADLINE_S:g} seconds.")
+            else:
+                self._limit_wait(self.disk, read)
+        for name, state in list(self._reading_states.items()):
+            if self._advance_state_read(state, completed, completed_states):
+                self._end_read(state)
+                del self._reading_states[name]
+            else:
+                self._limit_wait(self.disk, state)
+
+    def _end_read(self, read: DiskRead | StateRead) -> None:
+        read.done = True
+        self._last_read = time.perf_counter()
+
+    def _limit_wait(self, disk: DiskTier, read: DiskRead | StateRead) -> None:
+        """Ends the wait of requests for a read that takes too long, and stops the disk tier if it
+        has returned nothing for a long time.
+        """
+        now = time.perf_counter()
+        waited_s = now - read.asked
+        read.done = read.done or waited_s > read.patience_s
+        if waited_s > DEADLINE_S:
+            read.done = read.dropped = True  # a thread may still write its slots
+        # A slow store that still returns files is used on.
+        if now - max(read.asked, self._last_read) > DEADLINE_S and not disk.off:
+            disk.stop(f"a file was not read in {DEADLINE_S:g} seconds.")
+
+    def _advance_state_read(self, read: StateRead, completed: int, completed_states: int) -> bool:
+        """Does the work of `_advance_read` for a model with states."""
+        assert self.disk is not None
+        if not read.advance(self.disk, (completed, completed_states)):
+            return False
+        self.read_pages += read.read
+        if read.page_s:
+            self._average_file_time(read.page_s)
+        return True
+
+    def _average_file_time(self, page_s: float) -> None:
+        self._file_page_s += (page_s - self._file_page_s) / 4 if self._file_page_s else page_s
 
     def _advance_read(self, read: DiskRead, completed: int) -> bool:
         """Performs the next stage of reading files, if the previous one has ended. Returns True
@@ -663,12 +761,19 @@ class Tiers(PageSource):
         whole = sum(1 for _ in takewhile(Future.result, read.filled))
         filled = 0 if read.dropped else min(max(whole * self._run - read.skip, 0), len(read.slots))
         if filled and exist <= len(files):  # the last part
-            each_s = (time.perf_counter() - read.began) / (read.earlier + filled)
-            self._file_page_s += (each_s - self._file_page_s) / 4 if self._file_page_s else each_s
+            self._average_file_time((time.perf_counter() - read.began) / (read.earlier + filled))
         self.host.name_reserved_slots(read.names[:filled], read.slots)
         read.read = filled
         self.read_pages += filled
         return True
+
+
+def _pages_from(node: Node, first: int) -> Ints:
+    """Returns the pages of the sequence that ends with a node, from its page `first` on, int32."""
+    path = [node]
+    while path[-1].parent is not None:
+        path.append(path[-1].parent)
+    return np.concatenate([each.pages for each in reversed(path)])[first:]
 
 
 def _max_file_wait_s(policy: str, tokens: int) -> float:

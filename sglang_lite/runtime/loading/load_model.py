@@ -801,11 +801,6 @@ def check_states(config: EngineConfig, spec: ModelSpec, device: torch.device) ->
             config.enable_dp_attention,
             "whose states replicas were not tried with",
         ),
-        (
-            "hicache_storage_backend",
-            config.hicache_storage_backend is not None,
-            "whose states are not kept in files",
-        ),
         ("kv_dtype", config.kv_dtype == "fp8", "with which 8-bit keys were not tried"),
     ):
         if wrong:

@@ -33,14 +33,14 @@ class FailingFolder(Folder):
         super().__init__(folder, 20_000)
         self._place, self._draw = folder, draw
 
-    def store_pages(self, name, rows, slots):
+    def store_pages(self, name, rows, slots, following):
         what = self._draw.random()
         if what < 0.05:
             raise OSError(errno.ENOSPC, "No space left on device")
         if what < 0.1:  # a writer that is killed leaves a part
             (self._place / f".{name.hex()}.kv.1.tmp").write_bytes(b"sglkv")
             return
-        super().store_pages(name, rows, slots)
+        super().store_pages(name, rows, slots, following)
 
 
 @dataclass

@@ -116,6 +116,19 @@ def test_states_come_back_from_the_host(kind, policy):
         assert stats["host_states_fetched"]
 
 
+def test_another_engine_goes_on_behind_states_in_files(kind, tmp_path):
+    folder, asked = kind[0], prompts(90, 61, 200)
+    files = {"hicache_storage_backend": "file", "hicache_storage_dir": str(tmp_path)}
+    with engine(folder, **TIERS, **files) as running:
+        expected, _ = answers_of(running, asked)
+    with engine(folder, **TIERS, **files) as running:
+        ends = [(len(ids) - 1) // 4 * 4 for ids in asked]
+        assert answers_of(running, asked) == (expected, ends)
+        assert running.stats()["disk_tokens_read"] == sum(ends)
+    with engine(folder, **TIERS, **files, mamba_ssm_dtype="bfloat16") as running:
+        assert answers_of(running, asked)[1] == [0] * 3
+
+
 def test_new_weights_find_no_state_of_the_old_ones_on_the_host(kind):
     folder, _, other, reference = kind
     asked = prompts(90, 61, 75, 82, 66)
