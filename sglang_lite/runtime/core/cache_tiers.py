@@ -155,12 +155,13 @@ def page_names(
         "records": [config.enable_return_routed_experts, config.enable_return_hidden_states],
         "kv_scales": config.quantization_param_path and _fingerprint(Path(config.quantization_param_path)),
     }  # fmt: skip
-    if model.state_bytes:
-        header["states"] = describe_states(config, model)
-    return PageNames(json.dumps(header).encode(), capacity.sizes.page_size)
+    states = _describe_states(config, model)
+    if states:
+        header["states"] = states
+    return PageNames(json.dumps(header).encode(), capacity.sizes.page_size, states)
 
 
-def describe_states(config: EngineConfig, model: Model) -> str:
+def _describe_states(config: EngineConfig, model: Model) -> str:
     """Returns a description of a model's states that differs if their bytes mean something else;
     empty for a model without states.
     """

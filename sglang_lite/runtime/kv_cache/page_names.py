@@ -27,14 +27,18 @@ class PageNames:
     Args:
         header: everything else the bytes depend on: weights, layout, data type, page size.
         page_size: tokens in a page.
+        states: description of the states that belong to pages; empty for models without states. The
+            header has it, too.
 
     Attributes:
         key: hash of the header, in every name.
+        page_size, states: the arguments.
     """
 
-    def __init__(self, header: bytes, page_size: int) -> None:
+    def __init__(self, header: bytes, page_size: int, states: str = "") -> None:
         self.key = blake2b(header, digest_size=32).digest()
         self.page_size = page_size
+        self.states = states
 
     def names_of_node(self, node: Node) -> list[bytes]:
         """Returns the names of a node's pages. They are computed once and kept in the node."""

@@ -72,6 +72,15 @@ class StateTier:
         found: list[int] = indices.tolist()
         return found
 
+    def save_states_of_prefix(self, names: PageNames, node: Node) -> None:
+        """Copies the kept states from the root to a node to the host, the last one at last."""
+        path: list[Node] = []
+        while node.parent is not None:
+            path.append(node)
+            node = node.parent
+        for each in reversed(path):
+            self.save_states(names, each)
+
     def name_states(self, names: PageNames, node: Node) -> None:
         """Remembers the names of a node's kept states, which are copied when they are dropped."""
         indices, places = self._states.places_at_ends(node.pages)

@@ -129,6 +129,33 @@ def test_another_engine_goes_on_behind_states_in_files(kind, tmp_path):
         assert answers_of(running, asked)[1] == [0] * 3
 
 
+def test_a_saved_program_goes_on_from_its_state(kind, tmp_path):
+    path = tmp_path / "story.json"
+
+    @sgl.function
+    def story(s):
+        s += "abcdefghij" * 8
+        s += sgl.gen("a", max_tokens=20, temperature=0, ignore_eos=True)
+
+    def continued(state):
+        state += "xyz" + sgl.gen("b", max_tokens=4, temperature=0, ignore_eos=True)
+        return state["b"], state.usage("b").cached_tokens
+
+    with engine(kind[0], **TIERS) as running:
+        state = story.run(backend=running)
+        state.save(path, cache=True)
+        expected, _ = continued(state)
+    with engine(kind[0], **TIERS) as running:
+        again, cached = continued(sgl.load(path, backend=running, trust_cache=True))
+        assert again == expected
+        assert cached >= 96
+    with (
+        engine(kind[0], **TIERS, mamba_ssm_dtype="bfloat16") as running,
+        pytest.raises(sgl.ParameterError, match=r"in float32 .* in bfloat16"),
+    ):
+        sgl.load(path, backend=running, trust_cache=True)
+
+
 def test_new_weights_find_no_state_of_the_old_ones_on_the_host(kind):
     folder, _, other, reference = kind
     asked = prompts(90, 61, 75, 82, 66)
