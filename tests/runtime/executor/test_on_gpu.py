@@ -7,14 +7,17 @@ import json
 import random
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.protocol import OverloadedError, Regex, SamplingParams
 from sglang_lite.runtime.executor import prefix_groups as shared
+from tests.runtime.models.test_families import FAMILIES, SHAPE
 from tests.runtime.models.tiny import VOCAB, randomise, save, tiny_tokenizer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -315,4 +318,45 @@ def test_prefixes_that_were_copied_to_the_host_come_back(of_head, tmp_path, poli
                 assert [each.token_ids for each in answers(engine, asked, greedy())] == expected
             store = engine.core.scheduler.store
             assert store.source.fetched_pages
+    assert store.source.read_pages
+
+
+@pytest.mark.parametrize("family", ["qwen3.5", "bamba"])
+@pytest.mark.parametrize("policy", ["write_through", "write_back"])
+def test_states_that_were_copied_to_the_host_come_back(family, policy, tmp_path):
+    model, changes = FAMILIES[family]
+    model = getattr(transformers, model) if isinstance(model, str) else model
+    shape = SHAPE | changes | {"max_position_embeddings": 1024}
+    folder = str(save(randomise(model(model.config_class(**shape))), tmp_path / "model"))
+    asked = [prompt[:400] for prompt in prompts(12, prefix=150, own=400)]
+    settings: dict[str, Any] = {
+        "model": folder,
+        "dtype": "float32",
+        "max_running": 4,
+        "step_tokens": 300,
+        "enable_memory_saver": True,
+        "in_process": True,
+    }
+    with sgl.Engine(**settings, max_total_tokens=20_000) as plain:
+        expected = [each.token_ids for each in answers(plain, asked, greedy())]
+    tiers: dict[str, Any] = {
+        "enable_hierarchical_cache": True,
+        "hicache_write_policy": policy,
+        "hicache_ratio": 8.0,
+        "max_total_tokens": 2048,
+        "max_mamba_cache_size": 8,
+    }
+    files = {"hicache_storage_backend": "file", "hicache_storage_dir": str(tmp_path / "files")}
+    for _ in range(2):
+        with sgl.Engine(**settings, **tiers, **files) as engine:
+            # this model computes faster than it copies
+            engine.core.scheduler.pauses.record_duration = lambda *_: None
+            for _ in range(3):  # equal prompts of one round would run together
+                assert [each.token_ids for each in answers(engine, asked, greedy())] == expected
+            engine.release_memory_occupation()
+            engine.resume_memory_occupation()
+            assert [each.token_ids for each in answers(engine, asked, greedy())] == expected
+            store = engine.core.scheduler.store
+            assert store.source.states.fetched
+            store.source.check_invariants()
     assert store.source.read_pages

@@ -101,7 +101,8 @@ def test_states_come_back_from_the_host(kind, policy):
     folder, asked = kind[0], prompts(90, 61, 75, 82, 66)
     with engine(folder, prefix_cache=False, page_size=4) as plain:
         expected, _ = answers_of(plain, asked)
-    with engine(folder, **TIERS, **SMALL, hicache_write_policy=policy) as running:
+    saver = {"enable_memory_saver": True}
+    with engine(folder, **TIERS, **SMALL, **saver, hicache_write_policy=policy) as running:
         again = [each for ids in asked for each in (ids, ids)]
         assert answers_of(running, again)[0] == [ids for ids in expected for _ in range(2)]
         ends = [(len(ids) - 1) // 4 * 4 for ids in asked]
