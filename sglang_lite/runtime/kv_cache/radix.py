@@ -243,6 +243,7 @@ class RadixTree:
         self._roots = {name + suffix: root for name, root in self._roots.items()}
         for name, root in self._roots.items():
             root.prefix = PrefixHash.for_namespace(name)
+            root.names = [_name_bytes(name)]
         if self.changes is not None:
             self.changes.forget_all()
 
@@ -523,8 +524,12 @@ def _new_root(namespace: str) -> Node:
     """Creates the root of a namespace that has no pages yet. `insert_sequence` adds it to the tree."""
     root = Node(_NO_PAGES, _NO_PAGES, None, 0)
     root.prefix = PrefixHash.for_namespace(namespace)
-    root.names = [namespace.encode("utf-8", "surrogatepass")]
+    root.names = [_name_bytes(namespace)]
     return root
+
+
+def _name_bytes(namespace: str) -> bytes:
+    return namespace.encode("utf-8", "surrogatepass")
 
 
 def _record_change(

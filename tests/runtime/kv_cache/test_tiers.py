@@ -303,6 +303,18 @@ def test_names_of_a_node_stay_those_of_its_pages_when_it_is_split():
     assert len(names.names_of_node(end.node)) == 1
 
 
+def test_pages_added_under_a_renamed_namespace_have_names_of_their_own():
+    """They may be of older weights."""
+    tree, names = RadixTree(2, EVICTION["lru"]), PageNames(b"", 2)
+    first, later = (np.array(ids, np.int32) for ids in ([1, 2], [3, 4]))
+    pages = np.arange(3, dtype=np.int32)
+    tree.insert_sequence(first, pages[:1])
+    tree.rename_namespaces(" old")
+    old = tree.insert_sequence(later, pages[1:2], " old").node
+    new = tree.insert_sequence(later, pages[2:]).node
+    assert names.names_of_node(old) != names.names_of_node(new)
+
+
 @pytest.mark.parametrize(
     ("config", "wrong"),
     [
