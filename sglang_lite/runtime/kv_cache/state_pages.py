@@ -454,6 +454,11 @@ class StatePages(Companion):
             kept &= ~np.isin(pages, self._spare)
         return np.flatnonzero(kept).astype(np.int32), places[kept]
 
+    @property
+    def arriving(self) -> list[int]:
+        """Places that copies write, in order."""
+        return sorted(self._arriving)
+
     def record_copy(self, places: Ints, copy: int) -> None:
         """Records the number of the last copy that reads these places."""
         self._last_copy[places] = copy

@@ -168,6 +168,15 @@ class StateTier:
         self._names.clear()
         self.host.forget_pages()
 
+    def check_invariants(self, fetches: Sequence[StateFetch]) -> None:
+        """Raises AssertionError if the host's slots, or the places of running fetches, are
+        miscounted.
+        """
+        self.host.check_slots()
+        assert sorted(each.place for each in fetches) == self._states.arriving, (
+            "places that a copy writes without a fetch"
+        )
+
     def stats(self) -> dict[str, int]:
         """Returns counts for `Engine.stats`."""
         return {

@@ -13,13 +13,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from sglang_lite.runtime.kv_cache.disk_tier import RUN_TOKENS, DiskTier
+from sglang_lite.runtime.kv_cache.fetches import DiskRead, Fetch, MissingPages, WantedPages
 from sglang_lite.runtime.kv_cache.file_writes import FileWrites
 from sglang_lite.runtime.kv_cache.host_tier import HostTier
 from sglang_lite.runtime.kv_cache.page_names import PageNames, name_state_file
@@ -29,7 +29,7 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.radix import Match, Node, PrefixLock
 from sglang_lite.runtime.kv_cache.state_read import StateRead
-from sglang_lite.runtime.kv_cache.state_tier import StateFetch, StateTier
+from sglang_lite.runtime.kv_cache.state_tier import StateTier
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
@@ -44,117 +44,6 @@ _PATIENCE_S = 2.0
 _TOKEN_PATIENCE_S = 1e-4
 _CLOSE_S = 0.001  # pause while copies and writes end
 DEADLINE_S = 10.0  # for reading files; after it, their store is disabled
-
-
-@dataclass(eq=False, slots=True)
-class Fetch(PromisedPages):
-    """Pages being copied to the device.
-
-    Attributes:
-        tokens: int32, ids in the tree from the beginning of the sequence to the last page.
-        namespace: namespace of the sequence.
-        lock: lock on the preceding pages, which are in the tree.
-        before: int32, the preceding pages.
-        pages: int32, pages that are written.
-        first: name of the first one; without pages, that of the state's.
-        copy: number of the copy.
-        state: state that arrives with the pages; None for models without states.
-    """
-
-    tokens: Ints
-    namespace: str
-    lock: PrefixLock
-    before: Ints
-    pages: Ints
-    first: bytes
-    copy: int
-    state: StateFetch | None
-
-    def has_arrived(self, copies: int, states: int) -> bool:
-        """Returns whether pages and state have arrived, after these numbers of completed copies."""
-        return self.copy <= copies and (self.state is None or self.state.copy <= states)
-
-
-@dataclass(eq=False, slots=True)
-class DiskRead(PromisedPages):
-    """Pages of a sequence that are being read from files into host memory.
-
-    Attributes:
-        names: names of the pages.
-        files: names of the files that may have them.
-        skip: number of pages in the first file that precede these pages.
-        found: how many of the sequence's files exist.
-        earlier_files, earlier: numbers of these files, and of their pages, that belong to earlier
-            parts.
-        patience_s: how long a request waits for them, in seconds.
-        slots: host slots for their pages; empty until their number is known.
-        copy: number of the last copy that may use the slots.
-        filled: whether the slots of each file have been filled; set once the copy has completed.
-        began: when `filled` was set.
-        read: number of pages that have been read.
-        asked: when it was requested.
-        dropped: True if the pages may no longer be used.
-    """
-
-    names: Sequence[bytes]
-    files: Sequence[bytes]
-    skip: int
-    found: Future[int]
-    earlier_files: int
-    earlier: int
-    patience_s: float
-    slots: Ints = field(default_factory=lambda: _NONE)
-    copy: int = 0
-    filled: Sequence[Future[bool]] = ()
-    began: float = 0.0
-    read: int = 0
-    asked: float = field(default_factory=lambda: time.perf_counter())
-    dropped: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _MissingPages:
-    """Pages of a sequence that the device lacks.
-
-    Attributes:
-        match: pages that it has, with and without states.
-        usable: number of tokens that can be reused without a fetch.
-        names: names of the pages behind the match.
-        before: names of the match's pages; empty for models without states.
-    """
-
-    match: Match
-    usable: int
-    names: Sequence[bytes]
-    before: Sequence[bytes] = ()
-
-    def were_read_by(self, promise: PromisedPages | None) -> bool:
-        """Returns whether a promise has read all that files have of them."""
-        if isinstance(promise, StateRead):  # which may be that of another sequence
-            return promise.names == [*self.before, *self.names]
-        return isinstance(promise, DiskRead)
-
-
-@dataclass(frozen=True, slots=True)
-class _WantedPages:
-    """Pages of a sequence to fetch from the host.
-
-    Attributes:
-        names: names of the pages.
-        end: number of the sequence's tokens that can be reused then.
-        state: name of the state to fetch with them; None for models without states.
-    """
-
-    names: Sequence[bytes]
-    end: int
-    state: bytes | None = None
-
-    @property
-    def first(self) -> bytes:
-        """Name of the first page; without pages, of the state."""
-        first = self.names[0] if self.names else self.state
-        assert first is not None
-        return first
 
 
 class Tiers(PageSource):
@@ -232,10 +121,12 @@ class Tiers(PageSource):
         return bool(self.fetching) or reading or completed < self.host.memory.launched
 
     def check_invariants(self) -> None:
-        """Raises AssertionError if the host's slots are miscounted."""
+        """Raises AssertionError if the host's slots, or states on their way, are miscounted."""
         self.host.check_slots()
         if self.states is not None:
-            self.states.host.check_slots()
+            self.states.check_invariants(
+                [fetch.state for fetch in self.fetching if fetch.state is not None]
+            )
 
     def stats(self) -> dict[str, int]:
         """Returns counts for `Engine.stats`."""
@@ -460,7 +351,7 @@ class Tiers(PageSource):
         self.add_arrived_pages()
         return fetch
 
-    def _list_missing_pages(self, tokens: Ints, match: Match, space: PrefixSpace) -> _MissingPages:
+    def _list_missing_pages(self, tokens: Ints, match: Match, space: PrefixSpace) -> MissingPages:
         """Returns the pages of a sequence, int32 in the tree, that the device lacks behind a match
         or that can't be used there for want of a state.
         """
@@ -473,9 +364,9 @@ class Tiers(PageSource):
             before = self.names.names_of_prefix(match.node)
         rest = tokens[len(match.pages) * size : len(tokens) - 1]
         names = list(self.names.names_after(self.names.last_name(match.node), rest))
-        return _MissingPages(match, usable, names, before)
+        return MissingPages(match, usable, names, before)
 
-    def _choose_pages(self, missing: _MissingPages, space: PrefixSpace) -> _WantedPages:
+    def _choose_pages(self, missing: MissingPages, space: PrefixSpace) -> WantedPages:
         """Returns which of a sequence's missing pages to fetch from the host: all that it has, or
         those up to the last state that it has.
         """
@@ -483,14 +374,14 @@ class Tiers(PageSource):
         at = len(missing.match.pages)
         found = list(takewhile(self.host.__contains__, missing.names))
         if self.states is None:
-            return _WantedPages(found, (at + len(found)) * size)
+            return WantedPages(found, (at + len(found)) * size)
         names = [*missing.before, *found]
         end = self.states.find_last(names)
         if not end or space.count_trusted_tokens(end * size) != end * size:
-            return _WantedPages([], 0)
-        return _WantedPages(found[: max(end - at, 0)], end * size, names[end - 1])
+            return WantedPages([], 0)
+        return WantedPages(found[: max(end - at, 0)], end * size, names[end - 1])
 
-    def _allocate_pages_for(self, wanted: _WantedPages) -> Ints | None:
+    def _allocate_pages_for(self, wanted: WantedPages) -> Ints | None:
         """Allocates pages of the device for copies of those on the host. If pages that were evicted
         for them have replaced some there, allocates as many as can still be used. Returns None
         without any.
@@ -525,7 +416,7 @@ class Tiers(PageSource):
         return self._start_lookup(missing, self._choose_pages(missing, space), token_s)
 
     def _start_lookup(
-        self, missing: _MissingPages, wanted: _WantedPages, token_s: float
+        self, missing: MissingPages, wanted: WantedPages, token_s: float
     ) -> DiskRead | StateRead | None:
         """Starts looking for files with what the device and the host lack of a sequence. Returns
         None if that is too little, or computing is faster.
@@ -541,7 +432,7 @@ class Tiers(PageSource):
         return self._start_state_lookup(self.states, missing, wanted, token_s)
 
     def _start_state_lookup(
-        self, states: StateTier, missing: _MissingPages, wanted: _WantedPages, token_s: float
+        self, states: StateTier, missing: MissingPages, wanted: WantedPages, token_s: float
     ) -> StateRead | None:
         """Does the work of `_start_lookup` for a model with states."""
         assert self.disk is not None

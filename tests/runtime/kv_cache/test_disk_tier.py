@@ -325,7 +325,8 @@ def test_a_slow_folder_that_returns_a_file_within_the_deadline_is_used_on(tmp_pa
     later = engine(tmp_path, hicache_storage_prefetch_policy="wait_complete")
     passed = [0.0]  # seconds
     clock = SimpleNamespace(perf_counter=lambda: passed[0])
-    monkeypatch.setattr("sglang_lite.runtime.kv_cache.tiers.time", clock)
+    for module in ("tiers", "fetches"):
+        monkeypatch.setattr(f"sglang_lite.runtime.kv_cache.{module}.time", clock)
     monkeypatch.setattr("sglang_lite.runtime.kv_cache.tiers._PART_FILES", 1)
     tiers = later.store.source
     threads = tiers.disk.executor = Late(random.Random(1))
