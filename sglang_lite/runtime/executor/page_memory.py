@@ -27,8 +27,11 @@ _MEASURED = 8  # the newest measurement of a page's time has the weight 1 / 8
 
 
 def page_bytes(planes: Sequence[torch.Tensor], page_size: int) -> int:
-    """Returns the bytes of a page in all planes [heads, slots, size]."""
-    return sum(plane.shape[0] * plane.shape[2] * plane.itemsize for plane in planes) * page_size
+    """Returns the bytes of a page in all planes [heads, slots, size]. A page of a model without
+    attention has one byte, which is not used, as every page is stored somewhere.
+    """
+    size = sum(plane.shape[0] * plane.shape[2] * plane.itemsize for plane in planes)
+    return max(size * page_size, 1)
 
 
 class CpuPageMemory:

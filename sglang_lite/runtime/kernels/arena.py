@@ -150,6 +150,8 @@ class DeviceArena:
 
     def allocate_bytes(self, size: int) -> torch.Tensor:
         """Returns `size` bytes with undefined values."""
+        if not size:  # of layers that keep nothing by token
+            return torch.empty(0, dtype=torch.uint8, device=self._device)
         whole = -(-size // self._granularity) * self._granularity
         address = ctypes.c_uint64()
         call_driver(

@@ -71,12 +71,13 @@ class BlockCopy:
     ) -> None:
         alike: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
         for plane in planes:
-            alike.setdefault((plane.shape, plane.dtype), []).append(plane)
+            if plane.shape[2]:  # layers without attention have none
+                alike.setdefault((plane.shape, plane.dtype), []).append(plane)
         chunks = [page_size * shape[2] * kind.itemsize for shape, kind in alike]
         word = next(
             kind
             for kind in (torch.int64, torch.int32, torch.int16, torch.int8)
-            if all(chunk % kind.itemsize == 0 for chunk in chunks)
+            if all(chunk % kind.itemsize == 0 for chunk in chunks or (1,))
         )
         self._memory = memory.view(word)
         self._groups = []

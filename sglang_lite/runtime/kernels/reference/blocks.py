@@ -13,12 +13,15 @@ class BlockCopy:
     ) -> None:
         alike: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
         for plane in planes:
-            alike.setdefault((plane.shape, plane.dtype), []).append(plane)
+            if plane.shape[2]:  # layers without attention have none
+                alike.setdefault((plane.shape, plane.dtype), []).append(plane)
+        # [heads, pages, bytes] and its part of the blocks
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if not alike:
+            return
         blocks = memory.view(
             -1, page_size * sum(p.shape[0] * p.shape[2] * p.itemsize for p in planes)
         )
-        # [heads, pages, bytes] and its part of the blocks
-        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         first = 0
         for plane in (plane for group in alike.values() for plane in group):
             pages = plane.view(torch.uint8).view(plane.shape[0], plane.shape[1] // page_size, -1)
