@@ -477,6 +477,11 @@ def _schema_for_models(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {name: without_documents(schema[name]) for name in names if name in schema}
 
 
+def _drop_title(schema: dict[str, Any]) -> None:
+    """Drops a schema's title, which no user wrote: it would cost tokens in every prompt."""
+    schema.pop("title", None)
+
+
 def _build_arguments_adapter(tool: Callable[..., Any]) -> Any:
     """Returns the pydantic TypeAdapter of a function's keyword arguments. Raises ParameterError if
     the signature can't be used.
@@ -515,7 +520,8 @@ def _build_arguments_adapter(tool: Callable[..., Any]) -> Any:
                 kind if parameter.default is parameter.empty else NotRequired[kind]
             )
         arguments: Any = TypedDict(f"{tool.__name__}_arguments", fields)  # type: ignore[misc] # made at run time
-        adapter = TypeAdapter(with_config({"extra": "forbid"})(arguments))
+        forbid_others = with_config({"extra": "forbid", "json_schema_extra": _drop_title})
+        adapter = TypeAdapter(forbid_others(arguments))
         schema_of(adapter, tool.__name__)
     except (ConstraintError, PydanticUserError, NameError, TypeError) as error:
         raise ParameterError(

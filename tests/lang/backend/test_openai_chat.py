@@ -264,6 +264,18 @@ def test_tools_are_the_apis_own(api, openai):
     assert api.last["tool_choice"] == "required"
 
 
+def test_tools_have_no_words_that_only_cost_tokens(api, openai):
+    api.answers = [calling(("c-1", "add", '{"a": 1, "b": 2}'))]
+    ask(openai("local", profile="sglang_lite"), tools=[add])
+    (tool,) = api.last["tools"]
+    assert tool["function"]["parameters"] == {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+
+
 def test_a_tools_result_answers_the_call(api, openai):
     api.answers = [calling(("c-1", "add", '{"a": 1, "b": 2}')), said("Three.")]
 
