@@ -34,6 +34,7 @@ SMALL = {
     "shortened.py": ["--generations", "26", "--ways", "library"],
     "constrained.py": ["--systems", "sglang_lite", "--tokens", "4"],
     "agent_loop.py": ["--turns", "2", "--repeat", "1"],
+    "agent_peers.py": ["--help"],  # it needs the peers and a model that can call tools
     "agents_server.py": ["--help"],  # it needs a server that is started apart
     "constrained_gpu.py": ["--help"],  # it needs a GPU, as others below
     "constraints_suite.py": ["--schemas", "2", "--groups", "2"],
