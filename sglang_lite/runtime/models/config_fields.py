@@ -30,14 +30,23 @@ class Field:
 
     Attributes:
         kind: "whole", "number", "flag", "text" or "object" for one value; "pattern" for a whole
-            number or a text; "wholes", "numbers" or "texts" for a list, which may also be a single
-            bare item.
+            number or a text; "switch" for a flag or a text; "wholes", "numbers" or "texts" for a
+            list, which may also be a single bare item.
         least, most: inclusive range of a number.
         required: whether the field may be neither missing nor null.
     """
 
     kind: Literal[
-        "whole", "pattern", "number", "flag", "text", "object", "wholes", "numbers", "texts"
+        "whole",
+        "pattern",
+        "number",
+        "flag",
+        "switch",
+        "text",
+        "object",
+        "wholes",
+        "numbers",
+        "texts",
     ]
     least: float = -math.inf
     most: float = math.inf
@@ -60,7 +69,7 @@ class Field:
                     )
             return None
         if not isinstance(value, _TYPES[self.kind]) or (
-            isinstance(value, bool) and self.kind != "flag"
+            isinstance(value, bool) and self.kind not in ("flag", "switch")
         ):
             return f"is no {_NAMES[self.kind]}"
         if self.kind in ("whole", "number") and not self.least <= value <= self.most:
@@ -83,6 +92,7 @@ _TYPES: Mapping[str, Json] = {
     "pattern": int | str,
     "number": int | float,
     "flag": bool,
+    "switch": bool | str,
     "text": str,
     "object": dict,
 }
@@ -91,6 +101,7 @@ _NAMES = {
     "pattern": "whole number or text",
     "number": "number",
     "flag": "true or false",
+    "switch": "true, false or text",
     "text": "text",
     "object": "JSON object",
 }
@@ -117,6 +128,7 @@ CONFIG: Mapping[str, Field] = {
     **dict.fromkeys(("architectures", "layer_types", "mlp_layer_types", "layers_block_type"), Field("texts")),
     **dict.fromkeys((
         "text_config", "quantization_config", "rope_parameters", "rope_scaling", "attn_config", "linear_attn_config",
+        "per_layer_config",
     ), _OBJECT),
     "vocab_size": _integer_field(1, MAX_TOKENS, required=True),
     "hidden_size": _integer_field(1, 1 << 20, required=True),
@@ -124,7 +136,8 @@ CONFIG: Mapping[str, Field] = {
     "num_hidden_layers": _integer_field(1, 10_000, required=True),
     "num_attention_heads": _integer_field(1, 1 << 16, required=True),
     **dict.fromkeys((
-        "num_key_value_heads", "num_kv_heads", "head_dim", "qk_nope_head_dim", "v_head_dim",
+        "num_key_value_heads", "num_kv_heads", "head_dim", "qk_nope_head_dim", "v_head_dim", "global_head_dim",
+        "num_global_key_value_heads",
     ), _integer_field(1, 1 << 16)),
     "max_position_embeddings": _integer_field(1, MAX_POSITIONS, required=True),
     **dict.fromkeys((
@@ -181,7 +194,7 @@ CONFIG: Mapping[str, Field] = {
         "hybrid_override_pattern", "position_embedding_type",
     ), _TEXT),
     **dict.fromkeys((
-        "use_sliding_window", "use_bidirectional_attention", "is_causal", "tie_word_embeddings",
+        "use_sliding_window", "attention_k_eq_v", "is_causal", "tie_word_embeddings",
         "attention_bias", "qkv_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qk_norm",
         "qk_layernorm", "use_qkv_bias", "use_parallel_residual", "norm_topk_prob", "rope_interleave",
         "enable_bias", "layer_norm_elementwise_affine", "new_decoder_architecture", "multi_query", "parallel_attn",
@@ -191,6 +204,7 @@ CONFIG: Mapping[str, Field] = {
         "mamba_conv_bias", "mamba_proj_bias", "use_conv_bias", "mamba_rms_norm", "mamba_norm_before_gate",
         "projectors_bias",
     ), _FLAG),
+    "use_bidirectional_attention": Field("switch"),
     "no_rope_layers": Field("wholes", 0, 1),
     **dict.fromkeys((
         "num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_shared_experts",

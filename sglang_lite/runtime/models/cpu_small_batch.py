@@ -291,6 +291,7 @@ def _supports_layer(layer: LayerSpec) -> bool:
         and layer.norms == "before"
         and layer.residual_scale == 1.0
         and not layer.parallel
+        and not layer.scaled
     )
 
 
@@ -309,6 +310,8 @@ def _supports_mixer(mixer: MixerSpec) -> bool:
         and mixer.clip is None
         and mixer.qk_norm in ("", "head")
         and not mixer.norms_rotated
+        and not mixer.value_norm
+        and not mixer.keys_as_values
         and not mixer.rope.query_growth
         and mixer.key_size == mixer.value_size
     )

@@ -415,7 +415,7 @@ class Decoder:
             h = _feed_forward(layer, self._norm(x, layer.mlp_norm), lora, record)
             h = self._norm(self.layer_ranks.sum(h), layer.post_mlp_norm)
             x = x + self._scale_output(layer, h)
-        return x
+        return x if layer.layer_scale is None else x * layer.layer_scale
 
     def embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Returns the embeddings [T, hidden_size] of text tokens as they enter the first layer.
@@ -557,9 +557,11 @@ class Decoder:
         assert isinstance(spec, AttentionSpec)
         rotated = spec.heads + spec.kv_heads
         qkv = _project("qkv", layer.qkv, x, lora)
-        columns = [rotated * spec.key_size, spec.kv_heads * spec.value_size]
+        columns = [rotated * spec.key_size, spec.projected_values]
         columns.append(qkv.shape[1] - sum(columns))
         qk, v, gate = qkv.split_with_sizes(columns, -1)
+        if spec.keys_as_values:
+            v = qk[:, spec.heads * spec.key_size :]
         if spec.qk_norm == "whole":
             qk = self._qk_norm(layer, qk, spec.heads * spec.key_size)
         if spec.clip is not None:
@@ -567,6 +569,8 @@ class Decoder:
             v = v.clamp(-spec.clip, spec.clip)
         qk = qk.view(len(x), rotated, -1)
         v = v.view(len(x), spec.kv_heads, -1)
+        if spec.value_norm:
+            v = apply_norm(v, None, self.spec.rms_eps, "rms")
         by_head = spec.qk_norm in ("head", "heads")
         if by_head and not spec.norms_rotated:
             qk = self._qk_norm(layer, qk, spec.heads)

@@ -14,6 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from sglang_lite.runtime.models.config_fields import Config, Json
+from sglang_lite.runtime.models.gemma4 import (
+    GEMMA4,
+    gemma4_attention,
+    gemma4_kinds,
+    gemma4_left_out,
+)
 from sglang_lite.runtime.models.mixers import (
     bamba_mixer,
     falcon_h1_mixer,
@@ -72,6 +78,8 @@ class Family:
         activations: activation name in a config -> the activation that the family means by it.
         attention_fields, dense_fields, layer_fields, model_fields: functions of the config that give
             further fields of AttentionSpec, DenseSpec, LayerSpec and ModelSpec.
+        layer_attention: function of config and layer index that gives further fields of
+            AttentionSpec for one layer.
         nope_fields: function of the config that gives fields of AttentionSpec for layers without
             rotation.
         left_out: function of the config that names what it asks for and the row has not, or returns
@@ -110,6 +118,7 @@ class Family:
     rope_aliases: Mapping[str, str] = field(default_factory=dict)
     activations: Mapping[str, str] = field(default_factory=dict)
     attention_fields: Changes = lambda config: {}
+    layer_attention: Callable[[Config, int], dict[str, Any]] = lambda config, layer: {}
     nope_fields: Changes = lambda config: {}
     dense_fields: Changes = lambda config: {}
     layer_fields: Changes = lambda config: {}
@@ -923,6 +932,15 @@ FAMILIES: Mapping[str, Family] = {
         biases=_ATTENTION, qk_norm="head", norms="both",
         has_window=_except_every_nth_layer("sliding_window_pattern"), layer_ropes=True, attention_fields=_query_scale,
         model_fields=lambda c: {**_gemma_model_settings(c), "logit_softcap": c.get("final_logit_softcapping")},
+        names=_BEFORE_FEED_FORWARD,
+    ),
+    "gemma4": Family(
+        ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), GEMMA4,
+        biases=_ATTENTION, qk_norm="head", norms="both", layer_ropes=True, left_out=gemma4_left_out,
+        has_window=lambda c, i: gemma4_kinds(c)[i] == "sliding_attention", layer_attention=gemma4_attention,
+        layer_fields=lambda c: {"scaled": True},
+        model_fields=lambda c: {"embedding_scale": math.sqrt(c["hidden_size"]),
+                                "logit_softcap": c.get("final_logit_softcapping")},
         names=_BEFORE_FEED_FORWARD,
     ),
     "phi3": Family(

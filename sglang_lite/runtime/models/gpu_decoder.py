@@ -267,8 +267,15 @@ class GpuDecoder(Decoder):
                         self.watch.record_layer(i - 1, residual)
                 x, scales = self._feed_forward(layer, normed, peers, len(residual), record)
                 x, scales = self._finish_block(layer, layer.post_mlp_norm, x, scales)
-        assert x is not None
-        hidden = add_norm(x, residual, self.norm, self.spec.rms_eps, scales, peers)
+            if layer.layer_scale is not None:
+                assert x is not None
+                assert scales is None, "what comes out has been normalised"
+                residual.add_(x).mul_(layer.layer_scale)
+                x = None
+        if x is None:
+            hidden = norm(residual, self.norm, self.spec.rms_eps)
+        else:
+            hidden = add_norm(x, residual, self.norm, self.spec.rms_eps, scales, peers)
         return hidden, self.watch.record_layer(len(self.layers) - 1, residual)
 
     def _peers_for_block_sum(self, rows: int) -> Peers | None:
@@ -401,6 +408,12 @@ class GpuDecoder(Decoder):
         qkv = product(rows)
         if not isinstance(spec, AttentionSpec) or _attention_kernel_prepares(spec, self.spec.norm):
             return qkv, None
+        if spec.keys_as_values:
+            qkv = torch.cat((qkv, qkv[:, spec.heads * spec.key_size :]), 1)
+        if spec.value_norm:
+            values = qkv[:, (spec.heads + spec.kv_heads) * spec.key_size :]
+            by_head = values.view(len(qkv), spec.kv_heads, -1)
+            by_head.copy_(apply_norm(by_head, None, self.spec.rms_eps, "rms"))
         sizes = [n * spec.key_size for n in (spec.heads, spec.kv_heads)]
         q, k = qkv[:, : sum(sizes)].split_with_sizes(sizes, 1)
         table = self.ropes[layer.rope]
@@ -629,9 +642,12 @@ def _apply_scales(x: torch.Tensor, scales: Scales) -> torch.Tensor:
 def _attention_kernel_prepares(spec: MixerSpec, norm: str) -> bool:
     """Returns whether the attention kernels can apply all that a layer does to queries and keys
     before attention. They can't for latent attention and convolutions, or if the layer clips
-    queries and keys, normalises them after the rotation, or scales queries by position.
+    queries and keys, normalises them after the rotation, normalises values, or scales queries by
+    position.
     """
     if not isinstance(spec, AttentionSpec) or spec.clip is not None:
+        return False
+    if spec.value_norm or spec.keys_as_values:
         return False
     if spec.norms_rotated or spec.rope.query_growth:
         return False
@@ -676,7 +692,12 @@ def _has_plain_residual(layer: LayerSpec) -> bool:
     """Returns whether a layer's block outputs can be added to the residual unchanged, as `add_norm`
     does.
     """
-    return layer.norms == "before" and not layer.parallel and layer.residual_scale == 1.0
+    return (
+        layer.norms == "before"
+        and not layer.parallel
+        and not layer.scaled
+        and layer.residual_scale == 1.0
+    )
 
 
 def _can_fuse_single_row(layer: Layer) -> bool:

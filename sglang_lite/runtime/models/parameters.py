@@ -149,6 +149,7 @@ _NAMES: Mapping[str, str] = {
     "xielu_beta": "mlp.act_fn.beta",
     "xielu_eps": "mlp.act_fn.eps",
     "mlp_out_norm": "post_feedforward_layernorm",
+    "layer_scale": "layer_scalar",
     "router": "mlp.gate",
     "correction": "mlp.gate.e_score_correction_bias",
     "expert_gate": "mlp.experts.{}.gate_proj",
@@ -223,6 +224,8 @@ def layer_parameters(spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
     names = _Names(FAMILIES[spec.architecture], index)
     for role in layer.hidden_norms if spec.norm_weight else ():
         yield from names.norm(role, (spec.hidden_size,), bias=spec.norm_bias)
+    if layer.scaled:
+        yield names.vector("layer_scale", 1, suffix="")
     for mixer in layer.mixers:
         yield from _mixer_parameters(names, mixer, spec.hidden_size)
     feed_forward = layer.feed_forward
@@ -260,14 +263,14 @@ def _head_parameters(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[P
     sizes = {
         "q": a.heads * a.key_size,
         "k": a.kv_heads * a.key_size,
-        "v": a.kv_heads * a.value_size,
+        **({} if a.keys_as_values else {"v": a.projected_values}),
     }
     gate = {"output_gating": a.heads * a.gate_size} if a.output_gate else {}
     if gate and names.shares_tensor("q", "output_gating"):
         # each head's query, and then its gate
         queries = {"q": sizes["q"], **gate}
         yield from names.grouped_matrices(queries, hidden, a.heads, bias=a.qkv_bias)
-        others = {role: sizes[role] for role in ("k", "v")}
+        others = {role: size for role, size in sizes.items() if role != "q"}
         yield from names.matrices(others, hidden, bias=a.qkv_bias)
         gate = {}
     else:
@@ -362,7 +365,8 @@ def mamba1_norms(mamba: Mamba1Spec) -> tuple[str, ...]:
 def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
     """Returns the roles of the matrices stacked in attention's first linear layer, in order."""
     if isinstance(spec, AttentionSpec):
-        return ("q", "k", "v", "output_gating") if spec.output_gate else ("q", "k", "v")
+        values = () if spec.keys_as_values else ("v",)
+        return "q", "k", *values, *(("output_gating",) if spec.output_gate else ())
     if isinstance(spec, ConvSpec):
         return "conv_b", "conv_c", "conv_x"
     if isinstance(spec, DeltaSpec):

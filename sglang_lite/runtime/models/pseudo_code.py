@@ -114,6 +114,8 @@ def _layer_lines(spec: ModelSpec, layer: LayerSpec) -> Iterator[tuple[str, str]]
     if layer.feeds:
         yield from _feed_forward_lines(layer.feed_forward, f"{norm}(x)" if before else "x")
         yield f"x = x + {f'{norm}(f)' if after else 'f'}{scale}", ""
+    if layer.scaled:
+        yield "x = x * layer_scale", "a learnt number"
 
 
 def _mixer_lines(mixer: MixerSpec, norm: str) -> Iterator[tuple[str, str]]:
@@ -136,8 +138,9 @@ def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str,
     sizes = f"{attention.key_size}"
     if attention.value_size != attention.key_size:
         sizes = f"{attention.key_size}, values of {attention.value_size}"
+    values = "h @ Wk" if attention.keys_as_values else "h @ Wv"
     yield (
-        "q, k, v = h @ Wq, h @ Wk, h @ Wv",
+        f"q, k, v = h @ Wq, h @ Wk, {values}",
         f"{attention.heads} and {attention.kv_heads} heads of {sizes}{bias}",
     )
     if attention.clip is not None:
@@ -152,6 +155,8 @@ def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str,
         norms.append((f"q, k = {norm}(q), {norm}(k)", f"of {of[attention.qk_norm]}"))
     if not attention.norms_rotated:
         yield from norms
+    if attention.value_norm:
+        yield "v = rms_norm(v)", "of each head, no weights"
     if attention.rope.kind != "none":
         notes = f"theta {attention.rope.theta:g}"
         if attention.rope.rotary_dim not in (None, attention.key_size):

@@ -232,7 +232,6 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
     size = config.get(family.dense_size) or config["intermediate_size"]
     activation = _read_activation(family, config)
     dense = DenseSpec(size, activation, mlp_bias, family.gated, **family.dense_fields(config))
-    rope, local = _read_rope_specs(family, config, head_dim)
     causal = _is_causal(family, config)
     changes = {
         "scale": head_dim**-0.5,
@@ -241,27 +240,31 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
         **family.attention_fields(config),
     }
     latent = (
-        _read_latent_spec(config, rope, bias=qkv_bias, output_bias=output_bias)
+        _read_latent_spec(
+            config,
+            _read_rope_specs(family, config, head_dim)[0],
+            bias=qkv_bias,
+            output_bias=output_bias,
+        )
         if family.latent
         else None
     )
     layers = []
     feed_forward: FeedForwardSpec
     for i, window in enumerate(_read_layer_windows(family, config)):
+        own = {"key_size": head_dim, **family.layer_attention(config, i)}
+        rope, local = _read_rope_specs(family, config, own["key_size"])
         layer_rope = (
             NO_ROPE if not family.has_rope(config, i, window) else rope if window is None else local
         )
         attention: MixerSpec = latent or AttentionSpec(
             heads,
-            kv_heads,
-            head_dim,
-            head_dim,
             rope=layer_rope,
             window=window,
             chunked=family.chunked and window is not None,
             qkv_bias=qkv_bias,
             output_bias=output_bias,
-            **changes,
+            **{"kv_heads": kv_heads, "value_size": head_dim, **changes, **own},
         )
         if layer_rope is NO_ROPE and latent is not None:
             attention = replace(latent, rope=replace(NO_ROPE, rotary_dim=latent.rope_size))
@@ -289,7 +292,11 @@ def is_bidirectional(config: Config) -> bool:
     """Returns whether the model's tokens attend to later tokens. Such a model can't generate."""
     text = config.get("text_config")
     whole = {**(text if isinstance(text, Mapping) else {}), **config}
-    return bool(whole.get("use_bidirectional_attention")) or whole.get("is_causal") is False
+    return _looks_both_ways(whole) or whole.get("is_causal") is False
+
+
+def _looks_both_ways(config: Config) -> bool:
+    return config.get("use_bidirectional_attention") not in (None, False, "vision")  # of images
 
 
 def _is_causal(family: Family, config: Config) -> bool:
@@ -574,7 +581,7 @@ def _read_layer_windows(family: Family, config: Config) -> tuple[int | None, ...
         raise ValueError(
             f"layer_types {kinds} don't fit {layers} layers of full_attention or {local}"
         )
-    if config.get("use_bidirectional_attention"):
+    if _looks_both_ways(config):
         window = window // 2 + 1  # positions in each direction, as transformers counts
     elif config.get("is_causal") is False:
         window = window + 1

@@ -72,6 +72,9 @@ class AttentionSpec:
         qk_norm_weight, qk_norm_bias: whether these norms have weights, and biases.
         norms_rotated: whether these norms, if of each head, apply to rotated queries and keys.
         clip: bound of the absolute values of queries, keys and values, or None.
+        value_norm: whether the values of each head are normalised, by an RMS norm without weights.
+        keys_as_values: whether values are the projected keys, before any norm; then there is no
+            projection of values.
         qkv_bias, output_bias: whether the input projections and the output projection have biases.
         output_gate: whether outputs are multiplied by the sigmoid of a learnt projection of the layer's
             input.
@@ -97,6 +100,8 @@ class AttentionSpec:
     qk_norm_bias: bool = False
     norms_rotated: bool = False
     clip: float | None = None
+    value_norm: bool = False
+    keys_as_values: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     output_gate: bool = False
@@ -109,6 +114,11 @@ class AttentionSpec:
     @property
     def planes(self) -> tuple[Plane, ...]:
         return Plane(self.kv_heads, self.key_size), Plane(self.kv_heads, self.value_size)
+
+    @property
+    def projected_values(self) -> int:
+        """Outputs of the projection of values."""
+        return 0 if self.keys_as_values else self.kv_heads * self.value_size
 
     @property
     def gate_size(self) -> int:
@@ -132,8 +142,9 @@ class AttentionSpec:
 
     def weight_elements(self, hidden: int) -> int:
         """Counts the elements of the weight matrices."""
-        heads = (self.heads + self.kv_heads) * (self.key_size + self.value_size)
-        return hidden * (heads + self.heads * self.gate_size)
+        keys = (self.heads + self.kv_heads) * self.key_size
+        values = self.heads * self.value_size + self.projected_values
+        return hidden * (keys + values + self.heads * self.gate_size)
 
 
 # of models without attention: what kernels are prepared for, though none is launched
@@ -661,6 +672,7 @@ class LayerSpec:
             and are added to it together, with "one norm" for both or "two norms".
         beside: state space that reads the same input as attention, and whose output is added to
             attention's (Falcon-H1), or None.
+        scaled: whether the layer's result, residual included, is multiplied by a learnt number.
     """
 
     attention: MixerSpec
@@ -669,6 +681,7 @@ class LayerSpec:
     residual_scale: float = 1.0
     parallel: Literal["", "one norm", "two norms"] = ""
     beside: Mamba2Spec | None = None
+    scaled: bool = False
 
     @property
     def state_mixer(self) -> StateSpec | None:

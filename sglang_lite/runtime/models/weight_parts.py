@@ -86,7 +86,8 @@ _OTHERS = {
     "attention_out_norm": "post_attention_norm",
     "mlp_out_norm": "post_mlp_norm",
 }
-_OWN = frozenset(("input_norm", "q_norm", "k_norm", "sinks", "mlp_norm"))  # each is its own part
+# each is its own part
+_OWN = frozenset(("input_norm", "q_norm", "k_norm", "sinks", "mlp_norm", "layer_scale"))
 
 
 def part_key(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
@@ -281,6 +282,8 @@ class WeightParts:
         attention = layer.spec.attention
         if role == "sinks":
             return layer.sinks
+        if role == "layer_scale":
+            return layer.layer_scale
         if role == "conv_kernel":
             assert layer.kernel is not None
             return layer.kernel[-1] if is_bias else layer.kernel[:-1].T

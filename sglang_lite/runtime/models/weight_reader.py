@@ -103,6 +103,7 @@ class Layer:
         beside_first, beside_output: first linear layer and output projection of what is beside
             attention.
         feed_forward: dense feed-forward or experts.
+        layer_scale: [1], factor of the layer's result.
         shared: runs this rank's `feed_forward` together with those of the other ranks, if each has
             its own rows.
     """
@@ -124,6 +125,7 @@ class Layer:
     mlp_norm: torch.Tensor | None
     feed_forward: FeedForward | Experts | GpuExperts
     post_mlp_norm: torch.Tensor | None
+    layer_scale: torch.Tensor | None
     shared: SharedFeedForward | None = None
     slopes: torch.Tensor | None = None
 
@@ -374,6 +376,11 @@ class WeightReader:
                 else self._experts(table, fed, index)
             ),
             "post_mlp_norm": lambda: norm("mlp_out_norm"),
+            "layer_scale": lambda: (
+                self._read_numbers(table, "layer_scale").to(self.precision.compute)
+                if spec.scaled
+                else None
+            ),
         }
         return {
             name: partial(_build_and_free_stacks, self._tensors, make)

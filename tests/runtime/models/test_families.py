@@ -65,6 +65,7 @@ from transformers import (
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Generation, ModelError, ParameterError, SamplingParams
+from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.read_config import spec_from_config
@@ -88,6 +89,16 @@ GEMMA3 = GEMMA | dict(
     layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     rope_parameters=dict(full_attention=dict(rope_type="linear", rope_theta=1e5, factor=8.0),
                          sliding_attention=dict(rope_type="default", rope_theta=100.0)))  # fmt: skip
+
+GEMMA4 = dict(
+    num_hidden_layers=4,
+    layer_types=["sliding_attention", "full_attention"] * 2,
+    head_dim=8,
+    global_head_dim=16,
+    sliding_window=9,
+    hidden_size_per_layer_input=0,
+    rms_norm_eps=1e-3,
+)
 
 WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
 # With a smaller epsilon, outputs near 0 are normalised, and rounding with them: transformers' two
@@ -345,6 +356,10 @@ FAMILIES: dict[str, Any] = {
         head_dim=8, use_sandwich_norm=False, use_attention_gate=False, conv_bias=True, sliding_window=9,
         layer_types=["conv", "full_attention", "sliding_attention"])),
     "lfm2-moe": (Lfm2MoeForCausalLM, EXPERTS | dict(layer_types=CONVOLUTIONS, num_dense_layers=1)),
+    "gemma4": ("Gemma4ForCausalLM", GEMMA4 | dict(
+        attention_k_eq_v=True, num_global_key_value_heads=1, final_logit_softcapping=3.0,
+        use_bidirectional_attention="vision")),
+    "gemma4-values": ("Gemma4ForCausalLM", GEMMA4 | dict(attention_bias=True, tie_word_embeddings=False)),
 }  # fmt: skip
 
 
@@ -354,7 +369,7 @@ OTHER_KERNELS = (
     "gpt-neox", "olmo", "minimax-m2", "ernie4.5-moe", "ministral3", "hunyuan", "gpt2", "opt",
     "apertus", "afmoe", "cohere2-moe", "phimoe", "llama4", "llama4-dense", "bloom", "lfm3", "lfm2", "lfm2-biases", "lfm2-moe",
     "qwen3-next", "qwen3.5", "olmo-hybrid", "bamba", "bamba-biases", "granite-hybrid", "nemotron-h",
-    "falcon-h1", "falcon-h1-norms", "jamba", "kimi-linear", "mamba2", "falcon-mamba",
+    "falcon-h1", "falcon-h1-norms", "jamba", "kimi-linear", "mamba2", "falcon-mamba", "gemma4", "gemma4-values",
 )  # fmt: skip
 
 
@@ -625,6 +640,57 @@ def test_the_text_part_of_qwen35(tmp_path, caplog):
     with engine(tmp_path) as running:
         found = differences(reference, ids, ask(running, ids).result(timeout=30))
         assert found.max() <= limit(reference)
+
+
+def test_the_text_part_of_gemma4(tmp_path):
+    """With the encoder's own names, and with the sizes of heads as configs of the hub have them."""
+    vision = dict(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        patch_size=4,
+        position_embedding_size=8,
+    )
+    model = transformers.Gemma4ForConditionalGeneration
+    text = SHAPE | FAMILIES["gemma4"][1] | {"pad_token_id": 0}
+    config = model.config_class(
+        text_config=text, vision_config=vision, attn_implementation="eager", eos_token_id=[1, 7]
+    )
+    reference = randomise(model(config))
+    file = save(reference, tmp_path) / "config.json"
+    whole = json.loads(file.read_text())
+    del whole["text_config"]["per_layer_config"]
+    whole["text_config"] |= {"global_head_dim": 16, "num_global_key_value_heads": 1}
+    file.write_text(json.dumps(whole))
+    (ids,) = prompts(40)
+    with engine(tmp_path) as running:
+        assert isinstance(running.core.runner.model, Decoder)
+        found = differences(reference, ids, ask(running, ids).result(timeout=30))
+        assert found.max() <= limit(reference)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"use_bidirectional_attention": "all"}, 'use_bidirectional_attention "all" is not'),
+        ({"layer_types": ["full_attention", "sliding_attention"] * 2}, "that end with sliding"),
+        (
+            {"per_layer_config": {"0": {"sliding_window": 4}}},
+            "per_layer_config with sliding_window",
+        ),
+        ({"per_layer_config": {"0": {"head_dim": "8"}}}, "per_layer_config with other values"),
+        ({"per_layer_config": {"0": {"num_key_value_heads": 3}}}, "can't share 3 key-value heads"),
+    ],
+)
+def test_what_gemma4_has_not_here_is_told(changes, problem):
+    model = transformers.Gemma4ForCausalLM
+    config = model.config_class(**SHAPE | FAMILIES["gemma4"][1]).to_dict()
+    whole = config | changes | {"architectures": [model.__name__]}
+    with pytest.raises(ModelError, match=problem):
+        spec_from_config(whole, "config.json")
 
 
 @pytest.mark.parametrize("family", ["qwen3.5", "bamba", "jamba"], indirect=True)

@@ -28,6 +28,7 @@ DENSE = [
     "llama-2", "llama-biases", "smollm2", "mistral-window", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3", "olmo2",
     "granite", "glm", "glm4", "exaone4", "seed-oss", "helium", "ernie4.5", "starcoder2", "phi", "stablelm-parallel", "cohere",
     "nemotron", "gpt-neox", "olmo", "gpt2", "gptj", "opt", "falcon-grouped", "lfm2", "lfm2-biases", "qwen3.5", "olmo-hybrid",
+    "gemma4",
 ]  # fmt: skip
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`"),  # that peft reads

@@ -115,7 +115,7 @@ def all_tensors(model: GpuDecoder) -> dict[str, torch.Tensor]:
 
 @needs_kernels
 @pytest.mark.parametrize(
-    "name", ["llama-biases", "deepseek-v2", "qwen2-moe", "gpt-neox", "gpt-oss", "gemma3"]
+    "name", ["llama-biases", "deepseek-v2", "qwen2-moe", "gpt-neox", "gpt-oss", "gemma3", "gemma4"]
 )
 def test_new_weights_overwrite_those_of_a_gpu(name, tmp_path, monkeypatch):
     monkeypatch.setattr(load, "Decoder", GpuDecoder)

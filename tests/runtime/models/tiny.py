@@ -35,7 +35,7 @@ def randomise(model: PreTrainedModel) -> PreTrainedModel:
             else:
                 tensor.copy_(noise * 1.5 / tensor.shape[-1] ** 0.5)
         for name, tensor in model.named_buffers():
-            if name.endswith("correction_bias"):
+            if name.endswith(("correction_bias", "layer_scalar")):
                 tensor += 0.3 * torch.randn(tensor.shape, generator=generator)
     return model.eval()
 

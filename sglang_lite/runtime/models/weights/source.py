@@ -39,6 +39,7 @@ _ENCODER = (
     "vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
     "model.vision_model.", "model.connector.", "visual.", "model.visual.",
     "image_newline", "model.image_newline", "audio_tower.", "model.audio_tower.", "model.encoder.",
+    "model.embed_vision.", "model.embed_audio.",
 )  # fmt: skip
 
 

@@ -1,0 +1,112 @@
+"""Reads from Gemma 4's configs how its layers differ. Functions for its row of `families.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_lite.runtime.models.config_fields import Config, Json
+
+_WINDOWED = "sliding_attention"
+_FULL = "full_attention"
+# values of fields that a config may omit
+GEMMA4: Mapping[str, Json] = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "vocab_size": 262_144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 512,
+    "tie_word_embeddings": True,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+    "attention_k_eq_v": False,
+    "use_bidirectional_attention": None,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+    "rope_parameters": {
+        _WINDOWED: {"rope_type": "default", "rope_theta": 10_000.0},
+        _FULL: {
+            "rope_type": "proportional",
+            "rope_theta": 1_000_000.0,
+            "partial_rotary_factor": 0.25,
+        },
+    },
+}
+_OF_A_LAYER = {"head_dim", "num_key_value_heads"}  # what `per_layer_config` may change
+
+
+def gemma4_kinds(config: Config) -> list[str]:
+    """Returns the type of each layer."""
+    count = config["num_hidden_layers"]
+    kinds = [_WINDOWED if (i + 1) % 6 else _FULL for i in range(count - 1)]
+    return config.get("layer_types") or [*kinds, _FULL]
+
+
+def gemma4_attention(config: Config, layer: int) -> dict[str, Any]:  # fields of any type
+    """Returns fields of AttentionSpec for a layer. Layers without a window have heads of another
+    size and number, and may have no projection of values.
+    """
+    full = gemma4_kinds(config)[layer] == _FULL
+    heads = config["num_attention_heads"]
+    own = _own_fields(config, layer, full=full)
+    kv_heads = own.get("num_key_value_heads") or config["num_key_value_heads"]
+    size = own.get("head_dim") or config["head_dim"]
+    if heads % kv_heads:
+        raise ValueError(f"{heads} attention heads can't share {kv_heads} key-value heads")
+    shared = bool(config["attention_k_eq_v"]) and full
+    return {
+        "kv_heads": kv_heads,
+        "key_size": size,
+        "value_size": size,
+        "scale": 1.0,
+        "value_norm": True,
+        "keys_as_values": shared,
+    }
+
+
+def _own_fields(config: Config, layer: int, *, full: bool) -> Mapping[str, Any]:
+    """Returns the fields of the config that a layer has otherwise."""
+    by_layer = config.get("per_layer_config")
+    if by_layer is not None:
+        return by_layer.get(str(layer)) or {}
+    if not full:
+        return {}
+    shared = config.get("num_global_key_value_heads") if config["attention_k_eq_v"] else None
+    return {"head_dim": config["global_head_dim"], "num_key_value_heads": shared}
+
+
+def gemma4_left_out(config: Config) -> str:
+    """Names what a config asks for and the code here has not. The config is not checked yet."""
+    inner = config.get("text_config")
+    text: Mapping[str, Json] = {**(inner if isinstance(inner, Mapping) else {}), **config}
+    if text.get("hidden_size_per_layer_input", 256):
+        return "hidden_size_per_layer_input"
+    flags = ("num_kv_shared_layers", "enable_moe_block")
+    if name := next((name for name in flags if text.get(name)), None):
+        return name
+    if text.get("use_bidirectional_attention") == "all":
+        return 'use_bidirectional_attention "all"'
+    kinds = text.get("layer_types")
+    if isinstance(kinds, list) and kinds and kinds[-1] == _WINDOWED:
+        return "layer_types that end with sliding_attention"
+    return _explain_own_fields(text.get("per_layer_config"))
+
+
+def _explain_own_fields(by_layer: Json) -> str:
+    if by_layer is None:
+        return ""
+    fields = list(by_layer.values()) if isinstance(by_layer, Mapping) else [by_layer]
+    for field in fields:
+        if not isinstance(field, Mapping):
+            return "per_layer_config without the fields of layers"
+        if others := sorted(set(field) - _OF_A_LAYER):
+            return f"per_layer_config with {', '.join(others)}"
+        if not all(type(value) is int and 0 < value <= 1 << 16 for value in field.values()):
+            return "per_layer_config with other values than numbers"
+    return ""
