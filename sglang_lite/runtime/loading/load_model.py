@@ -247,6 +247,7 @@ def load_model(
     check_kv_dtype(config, spec)
     check_deterministic(config, spec, device)
     check_states(config, spec, device)
+    check_replicas(config, spec)
     source = _source(files, config, device)
     given = (
         {}
@@ -805,6 +806,14 @@ def check_states(config: EngineConfig, spec: ModelSpec, device: torch.device) ->
     ):
         if wrong:
             raise ParameterError(name, f"{what}, {why}.", hint="Leave it out.")
+
+
+def check_replicas(config: EngineConfig, spec: ModelSpec) -> None:
+    """Raises ParameterError if replicas can't share the model's feed-forwards."""
+    if config.enable_dp_attention and any(layer.feeds_apart for layer in spec.layers):
+        what = "the model has experts beside dense feed-forwards, with norms of their own"
+        why = "which replicas can't share yet"
+        raise ParameterError("enable_dp_attention", f"{what}, {why}.", hint="Leave it out.")
 
 
 def check_deterministic(config: EngineConfig, spec: ModelSpec, device: torch.device) -> None:

@@ -194,7 +194,7 @@ CONFIG: Mapping[str, Field] = {
         "hybrid_override_pattern", "position_embedding_type",
     ), _TEXT),
     **dict.fromkeys((
-        "use_sliding_window", "attention_k_eq_v", "is_causal", "tie_word_embeddings",
+        "use_sliding_window", "attention_k_eq_v", "enable_moe_block", "is_causal", "tie_word_embeddings",
         "attention_bias", "qkv_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qk_norm",
         "qk_layernorm", "use_qkv_bias", "use_parallel_residual", "norm_topk_prob", "rope_interleave",
         "enable_bias", "layer_norm_elementwise_affine", "new_decoder_architecture", "multi_query", "parallel_attn",
@@ -212,7 +212,8 @@ CONFIG: Mapping[str, Field] = {
     ), _integer_field(0, MAX_EXPERTS)),
     "moe_topk": Field("wholes", 1, MAX_EXPERTS),
     **dict.fromkeys((
-        "num_experts_per_tok", "num_experts_per_token", "moe_k", "n_group", "num_expert_group", "topk_group",
+        "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_k", "n_group", "num_expert_group",
+        "topk_group",
     ), _integer_field(1, MAX_EXPERTS)),
     "moe_intermediate_size": _integer_field(1, 1 << 24),
     "shared_intermediate_size": _integer_field(0, 1 << 24),

@@ -24,7 +24,7 @@ from sglang_lite.runtime.kernels.state_rows import StateWave
 from sglang_lite.runtime.models.cpu_small_batch import small_batch_step
 from sglang_lite.runtime.models.layer_watch import LayerWatch
 from sglang_lite.runtime.models.layers.conv import gated_conv
-from sglang_lite.runtime.models.layers.experts import FeedForward
+from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
 from sglang_lite.runtime.models.layers.latent import latent_attention
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.norm import apply_norm
@@ -411,11 +411,32 @@ class Decoder:
             h = self._mix(index, layer, normed, rotations[layer.rope], plan, cache, lora)
             h = self._norm(self.layer_ranks.sum(h), layer.post_attention_norm)
             x = x + self._scale_output(layer, h)
-        if layer.spec.feeds:
+        if layer.spec.feeds_apart:
+            x = x + self._scale_output(layer, self._feed_apart(layer, x, record))
+        elif layer.spec.feeds:
             h = _feed_forward(layer, self._norm(x, layer.mlp_norm), lora, record)
             h = self._norm(self.layer_ranks.sum(h), layer.post_mlp_norm)
             x = x + self._scale_output(layer, h)
         return x if layer.layer_scale is None else x * layer.layer_scale
+
+    def _feed_apart(
+        self, layer: Layer, x: torch.Tensor, record: Callable[[torch.Tensor], None]
+    ) -> torch.Tensor:
+        """Returns the output of experts and a shared one that have norms of their own."""
+        fed = layer.feed_forward
+        assert isinstance(fed, Experts)
+        assert fed.shared is not None
+        shared = fed.shared(self._norm(x, layer.mlp_norm))
+        routed = self._norm(x, layer.router_scale)
+        chosen = fed.apply_chosen(self._norm(x, layer.experts_norm), routed, record)
+        return self._add_normed(layer, shared, chosen)
+
+    def _add_normed(self, layer: Layer, shared: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """Adds the outputs of a shared expert and of those that were chosen."""
+        ranks = self.layer_ranks
+        shared = self._norm(ranks.sum(shared), layer.shared_out_norm)
+        chosen = self._norm(ranks.sum(chosen), layer.experts_out_norm)
+        return self._norm(shared + chosen, layer.post_mlp_norm)
 
     def embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Returns the embeddings [T, hidden_size] of text tokens as they enter the first layer.

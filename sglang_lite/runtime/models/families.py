@@ -16,7 +16,9 @@ from typing import Any, Literal, TypeAlias
 from sglang_lite.runtime.models.config_fields import Config, Json
 from sglang_lite.runtime.models.gemma4 import (
     GEMMA4,
+    GEMMA4_EXPERTS,
     gemma4_attention,
+    gemma4_experts,
     gemma4_kinds,
     gemma4_left_out,
 )
@@ -941,7 +943,8 @@ FAMILIES: Mapping[str, Family] = {
         layer_fields=lambda c: {"scaled": True},
         model_fields=lambda c: {"embedding_scale": math.sqrt(c["hidden_size"]),
                                 "logit_softcap": c.get("final_logit_softcapping")},
-        names=_BEFORE_FEED_FORWARD,
+        aliases={"num_experts_per_tok": "top_k_experts"}, experts_fields=gemma4_experts,
+        names={**_BEFORE_FEED_FORWARD, **_NOT_SPLIT, **GEMMA4_EXPERTS},
     ),
     "phi3": Family(
         ("Phi3ForCausalLM",), {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}, has_window=_every_layer,

@@ -26,6 +26,7 @@ GEMMA4: Mapping[str, Json] = {
     "eos_token_id": 1,
     "bos_token_id": 2,
     "attention_k_eq_v": False,
+    "enable_moe_block": False,
     "use_bidirectional_attention": None,
     "rope_theta": 1_000_000.0,
     "rope_local_base_freq": 10_000.0,
@@ -37,6 +38,14 @@ GEMMA4: Mapping[str, Json] = {
             "partial_rotary_factor": 0.25,
         },
     },
+}
+GEMMA4_EXPERTS = {
+    "router": "router.proj",
+    "stacked_gate_up": "experts.gate_up_proj",
+    "stacked_down": "experts.down_proj",
+    "shared_gate": "mlp.gate_proj",
+    "shared_up": "mlp.up_proj",
+    "shared_down": "mlp.down_proj",
 }
 _OF_A_LAYER = {"head_dim", "num_key_value_heads"}  # what `per_layer_config` may change
 
@@ -81,15 +90,28 @@ def _own_fields(config: Config, layer: int, *, full: bool) -> Mapping[str, Any]:
     return {"head_dim": config["global_head_dim"], "num_key_value_heads": shared}
 
 
+def gemma4_experts(config: Config, layer: int) -> dict[str, Any] | None:  # fields of any type
+    """Returns fields of ExpertsSpec, whose shared expert is the dense feed-forward beside them."""
+    if not config["enable_moe_block"]:
+        return None
+    return {
+        "count": config["num_experts"],
+        "size": config["moe_intermediate_size"],
+        "normalise": True,
+        "shared_size": config["intermediate_size"],
+        "apart": True,
+        "expert_scales": True,
+    }
+
+
 def gemma4_left_out(config: Config) -> str:
     """Names what a config asks for and the code here has not. The config is not checked yet."""
     inner = config.get("text_config")
     text: Mapping[str, Json] = {**(inner if isinstance(inner, Mapping) else {}), **config}
     if text.get("hidden_size_per_layer_input", 256):
         return "hidden_size_per_layer_input"
-    flags = ("num_kv_shared_layers", "enable_moe_block")
-    if name := next((name for name in flags if text.get(name)), None):
-        return name
+    if text.get("num_kv_shared_layers"):
+        return "num_kv_shared_layers"
     if text.get("use_bidirectional_attention") == "all":
         return 'use_bidirectional_attention "all"'
     kinds = text.get("layer_types")

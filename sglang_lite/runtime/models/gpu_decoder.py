@@ -265,8 +265,12 @@ class GpuDecoder(Decoder):
                     )
                     if not layer.spec.mixes:
                         self.watch.record_layer(i - 1, residual)
-                x, scales = self._feed_forward(layer, normed, peers, len(residual), record)
-                x, scales = self._finish_block(layer, layer.post_mlp_norm, x, scales)
+                if layer.spec.feeds_apart:
+                    x = self._feed_beside_experts(layer, normed, residual, record)
+                    x, scales = self._scale_output(layer, x), None
+                else:
+                    x, scales = self._feed_forward(layer, normed, peers, len(residual), record)
+                    x, scales = self._finish_block(layer, layer.post_mlp_norm, x, scales)
             if layer.layer_scale is not None:
                 assert x is not None
                 assert scales is None, "what comes out has been normalised"
@@ -317,7 +321,8 @@ class GpuDecoder(Decoder):
             else None
         )
         if isinstance(fed, GpuExperts):
-            second = None if layer.spec.parallel else fed.eight_bit_input_type(rows)
+            wide = layer.spec.parallel or layer.spec.feeds_apart
+            second = None if wide else fed.eight_bit_input_type(rows)
         else:
             second = (
                 as_gpu_product(fed.gate_up).eight_bit_input_type(rows)
@@ -474,6 +479,31 @@ class GpuDecoder(Decoder):
         return self._multiply_last_of_block(
             down, activate(rows, fed.spec.activation, eight=down.eight_bit_input_type(count)), peers
         )
+
+    def _feed_beside_experts(
+        self,
+        layer: Layer,
+        rows: torch.Tensor | EightBitRows,
+        residual: torch.Tensor,
+        record: Callable[[torch.Tensor], None] | None,
+    ) -> torch.Tensor:
+        """Returns the output of experts and a shared one that have norms of their own.
+
+        Args:
+            layer: weights of the layer.
+            rows: the shared expert's normalised input rows.
+            residual: rows that enter the block.
+            record: as for `GpuExperts`.
+        """
+        fed = layer.feed_forward
+        assert isinstance(fed, GpuExperts)
+        assert isinstance(rows, torch.Tensor), "not in 8 bits"
+        assert layer.experts_norm is not None
+        assert layer.router_scale is not None
+        eps = self.spec.rms_eps
+        routed = norm(residual, layer.router_scale, eps)
+        chosen = fed.apply_chosen(norm(residual, layer.experts_norm, eps), routed, record)
+        return self._add_normed(layer, fed.apply_shared(rows), chosen)
 
     def _run_single_token(
         self, x: torch.Tensor, plan: DevicePlan, cache: KVCache, attention: StepAttention

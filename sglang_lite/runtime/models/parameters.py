@@ -149,6 +149,11 @@ _NAMES: Mapping[str, str] = {
     "xielu_beta": "mlp.act_fn.beta",
     "xielu_eps": "mlp.act_fn.eps",
     "mlp_out_norm": "post_feedforward_layernorm",
+    "experts_norm": "pre_feedforward_layernorm_2",
+    "shared_out_norm": "post_feedforward_layernorm_1",
+    "experts_out_norm": "post_feedforward_layernorm_2",
+    "router_scale": "router.scale",
+    "expert_scales": "router.per_expert_scale",
     "layer_scale": "layer_scalar",
     "router": "mlp.gate",
     "correction": "mlp.gate.e_score_correction_bias",
@@ -394,6 +399,10 @@ def _expert_parameters(names: _Names, experts: ExpertsSpec, hidden: int) -> Iter
     yield from names.matrices({"router": experts.count}, hidden, bias=experts.router_bias)
     if experts.correction:
         yield names.vector("correction", experts.count, suffix="")
+    if experts.apart:
+        yield names.vector("router_scale", hidden, suffix="")
+    if experts.expert_scales:
+        yield names.vector("expert_scales", experts.count, suffix="")
     for expert in range(experts.count):
         yield from names.expert(expert, experts, hidden)
     if experts.shared_size:

@@ -105,14 +105,14 @@ def _layer_lines(spec: ModelSpec, layer: LayerSpec) -> Iterator[tuple[str, str]]
         attended += " + m"
     if layer.parallel:
         yield from _feed_forward_lines(
-            layer.feed_forward, "h" if layer.parallel == "one norm" else f"{norm}(x)"
+            layer.feed_forward, "h" if layer.parallel == "one norm" else f"{norm}(x)", norm
         )
         yield f"x = x + ({attended} + f){scale}", "attention and feed-forward beside each other"
         return
     if layer.mixes:
         yield f"x = x + {attended}{scale}", ""
     if layer.feeds:
-        yield from _feed_forward_lines(layer.feed_forward, f"{norm}(x)" if before else "x")
+        yield from _feed_forward_lines(layer.feed_forward, f"{norm}(x)" if before else "x", norm)
         yield f"x = x + {f'{norm}(f)' if after else 'f'}{scale}", ""
     if layer.scaled:
         yield "x = x * layer_scale", "a learnt number"
@@ -289,7 +289,7 @@ def _conv_lines(conv: ConvSpec) -> Iterator[tuple[str, str]]:
 
 
 def _feed_forward_lines(
-    feed_forward: DenseSpec | ExpertsSpec, source: str
+    feed_forward: DenseSpec | ExpertsSpec, source: str, norm: str
 ) -> Iterator[tuple[str, str]]:
     if source != "h":
         yield f"h = {source}", ""
@@ -305,7 +305,8 @@ def _feed_forward_lines(
         yield f"f = ({inner}) @ down", f"through {feed_forward.size:,}{bias}"
         return
     of = feed_forward
-    scored = f"{of.scoring}(h @ router{' + bias' if of.router_bias else ''})"
+    rows = f"{norm}(x)" if of.apart else "h"
+    scored = f"{of.scoring}({rows} @ router{' + bias' if of.router_bias else ''})"
     groups = f", of the best {of.kept_groups} of {of.groups} groups" if of.groups > 1 else ""
     chosen = "scores + correction" if of.correction else "scores"
     yield f"scores = {scored}", f"{of.count} experts"
@@ -314,15 +315,17 @@ def _feed_forward_lines(
         "scores[chosen]"
         + (" / sum" if of.normalise else "")
         + ("" if of.scale == 1 else f" * {of.scale:g}")
+        + (" * expert_scales[chosen]" if of.expert_scales else "")
     )
     bias = ", with biases" if of.bias else ""
     inner = f"{of.activation}(gate) * up" if of.gated else f"{of.activation}(up)"
-    yield f"f = sum({weights} * expert(h))", f"{inner}, through {of.size:,}{bias}"
+    yield f"f = sum({weights} * expert({rows}))", f"{inner}, through {of.size:,}{bias}"
     if of.shared_size:
         gate = "sigmoid(h @ shared_gate) * " if of.shared_gate else ""
         if of.shared_scale != 1:
             gate = f"{of.shared_scale:g} * {gate}"
-        yield f"f = f + {gate}shared(h)", f"an expert of {of.shared_size:,} for every token"
+        sums = f"{norm}(f) + {norm}(shared(h))" if of.apart else f"f + {gate}shared(h)"
+        yield f"f = {sums}", f"an expert of {of.shared_size:,} for every token"
 
 
 def _apply_softcap(text: str, softcap: float | None) -> str:

@@ -608,6 +608,10 @@ class ExpertsSpec:
         shared_scale: factor of the shared expert's output.
         shared_gate: whether the shared expert's output is multiplied by the sigmoid of a learnt
             projection of the token.
+        apart: whether the router, the experts and the shared expert each have an input norm of
+            their own, and the outputs of the last two are normalised before they are added. The
+            router's norm then has a learnt weight, times hidden_size ** -0.5.
+        expert_scales: whether each expert has a learnt factor of its weight.
         own: experts whose matrices a rank has, in order; None for all.
     """
 
@@ -632,6 +636,8 @@ class ExpertsSpec:
     shared_size: int = 0
     shared_scale: float = 1.0
     shared_gate: bool = False
+    apart: bool = False
+    expert_scales: bool = False
     own: tuple[int, ...] | None = None
     gate_scale: ClassVar[float] = 1.0
     inner_scale: ClassVar[float] = 1.0
@@ -701,12 +707,19 @@ class LayerSpec:
         roles = {"before": before, "after": after, "both": before + after}[self.norms]
         fed = [role for role in roles if role.startswith("mlp_")]
         mixed = [role for role in roles if role not in fed]
+        if self.feeds_apart:
+            fed += ["experts_norm", "shared_out_norm", "experts_out_norm"]
         return (*(mixed if self.mixes else ()), *(fed if self.feeds else ()))
 
     @property
     def mixes(self) -> bool:
         """True if the layer has attention, or something in its place."""
         return not isinstance(self.attention, NoMixerSpec)
+
+    @property
+    def feeds_apart(self) -> bool:
+        """True if experts and a shared one have norms of their own."""
+        return isinstance(self.feed_forward, ExpertsSpec) and self.feed_forward.apart
 
     @property
     def feeds(self) -> bool:

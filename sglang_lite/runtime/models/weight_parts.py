@@ -87,7 +87,20 @@ _OTHERS = {
     "mlp_out_norm": "post_mlp_norm",
 }
 # each is its own part
-_OWN = frozenset(("input_norm", "q_norm", "k_norm", "sinks", "mlp_norm", "layer_scale"))
+_OWN = frozenset(
+    (
+        "input_norm",
+        "q_norm",
+        "k_norm",
+        "sinks",
+        "mlp_norm",
+        "experts_norm",
+        "router_scale",
+        "shared_out_norm",
+        "experts_out_norm",
+        "layer_scale",
+    )
+)
 
 
 def part_key(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
@@ -284,6 +297,12 @@ class WeightParts:
             return layer.sinks
         if role == "layer_scale":
             return layer.layer_scale
+        if role == "router_scale":
+            assert layer.router_scale is not None
+            return layer.router_scale.mul(spec.hidden_size**0.5)
+        if role == "expert_scales":
+            assert not isinstance(layer.feed_forward, FeedForward)
+            return layer.feed_forward.scales
         if role == "conv_kernel":
             assert layer.kernel is not None
             return layer.kernel[-1] if is_bias else layer.kernel[:-1].T

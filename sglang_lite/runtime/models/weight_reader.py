@@ -103,6 +103,9 @@ class Layer:
         beside_first, beside_output: first linear layer and output projection of what is beside
             attention.
         feed_forward: dense feed-forward or experts.
+        experts_norm, router_scale: [hidden_size], of the inputs of experts and router, with
+            `ExpertsSpec.apart`.
+        shared_out_norm, experts_out_norm: [hidden_size], of their outputs.
         layer_scale: [1], factor of the layer's result.
         shared: runs this rank's `feed_forward` together with those of the other ranks, if each has
             its own rows.
@@ -125,6 +128,10 @@ class Layer:
     mlp_norm: torch.Tensor | None
     feed_forward: FeedForward | Experts | GpuExperts
     post_mlp_norm: torch.Tensor | None
+    experts_norm: torch.Tensor | None
+    router_scale: torch.Tensor | None
+    shared_out_norm: torch.Tensor | None
+    experts_out_norm: torch.Tensor | None
     layer_scale: torch.Tensor | None
     shared: SharedFeedForward | None = None
     slopes: torch.Tensor | None = None
@@ -376,6 +383,16 @@ class WeightReader:
                 else self._experts(table, fed, index)
             ),
             "post_mlp_norm": lambda: norm("mlp_out_norm"),
+            "experts_norm": lambda: norm("experts_norm"),
+            "router_scale": lambda: (
+                self._read_numbers(table, "router_scale")
+                .mul(self.spec.hidden_size**-0.5)
+                .to(self.precision.compute)
+                if spec.feeds_apart
+                else None
+            ),
+            "shared_out_norm": lambda: norm("shared_out_norm"),
+            "experts_out_norm": lambda: norm("experts_out_norm"),
             "layer_scale": lambda: (
                 self._read_numbers(table, "layer_scale").to(self.precision.compute)
                 if spec.scaled
@@ -576,15 +593,20 @@ class WeightReader:
             else self.linears.build_float32(self._tensors.take_parameter(gate), None)
         )
         local_ids = _local_expert_ids(spec, index, self._parallel, self._placement, self.device)
+        scales = self._read_numbers(table, "expert_scales") if spec.expert_scales else None
         if self.fused:
             from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts  # needs Triton
 
             matrices = self._expert_matrices(table, spec)
-            return GpuExperts(spec, router, correction, matrices, shared, shared_gate, local_ids)
+            return GpuExperts(
+                spec, router, correction, matrices, shared, shared_gate, local_ids, scales=scales
+            )
         experts = tuple(
             self._feed_forward(table, "expert_", spec, expert) for expert in spec.experts
         )
-        return Experts(spec, router, correction, experts, shared, shared_gate, local_ids)
+        return Experts(
+            spec, router, correction, experts, shared, shared_gate, local_ids, scales=scales
+        )
 
     def _read_router(self, table: Table) -> Linear:
         piece = self._tensors.find_stored_slice(table["router", None])

@@ -65,6 +65,8 @@ from transformers import (
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Generation, ModelError, ParameterError, SamplingParams
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.parameters import parameters
@@ -359,6 +361,8 @@ FAMILIES: dict[str, Any] = {
     "gemma4": ("Gemma4ForCausalLM", GEMMA4 | dict(
         attention_k_eq_v=True, num_global_key_value_heads=1, final_logit_softcapping=3.0,
         use_bidirectional_attention="vision")),
+    "gemma4-moe": ("Gemma4ForCausalLM", GEMMA4 | dict(
+        enable_moe_block=True, num_experts=8, top_k_experts=3, moe_intermediate_size=24, attention_k_eq_v=True)),
     "gemma4-values": ("Gemma4ForCausalLM", GEMMA4 | dict(attention_bias=True, tie_word_embeddings=False)),
 }  # fmt: skip
 
@@ -370,6 +374,7 @@ OTHER_KERNELS = (
     "apertus", "afmoe", "cohere2-moe", "phimoe", "llama4", "llama4-dense", "bloom", "lfm3", "lfm2", "lfm2-biases", "lfm2-moe",
     "qwen3-next", "qwen3.5", "olmo-hybrid", "bamba", "bamba-biases", "granite-hybrid", "nemotron-h",
     "falcon-h1", "falcon-h1-norms", "jamba", "kimi-linear", "mamba2", "falcon-mamba", "gemma4", "gemma4-values",
+    "gemma4-moe",
 )  # fmt: skip
 
 
@@ -718,6 +723,14 @@ def test_states_of_16_bits_take_half_of_the_memory(family):
 def test_settings_that_do_not_go_with_states_are_told(family, settings, problem):
     with pytest.raises(ParameterError, match=problem):
         engine(family[0], **settings)
+
+
+@pytest.mark.parametrize("family", ["gemma4-moe"], indirect=True)
+def test_replicas_do_not_share_experts_with_norms_of_their_own(family):
+    sizes = {"enable_dp_attention": True, "dp_size": 2, "tp_size": 2}
+    config = EngineConfig.make(model=str(family[0]), device="cpu", **sizes)
+    with pytest.raises(ParameterError, match="enable_dp_attention: the model has experts beside"):
+        load_model(config, family[0])
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ class Experts:
         local_ids: int32 [turns, count], as for `experts_route`; None if this rank has all experts.
         counts: int32 [count], number of rows that have chosen each expert, of all ranks' experts;
             None if not counted.
+        scales: float32 [count], factors of the experts' weights, or None.
     """
 
     spec: ExpertsSpec
@@ -81,6 +82,7 @@ class Experts:
     shared_gate: Linear | None
     local_ids: torch.Tensor | None = None
     counts: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
 
     def __call__(
         self, x: torch.Tensor, *, record: Callable[[torch.Tensor], None] | None = None
@@ -88,7 +90,43 @@ class Experts:
         """Returns the layer's output for rows x. Calls `record` with the experts [T, top_k] that
         the rows chose.
         """
-        chosen, weights = route(self.router(x), self.spec, self.correction, self.counts)
+        out = self._sum_chosen(x, x, record)
+        if self.shared is not None:
+            shared = self.shared(x).float()
+            if self.spec.shared_scale != 1.0:
+                shared *= self.spec.shared_scale
+            out += (
+                shared
+                if self.shared_gate is None
+                else shared * self.shared_gate(x).float().sigmoid()
+            )
+        return out.to(x.dtype)
+
+    def apply_chosen(
+        self,
+        x: torch.Tensor,
+        routed: torch.Tensor,
+        record: Callable[[torch.Tensor], None] | None,
+    ) -> torch.Tensor:
+        """Returns the output of the experts that rows x choose, without that of the shared one.
+
+        Args:
+            x: the experts' input rows.
+            routed: the router's.
+            record: as for a call.
+        """
+        return self._sum_chosen(x, routed, record).to(x.dtype)
+
+    def _sum_chosen(
+        self,
+        x: torch.Tensor,
+        routed: torch.Tensor,
+        record: Callable[[torch.Tensor], None] | None,
+    ) -> torch.Tensor:
+        """Same as `apply_chosen`, in float32."""
+        chosen, weights = route(self.router(routed), self.spec, self.correction, self.counts)
+        if self.scales is not None:
+            weights = weights * self.scales[chosen]
         if record is not None:
             record(chosen)
         if self.local_ids is not None:
@@ -106,16 +144,7 @@ class Experts:
                     out.index_add_(0, rows, expert((x[rows] * of_pairs).to(x.dtype)).float())
                 else:
                     out.index_add_(0, rows, expert(x[rows]).float() * of_pairs)
-        if self.shared is not None:
-            shared = self.shared(x).float()
-            if self.spec.shared_scale != 1.0:
-                shared *= self.spec.shared_scale
-            out += (
-                shared
-                if self.shared_gate is None
-                else shared * self.shared_gate(x).float().sigmoid()
-            )
-        return out.to(x.dtype)
+        return out
 
 
 def route(

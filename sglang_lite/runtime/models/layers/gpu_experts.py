@@ -24,7 +24,8 @@ class GpuExperts:
 
     Attributes:
         spec: specification of the experts.
-        router, correction, shared, shared_gate, local_ids, counts: as in `experts.Experts`.
+        router, correction, shared, shared_gate, local_ids, counts, scales: as in
+            `experts.Experts`.
         matrices: matrices of the experts that this rank holds.
     """
 
@@ -36,6 +37,7 @@ class GpuExperts:
     shared_gate: Linear | None
     local_ids: torch.Tensor | None = None
     counts: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
 
     def eight_bit_input_type(self, rows: int) -> torch.dtype | None:
         """Returns the 8-bit type in which the experts multiply this many input rows, or None for 16
@@ -61,17 +63,9 @@ class GpuExperts:
         assert x is not None, "the router takes them so"
         spec = self.spec
         base = None
-        own = None if record else self.local_ids  # ids that routing converts itself
-        chosen, weights = self._route(x, own)
-        if record is not None:
-            record(chosen)
-            chosen = chosen if self.local_ids is None else local_expert_ids(chosen, self.local_ids)
+        chosen, weights = self._choose(x, record)
         if self.shared is not None:
-            gated = as_gpu_product(self.shared.gate_up).multiply_gated(
-                x, spec.activation, eight=None
-            )
-            assert isinstance(gated, torch.Tensor)
-            base = self.shared.down(gated)
+            base = self.apply_shared(x)
             if self.shared_gate is not None:
                 base = base * self.shared_gate(x).sigmoid()
             if spec.shared_scale != 1.0:
@@ -90,6 +84,51 @@ class GpuExperts:
             quantised=eight,
             parts=parts,
         )
+
+    def apply_shared(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the output of the shared expert, before any factor."""
+        assert self.shared is not None
+        gated = as_gpu_product(self.shared.gate_up).multiply_gated(
+            x, self.spec.activation, eight=None
+        )
+        assert isinstance(gated, torch.Tensor)
+        return self.shared.down(gated)
+
+    def apply_chosen(
+        self,
+        x: torch.Tensor,
+        routed: torch.Tensor,
+        record: Callable[[torch.Tensor], None] | None,
+    ) -> torch.Tensor:
+        """Same as `experts.Experts.apply_chosen`."""
+        chosen, weights = self._choose(routed, record)
+        return apply_experts(
+            x,
+            chosen,
+            weights,
+            self.matrices,
+            self.spec.activation,
+            alpha=self.spec.alpha,
+            limit=self.spec.limit,
+            base=None,
+            quantised=None,
+            parts=False,
+        )
+
+    def _choose(
+        self, x: torch.Tensor, record: Callable[[torch.Tensor], None] | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Same as `_route`, with the indices of this rank's experts. Calls `record`."""
+        later = record is not None or self.scales is not None
+        # routing can convert the ids itself
+        chosen, weights = self._route(x, None if later else self.local_ids)
+        if record is not None:
+            record(chosen)
+        if self.scales is not None:
+            weights = weights * self.scales[chosen.long()]
+        if later and self.local_ids is not None:
+            chosen = local_expert_ids(chosen, self.local_ids)
+        return chosen, weights
 
     def _apply_to_weighed(
         self,
