@@ -24,7 +24,6 @@ _SIZES: dict[str, dict[str, Json]] = {
         "topk_group": 1,
     },
     "dots1": {"num_experts_per_tok": 6, "n_routed_experts": 128, "n_shared_experts": 2},
-    "gemma4": {"hidden_size_per_layer_input": 0},
     "glm4_moe": {"head_dim": 128},
     "granitemoehybrid": {"layer_types": [*["mamba"] * 7, "attention"] * 4},
 }

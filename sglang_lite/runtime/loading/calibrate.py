@@ -101,6 +101,12 @@ def calibrate(
         raise ModelError(
             f"{folder}: its layers can't be watched.", hint="Quantise it without calibrate."
         )
+    if spec.linked:
+        raise ModelError(
+            f"{folder}: its layers read other layers' keys or inputs of their own, so they can't be watched "
+            "one by one.",
+            hint="Quantise it without calibrate.",
+        )
     model.release_small_batch_step()
     batches = _make_batches(
         [loaded.tokenizer.encode(text)[: min(_TOKENS, loaded.context_length)] for text in texts]

@@ -776,13 +776,18 @@ def precision(
 
 
 def check_kv_dtype(config: EngineConfig, spec: ModelSpec) -> None:
-    """Raises ParameterError if keys and values of 8 bits are asked of a model with convolutions."""
+    """Raises ParameterError if keys and values of 8 bits are asked of a model with convolutions, or
+    with layers that read other layers' keys.
+    """
     if config.kv_dtype == "fp8" and any(isinstance(x.attention, ConvSpec) for x in spec.layers):
         raise ParameterError(
             "kv_dtype",
             "the model has short convolutions, whose inputs are not kept in 8 bits.",
             hint="Leave it out.",
         )
+    if config.kv_dtype == "fp8" and spec.linked:
+        why = "the model has layers that read other layers' keys, with which 8-bit keys were not tried."
+        raise ParameterError("kv_dtype", why, hint="Leave it out.")
 
 
 def check_states(config: EngineConfig, spec: ModelSpec, device: torch.device) -> None:

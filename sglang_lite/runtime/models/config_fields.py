@@ -160,6 +160,9 @@ CONFIG: Mapping[str, Field] = {
     "mamba_d_ssm": _integer_field(1, 1 << 24),
     "attn_layer_indices": Field("wholes", 0, 10_000),
     "moe_shared_expert_intermediate_size": _integer_field(0, 1 << 24),
+    "hidden_size_per_layer_input": _integer_field(0, 1 << 16),
+    "vocab_size_per_layer_input": _integer_field(0, MAX_TOKENS),
+    "num_kv_shared_layers": _integer_field(0, 10_000),
     "full_attention_interval": _integer_field(1, 10_000),
     **dict.fromkeys((
         "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
@@ -194,7 +197,8 @@ CONFIG: Mapping[str, Field] = {
         "hybrid_override_pattern", "position_embedding_type",
     ), _TEXT),
     **dict.fromkeys((
-        "use_sliding_window", "attention_k_eq_v", "enable_moe_block", "is_causal", "tie_word_embeddings",
+        "use_sliding_window", "is_causal", "tie_word_embeddings",
+        "attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp",
         "attention_bias", "qkv_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qk_norm",
         "qk_layernorm", "use_qkv_bias", "use_parallel_residual", "norm_topk_prob", "rope_interleave",
         "enable_bias", "layer_norm_elementwise_affine", "new_decoder_architecture", "multi_query", "parallel_attn",

@@ -292,6 +292,7 @@ def _supports_layer(layer: LayerSpec) -> bool:
         and layer.residual_scale == 1.0
         and not layer.parallel
         and not layer.scaled
+        and not layer.input_size
     )
 
 
@@ -312,6 +313,7 @@ def _supports_mixer(mixer: MixerSpec) -> bool:
         and not mixer.norms_rotated
         and not mixer.value_norm
         and not mixer.keys_as_values
+        and mixer.keys_of is None
         and not mixer.rope.query_growth
         and mixer.key_size == mixer.value_size
     )

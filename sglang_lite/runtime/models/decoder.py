@@ -24,7 +24,7 @@ from sglang_lite.runtime.kernels.state_rows import StateWave
 from sglang_lite.runtime.models.cpu_small_batch import small_batch_step
 from sglang_lite.runtime.models.layer_watch import LayerWatch
 from sglang_lite.runtime.models.layers.conv import gated_conv
-from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
+from sglang_lite.runtime.models.layers.experts import Experts, FeedForward, apply_activation
 from sglang_lite.runtime.models.layers.latent import latent_attention
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.norm import apply_norm
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.models.weight_memory import WeightMemory
 
 _DRAFT_TENSORS = ("mtp.", "model.mtp_")  # prefixes of drafting layers outside the list of layers
+_OF_KEYS = ("k_proj", "v_proj", "k_norm", "v_norm")
 _LAYERS_PER_TRIM = 4  # trimming also returns pages that the next layers need
 
 
@@ -153,6 +154,7 @@ class Decoder:
         self.layers: list[Layer] = []
         self.position_table = reader.position_table() if spec.learned_positions else None
         self.embedding_norm = reader.embedding_norm() if spec.embedding_norm else None
+        self.layer_inputs = reader.layer_inputs() if spec.layer_input_tokens else None
         # In reverse if the last layers go to the host: a layer's size is known only once it is
         # built.
         order = reader.layers if offload is None else reader.layers[::-1]
@@ -172,6 +174,9 @@ class Decoder:
         self.unused_tensors = tuple(f"model.layers.{i}." for i in behind)
         if spec.draft_layers:
             self.unused_tensors += _DRAFT_TENSORS
+        self.unused_tensors += tuple(  # which files of Gemma 4 have all the same
+            f"model.layers.{i}.self_attn.{name}" for i in spec.key_readers for name in _OF_KEYS
+        )
         if ranks.parallel.ranks > 1:
             reader.tensors.skip_other_ranks(parameters(spec))
         source.check_all_used(self.unused_tensors)
@@ -337,9 +342,10 @@ class Decoder:
         few = None if self.watch.looks else self._small_batch
         if not deep and few is not None and few.supports(plan):
             return few(x, [(each.cos, each.sin) for each in rotations], plan, cache)
+        given = None if self.layer_inputs is None else self.layer_inputs(ids, x)
         with self.steps.enter_step(len(x)):
             x = run_stages_in_turn(
-                self.ranks, x, lambda x: self._run_layers(x, deep, rotations, plan, cache)
+                self.ranks, x, lambda x: self._run_layers(x, deep, given, rotations, plan, cache)
             )
         return self.watch.record_pass(ids, positions, self._norm(x, self.norm))
 
@@ -374,17 +380,19 @@ class Decoder:
         self,
         x: torch.Tensor,
         deep: list[torch.Tensor],
+        given: torch.Tensor | None,
         rotations: list[Rotation],
         plan: AttentionPlan,
         cache: KVCache,
     ) -> torch.Tensor:
         """Returns rows [T, hidden_size] after this rank's layers. `x` and `deep` are the results of
-        `_embed_tokens`; `forward` builds the other arguments.
+        `_embed_tokens`, `given` that of `layer_inputs`; `forward` builds the other arguments.
         """
         for i, layer in enumerate(self.watch.mark_layers(self.layers)):
             if 0 < i <= len(deep):
                 x = x + deep[i - 1]
-            x = self._run_layer(i, layer, x, rotations, plan, cache)
+            own = None if given is None else given[:, i]
+            x = self._run_layer(i, layer, x, rotations, plan, cache, own)
             self.watch.record_layer(i, x)
         return x
 
@@ -396,6 +404,7 @@ class Decoder:
         rotations: list[Rotation],
         plan: AttentionPlan,
         cache: KVCache,
+        given: torch.Tensor | None = None,
     ) -> torch.Tensor:
         lora = None if plan.lora is None else plan.lora.layer(index)
         record = partial(cache.record_experts, index, plan.store_at)
@@ -417,7 +426,16 @@ class Decoder:
             h = _feed_forward(layer, self._norm(x, layer.mlp_norm), lora, record)
             h = self._norm(self.layer_ranks.sum(h), layer.post_mlp_norm)
             x = x + self._scale_output(layer, h)
+        if given is not None:
+            x = x + self._feed_input(layer, x, given)
         return x if layer.layer_scale is None else x * layer.layer_scale
+
+    def _feed_input(self, layer: Layer, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """Returns what a layer makes of its own inputs `given` [T, input_size] for rows x."""
+        gate = torch.cat((layer.inputs_first(x), given), 1)
+        fed = layer.spec.feed_forward
+        inner = apply_activation(gate, fed, batch_invariant=self.precision.batch_invariant)
+        return self._norm(layer.inputs_output(inner), layer.inputs_norm)
 
     def _feed_apart(
         self, layer: Layer, x: torch.Tensor, record: Callable[[torch.Tensor], None]
@@ -576,6 +594,11 @@ class Decoder:
             out = latent_attention(spec, layer.latent, layer.qkv(x), cos, sin, plan, cache, index)
             return layer.output(out.view(len(x), -1).to(x.dtype))
         assert isinstance(spec, AttentionSpec)
+        if spec.keys_of is not None:
+            q = _project("qkv", layer.qkv, x, lora).view(len(x), spec.heads, -1)
+            q = rotate(self._norm(q, layer.q_norm), cos, sin)
+            out = attention(q, cache, spec.keys_of, plan, layer.rules)
+            return _project("output", layer.output, out.reshape(len(x), -1).to(x.dtype), lora)
         rotated = spec.heads + spec.kv_heads
         qkv = _project("qkv", layer.qkv, x, lora)
         columns = [rotated * spec.key_size, spec.projected_values]

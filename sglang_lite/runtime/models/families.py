@@ -18,9 +18,12 @@ from sglang_lite.runtime.models.gemma4 import (
     GEMMA4,
     GEMMA4_EXPERTS,
     gemma4_attention,
+    gemma4_dense,
     gemma4_experts,
     gemma4_kinds,
+    gemma4_layer,
     gemma4_left_out,
+    gemma4_model,
 )
 from sglang_lite.runtime.models.mixers import (
     bamba_mixer,
@@ -82,6 +85,7 @@ class Family:
             further fields of AttentionSpec, DenseSpec, LayerSpec and ModelSpec.
         layer_attention: function of config and layer index that gives further fields of
             AttentionSpec for one layer.
+        layer_dense: the same for DenseSpec.
         nope_fields: function of the config that gives fields of AttentionSpec for layers without
             rotation.
         left_out: function of the config that names what it asks for and the row has not, or returns
@@ -121,6 +125,7 @@ class Family:
     activations: Mapping[str, str] = field(default_factory=dict)
     attention_fields: Changes = lambda config: {}
     layer_attention: Callable[[Config, int], dict[str, Any]] = lambda config, layer: {}
+    layer_dense: Callable[[Config, int], dict[str, Any]] = lambda config, layer: {}
     nope_fields: Changes = lambda config: {}
     dense_fields: Changes = lambda config: {}
     layer_fields: Changes = lambda config: {}
@@ -940,9 +945,7 @@ FAMILIES: Mapping[str, Family] = {
         ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), GEMMA4,
         biases=_ATTENTION, qk_norm="head", norms="both", layer_ropes=True, left_out=gemma4_left_out,
         has_window=lambda c, i: gemma4_kinds(c)[i] == "sliding_attention", layer_attention=gemma4_attention,
-        layer_fields=lambda c: {"scaled": True},
-        model_fields=lambda c: {"embedding_scale": math.sqrt(c["hidden_size"]),
-                                "logit_softcap": c.get("final_logit_softcapping")},
+        layer_dense=gemma4_dense, layer_fields=gemma4_layer, model_fields=gemma4_model,
         aliases={"num_experts_per_tok": "top_k_experts"}, experts_fields=gemma4_experts,
         names={**_BEFORE_FEED_FORWARD, **_NOT_SPLIT, **GEMMA4_EXPERTS},
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,10 @@ GEMMA4: Mapping[str, Json] = {
     "bos_token_id": 2,
     "attention_k_eq_v": False,
     "enable_moe_block": False,
+    "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262_144,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
     "use_bidirectional_attention": None,
     "rope_theta": 1_000_000.0,
     "rope_local_base_freq": 10_000.0,
@@ -63,9 +68,10 @@ def gemma4_attention(config: Config, layer: int) -> dict[str, Any]:  # fields of
     """
     full = gemma4_kinds(config)[layer] == _FULL
     heads = config["num_attention_heads"]
-    own = _own_fields(config, layer, full=full)
-    kv_heads = own.get("num_key_value_heads") or config["num_key_value_heads"]
-    size = own.get("head_dim") or config["head_dim"]
+    kv_heads, size = _head_sizes(config, layer)
+    source = _find_source(config, layer)
+    if source is not None and _head_sizes(config, source) != (kv_heads, size):
+        raise ValueError(f"layer {layer} reads the keys of layer {source}, whose heads differ")
     if heads % kv_heads:
         raise ValueError(f"{heads} attention heads can't share {kv_heads} key-value heads")
     shared = bool(config["attention_k_eq_v"]) and full
@@ -76,15 +82,62 @@ def gemma4_attention(config: Config, layer: int) -> dict[str, Any]:  # fields of
         "scale": 1.0,
         "value_norm": True,
         "keys_as_values": shared,
+        "keys_of": source,
     }
 
 
-def _own_fields(config: Config, layer: int, *, full: bool) -> Mapping[str, Any]:
+def _head_sizes(config: Config, layer: int) -> tuple[int, int]:
+    """Returns a layer's number of key-value heads, and the size of its heads."""
+    own = _own_fields(config, layer)
+    return (
+        own.get("num_key_value_heads") or config["num_key_value_heads"],
+        own.get("head_dim") or config["head_dim"],
+    )
+
+
+def _find_source(config: Config, layer: int) -> int | None:
+    """Returns the layer whose keys and values a layer reads: of the layers before those that have
+    none, the last one of its type. Returns None if it has its own.
+    """
+    kinds = gemma4_kinds(config)
+    own = len(kinds) - int(config["num_kv_shared_layers"])
+    if layer < own:
+        return None
+    sources = [i for i in range(max(own, 0)) if kinds[i] == kinds[layer]]
+    if not sources:
+        raise ValueError(f"num_kv_shared_layers leaves no layer of {kinds[layer]} with keys")
+    return sources[-1]
+
+
+def gemma4_dense(config: Config, layer: int) -> dict[str, Any]:  # fields of any type
+    """Returns fields of DenseSpec for a layer: some that read others' keys are twice as wide."""
+    wide = config["use_double_wide_mlp"] and _find_source(config, layer) is not None
+    return {"size": 2 * config["intermediate_size"]} if wide else {}
+
+
+def gemma4_layer(config: Config) -> dict[str, Any]:  # fields of any type
+    """Returns fields of LayerSpec."""
+    return {"scaled": True, "input_size": config["hidden_size_per_layer_input"]}
+
+
+def gemma4_model(config: Config) -> dict[str, Any]:  # fields of any type
+    """Returns fields of ModelSpec."""
+    tokens = config["vocab_size_per_layer_input"] if config["hidden_size_per_layer_input"] else 0
+    if 0 < tokens < config["vocab_size"]:
+        raise ValueError(f"vocab_size_per_layer_input {tokens} is below vocab_size")
+    return {
+        "embedding_scale": math.sqrt(config["hidden_size"]),
+        "logit_softcap": config.get("final_logit_softcapping"),
+        "layer_input_tokens": tokens,
+    }
+
+
+def _own_fields(config: Config, layer: int) -> Mapping[str, Any]:
     """Returns the fields of the config that a layer has otherwise."""
     by_layer = config.get("per_layer_config")
     if by_layer is not None:
         return by_layer.get(str(layer)) or {}
-    if not full:
+    if gemma4_kinds(config)[layer] != _FULL:
         return {}
     shared = config.get("num_global_key_value_heads") if config["attention_k_eq_v"] else None
     return {"head_dim": config["global_head_dim"], "num_key_value_heads": shared}
@@ -98,7 +151,7 @@ def gemma4_experts(config: Config, layer: int) -> dict[str, Any] | None:  # fiel
         "count": config["num_experts"],
         "size": config["moe_intermediate_size"],
         "normalise": True,
-        "shared_size": config["intermediate_size"],
+        "shared_size": gemma4_dense(config, layer).get("size", config["intermediate_size"]),
         "apart": True,
         "expert_scales": True,
     }
@@ -108,10 +161,6 @@ def gemma4_left_out(config: Config) -> str:
     """Names what a config asks for and the code here has not. The config is not checked yet."""
     inner = config.get("text_config")
     text: Mapping[str, Json] = {**(inner if isinstance(inner, Mapping) else {}), **config}
-    if text.get("hidden_size_per_layer_input", 256):
-        return "hidden_size_per_layer_input"
-    if text.get("num_kv_shared_layers"):
-        return "num_kv_shared_layers"
     if text.get("use_bidirectional_attention") == "all":
         return 'use_bidirectional_attention "all"'
     kinds = text.get("layer_types")

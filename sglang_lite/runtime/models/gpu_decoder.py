@@ -130,6 +130,7 @@ class GpuDecoder(Decoder):
             hidden * 6
             + sum(mixer.activation_elements for mixer in layer.mixers)
             + _activation_elements(layer.feed_forward, hidden)
+            + 3 * self.spec.layer_input_size
             for layer in self.spec.layers
         )
 
@@ -181,7 +182,11 @@ class GpuDecoder(Decoder):
                 residual.add_(self.position_table[at])
             if self.embedding_norm is not None:
                 residual = norm(residual, self.embedding_norm, self.spec.rms_eps)
-        normed, residual = self._run_stage(residual, rows, plan, cache, attention)
+        given = None
+        if self.layer_inputs is not None:
+            ids = torch.where(plan.ids < 0, plan.last_tokens[plan.slots], plan.ids)
+            given = self.layer_inputs(ids.long(), residual)
+        normed, residual = self._run_stage(residual, given, rows, plan, cache, attention)
         return self.watch.record_pass(
             plan.ids, plan.positions, normed if self.ranks.parallel.pp == 1 else residual
         )
@@ -204,6 +209,7 @@ class GpuDecoder(Decoder):
     def _run_stage(
         self,
         residual: torch.Tensor,
+        given: torch.Tensor | None,
         rows: Rows | None,
         plan: DevicePlan,
         cache: KVCache,
@@ -214,6 +220,7 @@ class GpuDecoder(Decoder):
 
         Args:
             residual: rows that enter the layers; overwritten.
+            given: the layers' own inputs [T, layers, size], or None.
             rows: the step's rows with their adapters, or None without adapters.
             plan, cache, attention: as for `run`.
         """
@@ -274,7 +281,10 @@ class GpuDecoder(Decoder):
             if layer.layer_scale is not None:
                 assert x is not None
                 assert scales is None, "what comes out has been normalised"
-                residual.add_(x).mul_(layer.layer_scale)
+                residual.add_(x)
+                if given is not None:
+                    residual.add_(self._feed_input(layer, residual, given[:, i]))
+                residual.mul_(layer.layer_scale)
                 x = None
         if x is None:
             hidden = norm(residual, self.norm, self.spec.rms_eps)
@@ -413,6 +423,11 @@ class GpuDecoder(Decoder):
         qkv = product(rows)
         if not isinstance(spec, AttentionSpec) or _attention_kernel_prepares(spec, self.spec.norm):
             return qkv, None
+        if spec.keys_of is not None:
+            q = qkv.view(len(qkv), spec.heads, -1)
+            normed = apply_norm(q, layer.q_norm, self.spec.rms_eps, "rms")
+            at = self.ropes[layer.rope].cos_sin_at(plan.positions.long())
+            return rotate(normed, *at).view(qkv.shape), None
         if spec.keys_as_values:
             qkv = torch.cat((qkv, qkv[:, spec.heads * spec.key_size :]), 1)
         if spec.value_norm:
@@ -587,7 +602,9 @@ class GpuDecoder(Decoder):
             table = self._unrotated  # `_multiply_qkv` has rotated the heads
         turn = *norms, self.spec.rms_eps, table.tables
         out = qkv.new_empty((len(qkv), spec.heads, spec.key_size))
-        if attention.from_product is not None:
+        if spec.keys_of is not None:
+            attention.attend(qkv.view(out.shape), cache, spec.keys_of, out, layer.rules)
+        elif attention.from_product is not None:
             attention.from_product(qkv, *turn, cache, index, out, scales=scales, rules=layer.rules)
         else:
             q = rope_store(qkv, *turn, plan.in_layer(spec.window), cache, index, scales)

@@ -21,7 +21,8 @@ def weight_bytes(spec: ModelSpec, item: float) -> int:
     """
     tables = 1 if spec.tied_embeddings else 2
     layers = sum(layer.weight_elements(spec.hidden_size) for layer in spec.layers)
-    return int((tables * spec.vocab_size * spec.hidden_size + layers) * item)
+    inputs = spec.layer_input_size * (spec.layer_input_tokens + spec.hidden_size)
+    return int((tables * spec.vocab_size * spec.hidden_size + layers + inputs) * item)
 
 
 def rotary_bytes(spec: ModelSpec, positions: int) -> int:

@@ -81,6 +81,9 @@ _MODEL_NAMES: Mapping[str, str] = {
     "embedding": "model.embed_tokens",
     "embedding_norm": "model.embed_norm",
     "position_table": "model.embed_positions",
+    "layer_inputs": "model.embed_tokens_per_layer",
+    "layer_inputs_projection": "model.per_layer_model_projection",
+    "layer_inputs_norm": "model.per_layer_projection_norm",
     "layers": "model.layers",
     "norm": "model.norm",
     "head": "lm_head",
@@ -155,6 +158,9 @@ _NAMES: Mapping[str, str] = {
     "router_scale": "router.scale",
     "expert_scales": "router.per_expert_scale",
     "layer_scale": "layer_scalar",
+    "inputs_first": "per_layer_input_gate",
+    "inputs_output": "per_layer_projection",
+    "inputs_norm": "post_per_layer_input_norm",
     "router": "mlp.gate",
     "correction": "mlp.gate.e_score_correction_bias",
     "expert_gate": "mlp.experts.{}.gate_proj",
@@ -189,6 +195,8 @@ def parameters(spec: ModelSpec) -> Iterator[ParameterSpec]:
         yield ParameterSpec("position_table", rows, (piece,))
     if spec.embedding_norm:
         yield from _model_norm("embedding_norm", names, spec)
+    if spec.layer_input_tokens:
+        yield from _layer_inputs(names, spec)
     for i in range(len(spec.layers)):
         yield from layer_parameters(spec, i)
     yield from _model_norm("norm", names, spec)
@@ -200,6 +208,21 @@ def parameters(spec: ModelSpec) -> Iterator[ParameterSpec]:
         yield ParameterSpec(
             "head_bias", table[:1], (CheckpointSlice(f"{names['head']}.bias", table[:1]),)
         )
+
+
+def _layer_inputs(names: Mapping[str, str], spec: ModelSpec) -> Iterator[ParameterSpec]:
+    """Yields the parameters that the inputs of all layers are computed from."""
+    size = spec.layer_input_size
+    for role, shape in (
+        ("layer_inputs", (spec.layer_input_tokens, size)),
+        ("layer_inputs_projection", (size, spec.hidden_size)),
+    ):
+        yield ParameterSpec(
+            role, shape, (CheckpointSlice(f"{names[role]}.weight", shape, inputs=1),)
+        )
+    of_layer = (spec.layers[0].input_size,)
+    name = f"{names['layer_inputs_norm']}.weight"
+    yield ParameterSpec("layer_inputs_norm", of_layer, (CheckpointSlice(name, of_layer),))
 
 
 def _model_norm(role: str, names: Mapping[str, str], spec: ModelSpec) -> Iterator[ParameterSpec]:
@@ -231,6 +254,9 @@ def layer_parameters(spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
         yield from names.norm(role, (spec.hidden_size,), bias=spec.norm_bias)
     if layer.scaled:
         yield names.vector("layer_scale", 1, suffix="")
+    if layer.input_size:
+        yield from names.matrices({"inputs_first": layer.input_size}, spec.hidden_size, bias=False)
+        yield from names.matrices({"inputs_output": spec.hidden_size}, layer.input_size, bias=False)
     for mixer in layer.mixers:
         yield from _mixer_parameters(names, mixer, spec.hidden_size)
     feed_forward = layer.feed_forward
@@ -265,11 +291,8 @@ def _mixer_parameters(names: _Names, a: MixerSpec, hidden: int) -> Iterator[Para
 
 
 def _head_parameters(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[ParameterSpec]:
-    sizes = {
-        "q": a.heads * a.key_size,
-        "k": a.kv_heads * a.key_size,
-        **({} if a.keys_as_values else {"v": a.projected_values}),
-    }
+    every = {"q": a.heads * a.key_size, "k": a.projected_keys, "v": a.projected_values}
+    sizes = {role: size for role, size in every.items() if size}
     gate = {"output_gating": a.heads * a.gate_size} if a.output_gate else {}
     if gate and names.shares_tensor("q", "output_gating"):
         # each head's query, and then its gate
@@ -283,6 +306,8 @@ def _head_parameters(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[P
     for role, heads in (
         (("q", a.heads), ("k", a.kv_heads)) if a.qk_norm and a.qk_norm_weight else ()
     ):
+        if role not in sizes:
+            continue
         shapes = {"head": (a.key_size,), "heads": (heads, a.key_size), "whole": (sizes[role],)}
         yield from names.norm(f"{role}_norm", shapes[a.qk_norm], bias=a.qk_norm_bias)
     yield from names.matrices(gate, hidden, bias=False)
@@ -370,8 +395,9 @@ def mamba1_norms(mamba: Mamba1Spec) -> tuple[str, ...]:
 def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
     """Returns the roles of the matrices stacked in attention's first linear layer, in order."""
     if isinstance(spec, AttentionSpec):
-        values = () if spec.keys_as_values else ("v",)
-        return "q", "k", *values, *(("output_gating",) if spec.output_gate else ())
+        own = ("k",) if spec.projected_keys else ()
+        values = ("v",) if spec.projected_values else ()
+        return "q", *own, *values, *(("output_gating",) if spec.output_gate else ())
     if isinstance(spec, ConvSpec):
         return "conv_b", "conv_c", "conv_x"
     if isinstance(spec, DeltaSpec):

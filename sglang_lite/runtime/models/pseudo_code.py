@@ -38,6 +38,12 @@ def pseudo_code(spec: ModelSpec) -> Iterator[str]:
         )
     if spec.embedding_norm:
         yield _format_line(0, f"x = {spec.norm}_norm(x)", _norm_notes(spec))
+    if spec.layer_input_tokens:
+        yield _format_line(
+            0,
+            f"inputs = ({spec.norm}_norm(x @ Wi) + table[token]) / sqrt(2)",
+            f"{spec.layers[0].input_size} for each layer, {spec.layer_input_tokens:,} tokens",
+        )
     for layer, numbers in _group_equal_layers(spec.layers):
         yield _format_line(0, f"for layer in {_ranges(numbers)}:")
         for text, comment in _layer_lines(spec, layer):
@@ -114,6 +120,9 @@ def _layer_lines(spec: ModelSpec, layer: LayerSpec) -> Iterator[tuple[str, str]]
     if layer.feeds:
         yield from _feed_forward_lines(layer.feed_forward, f"{norm}(x)" if before else "x", norm)
         yield f"x = x + {f'{norm}(f)' if after else 'f'}{scale}", ""
+    if layer.input_size:
+        act = layer.feed_forward.activation
+        yield f"x = x + {norm}(({act}(x @ Wg) * inputs[layer]) @ Wp)", f"through {layer.input_size}"
     if layer.scaled:
         yield "x = x * layer_scale", "a learnt number"
 
@@ -134,6 +143,9 @@ def _mixer_lines(mixer: MixerSpec, norm: str) -> Iterator[tuple[str, str]]:
 
 
 def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str, str]]:
+    if attention.keys_of is not None:
+        yield from _query_lines(attention, norm)
+        return
     bias = ", with biases" if attention.qkv_bias else ""
     sizes = f"{attention.key_size}"
     if attention.value_size != attention.key_size:
@@ -188,6 +200,17 @@ def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str,
         yield "a = a * sigmoid(h @ Wg)", "a number for each head" if attention.gate_by_head else ""
     scale = "" if attention.output_scale == 1 else f" * {attention.output_scale:.4g}"
     yield f"a = a{scale} @ Wo", "with bias" if attention.output_bias else ""
+
+
+def _query_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str, str]]:
+    """Yields the lines of attention over another layer's keys and values."""
+    yield "q = h @ Wq", f"{attention.heads} heads of {attention.key_size}"
+    yield f"q = rotate({norm}(q), position)", f"theta {attention.rope.theta:g}"
+    seen = "earlier tokens and itself"
+    if attention.window is not None:
+        seen = f"the last {attention.window:,} tokens"
+    yield f"a = softmax(q @ keys.T * {attention.scale:.4g}) @ values", seen
+    yield "a = a @ Wo", f"keys and values of layer {attention.keys_of}"
 
 
 def _shifted_position(rope: RopeSpec) -> str:

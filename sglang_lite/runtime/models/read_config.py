@@ -276,7 +276,7 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
             norms = family.mixer_norms or norms
         fields = family.experts_fields(config, i)
         feed_forward = (
-            dense
+            replace(dense, **family.layer_dense(config, i))
             if fields is None
             else _experts(config, {"activation": dense.activation, **fields})
         )

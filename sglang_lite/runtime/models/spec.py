@@ -75,6 +75,8 @@ class AttentionSpec:
         value_norm: whether the values of each head are normalised, by an RMS norm without weights.
         keys_as_values: whether values are the projected keys, before any norm; then there is no
             projection of values.
+        keys_of: index of an earlier layer whose keys and values this one reads, which then has only
+            queries of its own; None for its own keys and values.
         qkv_bias, output_bias: whether the input projections and the output projection have biases.
         output_gate: whether outputs are multiplied by the sigmoid of a learnt projection of the layer's
             input.
@@ -102,6 +104,7 @@ class AttentionSpec:
     clip: float | None = None
     value_norm: bool = False
     keys_as_values: bool = False
+    keys_of: int | None = None
     qkv_bias: bool = False
     output_bias: bool = False
     output_gate: bool = False
@@ -113,12 +116,20 @@ class AttentionSpec:
 
     @property
     def planes(self) -> tuple[Plane, ...]:
+        if self.keys_of is not None:
+            return (Plane(1, 0),)
         return Plane(self.kv_heads, self.key_size), Plane(self.kv_heads, self.value_size)
+
+    @property
+    def projected_keys(self) -> int:
+        """Outputs of the projection of keys."""
+        return 0 if self.keys_of is not None else self.kv_heads * self.key_size
 
     @property
     def projected_values(self) -> int:
         """Outputs of the projection of values."""
-        return 0 if self.keys_as_values else self.kv_heads * self.value_size
+        own = self.keys_of is None and not self.keys_as_values
+        return self.kv_heads * self.value_size if own else 0
 
     @property
     def gate_size(self) -> int:
@@ -142,7 +153,7 @@ class AttentionSpec:
 
     def weight_elements(self, hidden: int) -> int:
         """Counts the elements of the weight matrices."""
-        keys = (self.heads + self.kv_heads) * self.key_size
+        keys = self.heads * self.key_size + self.projected_keys
         values = self.heads * self.value_size + self.projected_values
         return hidden * (keys + values + self.heads * self.gate_size)
 
@@ -679,6 +690,9 @@ class LayerSpec:
         beside: state space that reads the same input as attention, and whose output is added to
             attention's (Falcon-H1), or None.
         scaled: whether the layer's result, residual included, is multiplied by a learnt number.
+        input_size: elements of an input that the layer gets for each token besides the residual; 0
+            for none. Last, the activated product of the residual and a matrix is multiplied by it,
+            projected, normalised and added to the residual.
     """
 
     attention: MixerSpec
@@ -688,6 +702,7 @@ class LayerSpec:
     parallel: Literal["", "one norm", "two norms"] = ""
     beside: Mamba2Spec | None = None
     scaled: bool = False
+    input_size: int = 0
 
     @property
     def state_mixer(self) -> StateSpec | None:
@@ -709,6 +724,8 @@ class LayerSpec:
         mixed = [role for role in roles if role not in fed]
         if self.feeds_apart:
             fed += ["experts_norm", "shared_out_norm", "experts_out_norm"]
+        if self.input_size:
+            fed.append("inputs_norm")
         return (*(mixed if self.mixes else ()), *(fed if self.feeds else ()))
 
     @property
@@ -740,7 +757,8 @@ class LayerSpec:
         )
 
     def _mixer_elements(self, hidden: int) -> int:
-        return sum(mixer.weight_elements(hidden) for mixer in self.mixers)
+        inputs = 2 * hidden * self.input_size
+        return inputs + sum(mixer.weight_elements(hidden) for mixer in self.mixers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -769,6 +787,7 @@ class ModelSpec:
         learned_positions: number of positions that have a learnt vector, which is added to a token's
             embedding; 0 for none.
         position_offset: number of rows before that of position 0 in the table of these vectors.
+        layer_input_tokens: number of tokens in the table of the layers' inputs; 0 for none.
         draft_layers: number of extra layers after the model's own, for drafting tokens, that a
             checkpoint may contain; they are not loaded.
     """
@@ -793,6 +812,7 @@ class ModelSpec:
     bos_id: int | None = None
     learned_positions: int = 0
     position_offset: int = 0
+    layer_input_tokens: int = 0
     draft_layers: int = 0
 
     @property
@@ -805,6 +825,22 @@ class ModelSpec:
     def first_attention(self) -> AttentionSpec | LatentSpec:
         """Attention of the first layer that has it; `NO_ATTENTION` if none has."""
         return next(iter(self.attentions), NO_ATTENTION)
+
+    @property
+    def layer_input_size(self) -> int:
+        """Elements of the inputs of all layers, for each token."""
+        return sum(layer.input_size for layer in self.layers)
+
+    @property
+    def linked(self) -> bool:
+        """True if layers can't run one by one: they read other layers' keys, or inputs of their own."""
+        return self.layer_input_size > 0 or bool(self.key_readers)
+
+    @property
+    def key_readers(self) -> tuple[int, ...]:
+        """Indices of the layers that read another layer's keys and values."""
+        mixers = enumerate(layer.attention for layer in self.layers)
+        return tuple(i for i, x in mixers if isinstance(x, AttentionSpec) and x.keys_of is not None)
 
     @property
     def states(self) -> tuple[StatePlanes | None, ...]:

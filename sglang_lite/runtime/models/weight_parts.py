@@ -98,6 +98,9 @@ _OWN = frozenset(
         "router_scale",
         "shared_out_norm",
         "experts_out_norm",
+        "inputs_first",
+        "inputs_output",
+        "inputs_norm",
         "layer_scale",
     )
 )
@@ -107,7 +110,7 @@ def part_key(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
     """Returns the key of the part that a parameter belongs to."""
     role = parameter.role.removesuffix("_bias").partition(".")[0]
     if parameter.layer is None:
-        return None, role
+        return None, "layer_inputs" if role.startswith("layer_inputs") else role
     layer = spec.layers[parameter.layer]
     if role in input_projection_roles(layer.attention):
         return parameter.layer, "qkv"
@@ -138,6 +141,8 @@ def part_builders(model: Decoder, reader: WeightReader) -> dict[PartKey, Callabl
         functions[None, "position_table"] = reader.position_table
     if model.spec.embedding_norm:
         functions[None, "embedding_norm"] = reader.embedding_norm
+    if model.spec.layer_input_tokens:
+        functions[None, "layer_inputs"] = reader.layer_inputs
     for i in range(len(model.layers)):
         functions |= {(i, name): make for name, make in reader.layer_parts(i).items()}
     return functions | {(None, "norm"): reader.norm}
@@ -158,7 +163,8 @@ def part_keys(model: Decoder) -> Iterator[PartKey]:
     own = () if model.spec.tied_embeddings else ((None, "head"),)
     table = ((None, "position_table"),) if model.spec.learned_positions else ()
     norm = ((None, "embedding_norm"),) if model.spec.embedding_norm else ()
-    yield from ((None, "embedding"), *own, *table, *norm, (None, "norm"))
+    inputs = ((None, "layer_inputs"),) if model.spec.layer_input_tokens else ()
+    yield from ((None, "embedding"), *own, *table, *norm, *inputs, (None, "norm"))
     for i in range(len(model.layers)):
         yield from ((i, name) for name in LAYER_PARTS)
 
@@ -372,7 +378,12 @@ def _view_parameter_slice(whole: torch.Tensor, piece: CheckpointSlice) -> torch.
 
 
 def _held_model_tensor(model: Decoder, parameter: ParameterSpec) -> torch.Tensor | None:
+    inputs = model.layer_inputs
     match parameter.role:
+        case "layer_inputs" | "layer_inputs_norm" if inputs is not None:
+            return inputs.norm if parameter.role.endswith("norm") else inputs.table
+        case "layer_inputs_projection" if inputs is not None:
+            return _dense_matrix(inputs.projection)
         case "embedding":
             return model.embedding if isinstance(model.embedding, torch.Tensor) else None
         case "position_table":
@@ -440,6 +451,8 @@ def _product(layer: Layer, role: str, expert: int | None) -> _Product:
         assert isinstance(attention, LatentSpec)
         assert layer.latent is not None
         return layer.latent.queries, ("q_b",), latent_query_deinterleave_order(attention)
+    if role in ("inputs_first", "inputs_output"):
+        return getattr(layer, role), (role,), None
     if role in _STATE_PRODUCTS:
         return getattr(layer.state, _STATE_PRODUCTS[role]), (role,), None
     beside = layer.spec.beside

@@ -15,6 +15,7 @@ from sglang_lite.runtime.kernels.attention_metadata import AttentionRules
 from sglang_lite.runtime.models.layers.delta import DeltaWeights
 from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
 from sglang_lite.runtime.models.layers.latent import HeadProduct, LatentMatrices
+from sglang_lite.runtime.models.layers.layer_inputs import LayerInputs
 from sglang_lite.runtime.models.layers.linear import Linear, missing_linear, stack_weights
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.layers.mamba import Mamba1Weights, Mamba2Weights
@@ -106,6 +107,8 @@ class Layer:
         experts_norm, router_scale: [hidden_size], of the inputs of experts and router, with
             `ExpertsSpec.apart`.
         shared_out_norm, experts_out_norm: [hidden_size], of their outputs.
+        inputs_first, inputs_output, inputs_norm: matrices of the layer's own inputs, and weight of
+            the norm after them.
         layer_scale: [1], factor of the layer's result.
         shared: runs this rank's `feed_forward` together with those of the other ranks, if each has
             its own rows.
@@ -132,6 +135,9 @@ class Layer:
     router_scale: torch.Tensor | None
     shared_out_norm: torch.Tensor | None
     experts_out_norm: torch.Tensor | None
+    inputs_first: Linear
+    inputs_output: Linear
+    inputs_norm: torch.Tensor | None
     layer_scale: torch.Tensor | None
     shared: SharedFeedForward | None = None
     slopes: torch.Tensor | None = None
@@ -274,6 +280,17 @@ class WeightReader:
         taken = self._tensors.take_parameter(self._of_model["position_table"])
         return stack_weights([taken], self.precision.compute, self.device)
 
+    def layer_inputs(self) -> LayerInputs:
+        """Reads what the inputs of all layers are computed from."""
+        table = self._tensors.take_parameter(self._of_model["layer_inputs"])
+        projection = self._tensors.take_parameter(self._of_model["layer_inputs_projection"])
+        return LayerInputs(
+            stack_weights([table], self.precision.weights, self.device),
+            self.linears.build_linear([projection], None),
+            self._norm(self._of_model["layer_inputs_norm"]),
+            self.spec.rms_eps,
+        )
+
     def head(self) -> Linear:
         """Reads the head's own matrix and builds the linear layer that computes logits."""
         return self.linears.build_head(
@@ -393,6 +410,13 @@ class WeightReader:
             ),
             "shared_out_norm": lambda: norm("shared_out_norm"),
             "experts_out_norm": lambda: norm("experts_out_norm"),
+            "inputs_first": lambda: (
+                self._linear(table, ("inputs_first",)) if spec.input_size else missing_linear
+            ),
+            "inputs_output": lambda: (
+                self._linear(table, ("inputs_output",)) if spec.input_size else missing_linear
+            ),
+            "inputs_norm": lambda: norm("inputs_norm"),
             "layer_scale": lambda: (
                 self._read_numbers(table, "layer_scale").to(self.precision.compute)
                 if spec.scaled
@@ -522,6 +546,8 @@ class WeightReader:
         expects. Returns None for layers without such a norm.
         """
         if not isinstance(spec, AttentionSpec) or not spec.qk_norm:
+            return None
+        if role == "k_norm" and spec.keys_of is not None:
             return None
         if not spec.qk_norm_weight:
             return torch.ones(spec.key_size, dtype=self.precision.compute, device=self.device)

@@ -363,6 +363,12 @@ FAMILIES: dict[str, Any] = {
         use_bidirectional_attention="vision")),
     "gemma4-moe": ("Gemma4ForCausalLM", GEMMA4 | dict(
         enable_moe_block=True, num_experts=8, top_k_experts=3, moe_intermediate_size=24, attention_k_eq_v=True)),
+    "gemma4-e4b": ("Gemma4ForCausalLM", GEMMA4 | dict(
+        num_hidden_layers=5, layer_types=["sliding_attention", "full_attention"] * 2 + ["full_attention"],
+        hidden_size_per_layer_input=12, vocab_size_per_layer_input=VOCAB, num_kv_shared_layers=3,
+        use_double_wide_mlp=True)),
+    "gemma4-inputs": ("Gemma4ForCausalLM", GEMMA4 | dict(
+        hidden_size_per_layer_input=12, vocab_size_per_layer_input=100)),
     "gemma4-values": ("Gemma4ForCausalLM", GEMMA4 | dict(attention_bias=True, tie_word_embeddings=False)),
 }  # fmt: skip
 
@@ -374,7 +380,7 @@ OTHER_KERNELS = (
     "apertus", "afmoe", "cohere2-moe", "phimoe", "llama4", "llama4-dense", "bloom", "lfm3", "lfm2", "lfm2-biases", "lfm2-moe",
     "qwen3-next", "qwen3.5", "olmo-hybrid", "bamba", "bamba-biases", "granite-hybrid", "nemotron-h",
     "falcon-h1", "falcon-h1-norms", "jamba", "kimi-linear", "mamba2", "falcon-mamba", "gemma4", "gemma4-values",
-    "gemma4-moe",
+    "gemma4-moe", "gemma4-e4b", "gemma4-inputs",
 )  # fmt: skip
 
 
@@ -688,6 +694,15 @@ def test_the_text_part_of_gemma4(tmp_path):
         ),
         ({"per_layer_config": {"0": {"head_dim": "8"}}}, "per_layer_config with other values"),
         ({"per_layer_config": {"0": {"num_key_value_heads": 3}}}, "can't share 3 key-value heads"),
+        ({"num_kv_shared_layers": 3}, "leaves no layer of full_attention with keys"),
+        (
+            {"num_kv_shared_layers": 2, "per_layer_config": {"3": {"head_dim": 16}}},
+            "layer 3 reads the keys of layer 1, whose heads differ",
+        ),
+        (
+            {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 20},
+            "vocab_size_per_layer_input 20 is below vocab_size",
+        ),
     ],
 )
 def test_what_gemma4_has_not_here_is_told(changes, problem):
@@ -723,6 +738,27 @@ def test_states_of_16_bits_take_half_of_the_memory(family):
 def test_settings_that_do_not_go_with_states_are_told(family, settings, problem):
     with pytest.raises(ParameterError, match=problem):
         engine(family[0], **settings)
+
+
+def test_layers_that_read_other_layers_keys_may_have_some_in_files(tmp_path):
+    model = transformers.Gemma4ForCausalLM
+    reference = randomise(model(model.config_class(**SHAPE | FAMILIES["gemma4-e4b"][1])))
+    file = save(reference, tmp_path) / "model.safetensors"
+    tensors = load_file(file)
+    unused = {
+        f"model.layers.4.self_attn.{name}.weight": torch.ones(2) for name in ("k_proj", "k_norm")
+    }
+    save_file(tensors | unused, file, {"format": "pt"})
+    (ids,) = prompts(40)
+    with engine(tmp_path) as running:
+        found = differences(reference, ids, ask(running, ids).result(timeout=30))
+        assert found.max() <= limit(reference)
+
+
+@pytest.mark.parametrize("family", ["gemma4-e4b"], indirect=True)
+def test_other_layers_keys_are_not_kept_in_8_bits(family):
+    with pytest.raises(ParameterError, match="kv_dtype: the model has layers that read other"):
+        engine(family[0], kv_dtype="fp8")
 
 
 @pytest.mark.parametrize("family", ["gemma4-moe"], indirect=True)
