@@ -434,6 +434,8 @@ class GpuDecoder(Decoder):
             values = qkv[:, (spec.heads + spec.kv_heads) * spec.key_size :]
             by_head = values.view(len(qkv), spec.kv_heads, -1)
             by_head.copy_(apply_norm(by_head, None, self.spec.rms_eps, "rms"))
+        if _kernel_prepares_keys(spec, self.spec.norm):
+            return qkv, None
         sizes = [n * spec.key_size for n in (spec.heads, spec.kv_heads)]
         q, k = qkv[:, : sum(sizes)].split_with_sizes(sizes, 1)
         table = self.ropes[layer.rope]
@@ -593,7 +595,7 @@ class GpuDecoder(Decoder):
             qkv = qkv[:, :width].contiguous()
         norms = (
             (layer.q_norm, layer.k_norm)
-            if _attention_kernel_prepares(spec, self.spec.norm)
+            if _kernel_prepares_keys(spec, self.spec.norm)
             else (None, None)
         )
         table = self.ropes[layer.rope]
@@ -687,14 +689,24 @@ def _apply_scales(x: torch.Tensor, scales: Scales) -> torch.Tensor:
 
 
 def _attention_kernel_prepares(spec: MixerSpec, norm: str) -> bool:
+    """Returns whether the attention kernels can apply all that a layer does to queries, keys and
+    values before attention. They can't if it normalises values, or takes keys as values.
+    """
+    return (
+        _kernel_prepares_keys(spec, norm)
+        and isinstance(spec, AttentionSpec)
+        and not spec.value_norm
+        and not spec.keys_as_values
+        and spec.keys_of is None
+    )
+
+
+def _kernel_prepares_keys(spec: MixerSpec, norm: str) -> bool:
     """Returns whether the attention kernels can apply all that a layer does to queries and keys
     before attention. They can't for latent attention and convolutions, or if the layer clips
-    queries and keys, normalises them after the rotation, normalises values, or scales queries by
-    position.
+    queries and keys, normalises them after the rotation, or scales queries by position.
     """
     if not isinstance(spec, AttentionSpec) or spec.clip is not None:
-        return False
-    if spec.value_norm or spec.keys_as_values:
         return False
     if spec.norms_rotated or spec.rope.query_growth:
         return False
