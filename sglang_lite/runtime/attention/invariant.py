@@ -70,6 +70,7 @@ class InvariantAttention:
             q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules
         ) -> None:
             assert rules.sinks is None, "refused"
-            invariant_attention(q, cache, layer, plan, work, out, rules)
+            seen = plan.in_layer(rules.window)
+            invariant_attention(q, cache, layer, seen, work, out, rules)
 
         return StepAttention(attend)

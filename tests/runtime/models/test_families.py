@@ -518,6 +518,22 @@ def test_fused_kernels_give_the_same(family, attention, monkeypatch):
         assert differences(reference, again, generation).max() <= limit(reference)
 
 
+@needs_kernels
+@pytest.mark.parametrize("family", ["gemma3", "gemma4"], indirect=True)
+def test_a_deterministic_gpu_reads_the_pages_of_layers_with_a_window(family, monkeypatch):
+    """Of a second request, whose pages of both kinds of layers have other numbers."""
+    folder, reference = family
+    if not torch.cuda.is_available():
+        monkeypatch.setattr("sglang_lite.runtime.loading.load_model.Decoder", GpuDecoder)
+    elif torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs a Hopper GPU")
+    settings = {"deterministic": True, "dtype": "float16", "page_size": 4}
+    with engine(folder, max_total_tokens=1000, threads=1, **settings) as running:
+        for ids in prompts(14, 3):
+            found = differences(reference, ids, ask(running, ids, most=2).result(timeout=300))
+            assert found.max() <= 0.1
+
+
 @pytest.mark.sampled(16)
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_lower_precision_stays_near(family, dtype):
