@@ -61,8 +61,11 @@ class McpConnection:
         try:
             self.listed = connected.result(timeout)
         except FutureTimeoutError:
-            self._disconnect()
+            self.close()  # ends the command, which would outlive this program
             raise ToolError(f"the MCP server {name} did not answer within {timeout:g} s.") from None
+        except KeyboardInterrupt:
+            self.close()
+            raise
         except OSError as error:  # no such command
             raise ParameterError(
                 "server", f"{name} can't be started: {error.strerror or error}."

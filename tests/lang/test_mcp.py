@@ -135,6 +135,16 @@ def test_a_call_that_takes_too_long_is_given_up():
         waits()
 
 
+def test_a_command_that_never_answers_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr("mcp.client.stdio.PROCESS_TERMINATION_TIMEOUT", 0.05)
+    command = ["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 47"]
+    with pytest.raises(sgl.ToolError, match=r"did not answer within 0\.5 s"):
+        sgl.mcp(command, timeout=0.5)
+    process = int((tmp_path / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
 def test_a_tool_keeps_its_connection():
     (add,) = [tool for tool in sgl.mcp(server) if tool.__name__ == "add"]
     gc.collect()
