@@ -19,8 +19,11 @@ from sglang_lite.lang.mcp_content import convert_tool_result
 from sglang_lite.protocol import ParameterError, ToolError
 from sglang_lite.protocol.anything import Foreign, Json
 
+SESSION_HAS_ENDED: Final = "the session has ended"
 MAX_PAGES: Final = 100  # of a list
+_READ_S: Final = 300.0  # seconds between two parts of a response over HTTP, as in the SDK
 _LAST_S: Final = 1.0  # seconds in which cancelled calls have to end
+_RECONNECT: Final = "Connect again with sgl.mcp."
 _MAX_TOLD: Final = 300  # characters shown of an error from the SDK
 
 
@@ -129,13 +132,24 @@ class McpConnection:
 
     def _open_transport(self) -> Foreign:
         from mcp import StdioServerParameters, stdio_client
-        from mcp.client.streamable_http import streamable_http_client
 
         if isinstance(self._target, str):
-            return self._filter_transport(streamable_http_client(self._target))
+            return self._filter_transport(self._open_http(self._target))
         if isinstance(self._target, StdioServerParameters):
             return self._filter_transport(stdio_client(self._target))
         return self._target
+
+    @contextlib.asynccontextmanager
+    async def _open_http(self, url: str) -> AsyncIterator[Foreign]:
+        from mcp.client.streamable_http import streamable_http_client
+
+        from sglang_lite.lang.mcp_http import McpHttpClient
+
+        async with (
+            McpHttpClient(max(_READ_S, self._timeout)) as client,
+            streamable_http_client(url, http_client=client) as streams,
+        ):
+            yield streams
 
     async def _list_pages(self, kind: Literal["tools", "resources", "prompts"]) -> list[Foreign]:
         """Lists all tools, resources or prompts of the server: none if it has no such list.
@@ -265,6 +279,7 @@ class McpConnection:
         return ToolError(
             f"the MCP server {self.server} is disconnected.",
             shown="its server is disconnected.",
+            hint=_RECONNECT,
         )
 
     async def _limit(self, request: str, answering: Awaitable[Foreign]) -> Foreign:
@@ -289,7 +304,19 @@ class McpConnection:
             raise ToolError(
                 f"the MCP server {self.server} failed in {request}: {summary}.",
                 shown=f"its server failed: {redact(summary)}.",
+                hint=_RECONNECT if self._has_ended(error) else "",
             ) from error
+
+    def _has_ended(self, error: Exception) -> bool:
+        """Returns True if an error means that no later request will succeed."""
+        from mcp import MCPError
+        from mcp_types import CONNECTION_CLOSED
+
+        if not isinstance(error, MCPError):
+            return False
+        if isinstance(self._target, str):  # over HTTP, only a session ends
+            return error.message.endswith(SESSION_HAS_ENDED)
+        return error.code == CONNECTION_CLOSED
 
     def close(self) -> None:
         """Disconnects, and waits up to 10 s for the thread to end."""

@@ -119,6 +119,8 @@ class RawServer:
         self.twice = twice
         self.stage = "new"
         self.seen: list[str] = []  # methods
+        self.status = 200  # over HTTP
+        self.session = ""
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any] | None:
         """Answers a message; None for notifications."""

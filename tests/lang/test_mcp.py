@@ -123,8 +123,9 @@ def test_a_result_that_is_too_long_is_an_error(tools):
 def test_a_server_that_dies_in_a_call_fails_that_call_and_the_next():
     with sgl.mcp(COMMAND, tools=["dies", "add"]) as (dies, add):
         for tool, arguments in ((dies, {}), (add, {"a": 1})):
-            with pytest.raises(sgl.ToolError, match="failed in"):
+            with pytest.raises(sgl.ToolError, match="failed in") as refused:
                 tool(**arguments)
+            assert refused.value.hint == "Connect again with sgl.mcp."
 
 
 def test_a_call_that_takes_too_long_is_given_up():

@@ -33,7 +33,7 @@ def by_name(tools):
 
 
 @contextlib.contextmanager
-def over_http(raw):
+def over_http(raw, port=0):
     """Serves a raw server over HTTP. Yields its URL and a list of the headers of each request."""
     headers = []
 
@@ -41,10 +41,18 @@ def over_http(raw):
         def do_POST(self):
             asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
             headers.append((asked["method"], dict(self.headers.items())))
-            answer = raw.answer(asked)
+            try:
+                answer = raw.answer(asked)
+            except ConnectionAbortedError:
+                self.close_connection = True
+                return
             content = b"" if answer is None else json.dumps(answer).encode()
-            self.send_response(202 if answer is None else 200)
+            if raw.status != 200:
+                content = b"<html>"
+            self.send_response(202 if answer is None else raw.status)
             self.send_header("content-type", "application/json")
+            if raw.session:
+                self.send_header("mcp-session-id", raw.session)
             self.send_header("content-length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
@@ -52,7 +60,7 @@ def over_http(raw):
         def log_message(self, format, *args):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
@@ -104,6 +112,68 @@ def test_a_raw_server_of_each_age_answers_over_http(version):
     called = {name.lower(): value for name, value in dict(headers)["tools/call"].items()}
     assert called["mcp-protocol-version"] == version
     assert "mcp-session-id" not in called
+
+
+def break_calls(raw):
+    """Makes calls with the text "cut" end without a response, and those with the text
+    "slow" last until one was cut.
+    """
+    answer, finish = raw.answer, threading.Event()
+
+    def answer_or_break(asked):
+        text = asked.get("params", {}).get("arguments", {}).get("text")
+        if text == "slow":
+            assert finish.wait(20)
+        if text == "cut":
+            finish.set()
+            raise ConnectionAbortedError
+        return answer(asked)
+
+    raw.answer = answer_or_break
+
+
+@pytest.mark.filterwarnings("ignore:.*the tool odd is left out")
+@pytest.mark.parametrize("version", ["2025-06-18", STATELESS])
+def test_a_network_error_fails_only_its_own_call(version):
+    raw = RawServer(version)
+    with over_http(raw) as (url, _), sgl.mcp(url) as tools:
+        break_calls(raw)
+        words = by_name(tools)["words"]
+        slow = words.start({"text": "slow"})
+        with pytest.raises(sgl.ToolError, match="failed in words: RemoteProtocolError"):
+            words(text="cut")
+        assert slow.result() == "slow and so on"
+        assert words(text="one") == "one and so on"
+
+
+def test_a_server_that_is_started_again_is_used_again():
+    raw = RawServer(STATELESS)
+    with over_http(raw) as (url, _):
+        tools = sgl.mcp(url, tools=["words"])
+    with tools:
+        with pytest.raises(sgl.ToolError, match="failed in words: ConnectError"):
+            tools[0](text="one")
+        with over_http(raw, port=int(url.split(":")[2].split("/")[0])):
+            assert tools[0](text="two") == "two and so on"
+
+
+@pytest.mark.parametrize(("status", "said"), [(404, "Not Found"), (503, "Service Unavailable")])
+def test_an_error_says_the_http_status(status, said):
+    raw = RawServer("2025-06-18")
+    with over_http(raw) as (url, _), sgl.mcp(url) as tools:
+        raw.status = status
+        with pytest.raises(sgl.ToolError, match=rf"words: HTTP status {status} \({said}\)"):
+            tools[0](text="one")
+
+
+def test_an_error_says_that_a_session_has_ended():
+    raw = RawServer("2025-06-18")
+    raw.session = "one"
+    with over_http(raw) as (url, _), sgl.mcp(url) as tools:
+        raw.status = 404
+        with pytest.raises(sgl.ToolError, match="the session has ended") as refused:
+            tools[0](text="one")
+        assert refused.value.hint == "Connect again with sgl.mcp."
 
 
 def test_a_server_that_ends_at_what_is_no_handshake_is_started_again():
