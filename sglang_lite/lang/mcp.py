@@ -23,9 +23,9 @@ from sglang_lite.lang.mcp_content import (
     convert_prompt,
     convert_resource,
 )
-from sglang_lite.lang.tools import SchemaTool
+from sglang_lite.lang.tools import SchemaTool, read_result_schema
 from sglang_lite.lang.tracebacks import user_location
-from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol import JsonSchema, ParameterError
 from sglang_lite.protocol.anything import Foreign, Json
 
 if TYPE_CHECKING:
@@ -224,36 +224,30 @@ class _Lease:
     def __init__(self, connection: McpConnection) -> None:
         self.connection, self.end = connection, weakref.finalize(self, connection.close)
 
-    def call_leased_tool(self, tool: Foreign, name: str, arguments: dict[str, Json]) -> Json:
+    def call_leased_tool(
+        self, tool: Foreign, name: str, result: JsonSchema | None, arguments: dict[str, Json]
+    ) -> Json:
         """Calls a tool over the leased connection. Raises the errors of `McpConnection.start_call`."""
-        return self.connection.wait_for(self.start_leased_call(tool, name, arguments))
+        return self.connection.wait_for(self.start_leased_call(tool, name, result, arguments))
 
     def start_leased_call(
-        self, tool: Foreign, name: str, arguments: dict[str, Json]
+        self, tool: Foreign, name: str, result: JsonSchema | None, arguments: dict[str, Json]
     ) -> Future[Json]:
         """Starts a call over the leased connection."""
-        return self.connection.start_call(tool, arguments, name)
+        return self.connection.start_call(tool, arguments, name, result)
 
 
 def _build_tool(lease: _Lease, listed: Foreign, name: str) -> SchemaTool:
     """Builds a tool from its description by the SDK. Raises ParameterError if a schema of it can't
     be used.
     """
-    if listed.output_schema is not None:
-        from jsonschema import SchemaError
-        from jsonschema.validators import validator_for
-
-        try:
-            validator_for(listed.output_schema).check_schema(listed.output_schema)
-        except SchemaError as error:
-            problem = f"{name}: the schema of its results can't be used: {error.message:.200}"
-            raise ParameterError("tools", problem) from error
+    result = read_result_schema(name, listed.output_schema)
     return SchemaTool(
         name,
         listed.description or "",
         listed.input_schema,
-        partial(lease.call_leased_tool, listed, name),
-        partial(lease.start_leased_call, listed, name),
+        partial(lease.call_leased_tool, listed, name, result),
+        partial(lease.start_leased_call, listed, name, result),
         result_schema=listed.output_schema,
         origin=f"the MCP server {lease.connection.server}",
     )

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, Self
 
 from sglang_lite.lang.failure_text import redact
 from sglang_lite.lang.mcp_content import convert_tool_result
-from sglang_lite.protocol import ParameterError, ToolError
+from sglang_lite.protocol import JsonSchema, ParameterError, ToolError
 from sglang_lite.protocol.anything import Foreign, Json
 
 SESSION_HAS_ENDED: Final = "the session has ended"
@@ -127,6 +127,8 @@ class McpConnection:
 
         self._client = Client(self._open_transport(), mode=mode)
         async with self._client:
+            # `convert_tool_result` checks results: Python's `re` could block the process for hours
+            self._client.session.validate_tool_result = _skip_validation
             connected.set_result(await self._list_pages("tools"))
             await asyncio.Event().wait()  # until it is cancelled
 
@@ -212,7 +214,9 @@ class McpConnection:
             return not wrong
         return True
 
-    def start_call(self, tool: Foreign, arguments: dict[str, Json], name: str) -> Future[Json]:
+    def start_call(
+        self, tool: Foreign, arguments: dict[str, Json], name: str, result: JsonSchema | None
+    ) -> Future[Json]:
         """Starts a call of a tool. Its result is the structured content, or else the text. If the
         tool failed, it is the reason as text, since the protocol wants the model to read it.
         Cancelling the future tells the server.
@@ -221,15 +225,17 @@ class McpConnection:
             tool: one of `listed`.
             arguments: arguments by name.
             name: name of the tool, for messages.
+            result: schema of the structured content; None if there is none.
 
         Raises:
             ToolError: (the future) the server does not answer in time, is gone, or its result is
-                too long.
+                too long or breaks its schema.
         """
 
         async def call() -> Json:
             calling = self._client.call_tool(tool.name, arguments)
-            return convert_tool_result(name, await self._limit(name, calling), tool.output_schema)
+            answer = await self._limit(name, calling)
+            return convert_tool_result(self.server, name, answer, result)
 
         return self._start(call)
 
@@ -355,6 +361,10 @@ class _InspectedStream:
 
     async def __aexit__(self, *error: Foreign) -> bool | None:
         return bool(await self._stream.__aexit__(*error))
+
+
+async def _skip_validation(name: str, result: Foreign) -> None:
+    pass
 
 
 async def _await(work: Callable[[], Awaitable[Any]]) -> Any:

@@ -8,15 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from sglang_lite.constraints.json_schema.validator import violations
 from sglang_lite.lang.api import assistant, audio, image, user
 from sglang_lite.lang.expressions import SglImage
+from sglang_lite.lang.failure_text import redact
 from sglang_lite.lang.plain_text import plain
 from sglang_lite.lang.tools import ReportedFailure
 from sglang_lite.program.nodes import Expression, Expressions
-from sglang_lite.protocol import ParameterError, ToolError
+from sglang_lite.protocol import JsonSchema, ParameterError, ToolError
 from sglang_lite.protocol.anything import Foreign, Json, UserValue
 
 MAX_RESULT: Final = 1 << 20  # characters of a result, far more than fits in a prompt
+_MAX_TOLD: Final = 300  # characters shown of a violation
 MAX_BYTES: Final = 10_000_000  # of a resource or prompt
 _MEDIA: Final = {"image": image, "audio": audio}
 _TURNS: Final = {"user": user, "assistant": assistant}
@@ -103,29 +106,59 @@ class McpPrompt:
             raise ParameterError("get_prompt", problem, hint=takes)
 
 
-def convert_tool_result(name: str, answer: Foreign, schema: Json) -> Json:
+def convert_tool_result(server: str, name: str, answer: Foreign, schema: JsonSchema | None) -> Json:
     """Converts the result of a tool: to its structured content, if there is any, else to its text.
 
     Args:
+        server: the name of the server, for messages.
         name: name of the tool.
         answer: the result, as the SDK has it.
         schema: schema of the structured content; None if there is none.
 
     Raises:
-        ToolError: it is too long.
+        ToolError: it is too long, or breaks its schema.
     """
-    texts = [
-        part.text if part.type == "text" else f"({part.type}, not shown)" for part in answer.content
-    ]
-    text = "\n".join(texts)
+    text = "\n".join(map(_text_of_block, answer.content))
     found = answer.structured_content
-    length = max(len(text), 0 if found is None else len(json.dumps(found)))
+    structured = None if found is None else json.dumps(found, ensure_ascii=False)
+    length = max(len(text), len(structured or ""))
     if length > MAX_RESULT:
         raise ToolError(f"{name} gave {length:,} characters; at most {MAX_RESULT:,} are taken.")
     if answer.is_error:
-        return ReportedFailure(f"Error: {text or 'no reason was given'}")
-    # without a schema, null stands for nothing; with one, the SDK has checked that it is the value
-    return text if found is None and schema is None else found
+        return ReportedFailure(f"Error: {text or structured or 'no reason was given'}")
+    if schema is None:
+        return text if found is None else found
+    # with a schema, null is a value
+    problem = "its result has no structured content"
+    if "structured_content" in answer.model_fields_set:
+        problem = _find_violation(schema, found)
+    if problem:
+        raise ToolError(
+            f"the MCP server {server} failed in {name}: {problem}.",
+            shown=f"its server failed: {redact(problem)}.",
+        )
+    return found
+
+
+def _text_of_block(block: Foreign) -> str:
+    if block.type == "text":
+        return str(block.text)
+    if block.type == "resource" and hasattr(block.resource, "text"):
+        return str(block.resource.text)
+    if block.type == "resource_link":
+        return f"(resource {block.uri}: {block.name})"
+    return f"({block.type}, not shown)"
+
+
+def _find_violation(schema: JsonSchema, value: Json) -> str:
+    """Returns how a value violates a schema, or ""."""
+    try:
+        for violation in violations(schema, value):
+            message = " ".join(violation.message.split())[:_MAX_TOLD].rstrip(".")
+            return f"its result breaks its schema: {message}"
+    except RecursionError:
+        return "its result is nested too deeply"
+    return ""
 
 
 def convert_resource(uri: str, contents: Sequence[Foreign], limit: int) -> Expression:

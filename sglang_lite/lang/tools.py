@@ -22,7 +22,10 @@ from typing import Any, Final, Literal, NoReturn, NotRequired, TypeVar
 from typing_extensions import TypedDict
 
 from sglang_lite.constraints.json_schema.quotes import without_documents
-from sglang_lite.constraints.json_schema.validator import violations
+from sglang_lite.constraints.json_schema.validator import (
+    raise_if_uncheckable,
+    violations,
+)
 from sglang_lite.constraints.python_types.readable import make_readable
 from sglang_lite.constraints.python_types.value_type import ValueType
 from sglang_lite.constraints.schema import json_schema
@@ -556,11 +559,12 @@ class SchemaTool:
         call: function that takes the arguments as one dictionary.
         start: starts such a call and returns its future, which can be cancelled; None if calls
             only run in the caller's thread.
-        result_schema: valid JSON schema of the results; None if they can be anything.
+        result_schema: JSON schema of the results; None if they can be anything.
         origin: where it comes from, for messages.
 
     Raises:
-        ParameterError: the schema is not that of an object, or can't be enforced on a model.
+        ParameterError: the schema is not that of an object, or can't be enforced on a model; results
+            can't be checked against theirs.
     """
 
     def __init__(
@@ -583,6 +587,7 @@ class SchemaTool:
         self.__doc__ = description
         self.schema: Mapping[str, Json] = {"$id": f"tool:{name}", **own, "type": "object"}
         self.result_schema = result_schema
+        self._result_constraint = read_result_schema(name, result_schema)
         self.origin = origin
         self._call = call
         self._start = start
@@ -621,20 +626,16 @@ class SchemaTool:
         return value
 
     def read_result(self, text: str) -> Json:
-        """Returns a result that somebody has given as text: JSON, or the text itself. Raises
-        ValueError if it does not fit the schema of the results.
+        """Parses a result supplied by hand: JSON, or the text itself. Raises ValueError if it does
+        not fit the schema of the results.
         """
-        from jsonschema.validators import validator_for
-        from referencing.jsonschema import EMPTY_REGISTRY
-
         values: list[Json] = [text]
         with suppress(ValueError):
             values.insert(0, json.loads(text))
-        if self.result_schema is None:
+        if self._result_constraint is None:
             return values[0]
-        validator = validator_for(self.result_schema)(self.result_schema, registry=EMPTY_REGISTRY)
         for value in values:
-            if validator.is_valid(value):
+            if not any(violations(self._result_constraint, value)):
                 return value
         raise ValueError(f"{text!r:.60} does not fit the schema of the results.")
 
@@ -648,6 +649,21 @@ class SchemaTool:
             for name, each in properties.items()
         ]
         return f"({', '.join(shown)})"
+
+
+def read_result_schema(name: str, schema: Mapping[str, Json] | None) -> JsonSchema | None:
+    """Returns the constraint for a tool's results; None if they can be anything. Raises
+    ParameterError if the schema is invalid, or has a pattern that can't be checked in linear time.
+    """
+    if schema is None:
+        return None
+    try:
+        constraint = json_schema(schema, format="annotate")
+        raise_if_uncheckable(constraint)
+    except ConstraintError as error:
+        problem = f"{name}: the schema of its results can't be used: {error.message:.200}"
+        raise ParameterError("tools", problem, hint=error.hint) from error
+    return constraint
 
 
 def forbid_extra_members(schema: Mapping[str, Json]) -> dict[str, Json]:

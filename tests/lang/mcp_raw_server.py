@@ -121,6 +121,8 @@ class RawServer:
         self.seen: list[str] = []  # methods
         self.status = 200  # over HTTP
         self.session = ""
+        # other tools, by name: the schema and the members of their result
+        self.tools: dict[str, tuple[Any, dict[str, Any]]] = {}
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any] | None:
         """Answers a message; None for notifications."""
@@ -200,6 +202,13 @@ class RawServer:
         raise FailedRequestError(-32601, f"there is no {method}")
 
     def page_of_tools(self, cursor: str | None) -> dict[str, Any]:
+        if self.tools:
+            own = [
+                {"name": name, "inputSchema": {"type": "object"}}
+                | ({} if result is None else {"outputSchema": result})
+                for name, (result, _) in self.tools.items()
+            ]
+            return {"tools": own}
         number = int(cursor or 1)
         if self.repeats:
             return {"tools": [], "nextCursor": str(number % 3 + 1)}
@@ -214,6 +223,8 @@ class RawServer:
         return {"tools": tools + tools[: int(self.twice)]}
 
     def call(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
+        if self.tools:
+            return {"content": [], **self.tools[name][1]}
         if name == "words":
             return {"content": [{"type": "text", "text": f"{given['text']} and so on"}]}
         if name == "refuses":

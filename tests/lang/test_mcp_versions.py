@@ -248,11 +248,64 @@ def test_results_of_any_type_reach_callers_and_models(raw, name, given, result):
 
 
 def test_a_tool_whose_results_have_a_wrong_schema_is_left_out():
-    said = "the tool odd is left out: the schema of its results can't be used: 'int' is not valid"
+    said = "the tool odd is left out: the schema of its results can't be used: json_schema: type must be"
     with pytest.warns(UserWarning, match=said), sgl.mcp([*RAW, STATELESS]) as tools:
         assert "odd" not in by_name(tools)
     with pytest.raises(sgl.ParameterError, match="odd: the schema of its results can't be used"):
         sgl.mcp([*RAW, STATELESS], tools=["odd"])
+
+
+@pytest.fixture
+def odd():
+    """Tools with odd schemas and results, by name."""
+    with contextlib.ExitStack() as stack:
+
+        def connect(**tools):
+            raw = RawServer(STATELESS)
+            raw.tools = tools
+            url, _ = stack.enter_context(over_http(raw))
+            return by_name(stack.enter_context(sgl.mcp(url)))
+
+        yield connect
+
+
+def test_a_pattern_of_results_that_takes_exponential_time_is_checked(odd):
+    slow = {"type": "string", "pattern": "^(a+)+$"}
+    tools = odd(
+        bad=(slow, {"structuredContent": "a" * 40 + "!"}), fine=(slow, {"structuredContent": "aaa"})
+    )
+    with pytest.raises(sgl.ToolError, match="failed in bad: its result breaks its schema"):
+        tools["bad"]()
+    assert tools["fine"]() == "aaa"
+
+
+@pytest.mark.parametrize("schema", [{"pattern": r"^(a|aa)+\1$"}, {"$ref": "#/$defs/none"}])
+def test_a_tool_whose_results_can_not_be_checked_is_left_out(odd, schema):
+    with pytest.warns(UserWarning, match="the tool bad is left out: the schema of its results"):
+        tools = odd(bad=(schema, {}), fine=(None, {}))
+    assert [*tools] == ["fine"]
+
+
+def test_a_result_without_what_its_schema_describes_is_an_error(odd):
+    tools = odd(bad=({"type": "string"}, {}))
+    with pytest.raises(sgl.ToolError, match="its result has no structured content"):
+        tools["bad"]()
+
+
+def test_texts_of_resources_in_results_are_shown(odd):
+    note = {"uri": "note://a", "text": "A note"}
+    content = [
+        {"type": "resource", "resource": note},
+        {"type": "resource_link", "uri": "note://b", "name": "b"},
+        {"type": "resource", "resource": {"uri": "bin://c", "blob": ""}},
+    ]
+    tools = odd(reads=(None, {"content": content}))
+    assert tools["reads"]() == "A note\n(resource note://b: b)\n(resource, not shown)"
+
+
+def test_a_failure_with_only_structured_content_is_shown(odd):
+    tools = odd(fails=(None, {"structuredContent": {"why": "no row"}, "isError": True}))
+    assert tools["fails"]() == 'Error: {"why": "no row"}'
 
 
 def test_a_result_that_breaks_its_schema_is_an_error_with_the_tools_name(raw):

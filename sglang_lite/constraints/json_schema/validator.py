@@ -39,6 +39,21 @@ def violations(constraint: JsonSchema, value: object) -> Iterator[Foreign]:
     )
 
 
+def raise_if_uncheckable(constraint: JsonSchema) -> None:
+    """Raises ConstraintError if a schema has a reference without a target, or a pattern outside the
+    dialect. `violations` leaves such a pattern to Python's `re`, which may take exponential time.
+    """
+    document = Document(json.loads(constraint.schema))
+    for location in document.locations:
+        schema = document.schema(location)
+        if isinstance(schema, dict):
+            for keyword in REFERENCES & schema.keys():
+                document.resolve_reference_at(location, keyword)
+            for pattern in (*schema.get("patternProperties", ()), schema.get("pattern")):
+                if isinstance(pattern, str):
+                    parse_schema_pattern(pattern)
+
+
 @memoize
 def _validator(constraint: JsonSchema) -> tuple[Any, _ReferencePath]:
     from jsonschema import Draft201909Validator, Draft202012Validator, validators
