@@ -209,13 +209,16 @@ class McpTools(Sequence[SchemaTool]):
             ToolError: the server does not answer in time, or fails; the prompt has more than
                 10,000,000 bytes, or something else than text, images and sounds.
         """
-        found = {each.name: each for each in self.prompts()}
-        if name not in found:
-            server, known = self._lease.connection.server, ", ".join(found) or "none"
-            problem = f"{server} has no prompt {name!r:.60}; it has: {known}."
-            raise ParameterError("get_prompt", problem)
-        found[name].check_arguments(arguments)
-        return convert_prompt(name, self._lease.connection.get_prompt(name, arguments).messages)
+        connection = self._lease.connection
+
+        def check(listed: list[Foreign]) -> None:
+            found = {each.name: McpPrompt.of(each) for each in listed}
+            if name not in found:
+                problem = f"{connection.server} has no prompt {name!r:.60}; it has: {', '.join(found) or 'none'}."
+                raise ParameterError("get_prompt", problem)
+            found[name].check_arguments(arguments)
+
+        return convert_prompt(name, connection.get_prompt(name, arguments, check).messages)
 
 
 class _Lease:

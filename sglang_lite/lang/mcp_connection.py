@@ -125,7 +125,7 @@ class McpConnection:
     ) -> None:
         from mcp import Client
 
-        self._client = Client(self._open_transport(), mode=mode)
+        self._client = Client(self._open_transport(), mode=mode, cache=None)
         async with self._client:
             # `convert_tool_result` checks results: Python's `re` could block the process for hours
             self._client.session.validate_tool_result = _skip_validation
@@ -253,11 +253,27 @@ class McpConnection:
             lambda: self._limit(f"resources/read {uri:.200}", self._client.read_resource(uri))
         )
 
-    def get_prompt(self, name: str, arguments: dict[str, str]) -> Foreign:
-        """Gets a prompt, and blocks until it is there. Raises ToolError if the server fails."""
-        return self._ask(
-            lambda: self._limit(f"prompts/get {name}", self._client.get_prompt(name, arguments))
-        )
+    def get_prompt(
+        self, name: str, arguments: dict[str, str], check: Callable[[list[Foreign]], None]
+    ) -> Foreign:
+        """Gets a prompt, and blocks until it is there. Raises ToolError if the server fails.
+
+        Args:
+            name: name of the prompt.
+            arguments: its arguments.
+            check: checks both against the list of prompts.
+        """
+
+        async def get() -> Foreign:
+            async with asyncio.timeout(self._timeout):  # for both requests
+                check(await self._limit("prompts/list", self._list_pages("prompts")))
+                getting = self._client.get_prompt(name, arguments)
+                return await self._limit(f"prompts/get {name}", getting)
+
+        try:
+            return self._ask(get)
+        except TimeoutError as error:
+            raise self._late_error(f"prompts/get {name}") from error
 
     def _start(self, work: Callable[[], Awaitable[Json]]) -> Future[Json]:
         """Starts a coroutine on the connection's event loop."""
@@ -301,10 +317,7 @@ class McpConnection:
             async with asyncio.timeout(self._timeout):
                 return await answering
         except TimeoutError as error:
-            raise ToolError(
-                f"the MCP server {self.server} did not answer {request} within {self._timeout:g} s.",
-                shown=f"it did not answer within {self._timeout:g} s.",
-            ) from error
+            raise self._late_error(request) from error
         except Exception as error:
             summary = _error_summary(error)
             raise ToolError(
@@ -312,6 +325,12 @@ class McpConnection:
                 shown=f"its server failed: {redact(summary)}.",
                 hint=_RECONNECT if self._has_ended(error) else "",
             ) from error
+
+    def _late_error(self, request: str) -> ToolError:
+        return ToolError(
+            f"the MCP server {self.server} did not answer {request} within {self._timeout:g} s.",
+            shown=f"it did not answer within {self._timeout:g} s.",
+        )
 
     def _has_ended(self, error: Exception) -> bool:
         """Returns True if an error means that no later request will succeed."""

@@ -4,6 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from mcp.server import MCPServer
+from mcp.server.caching import CacheHint
 
 import sglang_lite as sgl
 from tests.lang.mcp_library_server import make_server
@@ -148,3 +150,16 @@ def test_a_server_without_resources_and_prompts_has_empty_lists():
             t.read_resource("x://y")
     with pytest.raises(sgl.ToolError, match="is disconnected"):
         t.resources()
+
+
+def test_a_resource_is_read_again_each_time():
+    texts = iter(["first", "second"])
+    served = MCPServer("notes", cache_hints={"resources/read": CacheHint(ttl_ms=60_000)})
+
+    @served.resource("note://a")
+    def note() -> str:
+        """A note."""
+        return next(texts)
+
+    with sgl.mcp(served) as tools:
+        assert [tools.read_resource("note://a").text for _ in range(2)] == ["first", "second"]
