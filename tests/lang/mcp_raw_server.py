@@ -50,6 +50,7 @@ ROW = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "parts": INTEGERS},
     "required": ["name", "parts"],
+    "additionalProperties": False,
 }
 
 

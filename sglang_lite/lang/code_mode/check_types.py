@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from sglang_lite.lang.code_mode.expression_types import ExpressionTypes, Types
@@ -156,7 +157,7 @@ def _with_item(
         return list_of(join_types([*owner.items, value]))
     if owner.kind == "object" and isinstance(key, ast.Constant) and isinstance(key.value, str):
         fields = tuple(({**dict(owner.fields), key.value: value}).items())
-        return StaticType("object", fields=fields, required=owner.required)
+        return replace(owner, fields=fields)
     if owner.kind in ("dict", "object"):
         keys, values = items_of_dict(owner)
         return dict_of(

@@ -380,6 +380,8 @@ class ExpressionTypes:
             case "object" if key.kind == "literal":
                 fields = dict(option.fields)
                 found = [fields.get(str(each)) for each in key.values]
+                if option.has_more:
+                    found = [each or ANY for each in found]
                 if None in found:
                     known = ", ".join(map(repr, fields))
                     raise self.error(node, f"there is no key {key}.", f"The keys: {known}.")

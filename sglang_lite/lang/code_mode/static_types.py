@@ -55,6 +55,7 @@ class StaticType:
         required: keys that an object must have.
         name: name of the class of a record or value.
         values: constants of a literal.
+        has_more: whether an object may have other keys, too.
     """
 
     kind: TypeKind
@@ -63,6 +64,7 @@ class StaticType:
     required: frozenset[str] = frozenset()
     name: str = ""
     values: tuple[UserValue, ...] = ()
+    has_more: bool = False
 
     def options(self) -> tuple[StaticType, ...]:
         """Returns the alternatives of a union, or the type itself."""
@@ -148,7 +150,8 @@ def join_types(found: Iterable[StaticType]) -> StaticType:
 def items_of_dict(found: StaticType) -> tuple[StaticType, StaticType]:
     """Returns the types of the keys and values of a dict or an object."""
     if found.kind == "object":
-        return STR, join_types(each for _, each in found.fields)
+        more = (ANY,) if found.has_more else ()
+        return STR, join_types((*(each for _, each in found.fields), *more))
     return found.items[0], found.items[1]
 
 
@@ -235,8 +238,9 @@ def _fits_container(source: StaticType, target: StaticType) -> bool:
         wanted = dict(target.fields)
         return (
             source.kind == "object"
-            and target.required <= own.keys() <= wanted.keys()
-            and all(fits(each, wanted[name]) for name, each in own.items())
+            and (source.has_more or target.required <= own.keys())
+            and (target.has_more or own.keys() <= wanted.keys())
+            and all(fits(each, wanted.get(name, ANY)) for name, each in own.items())
         )
     return source.kind == target.kind
 
@@ -339,11 +343,11 @@ def type_of_schema(
         known: types of definitions, to which those that are found are added. A definition inside
             itself can then be anything, and each is only read once.
     """
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH or "allOf" in schema:
         return ANY
     inner = partial(type_of_schema, shared=shared, depth=depth + 1, known=known)
     if "$ref" in schema:
-        reference = schema["$ref"]
+        reference = str(schema["$ref"])
         if known is None:
             return inner(resolve_reference(reference, shared))
         if reference not in known:
@@ -361,7 +365,7 @@ def type_of_schema(
     if isinstance(kind, list):
         return join_types(inner({**schema, "type": each}) for each in kind)
     if kind == "array":
-        return list_of(inner(schema.get("items")))
+        return list_of(ANY if "prefixItems" in schema else inner(schema.get("items")))
     if kind == "object":
         return _type_of_object(schema, inner)
     return _BY_SCHEMA.get(str(kind), ANY)
@@ -372,10 +376,14 @@ def _type_of_object(
 ) -> StaticType:
     """Returns the type of an object. `inner` returns the types of its members."""
     members = schema.get("properties", {})
+    more = schema.get("additionalProperties")
+    if "patternProperties" in schema:
+        more = None
     if not members:
-        return dict_of(ANY, inner(schema.get("additionalProperties")))
+        return dict_of(ANY, inner(more))
     fields = tuple((name, inner(each)) for name, each in members.items())
-    return StaticType("object", fields=fields, required=frozenset(schema.get("required", ())))
+    required = frozenset(schema.get("required", ()))
+    return StaticType("object", fields=fields, required=required, has_more=more is not False)
 
 
 def resolve_reference(reference: str, shared: Mapping[str, UserValue]) -> Json:

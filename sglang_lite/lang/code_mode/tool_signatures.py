@@ -150,7 +150,7 @@ def _read_parameters(
     where: Location | None,
 ) -> list[ToolParameter]:
     if "$ref" in schema:
-        resolved = resolve_reference(schema["$ref"], shared)
+        resolved = resolve_reference(str(schema["$ref"]), shared)
         schema = resolved if isinstance(resolved, Mapping) else schema
     members = schema.get("properties", {})
     required = frozenset(schema.get("required", ()))

@@ -155,3 +155,59 @@ def test_types_of_results_have_a_limit(members, shown):
     assert len(line) < 2000
     if shown is not None:
         assert line == f"def find() -> {shown}:"
+
+
+MEMBERS = {"a": {"type": "integer"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "result", "program", "value"),
+    [
+        (
+            {"type": "object", "properties": MEMBERS},
+            {"a": 1, "b": 2},
+            'r = t()\nreturn r["a"] + r["b"]',
+            3,
+        ),
+        (
+            {"type": "object", "properties": MEMBERS, "patternProperties": {"^b": {}}},
+            {"a": 1, "b": 2},
+            'return t()["b"]',
+            2,
+        ),
+        (
+            {"type": "object", "patternProperties": {"^b": {}}, "additionalProperties": MEMBERS},
+            {"b": 2},
+            'return t()["b"] + 1',
+            3,
+        ),
+        (
+            {"type": "array", "prefixItems": [{"type": "string"}], "items": {"type": "integer"}},
+            ["x", 1],
+            'return t()[0] + "y"',
+            "xy",
+        ),
+        (
+            {
+                "type": "object",
+                "properties": MEMBERS,
+                "additionalProperties": False,
+                "allOf": [{"required": ["a"]}],
+            },
+            {"a": 1},
+            'return t()["a"]',
+            1,
+        ),
+        ({"$ref": "#"}, 3, "return t()", 3),
+    ],
+)
+def test_results_with_odd_schemas_reach_programs(schema, result, program, value):
+    tool = SchemaTool("t", "", {"type": "object"}, lambda _: result, result_schema=schema)
+    assert sgl.CodeTools([tool]).describe()
+    assert run_code(program, [tool])["value"] == value
+
+
+def test_arguments_may_have_members_that_an_open_object_does_not_name():
+    schema = {"type": "object", "properties": {"x": {"type": "object", "properties": MEMBERS}}}
+    tool = SchemaTool("t", "", schema, lambda given: given["x"])
+    assert run_code('return t(x={"a": 1, "b": 2})', [tool])["value"] == {"a": 1, "b": 2}
