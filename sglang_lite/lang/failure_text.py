@@ -41,6 +41,14 @@ def describe_failure(error: BaseException) -> str:
     return f"{name}: {redact(message)}" if message else name
 
 
+def hide_secrets_of_url(url: str) -> str:
+    """Returns a URL without its user, password, query and fragment."""
+    scheme, _, rest = url.partition("://")
+    place = re.split(r"[?#]", rest, maxsplit=1)[0]
+    host, slash, path = place.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
 def redact(text: str) -> str:
     """Returns a text without addresses, without what looks like a key, and with only the last part
     of absolute paths. Long texts are cut.

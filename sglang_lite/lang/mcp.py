@@ -4,17 +4,20 @@ official package `mcp`.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self, overload
 
 from sglang_lite.lang.checks import check_positive, check_whole_number
+from sglang_lite.lang.failure_text import hide_secrets_of_url
 from sglang_lite.lang.mcp_connection import McpConnection
 from sglang_lite.lang.mcp_content import (
     MAX_BYTES,
@@ -26,11 +29,13 @@ from sglang_lite.lang.mcp_content import (
 from sglang_lite.lang.tools import SchemaTool, read_result_schema
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.protocol import JsonSchema, ParameterError
-from sglang_lite.protocol.anything import Foreign, Json
+from sglang_lite.protocol.anything import Foreign, Json, UserValue
 
 if TYPE_CHECKING:
     from sglang_lite.program.nodes import Expression, Expressions
 
+_URL: Final = re.compile("https?://", re.IGNORECASE)
+_COMMAND: Final = 'Give a URL or a command, such as "uvx mcp-server-time".'
 _PREFIX: Final = re.compile(r"[A-Za-z0-9_.-]*")
 
 
@@ -48,12 +53,13 @@ def mcp(
         server: URL of a server, or the command that starts one, as a string or a list of words.
             Anything else that `mcp.Client` connects to is accepted too, such as an `MCPServer` of
             this process.
-        tools: names of the tools to use, as the server has them, in this order; None for all.
+        tools: names of the tools to use, as the server has them, each once, in this order; None for
+            all.
         prefix: text before the name of each tool, such as "files_", where another tool of a program
             has the same name.
         env: environment variables to set for the command, which otherwise inherits only PATH, HOME
             and a few others.
-        timeout: maximum seconds for connecting, and for each call.
+        timeout: maximum seconds for connecting, and for each request.
 
     Returns:
         A sequence of tools. Without `tools`, those whose schema can't be used are left out, with a
@@ -61,9 +67,9 @@ def mcp(
         manager, or is no longer used.
 
     Raises:
-        ParameterError: the package `mcp` is not installed, there is no such command or tool, the
-            prefix has characters that names of tools can't have, or the schema of a tool in `tools`
-            can't be used.
+        ParameterError: the package `mcp` is not installed, there is no such command or tool, a
+            parameter has a wrong type, the prefix has characters that names of tools can't have, or
+            the schema of a tool in `tools` can't be used.
         ToolError: the server can't be reached, does not answer in time, or fails; its list of tools
             has more than 100 pages, or repeats a cursor.
     """
@@ -73,33 +79,84 @@ def mcp(
         raise ParameterError(
             "server", "MCP needs the mcp package.", hint="pip install 'sglang-lite[mcp]'"
         ) from error
-    check_positive("timeout", timeout)
+    check_positive("timeout", timeout, "seconds")
+    if timeout > threading.TIMEOUT_MAX:
+        raise ParameterError("timeout", f"{timeout:g} s is too long.", hint="Give at most a year.")
     if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
         raise ParameterError(
             "prefix",
             f"{prefix!r:.60} can't be part of a tool's name.",
             hint="Use letters, digits, underscores, hyphens and dots.",
         )
-    name = server if isinstance(server, str) else type(server).__name__
-    if isinstance(server, str) and not server.startswith(("http://", "https://")):
-        server = shlex.split(server)
-    if isinstance(server, Sequence) and not isinstance(server, str):
-        if not server or not all(isinstance(word, str) for word in server):
-            raise ParameterError(
-                "server", f"{server!r:.80} is no command.", hint='Give "uvx mcp-server-time", say.'
-            )
-        name = shlex.join(server)
-        server = StdioServerParameters(
-            command=server[0], args=[*server[1:]], env=dict(env) if env else None
-        )
-    elif env is not None:
+    names = None if tools is None else _read_names(tools)
+    if isinstance(server, str) and _URL.match(server):
+        name = hide_secrets_of_url(server)
+    elif isinstance(server, Sequence | os.PathLike):
+        words = _split_command(server)
+        name = shlex.join(words)
+        server = StdioServerParameters(command=words[0], args=words[1:], env=_read_environment(env))
+    elif server is None or isinstance(server, int | float | Mapping):
+        raise ParameterError("server", f"{server!r:.60} is no server.", hint=_COMMAND)
+    else:
+        name = type(server).__name__
+    if env is not None and not isinstance(server, StdioServerParameters):
         raise ParameterError("env", "only a command has environment variables.")
     connection = McpConnection(server, name, timeout)
     try:
-        return McpTools(connection, tools, prefix)
+        return McpTools(connection, names, prefix)
     except BaseException:
         connection.close()
         raise
+
+
+def _split_command(command: Foreign) -> list[str]:
+    """Returns the words of a command. Raises ParameterError if it is none."""
+    words = command
+    if isinstance(command, os.PathLike):
+        words = [os.fspath(command)]
+    elif isinstance(command, str):
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            problem = f"{command!r:.80} can't be split into words: {error}."
+            raise ParameterError("server", problem, hint="Give a list of words.") from error
+    if not words or not all(isinstance(word, str) and "\0" not in word for word in words):
+        raise ParameterError("server", f"{words!r:.80} is no command.", hint=_COMMAND)
+    return list(words)
+
+
+def _read_environment(env: Foreign) -> dict[str, str] | None:
+    if env is None:
+        return None
+    if not isinstance(env, Mapping):
+        raise ParameterError("env", f"{env!r:.60} is no dict.", hint="Give a dict of texts.")
+    for name, value in env.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ParameterError(
+                "env", f"{name!r:.60} or its value is no text.", hint="Give a dict of texts."
+            )
+    return dict(env)
+
+
+def _check_uri(uri: UserValue) -> None:
+    if not isinstance(uri, str):
+        raise ParameterError("uri", f"{uri!r:.60} is no text.", hint="Write the address as a text.")
+
+
+def _read_names(tools: Foreign) -> list[str]:
+    if isinstance(tools, str) or not isinstance(tools, Iterable):
+        raise ParameterError(
+            "tools", f"{tools!r:.60} is no list of names.", hint="Give a list of texts."
+        )
+    names = list(tools)
+    for name in names:
+        if not isinstance(name, str):
+            raise ParameterError(
+                "tools", f"{name!r:.60} is no name of a tool.", hint="Give a list of texts."
+            )
+        if names.count(name) > 1:
+            raise ParameterError("tools", f"{name!r:.60} is listed twice.", hint="Remove one.")
+    return names
 
 
 class McpTools(Sequence[SchemaTool]):
@@ -117,7 +174,9 @@ class McpTools(Sequence[SchemaTool]):
             except ParameterError as error:
                 if names is not None:
                     raise
-                left_out[each.name] = error.message.partition(f"{each.name}: ")[2]
+                usable = each.name and each.name.isprintable()
+                shown = each.name if usable else repr(each.name)
+                left_out[shown] = error.message.removeprefix(f"tools: {prefix}{each.name}: ")
         for name, why in left_out.items() if names is None else ():
             warnings.warn(f"{connection.server}: the tool {name} is left out: {why}", stacklevel=3)
         for name, count in Counter(each.name for each in connection.listed).items():
@@ -158,7 +217,7 @@ class McpTools(Sequence[SchemaTool]):
         return self._lease.connection.protocol_version
 
     def resources(self) -> list[McpResource]:
-        """Lists the server's resources. Blocks until the server has answered.
+        """Lists the server's resources. Blocks until the server answers.
 
         Raises:
             ToolError: the server does not answer in time, or fails; the list has more than 100
@@ -168,7 +227,7 @@ class McpTools(Sequence[SchemaTool]):
 
     def read_resource(self, uri: str, *, max_bytes: int = MAX_BYTES) -> Expression:
         """Reads a resource, to be added to a program: `s += sgl.user(tools.read_resource(uri))`.
-        Blocks until the server has answered.
+        Blocks until the server answers.
 
         Args:
             uri: its address.
@@ -179,11 +238,12 @@ class McpTools(Sequence[SchemaTool]):
             resource has several parts.
 
         Raises:
-            ParameterError: `max_bytes` is no whole number of 1 or more.
+            ParameterError: `uri` is no text; `max_bytes` is no whole number of 1 or more.
             ToolError: the server has no such resource, does not answer in time, or fails; the
                 resource is larger than `max_bytes`, or is neither text nor an image or sound of a
                 known format.
         """
+        _check_uri(uri)
         check_whole_number("max_bytes", max_bytes, 1, user_location())
         answer = self._lease.connection.read_resource(uri)
         return convert_resource(uri, answer.contents, max_bytes)
@@ -194,7 +254,7 @@ class McpTools(Sequence[SchemaTool]):
 
     def get_prompt(self, name: str, /, **arguments: str) -> Expressions:
         """Gets a prompt, to be added to a program: `s += tools.get_prompt("review", code=code)`.
-        Blocks until the server has answered.
+        Blocks until the server answers.
 
         Args:
             name: name of the prompt.
@@ -244,6 +304,8 @@ def _build_tool(lease: _Lease, listed: Foreign, name: str) -> SchemaTool:
     """Builds a tool from its description by the SDK. Raises ParameterError if a schema of it can't
     be used.
     """
+    if not listed.name or not name.isprintable():
+        raise ParameterError("tools", f"{name}: its name is empty or has control characters.")
     result = read_result_schema(name, listed.output_schema)
     return SchemaTool(
         name,

@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from sglang_lite.lang.failure_text import redact
 from sglang_lite.lang.mcp_content import convert_tool_result
+from sglang_lite.lang.mcp_stream import SESSION_HAS_ENDED, InspectedStream
 from sglang_lite.protocol import JsonSchema, ParameterError, ToolError
 from sglang_lite.protocol.anything import Foreign, Json
 
-SESSION_HAS_ENDED: Final = "the session has ended"
 MAX_PAGES: Final = 100  # of a list
 _READ_S: Final = 300.0  # seconds between two parts of a response over HTTP, as in the SDK
 _LAST_S: Final = 1.0  # seconds in which cancelled calls have to end
@@ -63,6 +63,7 @@ class McpConnection:
         self._thread.start()
         try:
             self.listed = connected.result(timeout)
+            self.server = self._own_name() or name
         except FutureTimeoutError:
             self.close()  # ends the command, which would outlive this program
             raise ToolError(f"the MCP server {name} did not answer within {timeout:g} s.") from None
@@ -107,9 +108,7 @@ class McpConnection:
             await self._list_tools_and_stay_connected("legacy", connected)
 
     def _ended_instead_of_answering(self, error: Exception) -> bool:
-        """Returns True if a command has ended where it was asked for its version. Some servers of
-        older versions do so, since they expect a handshake.
-        """
+        """Returns True if the command exited on the version probe, as some older servers do."""
         from mcp import MCPError, StdioServerParameters
         from mcp_types import CONNECTION_CLOSED
 
@@ -185,9 +184,9 @@ class McpConnection:
     @contextlib.asynccontextmanager
     async def _filter_transport(
         self, transport: Foreign
-    ) -> AsyncIterator[tuple[_InspectedStream, Foreign]]:
+    ) -> AsyncIterator[tuple[InspectedStream, Foreign]]:
         async with transport as (reading, writing):
-            yield _InspectedStream(reading, self._drop_rejected_tools), writing
+            yield InspectedStream(reading, self._drop_rejected_tools), writing
 
     def _drop_rejected_tools(self, message: Foreign) -> None:
         """Drops the tools that the SDK rejects from a tool list, since one would make it reject the
@@ -332,6 +331,13 @@ class McpConnection:
             shown=f"it did not answer within {self._timeout:g} s.",
         )
 
+    def _own_name(self) -> str:
+        """Returns the name of a server that has neither a URL nor a command, or ""."""
+        from mcp import StdioServerParameters
+
+        known = isinstance(self._target, str | StdioServerParameters)
+        return "" if known else str(getattr(self._client.server_info, "name", ""))
+
     def _has_ended(self, error: Exception) -> bool:
         """Returns True if an error means that no later request will succeed."""
         from mcp import MCPError
@@ -356,32 +362,6 @@ class McpConnection:
             self._loop.call_soon_threadsafe(self._serving.cancel)
 
 
-class _InspectedStream:
-    """Message stream of the SDK that first passes each message to a function."""
-
-    def __init__(self, stream: Foreign, look: Callable[[Foreign], None]) -> None:
-        self._stream = stream
-        self._look = look
-
-    def __getattr__(self, name: str) -> Foreign:
-        return getattr(self._stream, name)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Foreign:
-        message = await self._stream.__anext__()
-        self._look(message)
-        return message
-
-    async def __aenter__(self) -> Self:
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: Foreign) -> bool | None:
-        return bool(await self._stream.__aexit__(*error))
-
-
 async def _skip_validation(name: str, result: Foreign) -> None:
     pass
 
@@ -400,9 +380,7 @@ async def _cancel_other_tasks() -> None:
 
 
 def _first_error_in_groups(error: BaseException) -> BaseException:
-    """Returns the first error inside an exception group. The SDK's task groups raise such groups,
-    which may be nested.
-    """
+    """Returns the first leaf of nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

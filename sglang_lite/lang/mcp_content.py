@@ -224,21 +224,29 @@ def _convert_contents(name: str, contents: Foreign) -> Expression:
     """Converts the contents of a resource."""
     if hasattr(contents, "text"):
         return plain(contents.text)
-    return _convert_medium(name, contents.blob, contents.mime_type or "")
+    media_type = (contents.mime_type or "").lower()
+    if media_type.startswith("text/") or media_type.partition(";")[0] == "application/json":
+        return plain(_decode(name, contents.blob, media_type).decode("utf-8", "replace"))
+    return _convert_medium(name, contents.blob, media_type)
 
 
 def _convert_medium(name: str, encoded: str, media_type: str) -> SglImage:
     """Converts an image or sound in base64."""
-    kind = media_type.partition("/")[0]
+    kind = media_type.lower().partition("/")[0]
     if kind not in _MEDIA:
         raise ToolError(
             f"{name} is of the type {media_type or 'unknown'}. Only text, images and sounds can be added."
         )
     try:
-        medium = _MEDIA[kind](base64.b64decode(encoded, validate=True))
+        medium = _MEDIA[kind](_decode(name, encoded, media_type))
         medium.load_media()  # its format is checked here, where the server's fault can be named
     except ParameterError as error:
         raise ToolError(f"{name} is of the type {media_type}: {error.message}") from error
+    return medium
+
+
+def _decode(name: str, encoded: str, media_type: str) -> bytes:
+    try:
+        return base64.b64decode(encoded, validate=True)
     except ValueError as error:
         raise ToolError(f"{name} is of the type {media_type}, but no base64: {error}.") from error
-    return medium

@@ -9,7 +9,7 @@ from typing import Any, Final
 import httpx2
 from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND
 
-from sglang_lite.lang.mcp_connection import SESSION_HAS_ENDED
+from sglang_lite.lang.mcp_stream import SESSION_HAS_ENDED
 
 _CONNECT_S: Final = 30.0
 _SESSION: Final = "mcp-session-id"
@@ -27,7 +27,11 @@ class McpHttpClient(httpx2.AsyncClient):
     def __init__(self, read_timeout: float) -> None:
         super().__init__(timeout=httpx2.Timeout(_CONNECT_S, read=read_timeout))
 
-    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+    async def send(
+        self,
+        request: httpx2.Request,
+        **options: Any,  # those of httpx2
+    ) -> httpx2.Response:
         """Sends a request. Reads the response unless it is a stream of events."""
         try:
             response = await super().send(request, **options)

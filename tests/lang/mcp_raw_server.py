@@ -84,6 +84,8 @@ RESOURCES: dict[str, list[dict[str, Any]]] = {
         {"mimeType": "image/png", "blob": encoded(png(2))},
     ],
     "empty://folder": [],
+    "blob://text": [{"mimeType": "TEXT/html; charset=utf-8", "blob": encoded('"é"'.encode())}],
+    "blob://json": [{"mimeType": "application/json", "blob": encoded('"é"'.encode())}],
     "bin://zip": [{"mimeType": "application/zip", "blob": encoded(b"PK\3\4")}],
     "bin://unknown": [{"blob": encoded(b"??")}],
     "pic://broken": [{"mimeType": "image/png", "blob": encoded(b"no picture")}],

@@ -142,8 +142,7 @@ def test_a_command_that_never_answers_is_ended(tmp_path, monkeypatch):
     with pytest.raises(sgl.ToolError, match=r"did not answer within 0\.5 s"):
         sgl.mcp(command, timeout=0.5)
     process = int((tmp_path / "pid").read_text())
-    with pytest.raises(ProcessLookupError):
-        os.kill(process, 0)
+    assert not Path(f"/proc/{process}").exists()
 
 
 def test_a_tool_keeps_its_connection():
@@ -183,7 +182,7 @@ def test_a_connection_ends_once_nobody_uses_its_tools():
     before = connections()
     found = sgl.mcp(server)
     assert connections() == before + 1
-    assert repr(found) == "McpTools('MCPServer': add, count, fails, dies, long, waits)"
+    assert repr(found) == "McpTools('demo': add, count, fails, dies, long, waits)"
     del found
     gc.collect()
     assert connections() == before
@@ -206,15 +205,39 @@ def test_a_connection_ends_once_nobody_uses_its_tools():
         ),
         ({"server": "http://127.0.0.1:9/mcp"}, "http://127.0.0.1:9/mcp can't be used: "),
         ({"server": ""}, "server: [] is no command."),
-        ({"server": server, "tools": ["nd"]}, "MCPServer has no tool 'nd'; it has: add, count"),
+        ({"server": server, "tools": ["nd"]}, "demo has no tool 'nd'; it has: add, count"),
         ({"server": server, "env": {"A": "b"}}, "only a command has environment variables"),
-        ({"server": server, "timeout": 0}, "timeout: 0 is not a number above 0"),
+        ({"server": server, "timeout": 0}, "timeout: 0 is not a number of seconds above 0"),
+        ({"server": server, "timeout": 1e30}, "timeout: 1e+30 s is too long."),
+        ({"server": None}, "server: None is no server."),
+        ({"server": 5}, "server: 5 is no server."),
+        ({"server": Path("/there/is/no/such")}, "/there/is/no/such can't be started"),
+        ({"server": "ls 'a"}, "can't be split into words: No closing quotation."),
+        ({"server": "ls a\0b"}, "is no command."),
+        ({"server": ["ls"], "env": {"A": 3}}, "env: 'A' or its value is no text."),
+        ({"server": ["ls"], "env": "A=3"}, "env: 'A=3' is no dict."),
+        ({"server": server, "tools": "add"}, "tools: 'add' is no list of names."),
+        ({"server": server, "tools": 3}, "tools: 3 is no list of names."),
+        ({"server": server, "tools": [3]}, "tools: 3 is no name of a tool."),
+        ({"server": server, "tools": ["add", "add"]}, "tools: 'add' is listed twice."),
     ],
 )
 def test_what_can_not_be_connected_is_an_error(given, said):
     with pytest.raises(sgl.SglError) as refused:
         sgl.mcp(**given)
     assert said in str(refused.value)
+
+
+def test_tools_may_be_selected_by_a_generator():
+    with sgl.mcp(server, tools=(name for name in ["count", "add"])) as tools:
+        assert [tool.__name__ for tool in tools] == ["count", "add"]
+
+
+def test_secrets_in_a_url_are_not_shown():
+    with pytest.raises(sgl.ToolError) as refused:
+        sgl.mcp("http://me:hush@127.0.0.1:9/mcp?api_key=hush#hush")
+    assert "http://127.0.0.1:9/mcp can't be used" in str(refused.value)
+    assert "hush" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

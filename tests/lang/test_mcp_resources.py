@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mcp.server import MCPServer
@@ -67,12 +68,20 @@ def test_a_resource_that_can_not_be_added_is_an_error(raw, uri, said):
     assert said in refused.value.message
 
 
+@pytest.mark.parametrize("uri", ["blob://text", "blob://json"])
+def test_texts_in_base64_are_added_as_texts(raw, uri):
+    assert raw.read_resource(uri).text == '"é"'
+
+
 def test_a_resource_has_a_limit_in_bytes(raw):
     for uri, size in (("pic://dot", len(png())), ("note://hello", 20)):
         assert raw.read_resource(uri, max_bytes=size + 2)
         with pytest.raises(sgl.ToolError, match=rf"bytes; at most {size - 2} are taken") as refused:
             raw.read_resource(uri, max_bytes=size - 2)
         assert "read_resource(uri, max_bytes=…)" in refused.value.hint
+    not_text: Any = 3
+    with pytest.raises(sgl.ParameterError, match="uri: 3 is no text"):
+        raw.read_resource(not_text)
     with pytest.raises(sgl.ParameterError, match="max_bytes"):
         raw.read_resource("note://hello", max_bytes=0)
 

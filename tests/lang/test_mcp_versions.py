@@ -300,6 +300,13 @@ def test_a_tool_whose_results_can_not_be_checked_is_left_out(odd, schema):
     assert [*tools] == ["fine"]
 
 
+@pytest.mark.parametrize("name", ["", "a\nb"])
+def test_a_tool_without_a_usable_name_is_left_out(odd, name):
+    with pytest.warns(UserWarning, match=f"the tool {re.escape(repr(name))} is left out: its name"):
+        tools = odd(**{name: (None, {}), "fine": (None, {})})
+    assert [*tools] == ["fine"]
+
+
 def test_a_result_without_what_its_schema_describes_is_an_error(odd):
     tools = odd(bad=({"type": "string"}, {}))
     with pytest.raises(sgl.ToolError, match="its result has no structured content"):
