@@ -42,7 +42,7 @@ _PREFIX: Final = re.compile(r"[A-Za-z0-9_.-]*")
 def mcp(
     server: str | Sequence[str] | Foreign,
     *,
-    tools: Sequence[str] | None = None,
+    tools: Iterable[str] | None = None,
     prefix: str = "",
     env: Mapping[str, str] | None = None,
     timeout: float = 60.0,

@@ -176,16 +176,21 @@ def test_an_error_says_that_a_session_has_ended():
         assert refused.value.hint == "Connect again with sgl.mcp."
 
 
+def delay_answers(raw):
+    """Makes each answer take 0.7 s."""
+    answer, never = raw.answer, threading.Event()
+
+    def answer_late(asked):
+        never.wait(0.7)
+        return answer(asked)
+
+    raw.answer = answer_late
+
+
 def test_getting_a_prompt_takes_no_longer_than_the_timeout():
     raw = RawServer("2025-06-18")
     with over_http(raw) as (url, _), sgl.mcp(url, timeout=1.0) as tools:
-        answer, never = raw.answer, threading.Event()
-
-        def answer_late(asked):
-            never.wait(0.7)
-            return answer(asked)
-
-        raw.answer = answer_late
+        delay_answers(raw)
         with pytest.raises(sgl.ToolError, match=r"did not answer prompts/get picture within 1 s"):
             tools.get_prompt("picture")
 
