@@ -593,6 +593,7 @@ class SchemaTool:
         self._start = start
         try:
             self._constraint = json_schema(self.schema)
+            raise_if_uncheckable(self._constraint)
         except ConstraintError as error:
             problem = f"{name}: its schema can't be used: {error.message}"
             raise ParameterError("tools", problem, hint=error.hint) from error

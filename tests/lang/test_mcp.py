@@ -245,6 +245,10 @@ def test_secrets_in_a_url_are_not_shown():
     [
         ({"type": "string"}, "t: its schema is not that of an object"),
         ({"type": "object", "properties": {"x": {"type": "int"}}}, "t: its schema can't be used: "),
+        (
+            {"type": "object", "properties": {"x": {"$ref": "#/$defs/none"}}},
+            "t: its schema can't be used: json_schema: the reference '#/$defs/none' leads to nothing",
+        ),
     ],
 )
 def test_a_schema_that_can_not_be_used_names_its_tool(schema, said):
