@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import replace
@@ -18,7 +19,15 @@ from sglang_lite.lang.execution.transcript import FinishedText, Transcript
 from sglang_lite.lang.expressions import SglGen
 from sglang_lite.program.graph import Compact
 from sglang_lite.program.nodes import Expressions, Gen, Text, TurnBegin, TurnEnd
-from sglang_lite.protocol import Location, Message, ParameterError, ProgramError, SamplingParams
+from sglang_lite.protocol import (
+    UNSET,
+    Location,
+    Message,
+    ParameterError,
+    ProgramError,
+    SamplingParams,
+    ValueValidationError,
+)
 from sglang_lite.text.tool_calls import parse_answer
 
 if TYPE_CHECKING:
@@ -73,23 +82,23 @@ class Compactor:
         Returns:
             The summary, or None if there was nothing to drop.
         """
-        steps = self._steps()
-        try:
-            variable = next(steps)
-            while True:
-                variable = steps.send(wait(variable))
-        except StopIteration as ended:
-            return ended.value
+        with contextlib.closing(self._steps()) as steps:
+            try:
+                variable = next(steps)
+                while True:
+                    variable = steps.send(wait(variable))
+            except StopIteration as ended:
+                return ended.value
 
     async def arun(self, wait: Callable[[Variable], Awaitable[UserValue]]) -> UserValue:
         """Compacts the text in a coroutine, like `run`."""
-        steps = self._steps()
-        try:
-            variable = next(steps)
-            while True:
-                variable = steps.send(await wait(variable))
-        except StopIteration as ended:
-            return ended.value
+        with contextlib.closing(self._steps()) as steps:
+            try:
+                variable = next(steps)
+                while True:
+                    variable = steps.send(await wait(variable))
+            except StopIteration as ended:
+                return ended.value
 
     def _check_place(self) -> None:
         """Checks that the branch is between two turns, and that its backend reads prompts."""
@@ -136,16 +145,26 @@ class Compactor:
         roles = [message.role for message in whole.messages]
         head = next((i for i, role in enumerate(roles) if role != "system"), len(roles))
         first = self._first_kept(whole.messages, head)
-        if first == head:
+        if first == head or _is_summary(whole.messages[head:first]):
             return None
+        with branch.restored_on_error(self._where):
+            summary = yield from self._replace_turns(whole, head, first)
+        return summary
+
+    def _replace_turns(
+        self, whole: FinishedText, head: int, first: int
+    ) -> Generator[Variable, UserValue, UserValue]:
+        """Replaces the turns from `head` to `first` by their summary, which it returns."""
+        branch = self._branch
         branch.replace_text(_first_turns(whole, first))
         self._ask_for_summary()
         before = self._additions()
         variable = branch.names.variables[self._name]
         summary = yield variable
+        self._check_not_empty(summary)
         yield branch.read_when_played(read_finished_text, self._where)
         self._check_unchanged(before)
-        node = Compact(len(roles) - first, first - head, where=self._where)
+        node = Compact(len(whole.messages) - first, first - head, where=self._where)
         dropped = whole.pieces[_start_of_turn(whole, head) : _start_of_turn(whole, first)]
         branch.replace_text(
             self._with_summary(whole, head, first, summary if isinstance(summary, str) else "…"),
@@ -162,8 +181,19 @@ class Compactor:
         """Raises ProgramError if another task has added to the state."""
         if self._additions() != before:
             raise ProgramError(
-                "something was added to the state while it was compacted.",
-                hint="Wait for its end before more is added.",
+                "something was added to the state while it was compacted. The text is as before, without "
+                "what was added.",
+                hint="Wait for the summary before more is added.",
+                where=self._where,
+            )
+
+    def _check_not_empty(self, summary: UserValue) -> None:
+        """Raises ValueValidationError if the model has written no summary."""
+        if isinstance(summary, str) and not summary.strip():
+            raise ValueValidationError(
+                "the model has written an empty summary. The text is as before.",
+                text=summary,
+                hint="Say in prompt= what the summary has to contain, or raise max_tokens.",
                 where=self._where,
             )
 
@@ -182,7 +212,13 @@ class Compactor:
         prompts before have shown, so that the cache has their beginning.
         """
         branch = self._branch
-        params = SamplingParams(max_tokens=self._max_tokens)
+        of_run = branch.run.settings.params
+        # stops of the run would cut the summary
+        params = SamplingParams(
+            max_tokens=self._max_tokens,
+            stop=UNSET if of_run.stop is UNSET else (),
+            stop_regex=UNSET if of_run.stop_regex is UNSET else (),
+        )
         asked: SglGen[UserValue]
         if branch.shown_tools is None:
             asked = SglGen(Gen(self._name, params, where=self._where))
@@ -249,6 +285,11 @@ def _first_turns(text: FinishedText, count: int) -> FinishedText:
         text.turn_ends[:count],
         text.suffixes[:count],
     )
+
+
+def _is_summary(turns: Sequence[Message]) -> bool:
+    """Returns True if turns are nothing but the summary of an earlier compaction."""
+    return len(turns) == 1 and turns[0].role == "user" and turns[0].text.startswith(f"{_HEADING}\n")
 
 
 def _has_tool_call(message: Message, family: str | None) -> bool:

@@ -127,6 +127,41 @@ def test_it_can_be_compacted_again_and_again():
     assert state["summary"] == "<99>"
 
 
+@pytest.mark.parametrize("keep", [0, 1])
+def test_a_summary_alone_is_not_summarized_again(keep):
+    @sgl.function
+    def program(s):
+        add_rounds(s, 2)
+        return [s.compact(keep=keep) for _ in range(3)]
+
+    backend, shown = play("A0", "A1", "S")
+    state = program.run(backend=backend)
+    assert state.ret_value == ["S", None, None]
+    assert len(shown) == 3
+    assert state.messages() == [SYSTEM, summary("S"), *ROUNDS[1][2 - keep :]]
+
+
+@pytest.mark.parametrize("stops", [{"stop": " of"}, {"stop_regex": " .f"}])
+def test_stops_of_the_run_do_not_cut_the_summary(stops):
+    backend, _ = play("A0", "A1", "A2", "all of it", "A3 of B")
+    state = chat.run(keep=2, backend=backend, **stops)
+    assert (state["summary"], state["a3"]) == ("all of it", "A3")
+
+
+@pytest.mark.parametrize("text", ["", " \n "])
+def test_an_empty_summary_is_an_error_and_drops_nothing(text):
+    @sgl.function
+    def program(s):
+        add_rounds(s, 3)
+        with pytest.raises(sgl.ValueValidationError, match="an empty summary") as caught:
+            s.compact(keep=2)
+        assert "prompt=" in caught.value.hint
+
+    state = program.run(backend=play("A0", "A1", "A2", text)[0])
+    assert state.messages() == [SYSTEM, *ROUNDS[0], *ROUNDS[1], *ROUNDS[2]]
+    assert "summary" not in state
+
+
 def search(text: str) -> str:
     """Searches."""
     return f"found {text}"
@@ -447,6 +482,94 @@ def test_what_is_added_meanwhile_is_an_error():
 
     with pytest.raises(sgl.ProgramError, match="a coroutine, not yet its value"):
         asyncio.run(compared.arun(backend=play("A0", "A1", "S")[0]))
+
+
+class Slow(sgl.BaseBackend):
+    """Writes A, and no summary in time."""
+
+    chat_template = get_chat_template("chatml")
+
+    def __init__(self):
+        super().__init__()
+        self.asked = threading.Event()
+
+    async def agenerate(self, prompt, params, constraint, *, stream):
+        if "Summarize" in prompt.text:
+            self.asked.set()
+            await asyncio.Event().wait()
+        yield Generation("A")
+
+
+AS_BEFORE = [
+    SYSTEM,
+    *itertools.chain(*([turn("user", f"Q{i}"), turn("assistant", "A")] for i in (0, 1))),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_interrupted_compaction_leaves_the_text_as_before(stream):
+    backend = Slow()
+
+    @sgl.function
+    async def program(s):
+        add_rounds(s, 2)
+        waiting = asyncio.ensure_future(s.compact(keep=2))
+        await asyncio.to_thread(backend.asked.wait)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        s["known"] = "summary" in s
+        s += sgl.user("Q2")
+        s += sgl.assistant(sgl.gen("a2"))
+
+    async def play():
+        state = await program.arun(backend=backend, stream=stream)
+        await state.async_sync()
+        return state
+
+    state = asyncio.run(play())
+    assert state.messages() == [*AS_BEFORE, turn("user", "Q2"), turn("assistant", "A")]
+    assert state["known"] is False
+
+
+def test_what_was_added_meanwhile_is_undone():
+    backend = Slow()
+
+    @sgl.function
+    async def program(s):
+        add_rounds(s, 2)
+        waiting = asyncio.ensure_future(s.compact(keep=1))
+        await asyncio.to_thread(backend.asked.wait)
+        s += sgl.user("Q2")
+        forks = s.fork(2)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        with pytest.raises(sgl.RequestAbortedError, match="removed its fork"):
+            forks += sgl.user("Q3")
+
+    assert asyncio.run(program.arun(backend=backend)).messages() == AS_BEFORE
+
+
+def test_a_body_goes_on_after_a_summary_that_failed():
+    left = iter(["A0", "A1", "A2", OSError("gone"), "A3"])
+
+    def write(_):
+        text = next(left)
+        if isinstance(text, OSError):
+            raise text
+        return text
+
+    @sgl.function
+    def program(s):
+        add_rounds(s, 3)
+        with pytest.raises(sgl.SglError, match="gone"):
+            s.compact(keep=2)
+        s += sgl.user("Q3")
+        s += sgl.assistant(sgl.gen("a3"))
+
+    state = program.run(backend=sgl.ScriptedBackend(write))
+    assert state.messages() == [SYSTEM, *ROUNDS[0], *ROUNDS[1], *ROUNDS[2], *ROUNDS[3]]
 
 
 def test_a_stream_goes_on_with_what_is_written():

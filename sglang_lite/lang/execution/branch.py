@@ -4,8 +4,9 @@ them before they are executed.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -471,9 +472,28 @@ class Branch:
         self.player.play_or_queue(MarkOp(mark, back=False))
         return BranchSnapshot(mark, self.names.snapshot_names(), self.blocks.copy())
 
-    def roll_back(self, to: BranchSnapshot, where: Location | None) -> None:
-        """Rolls back to a mark: restores the text, turns and variables of the snapshot."""
-        _check_rollback(self.player, where)
+    @contextlib.contextmanager
+    def restored_on_error(self, where: Location | None) -> Iterator[None]:
+        """Restores the branch if the block raises. Text that was streamed is not retracted, and a
+        branch that was stopped stays stopped.
+        """
+        before = self.mark(where)
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(SglError):
+                self.roll_back(before, where, streamed=True)
+            raise
+
+    def roll_back(
+        self, to: BranchSnapshot, where: Location | None, *, streamed: bool = False
+    ) -> None:
+        """Rolls back to a mark: restores the text, turns and variables of the snapshot.
+
+        Args:
+            streamed: whether text that was already streamed may be rolled back.
+        """
+        _check_rollback(self.player, where, streamed=streamed)
         _end_branches(self.player.children[to.mark.children :], where)
         self.player.roll_back_to(to.mark)
         self.names.remove_declarations_after(
@@ -544,17 +564,17 @@ class Branch:
         return self.player.read_when_played(what, where)
 
 
-def _check_rollback(player: Player, where: Location | None) -> None:
+def _check_rollback(player: Player, where: Location | None, *, streamed: bool) -> None:
     """Checks that a branch can roll back.
 
     Raises:
-        ProgramError: the run is streamed.
+        ProgramError: the run is streamed, and `streamed` is False.
         RequestAbortedError: a rollback has removed the fork of the branch.
         SglError: the failure of the branch. Raised if the branch was permanently stopped, or
             if the run's deadline has passed.
     """
     player.names.raise_if_removed(where)
-    if player.log is not None:
+    if player.log is not None and not streamed:
         raise ProgramError(
             "text that was already streamed can't be rolled back.",
             hint="Run without stream=True.",

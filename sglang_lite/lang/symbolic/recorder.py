@@ -4,8 +4,9 @@ nodes of a graph.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -470,6 +471,10 @@ class TracedBranch(Branch):
 
     def _fork_player(self) -> Recorder:
         return Recorder(self.run, self.player.way)
+
+    @contextlib.contextmanager
+    def restored_on_error(self, where: Location | None) -> Iterator[None]:
+        yield
 
     def submit_elementary(self, expression: Expression, where: Location | None) -> None:
         if isinstance(expression, Symbol):
