@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,10 +15,10 @@ from sglang_lite.lang.execution.blocks import OpenBlocks
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.operations import Compaction
 from sglang_lite.lang.execution.reading import check_name, read_finished_text
-from sglang_lite.lang.execution.transcript import FinishedText, Transcript
+from sglang_lite.lang.execution.transcript import FinishedText, Transcript, pieces_to_nodes
 from sglang_lite.lang.expressions import SglGen
 from sglang_lite.program.graph import Compact
-from sglang_lite.program.nodes import Expressions, Gen, Text, TurnBegin, TurnEnd
+from sglang_lite.program.nodes import Expressions, Gen, ImagePart, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import (
     UNSET,
     Location,
@@ -26,6 +26,7 @@ from sglang_lite.protocol import (
     ParameterError,
     ProgramError,
     SamplingParams,
+    TemplateError,
     ValueValidationError,
 )
 from sglang_lite.text.tool_calls import parse_answer
@@ -142,7 +143,7 @@ class Compactor:
                 hint="Run the program again.",
                 where=self._where,
             )
-        roles = [message.role for message in whole.messages]
+        roles = _roles(whole)
         head = next((i for i, role in enumerate(roles) if role != "system"), len(roles))
         first = self._first_kept(whole.messages, head)
         if first == head or _is_summary(whole.messages[head:first]):
@@ -156,8 +157,7 @@ class Compactor:
     ) -> Generator[Variable, UserValue, UserValue]:
         """Replaces the turns from `head` to `first` by their summary, which it returns."""
         branch = self._branch
-        branch.replace_text(_first_turns(whole, first))
-        self._ask_for_summary()
+        self._ask_for_summary(whole, first)
         before = self._additions()
         variable = branch.names.variables[self._name]
         summary = yield variable
@@ -198,7 +198,7 @@ class Compactor:
             )
 
     def _first_kept(self, messages: Sequence[Message], head: int) -> int:
-        """Returns the index of the first turn that is kept, behind the `head` system turns. Results
+        """Returns the index of the first turn that is kept, after the `head` system turns. Results
         of tools are kept together with their calls.
         """
         first = max(len(messages) - self._keep, head)
@@ -207,10 +207,62 @@ class Compactor:
             first -= 1
         return first
 
-    def _ask_for_summary(self) -> None:
-        """Adds the turns in which the model writes the summary. They show the tools that the
-        prompts before have shown, so that the cache has their beginning.
+    def _refuses_user_turn(self, roles: Sequence[str]) -> bool:
+        """Returns True if the last of these turns is a user turn, and the template refuses another
+        one after it.
         """
+        if roles[-1:] != ["user"]:
+            return False
+        try:
+            self._user_prefix(roles)
+        except TemplateError:
+            return True
+        return False
+
+    def _user_prefix(self, roles: Sequence[str]) -> str:
+        """Returns what the template puts before a user turn that follows turns of these roles."""
+        history = [{"role": role, "content": ""} for role in roles]
+        return self._branch.run.template.get_prefix_and_suffix("user", history)[0]
+
+    def _content_nodes(self, text: FinishedText, turn: int) -> Iterator[Text | ImagePart]:
+        """Yields the content of a user turn as nodes."""
+        pieces = list(text.pieces[_start_of_turn(text, turn) : text.turn_ends[turn]])
+        prefix = self._user_prefix(_roles(text)[:turn])
+        if prefix in pieces:
+            pieces.remove(prefix)
+        return pieces_to_nodes(pieces)
+
+    def _user_turn(
+        self, blocks: OpenBlocks, *content: Text | ImagePart
+    ) -> tuple[Text | ImagePart | TurnBegin | TurnEnd, ...]:
+        """Returns the nodes of a user turn that follows the turns of `blocks`, which it is added to."""
+        run = self._branch.run
+        begin = tuple(blocks.begin_turn("user", run, self._where))
+        return *begin, *content, *blocks.end_turn("user", run, self._where)
+
+    def _ask_for_summary(self, whole: FinishedText, first: int) -> None:
+        """Leaves the first turns, and adds the turns in which the model writes the summary. They
+        show the tools that the prompts before have shown, so that the cache has their beginning.
+        """
+        branch = self._branch
+        if self._refuses_user_turn(_roles(whole)[:first]):
+            branch.replace_text(_first_turns(whole, first - 1))
+            question = Text(f"\n\n{self._prompt}", special=False, where=self._where)
+            content = self._content_nodes(whole, first - 1)
+            for node in self._user_turn(branch.blocks, *content, question):
+                branch.player.play_or_queue(node)
+        else:
+            branch.replace_text(_first_turns(whole, first))
+            branch.submit_expression(
+                Expressions((TurnBegin("user"), self._prompt, TurnEnd("user"))), self._where
+            )
+        branch.submit_expression(
+            Expressions((TurnBegin("assistant"), self._make_gen(), TurnEnd("assistant"))),
+            self._where,
+        )
+
+    def _make_gen(self) -> SglGen[UserValue]:
+        """Returns the generation that writes the summary."""
         branch = self._branch
         of_run = branch.run.settings.params
         # stops of the run would cut the summary
@@ -219,42 +271,36 @@ class Compactor:
             stop=UNSET if of_run.stop is UNSET else (),
             stop_regex=UNSET if of_run.stop_regex is UNSET else (),
         )
-        asked: SglGen[UserValue]
         if branch.shown_tools is None:
-            asked = SglGen(Gen(self._name, params, where=self._where))
-        else:
-            tools = replace(branch.shown_tools, choice="none", keeps_invalid=False)
-            kind = tools.value_type(None)
-            node = Gen(self._name, params, kind.constraint, where=self._where)
-            asked = SglGen(node, kind, tools=tools)
-        branch.submit_expression(
-            Expressions((TurnBegin("user"), self._prompt, TurnEnd("user"))), self._where
-        )
-        branch.submit_expression(
-            Expressions((TurnBegin("assistant"), asked, TurnEnd("assistant"))), self._where
-        )
+            return SglGen(Gen(self._name, params, where=self._where))
+        tools = replace(branch.shown_tools, choice="none", keeps_invalid=False)
+        kind = tools.value_type(None)
+        node = Gen(self._name, params, kind.constraint, where=self._where)
+        return SglGen(node, kind, tools=tools)
 
     def _with_summary(
         self, whole: FinishedText, head: int, first: int, summary: str
     ) -> FinishedText:
         """Returns the new text: the first `head` turns, the summary as a user turn, and the turns
-        from `first` on.
+        from `first` on. If the template refuses two user turns in a row, the first kept one is
+        appended to the summary.
         """
         begun = _first_turns(whole, head)
-        run = self._branch.run
         draft = Transcript()
         draft.restore_text(begun, None)
-        roles = tuple(message.role for message in begun.messages)
-        blocks = OpenBlocks(roles, None, begun.suffixes)
-        nodes = (
-            *blocks.begin_turn("user", run, self._where),
-            Text(f"{_HEADING}\n{summary}", special=False),
-            *blocks.end_turn("user", run, self._where),
-        )
-        for node in nodes:
+        blocks = OpenBlocks(tuple(_roles(begun)), None, begun.suffixes)
+        content: list[Text | ImagePart] = [Text(f"{_HEADING}\n{summary}", special=False)]
+        if _roles(whole)[first : first + 1] == ["user"] and self._refuses_user_turn(
+            [*_roles(begun), "user"]
+        ):
+            content += [Text("\n\n", special=False), *self._content_nodes(whole, first)]
+            first += 1
+        for node in self._user_turn(blocks, *content):
             match node:
                 case Text():
                     draft.append_text(node)
+                case ImagePart():
+                    draft.append_image(node)
                 case TurnBegin():
                     draft.begin_turn(node)
                 case TurnEnd():
@@ -267,6 +313,10 @@ class Compactor:
             (*draft.turn_ends, *(end + moved for end in whole.turn_ends[first:])),
             (*blocks.suffixes, *whole.suffixes[first:]),
         )
+
+
+def _roles(text: FinishedText) -> list[str]:
+    return [message.role for message in text.messages]
 
 
 def _start_of_turn(text: FinishedText, turn: int) -> int:

@@ -738,22 +738,26 @@ class ProgramState(AttributeHints, Generic[R]):
         prompt: str | None = None,
         name: str = "summary",
     ) -> UserValue:
-        """Shortens a long conversation: drops the turns between the system turn and the last ones,
-        and puts a summary of them, written by the model, into a user turn in their place. Waits for
-        the summary. In an event loop, a coroutine body awaits it: `await s.compact()`.
+        """Shortens a long conversation: drops the turns between the system turns at the start and the
+        last turns, and puts a summary of them, written by the model, into a user turn in their
+        place. Waits for the summary. In an event loop, a coroutine body awaits it: `await
+        s.compact()`.
 
-        The text then begins anew, so the engine has only its system turn in its cache. `rerun`,
-        `fork_at` and values from before still work. Does nothing if there is no turn to drop.
+        Only the system turns are still cached. `rerun`, `fork_at` and values from before still work.
+        Does nothing if there is no turn to drop, or only the last summary. If it does not finish,
+        the text is as before. If the template requires that roles alternate, the first kept turn is
+        appended to the summary if it is a user turn.
 
         Args:
-            keep: number of turns at the end that stay as they are; 0 for none. If the first of them
-                has the results of tools, the turn with the calls is kept, too.
+            keep: number of turns at the end that stay as they are; 0 for none. A question and its
+                answer are two turns. If the first of them has the results of tools, the turn with
+                the calls is kept, too.
             max_tokens: maximum number of tokens of the summary. A summary that is cut by it is kept
-                like other texts, with the finish reason "length". (If the model has no format of
-                calls, and tools are shown, it is written in JSON, and being cut is a
+                like other texts, with the finish reason "length". (If tools are shown, and the
+                model has no format of calls, the summary is written in JSON, and being cut is a
                 TruncatedError.)
-            prompt: what the model is told to write; None for a text that asks for all that it needs
-                to go on.
+            prompt: what the model is told to write; None for a text that asks for everything needed
+                to continue.
             name: variable that holds the summary.
 
         Returns:
@@ -761,8 +765,12 @@ class ProgramState(AttributeHints, Generic[R]):
 
         Raises:
             ParameterError: an argument is invalid.
-            ProgramError: a turn, a grammar or a scope is open, or the text has no turns.
+            ProgramError: a turn, a grammar or a scope is open, the text has no turns, or another task
+                added to the state.
             CapabilityError: the backend has SGLang's blocking hooks.
+            ValueValidationError: the summary is empty.
+            TruncatedError: tools are shown, and `max_tokens` cut the summary.
+            SglError: the error of something added before, or the summary's own.
         """
         from sglang_lite.lang.compaction import Compactor
 

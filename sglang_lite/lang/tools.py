@@ -268,7 +268,7 @@ class Toolbox:
     def _parse_json_answer(self, text: str) -> ToolCall | list[ToolCall] | str:
         try:
             value = json.loads(text)
-            if "answer" in value or self.choice == "none":
+            if "answer" in value:
                 return str(value["answer"])
             entries = value["calls"] if self.parallel else [value]
             calls = [(call["tool"], json.dumps(call["arguments"])) for call in entries]
@@ -276,6 +276,11 @@ class Toolbox:
             raise ValueValidationError(
                 f"the text is neither a tool call nor an answer: {error}", text=text
             ) from error
+        if self.choice == "none":
+            names = " and ".join([repr(name) for name, _ in calls])
+            raise ValueValidationError(
+                f"the model called {names}, where only an answer is allowed.", text=text
+            )
         found = [self._parse_call(name, arguments, text) for name, arguments in calls]
         return found if self.parallel else found[0]
 

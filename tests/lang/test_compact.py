@@ -14,6 +14,7 @@ from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.execution.reading import completion_variable
 from sglang_lite.protocol import Generation
 from sglang_lite.testing import Say
+from sglang_lite.text.chat_template import JinjaTemplate
 from tests.constraints.test_generation import random_model
 from tests.lang.test_approval import model
 from tests.lang.test_last_answers import PROVIDERS
@@ -125,6 +126,58 @@ def test_it_can_be_compacted_again_and_again():
     assert len(prompts) == 50 + 49
     assert max(map(len, prompts)) < 1200
     assert state["summary"] == "<99>"
+
+
+ALTERNATING = JinjaTemplate(
+    """{% for m in messages %}
+{%- if loop.index0 and m['role'] == messages[loop.index0 - 1]['role'] -%}
+{{ raise_exception('roles must alternate') }}
+{%- endif -%}
+<{{ m['role'] }}>{{ m['content'] }}</>
+{%- endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+)
+
+
+@pytest.mark.parametrize("system", [False, True])
+@pytest.mark.parametrize("keep", range(5))
+def test_a_template_may_require_that_roles_alternate(keep, system):
+    @sgl.function
+    def program(s):
+        if system:
+            s += sgl.system("Be kind.")
+        s += sgl.user("<a>") + sgl.assistant(sgl.gen("a"))
+        s += sgl.user("<b>") + sgl.assistant(sgl.gen("b"))
+        s += sgl.user("<c>")
+        s.compact(keep=keep, prompt="Sum up!")
+        s += sgl.assistant(sgl.gen("c"))
+
+    backend, shown = play("A", "B", "S", "C")
+    backend.chat_template = ALTERNATING
+    state = program.run(backend=backend)
+    turns = [
+        ("user", "<a>"),
+        ("assistant", "A"),
+        ("user", "<b>"),
+        ("assistant", "B"),
+        ("user", "<c>"),
+    ]
+    head = [("system", "Be kind.")] * system
+    dropped, kept = [*head, *turns[: 5 - keep]], turns[5 - keep :]
+    text = "Summary of the conversation so far:\nS"
+    if kept and kept[0][0] == "user":
+        text += f"\n\n{kept.pop(0)[1]}"
+    expected = [*head, ("user", text), *kept, ("assistant", "C")]
+    assert [(each["role"], each["content"]) for each in state.messages()] == expected
+    assert state.text() == written_out(expected)
+    if dropped[-1][0] == "user":
+        asked = [*dropped[:-1], ("user", f"{dropped[-1][1]}\n\nSum up!")]
+    else:
+        asked = [*dropped, ("user", "Sum up!")]
+    assert shown[2] == written_out(asked) + "<assistant>"
+
+
+def written_out(turns):
+    return "".join(f"<{role}>{text}</>" for role, text in turns)
 
 
 @pytest.mark.parametrize("keep", [0, 1])
@@ -420,7 +473,7 @@ def test_the_text_of_a_compacted_branch_is_not_appended():
         forks[1].compact(keep=0)
         forks.join("concate_and_append")
 
-    with pytest.raises(sgl.ProgramError, match="begins anew") as caught:
+    with pytest.raises(sgl.ProgramError, match="no longer continues") as caught:
         program.run(backend=play("A0", "S")[0])
     assert "group.join()" in caught.value.hint
 

@@ -73,6 +73,19 @@ PROVIDERS = {
 
 
 @pytest.mark.parametrize("api", PROVIDERS)
+def test_a_call_in_spite_of_that_is_named(api):
+    make, _ = PROVIDERS[api]
+    calls = (ToolCall("add", {"a": 2, "b": 3}),)
+    with sgl.server_for_tests([Say(calls=calls), Say(calls=calls)]) as server:
+        backend = make(server)
+        problem = "the model called 'add', where only an answer is allowed"
+        with pytest.raises(sgl.ValueValidationError, match=problem) as caught:
+            last.run(backend=backend)["answer"]
+        backend.shutdown()
+    assert json.loads(caught.value.text)["tool"] == "add"
+
+
+@pytest.mark.parametrize("api", PROVIDERS)
 def test_providers_are_asked_for_no_call_and_get_the_same_tools(api):
     make, choice = PROVIDERS[api]
     says = [Say(calls=(ToolCall("add", {"a": 2, "b": 3}),)), Say("It is 5.")]

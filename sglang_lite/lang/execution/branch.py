@@ -447,7 +447,7 @@ class Branch:
         """
         if mode == "concate_and_append" and any(child.blocks.compacted for child in children):
             raise ProgramError(
-                "the text of a compacted branch can't be appended: it begins anew.",
+                "the text of a compacted branch can't be appended: it no longer continues the text at the fork.",
                 hint="Join the values, group.join(), or add the texts yourself.",
                 where=where,
             )
