@@ -12,7 +12,7 @@ import inspect
 import itertools
 import math
 import textwrap
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -33,6 +33,7 @@ from sglang_lite.protocol import Location, Unset
 from sglang_lite.protocol.anything import UserValue
 
 _ADVICE = "Drop turns in the loop, s.compact(keep=…), or bound it."
+_ADVICE_COMPACTED = "Lower keep= or max_tokens= of the loop's s.compact, or compact more often."
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,15 @@ class _Loop:
         last_line: its last line.
         decided: lines whose decisions may end it: those of the test of a `while`, all of a `while
             True`, none of a `for`.
+        helpers: files and names of the functions that it calls. The body calls them nowhere else.
+        called_once: those of them that are called on one line only.
     """
 
     where: Location
     last_line: int
     decided: range
+    helpers: frozenset[tuple[str, str]]
+    called_once: frozenset[tuple[str, str]]
 
     def contains(self, where: Location | None) -> bool:
         return (
@@ -57,13 +62,27 @@ class _Loop:
             and self.where.line <= where.line <= self.last_line
         )
 
+    def adds(self, where: Location | None) -> bool:
+        """Returns True if a node is added once in each iteration, by the loop or by a helper."""
+        return self.contains(where) or (
+            where is not None and (where.file, where.function) in self.called_once
+        )
+
+    def compacts(self, graph: GraphRecord) -> bool:
+        """Returns True if the loop or one of its helpers has a compaction."""
+        return any(
+            self.contains(node.where) or (node.where.file, node.where.function) in self.helpers
+            for node in graph.nodes
+            if isinstance(node.node, Compact) and node.where is not None
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """Prompt of a generation.
+    """Prompt of a generation or selection.
 
     Attributes:
-        node: the generation.
+        node: the generation or selection.
         tokens: tokens of the prompt.
         answer: maximum number of tokens of the answer.
     """
@@ -93,18 +112,18 @@ def find_outgrowing_loops(
     for way in graph.ways if loops else ():
         asked = _measure_prompts(graph, way, count, unset_max_tokens)
         for loop in loops:
-            inside = [each for each in asked if loop.contains(each.node.where)]
-            full = _first_full_turn(inside, context)
+            inside = [each for each in asked if loop.adds(each.node.where)]
+            full = _first_full_iteration(inside, context)
             if full is None and _is_endless(graph, loop):
-                full = _predict_full_turn(inside, context)
+                full = _predict_full_iteration(inside, context)
             if full is not None and not any(each.contains(loop.where) for each in found):
-                turn, growth = full
+                iteration, growth = full
                 found[loop] = Finding(
                     "outgrows-context",
-                    f"each turn of this loop adds up to {growth:,} tokens, so in turn {turn:,} the text and its answer "
-                    f"no longer fit into the context of {context:,}.",
+                    f"each iteration adds up to {growth:,} tokens; the text no longer fits into the context of "
+                    f"{context:,} in iteration {iteration:,}.",
                     loop.where,
-                    _ADVICE,
+                    _ADVICE_COMPACTED if loop.compacts(graph) else _ADVICE,
                 )
     return list(found.values())
 
@@ -123,8 +142,43 @@ def _loops_of(body: Callable[..., UserValue]) -> list[_Loop]:
             line = node.lineno + first - 1
             last = (node.end_lineno or node.lineno) + first - 1
             where = Location(code.co_filename, line, code.co_qualname)
-            found.append(_Loop(where, last, _deciding_lines(node, first)))
+            helpers, once = _find_helpers(node, tree, inspect.unwrap(body))
+            found.append(_Loop(where, last, _deciding_lines(node, first), helpers, once))
     return found
+
+
+def _find_helpers(
+    loop: ast.AST, tree: ast.AST, body: Callable[..., UserValue]
+) -> tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]]]:
+    """Returns `_Loop.helpers` and `_Loop.called_once` of a loop in a body."""
+    inside, everywhere = _count_calls(loop), _count_calls(tree)
+    found = {
+        place: count
+        for name, count in inside.items()
+        if count == everywhere[name] and (place := _place_of_helper(name, tree, body))
+    }
+    return frozenset(found), frozenset(place for place, count in found.items() if count == 1)
+
+
+def _count_calls(tree: ast.AST) -> Counter[str]:
+    """Counts the calls of functions by name."""
+    calls = (each.func for each in ast.walk(tree) if isinstance(each, ast.Call))
+    return Counter(each.id for each in calls if isinstance(each, ast.Name))
+
+
+def _place_of_helper(
+    name: str, tree: ast.AST, body: Callable[..., UserValue]
+) -> tuple[str, str] | None:
+    """Returns the file and the name of a function that a body defines or knows, or None."""
+    code = body.__code__
+    for each in ast.walk(tree):
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name == name:
+            return code.co_filename, f"{code.co_qualname}.<locals>.{name}"
+    known = inspect.getclosurevars(body)
+    found = known.nonlocals.get(name, known.globals.get(name))
+    if not inspect.isfunction(found):
+        return None
+    return found.__code__.co_filename, found.__code__.co_qualname
 
 
 def _deciding_lines(loop: ast.For | ast.AsyncFor | ast.While, first: int) -> range:
@@ -141,41 +195,41 @@ def _is_endless(graph: GraphRecord, loop: _Loop) -> bool:
     return (
         not graph.complete
         and any(isinstance(node.node, Branching) and node.line in loop.decided for node in inside)
-        and not any(isinstance(node.node, Compact) for node in inside)
+        and not loop.compacts(graph)
     )
 
 
-def _turns(prompts: Sequence[_Prompt]) -> Mapping[tuple[object, ...], list[_Prompt]]:
-    """Groups the prompts of a loop by generation: each group has one prompt for each turn."""
+def _iterations(prompts: Sequence[_Prompt]) -> Mapping[tuple[object, ...], list[_Prompt]]:
+    """Groups the prompts of a loop by generation: each group has one prompt for each iteration."""
     found: dict[tuple[object, ...], list[_Prompt]] = defaultdict(list)
     for each in prompts:
         found[each.node.where, each.node.path].append(each)
     return found
 
 
-def _first_full_turn(prompts: Sequence[_Prompt], context: int) -> tuple[int, int] | None:
-    """Returns the number of the first turn that does not fit into the context, and by how much the
-    turns grow; None if all fit, or if the loop does not grow.
+def _first_full_iteration(prompts: Sequence[_Prompt], context: int) -> tuple[int, int] | None:
+    """Returns the number of the first iteration that does not fit into the context, and by how much
+    the iterations grow; None if all fit, or if the loop does not grow.
     """
-    for turns in _turns(prompts).values():
-        for i, each in enumerate(turns):
+    for iterations in _iterations(prompts).values():
+        for i, each in enumerate(iterations):
             if i and each.tokens + each.answer > context:
-                return i + 1, max(_growths(turns))
+                return i + 1, max(_growths(iterations))
     return None
 
 
-def _predict_full_turn(prompts: Sequence[_Prompt], context: int) -> tuple[int, int] | None:
-    """Returns the same as `_first_full_turn` for a loop that goes on like its last turns."""
-    for turns in _turns(prompts).values():
-        growth = max(_growths(turns), default=0)
+def _predict_full_iteration(prompts: Sequence[_Prompt], context: int) -> tuple[int, int] | None:
+    """Returns the same as `_first_full_iteration` for a loop that goes on like its last iterations."""
+    for iterations in _iterations(prompts).values():
+        growth = max(_growths(iterations), default=0)
         if growth > 0:
-            left = context - turns[-1].tokens - turns[-1].answer
-            return len(turns) + math.floor(left / growth) + 1, growth
+            left = context - iterations[-1].tokens - iterations[-1].answer
+            return len(iterations) + math.floor(left / growth) + 1, growth
     return None
 
 
-def _growths(turns: Sequence[_Prompt]) -> list[int]:
-    return [after.tokens - before.tokens for before, after in itertools.pairwise(turns)]
+def _growths(iterations: Sequence[_Prompt]) -> list[int]:
+    return [after.tokens - before.tokens for before, after in itertools.pairwise(iterations)]
 
 
 @dataclass(slots=True)
@@ -235,7 +289,9 @@ def _measure_prompts(
                 last[node.path] = i
                 size.tokens += size.answer
             case Select(choices=choices):
-                size.tokens += max(map(count, choices), default=0)
+                longest = max(map(count, choices), default=0)
+                found[i] = _Prompt(node, size.tokens, longest)
+                size.tokens += longest
             case TurnEnd(role):
                 size.ends.append((role, size.tokens))
             case Compact(keep):

@@ -334,6 +334,13 @@ def look(city: str) -> int:
     "Population."
     return 1
 
+def compact(s):
+    s.compact(keep=2, max_tokens=50)
+
+def step(s):
+    s += sgl.user("Go on.")
+    s += sgl.assistant(sgl.gen("b", max_tokens=100))
+
 @sgl.function
 def f(s, question="Go on."):
     s += sgl.system("Be kind.")
@@ -358,6 +365,8 @@ STOPS = "if s['a'] == 'stop': break"
         ("while 'a' not in s or s['a'] != 'stop':", "", range(8, 11)),
         ("for i in range(9):", "f = s.fork(2)\n        f += sgl.user('x' * 900)", None),
         ("for i in range(50):", "sgl.use_tools(s, [look], max_tokens=100)", range(4, 7)),
+        ("while True:", f"compact(s)\n        {STOPS}", None),
+        ("for i in range(50):", "step(s)", range(4, 7)),
     ],
     ids=str,
 )
@@ -369,21 +378,44 @@ def test_a_loop_that_outgrows_the_context_is_predicted(lint, tmp_path, loop, end
         assert found == []
         return
     (finding,) = found
-    assert finding["line"] == 11
+    assert finding["line"] == 18
     assert "the context of 1,024" in finding["message"]
-    growth, full = re.search(r"up to (\d+) tokens, so in turn (\d+)", finding["message"]).groups()  # type: ignore[union-attr] # it matches
+    growth, full = re.search(
+        r"up to (\d+) tokens; .* in iteration (\d+)", finding["message"]
+    ).groups()  # type: ignore[union-attr] # it matches
     assert int(full) in turn
     assert 100 < int(growth) < 400
-    assert "s.compact" in finding["advice"]
+    advice = "Lower keep=" if "s.compact" in end else "s.compact(keep=…)"
+    assert advice in finding["advice"]
 
 
-def test_a_long_loop_is_predicted_from_its_first_turns(lint, tmp_path):
+@pytest.mark.parametrize(
+    ("block", "line"),
+    [
+        ("for i in range(50):\n        step(s)", 6),
+        ("step(s)\n    for i in range(5):\n        step(s)", 0),
+        ("def ask():\n        step(s)\n    for i in range(5):\n        ask()", 0),
+        ("for i in range(400):\n        s += sgl.select('a', choices=['yes ' * 9, 'no'])", 6),
+    ],
+)
+def test_turns_of_a_helper_belong_to_the_loop_that_calls_it(lint, tmp_path, block, line):
+    (tmp_path / "prog.py").write_text(
+        "import sglang_lite as sgl\n\n"
+        f"@sgl.function\ndef f(s):\n    s += 'Go on: '\n    {block}\n\n"
+        "def step(s):\n    s += 'More: ' + sgl.gen('a', max_tokens=100)\n"
+    )
+    (report,) = lint(tmp_path / "prog.py", "--context", 1024)[1]["programs"]
+    found = [each["line"] for each in report["findings"] if each["code"] == "outgrows-context"]
+    assert found == [line] * bool(line)
+
+
+def test_a_long_loop_is_predicted_from_its_first_iterations(lint, tmp_path):
     (tmp_path / "prog.py").write_text(LOOP.replace("LOOP", "while True:").replace("END", STOPS))
     (report,) = lint(tmp_path / "prog.py", "--context", 100_000)[1]["programs"]
     (finding,) = [each for each in report["findings"] if each["code"] == "outgrows-context"]
     growth, full = map(
         int,
-        re.search(r"up to (\d+) tokens, so in turn (\d+)", finding["message"]).groups(),  # type: ignore[union-attr] # it matches
+        re.search(r"up to (\d+) tokens; .* in iteration (\d+)", finding["message"]).groups(),  # type: ignore[union-attr] # it matches
     )
     assert (full - 2) * growth < 100_000 <= (full + 1) * growth
 
