@@ -636,8 +636,11 @@ class WeightReader:
 
     def _read_router(self, table: Table) -> Linear:
         piece = self._tensors.find_stored_slice(table["router", None])
-        weight = stack_weights([self._tensors.take_parameter(table["router", None])], torch.float32)
-        if not weight.isfinite().all():
+        # read by the CPU, where there is something to read
+        device = self.device if self.device.type == "meta" else None
+        stored = self._tensors.take_parameter(table["router", None])
+        weight = stack_weights([stored], torch.float32, device)
+        if not weight.is_meta and not weight.isfinite().all():
             raise ModelError(
                 f"{self.source.label}: {piece.name} has NaN or infinite elements, so it can't choose experts.",
                 hint="Fetch the checkpoint again, or use another one.",

@@ -26,7 +26,14 @@ from sglang_lite.runtime.kernels import compile_process
 from sglang_lite.runtime.kernels.compile_process import CompileProcess, start_compiler_early
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties
 from sglang_lite.runtime.models.precision import Precision
-from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
+from sglang_lite.runtime.models.spec import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertsSpec,
+    LayerSpec,
+    ModelSpec,
+    RopeSpec,
+)
 from sglang_lite.runtime.models.weights.quantised_formats import Q4_K
 from sglang_lite.runtime.parallel.layout import Parallel
 from tests.engine.processes import children, ended
@@ -57,6 +64,13 @@ UNLIKE = replace(SPEC, layers=tuple(
 ))  # fmt: skip
 
 
+WITH_EXPERTS = replace(
+    SPEC,
+    architecture="qwen3_moe",
+    layers=(replace(LAYER, feed_forward=ExpertsSpec(8, 2, 128)),) * 4,
+)
+
+
 def told(*cards: DeviceProperties, **changes: Any) -> list[list[tuple[str, str]]]:
     """Names and keys of the variants on each GPU, in their order."""
     found: list[list[tuple[str, str]]] = [[] for _ in cards]
@@ -71,13 +85,14 @@ def told(*cards: DeviceProperties, **changes: Any) -> list[list[tuple[str, str]]
 
 def others() -> list[list[tuple[str, str]]]:
     """Those of layers that are unlike, on both GPUs, those of a rank, and those of matrices that
-    are rounded to 4 bits or stored so.
+    are rounded to 4 bits or stored so, and those of experts.
     """
     rank = replace(SPEC, vocab_size=5000), Parallel(tp=2)
     packed = replace(RUNNER.precision, packed=True)
     return [
         *told(H200, A10, spec=UNLIKE), *told(H200, spec=rank[0], parallel=rank[1]),
         *told(H200, precision=replace(packed, rounding="int4")), *told(H200, precision=packed, stored=Q4_K.format),
+        *told(H200, spec=WITH_EXPERTS),
     ]  # fmt: skip
 
 
@@ -94,7 +109,7 @@ def pool():
 
 
 def test_processes_meet_the_same_variants_in_the_same_order(pool):
-    first, second, other, of_rank, rounded, stored = pool
+    first, second, other, of_rank, rounded, stored, with_experts = pool
     assert first == second  # of layers that are alike, and of as many that are not
     assert len(set(first)) == len(first)
     names, older = ({name for name, _ in of} for of in (first, other))
@@ -113,6 +128,8 @@ def test_processes_meet_the_same_variants_in_the_same_order(pool):
     }
     kinds = {name for name, _ in rounded}
     assert few_bits <= kinds
+    chosen = {name for name, _ in with_experts} - names
+    assert {"experts_route._route", "experts_tiled._gate_up", "experts_tiled._down"} <= chosen
     # which is slow in groups of 32
     assert {name for name, _ in stored} == kinds - {"packed_products._packed_rows"}
 
