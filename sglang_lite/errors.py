@@ -212,7 +212,7 @@ class UnknownVariableError(ProgramError, KeyError):
 
 class TraceError(ProgramError):
     """Raised while tracing a program whose body never ends, or branches on a value that is known
-    only in a run.
+    only in a run, or gives it as a tool.
     """
 
 

@@ -35,7 +35,9 @@ from sglang_lite.protocol import (
     Location,
     ParameterError,
     PromptTools,
+    SglError,
     ToolError,
+    TraceError,
     ValueValidationError,
 )
 from sglang_lite.protocol.anything import Json, UserValue
@@ -198,11 +200,7 @@ class Toolbox:
         for tool in tools:
             name = getattr(tool, "__name__", "")
             if not callable(tool) or not name:
-                raise ParameterError(
-                    "tools",
-                    f"{tool!r:.60} is not a named function.",
-                    hint="Give functions: tools=[search].",
-                )
+                raise _no_function_error(tool)
             if name in by_name:
                 raise _same_name_error(name, by_name[name], tool)
             by_name[name] = tool
@@ -326,6 +324,19 @@ class Toolbox:
         bound.arguments.pop(IDEMPOTENCY_KEY, None)
         written = _write_json(_add_defaults(given, bound.arguments, reader))
         return ToolCall(name, dict(bound.arguments), tool, written)
+
+
+def _no_function_error(tool: UserValue) -> SglError:
+    """Returns the error of something among the tools that is no function."""
+    from sglang_lite.lang.symbolic.symbols import Symbol  # which imports what imports this file
+
+    if isinstance(tool, Symbol):
+        return TraceError(f"tools: {tool!r:.60} is known only in a run.")
+    return ParameterError(
+        "tools",
+        f"{tool!r:.60} is not a named function.",
+        hint="Give functions: tools=[search].",
+    )
 
 
 def _same_name_error(

@@ -80,12 +80,29 @@ def test_text_that_changes_with_every_run_is_not_counted_as_shared(lint, tmp_pat
     assert report["sharing"]["ends_at"]["line"] == 5
 
 
+# whose pages say that they are for a larger model than the default one, which was not trained with tools
+FOR_LARGER_MODELS = ("coding_agent", "data_agent", "support_agent")
+
+
 @pytest.mark.sampled(4)  # each is traced in a process of its own, too
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_the_examples_are_accused_of_nothing(file, lint):
     status, report = lint(file)
-    assert [each["findings"] for each in report["programs"]] == [[]] * len(report["programs"])
-    assert status == 0
+    found = {each["code"] for report in report["programs"] for each in report["findings"]}
+    assert found <= ({"hidden-tools"} if file.stem in FOR_LARGER_MODELS else set())
+    assert file.stem in FOR_LARGER_MODELS or status == 0
+
+
+def test_tools_that_an_argument_has_are_followed_no_further(lint, tmp_path):
+    text = (
+        "import sglang_lite as sgl\n@sgl.function\ndef ask(s, at):\n    s += sgl.user('Go.')\n"
+        "    return sgl.use_tools(s, (at.read, at.write), max_tokens=9)\n"
+    )
+    (tmp_path / "prog.py").write_text(text)
+    status, report = lint(tmp_path / "prog.py")
+    (program,) = report["programs"]
+    assert (status, program["findings"]) == (0, [])
+    assert any("is known only in a run" in note for note in program["notes"])
 
 
 def test_media_that_the_model_does_not_take(lint, tmp_path, capsys):
