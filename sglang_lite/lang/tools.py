@@ -35,12 +35,11 @@ from sglang_lite.protocol import (
     Location,
     ParameterError,
     PromptTools,
-    SglError,
     ToolError,
-    TraceError,
     ValueValidationError,
 )
 from sglang_lite.protocol.anything import Json, UserValue
+from sglang_lite.protocol.parameter import check_known
 from sglang_lite.text.chat_format import Tool
 from sglang_lite.text.chat_template import to_json
 from sglang_lite.text.tool_calls import calls_constraint, parse_answer
@@ -200,7 +199,12 @@ class Toolbox:
         for tool in tools:
             name = getattr(tool, "__name__", "")
             if not callable(tool) or not name:
-                raise _no_function_error(tool)
+                check_known("tools", tool)
+                raise ParameterError(
+                    "tools",
+                    f"{tool!r:.60} is not a named function.",
+                    hint="Give functions: tools=[search].",
+                )
             if name in by_name:
                 raise _same_name_error(name, by_name[name], tool)
             by_name[name] = tool
@@ -324,19 +328,6 @@ class Toolbox:
         bound.arguments.pop(IDEMPOTENCY_KEY, None)
         written = _write_json(_add_defaults(given, bound.arguments, reader))
         return ToolCall(name, dict(bound.arguments), tool, written)
-
-
-def _no_function_error(tool: UserValue) -> SglError:
-    """Returns the error of something among the tools that is no function."""
-    from sglang_lite.lang.symbolic.symbols import Symbol  # which imports what imports this file
-
-    if isinstance(tool, Symbol):
-        return TraceError(f"tools: {tool!r:.60} is known only in a run.")
-    return ParameterError(
-        "tools",
-        f"{tool!r:.60} is not a named function.",
-        hint="Give functions: tools=[search].",
-    )
 
 
 def _same_name_error(

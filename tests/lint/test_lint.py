@@ -102,7 +102,7 @@ def test_tools_that_an_argument_has_are_followed_no_further(lint, tmp_path):
     status, report = lint(tmp_path / "prog.py")
     (program,) = report["programs"]
     assert (status, program["findings"]) == (0, [])
-    assert any("is known only in a run" in note for note in program["notes"])
+    assert any("which only a run knows" in note for note in program["notes"])
 
 
 def test_media_that_the_model_does_not_take(lint, tmp_path, capsys):
