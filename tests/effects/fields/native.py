@@ -112,7 +112,10 @@ DOORS = {
 GENERATE = {
     "text": Case("ab", at("meta_info.prompt_tokens", 2)),
     "input_ids": Case([67, 68, 69], at("meta_info.prompt_tokens", 3), {"text": OMIT}),
-    "sampling_params": Case({"max_new_tokens": 3}, at("meta_info.completion_tokens", 3)),
+    # more tokens than by default, which no text has that ends by chance
+    "sampling_params": Case(
+        {"max_new_tokens": 150, "ignore_eos": True}, at("meta_info.completion_tokens", 150)
+    ),
     "return_logprob": Case(True, has_entries("meta_info.output_token_logprobs", 4)),
     "logprob_start_len": Case(1, has_entries("meta_info.input_token_logprobs", 3), SCORED),
     "top_logprobs_num": Case(2, first_entry_has("meta_info.output_top_logprobs", 2), SCORED),
