@@ -224,7 +224,8 @@ class EngineConfig:
             layers sum up the past; at least `max_running`. None for as many as
             `mamba_full_memory_ratio` allows.
         mamba_full_memory_ratio: memory of all states, in multiples of that of keys and values.
-            Ignored if `max_mamba_cache_size` is given, and by other models.
+            Ignored if `max_mamba_cache_size` is given, by models without attention, whose states
+            take all memory that is left, and by models without states.
         mamba_ssm_dtype: data type of what layers sum up: "float32" or "bfloat16", which takes half
             of the memory and is less exact. Ignored by other models.
         mamba_track_interval: number of tokens between states that are kept within long prompts; 0

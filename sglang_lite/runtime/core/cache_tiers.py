@@ -53,9 +53,10 @@ def make_tiers(
         ModelError: the host has too little memory, or can't pin it.
         ParameterError: the store of files is unknown, or can't be used.
     """
-    size = capacity.sizes.page_size * max(loaded.model.token_bytes, 1)
+    token_bytes = loaded.model.token_bytes
+    size = capacity.sizes.page_size * max(token_bytes, 1)
     state_bytes = loaded.model.state_bytes
-    slots, state_slots = _count_host_slots(config, capacity, size, state_bytes)
+    slots, state_slots = _count_host_slots(config, capacity, token_bytes, state_bytes)
     hint = "Lower hicache_size or hicache_ratio."
     parts = {f"{slots:,} pages of the host's cache": slots * size}
     if state_slots:
@@ -104,15 +105,21 @@ def make_tiers(
 
 
 def _count_host_slots(
-    config: EngineConfig, capacity: Capacity, page_bytes: int, state_bytes: int
+    config: EngineConfig, capacity: Capacity, token_bytes: int, state_bytes: int
 ) -> tuple[int, int]:
     """Returns how many pages and how many states the host keeps: by `hicache_ratio` those of the
     device, or so many that both fit into `hicache_size`, whose share for states is that of
     `mamba_full_memory_ratio`.
 
     Args:
-        page_bytes, state_bytes: size of a page, and of a state; 0 for models without states.
+        token_bytes, state_bytes: size of a token's keys and values, 0 for models without attention;
+            and of a state, 0 for models without states.
     """
+    if config.hicache_size and not token_bytes:  # pages only say where states are
+        return (
+            max(int(config.hicache_ratio * capacity.pages), 1),
+            max(int(config.hicache_size * 1e9 / state_bytes), 1),
+        )
     if not config.hicache_size:
         kept = capacity.states - OWN * capacity.sizes.max_running
         return (
@@ -120,6 +127,7 @@ def _count_host_slots(
             max(int(config.hicache_ratio * kept), 1) if state_bytes else 0,
         )
     size = config.hicache_size * 1e9
+    page_bytes = capacity.sizes.page_size * token_bytes
     if not state_bytes:
         return max(int(size / page_bytes), 1), 0
     pages = size / (1 + config.mamba_full_memory_ratio)

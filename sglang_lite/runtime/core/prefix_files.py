@@ -264,14 +264,14 @@ class PrefixFiles:
             self._states.host.pin_slots(state_slots)
         slots = host.touch_pages(names)
         host.pin_slots(slots)
-        return self._pinned(slots, state_slots)
+        return self._record_pinned_slots(slots, state_slots)
 
     def _reserve_slots(self, pages: int) -> _Pinned:
         states = self._states
         state_slots = _NONE if states is None else states.host.reserve_pinned_slots(1)
-        return self._pinned(self._host.reserve_pinned_slots(pages), state_slots)
+        return self._record_pinned_slots(self._host.reserve_pinned_slots(pages), state_slots)
 
-    def _pinned(self, slots: Ints, state_slots: Ints) -> _Pinned:
+    def _record_pinned_slots(self, slots: Ints, state_slots: Ints) -> _Pinned:
         """Returns the record of slots that were just pinned."""
         states = 0 if self._states is None else self._states.host.memory.launched
         key = self._tiers.names.key

@@ -101,7 +101,7 @@ def calibrate(
         raise ModelError(
             f"{folder}: its layers can't be watched.", hint="Quantise it without calibrate."
         )
-    if spec.linked:
+    if spec.has_linked_layers:
         raise ModelError(
             f"{folder}: its layers read other layers' keys or inputs of their own, so they can't be watched "
             "one by one.",

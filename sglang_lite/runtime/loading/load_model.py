@@ -785,7 +785,7 @@ def check_kv_dtype(config: EngineConfig, spec: ModelSpec) -> None:
             "the model has short convolutions, whose inputs are not kept in 8 bits.",
             hint="Leave it out.",
         )
-    if config.kv_dtype == "fp8" and spec.linked:
+    if config.kv_dtype == "fp8" and spec.has_linked_layers:
         why = "the model has layers that read other layers' keys, with which 8-bit keys were not tried."
         raise ParameterError("kv_dtype", why, hint="Leave it out.")
 

@@ -124,7 +124,7 @@ def stage_layers(spec: ModelSpec, parallel: Parallel) -> range:
 def _check_stages(spec: ModelSpec, parallel: Parallel, *, even: bool) -> None:
     """Raises ParameterError if the model's layers can't be divided into the stages."""
     problem = None
-    if spec.linked:
+    if spec.has_linked_layers:
         problem = "layers read keys of other stages' layers, or inputs of their own."
     elif parallel.pp > len(spec.layers):
         problem = f"{parallel.pp} is more than the model's {len(spec.layers)} layers."

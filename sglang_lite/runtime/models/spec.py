@@ -832,7 +832,7 @@ class ModelSpec:
         return sum(layer.input_size for layer in self.layers)
 
     @property
-    def linked(self) -> bool:
+    def has_linked_layers(self) -> bool:
         """True if layers can't run one by one: they read other layers' keys, or inputs of their own."""
         return self.layer_input_size > 0 or bool(self.key_readers)
 

@@ -225,3 +225,12 @@ def test_a_model_without_attention_keeps_states_whatever_tokens_take(tmp_path):
             assert differences(reference, ids, generation).max() < limit(reference)
     with engine(folder, mem_fraction=0.5, max_mamba_cache_size=7, max_running=5) as running:
         assert running.stats()["states_total"] == 2 * 5 + 7
+
+
+def test_a_size_of_the_host_is_for_the_states_of_a_model_without_attention(tmp_path):
+    folder, _ = made("mamba2", tmp_path)
+    size = {"enable_hierarchical_cache": True, "hicache_ratio": 2.0, "hicache_size": 1}
+    with engine(folder, max_total_tokens=640, **size) as running:
+        stats = running.stats()
+    assert stats["host_total_tokens"] == 2 * stats["total_tokens"]  # which take no memory
+    assert stats["host_states_total"] > 10_000
