@@ -113,9 +113,9 @@ def _count_host_slots(
 
     Args:
         token_bytes, state_bytes: size of a token's keys and values, 0 for models without attention;
-            and of a state, 0 for models without states.
+            and of a state, 0 for models without states. The tests' model has neither.
     """
-    if config.hicache_size and not token_bytes:  # pages only say where states are
+    if config.hicache_size and state_bytes and not token_bytes:  # pages say where states are
         return (
             max(int(config.hicache_ratio * capacity.pages), 1),
             max(int(config.hicache_size * 1e9 / state_bytes), 1),
@@ -127,7 +127,7 @@ def _count_host_slots(
             max(int(config.hicache_ratio * kept), 1) if state_bytes else 0,
         )
     size = config.hicache_size * 1e9
-    page_bytes = capacity.sizes.page_size * token_bytes
+    page_bytes = capacity.sizes.page_size * max(token_bytes, 1)
     if not state_bytes:
         return max(int(size / page_bytes), 1), 0
     pages = size / (1 + config.mamba_full_memory_ratio)
